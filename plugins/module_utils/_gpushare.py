@@ -1,0 +1,361 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""gpushare's contract: what its resource, annotations and device IDs are called and mean, and how memory is counted.
+
+This is the only home of these facts. The servers' image takes this very file (as ``gpushare.contract``), so that
+server and verifier can't drift apart. It imports nothing but the standard library and does no I/O.
+
+Objects are Kubernetes objects as plain JSON (``dict``). Memory of a card is in MiB; a share is in units, and a unit is
+1 GiB or 1 MiB for the whole cluster. The names are those of AliyunContainerService/gpushare-scheduler-extender, kept so
+that workloads, ``kubectl inspect gpushare`` and dashboards go on working.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing as t
+
+Json = t.Dict[str, t.Any]
+
+RESOURCE_MEMORY = "aliyun.com/gpu-mem"
+RESOURCE_COUNT = "aliyun.com/gpu-count"
+
+NODE_LABEL = "gpushare"
+NODE_LABEL_VALUE = "true"
+
+# On the pod; the very same strings are the environment variables of the container.
+POD_INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+POD_CARD_UNITS = "ALIYUN_COM_GPU_MEM_DEV"
+POD_UNITS = "ALIYUN_COM_GPU_MEM_POD"
+POD_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+POD_ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+CONTAINER_UNITS = "ALIYUN_COM_GPU_MEM_CONTAINER"
+POD_ANNOTATIONS = (POD_INDEX, POD_CARD_UNITS, POD_UNITS, POD_ASSIGNED, POD_ASSUME_TIME)
+
+# On the node, ours: what each card is. Upstream's plugin doesn't write it.
+NODE_CARDS = "kubegpu.share/cards"
+
+MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
+
+# kubelet receives gRPC messages of at most this many bytes from a device plugin.
+KUBELET_MESSAGE_BYTES = 4 * 1024 * 1024
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+EXTENDER_PREFIX = "/gpushare-scheduler"
+EXTENDER_PORT = 12345
+
+
+class ContractError(ValueError):
+    """Something that breaks the contract, in one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One physical card of a node.
+
+    :param index: position in NVML's order; shown to people, never used as identity.
+    :param uuid: the identity, ``GPU-…``; empty where only upstream's plugin tells of the card.
+    :param minor: N of /dev/nvidiaN.
+    :param memory_mib: all of the card's memory in MiB; 0 where unknown.
+    :param units: how many units of the cluster's memory unit it holds.
+    """
+
+    index: int
+    uuid: str
+    minor: int
+    memory_mib: int
+    units: int
+    healthy: bool = True
+    model: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Booking:
+    """What a pod's annotations say of its card.
+
+    :param index: the card; -1 or any number that the node doesn't have means none.
+    :param assigned: kubelet has given the pod its devices.
+    :param assume_time: when the extender chose the card, in nanoseconds since 1970.
+    """
+
+    index: int
+    assigned: bool
+    assume_time: int
+
+
+# --------------------------------------------------------------------------- memory
+
+
+def units_of(memory_mib: int, unit: str) -> int:
+    """Whole units in so many MiB, rounded down as upstream does.
+
+    :raises ContractError: the unit is neither GiB nor MiB.
+    """
+    if unit not in MIB_PER_UNIT:
+        raise ContractError(f"memory unit {unit!r} is neither GiB nor MiB")
+    return memory_mib // MIB_PER_UNIT[unit]
+
+
+def short_uuids(uuids: t.Sequence[str]) -> dict[str, str]:
+    """The shortest beginnings (8 digits or more) that tell these cards apart, by UUID.
+
+    Kubelet's message limit makes every byte of a device ID count.
+
+    :raises ContractError: two cards have one UUID.
+    """
+    bare = {uuid: re.sub(r"[^0-9a-zA-Z]", "", uuid[4:] if uuid.startswith("GPU-") else uuid) for uuid in uuids}
+    if len(set(bare.values())) != len(uuids):
+        raise ContractError(f"two cards of one node have the same UUID: {', '.join(sorted(uuids))}")
+    length = 8
+    while len({text[:length] for text in bare.values()}) != len(bare):
+        length += 1
+    return {uuid: text[:length] for uuid, text in bare.items()}
+
+
+def device_id(short: str, slot: int) -> str:
+    """The kubelet device ID of one unit: its card and a slot on it."""
+    return f"{short}-{slot}"
+
+
+def card_of_device_id(identifier: str) -> str:
+    """The short UUID in a device ID.
+
+    :raises ContractError: the ID isn't one of ours.
+    """
+    short, dash, slot = identifier.rpartition("-")
+    if not (dash and short and slot.isdigit()):
+        raise ContractError(f"device ID {identifier!r} doesn't name a card and a slot")
+    return short
+
+
+def card_by_short(cards: t.Iterable[Card], short: str) -> Card | None:
+    """The card that a device ID names, however long its beginning was when the ID was made."""
+    found = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
+    return found[0] if len(found) == 1 else None
+
+
+def device_list_bytes(cards: t.Sequence[Card]) -> int:
+    """Bytes of the ListAndWatchResponse (device plugin API v1beta1) that announces these cards, all unhealthy.
+
+    Computed without building it: a device is ``ID`` (field 1) and ``health`` (field 2) inside field 1 of the list.
+    """
+    shorts = short_uuids([card.uuid for card in cards])
+    health = 2 + len(UNHEALTHY)
+    total = 0
+    for card in cards:
+        fixed = 2 + len(shorts[card.uuid]) + 1 + health
+        # Slots of equal decimal length have messages of equal length.
+        low, digits = 0, 1
+        while low < card.units:
+            high = min(card.units, 10**digits)
+            message = fixed + digits
+            total += (high - low) * (message + 1 + (1 if message < 128 else 2))
+            low, digits = high, digits + 1
+    return total
+
+
+def check_device_list(cards: t.Sequence[Card], unit: str, variable: str = "gpushare_memory_unit") -> None:
+    """Refuse a memory unit that makes more device IDs than kubelet accepts in one message.
+
+    :raises ContractError: too many; one sentence that names the variable.
+    """
+    size = device_list_bytes(cards)
+    if size > KUBELET_MESSAGE_BYTES:
+        raise ContractError(
+            f"{variable}: {unit} makes {sum(card.units for card in cards)} device IDs of this node's cards, "
+            f"{size} bytes where kubelet accepts {KUBELET_MESSAGE_BYTES}; use GiB"
+        )
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+def cards_to_annotation(cards: t.Iterable[Card]) -> str:
+    """The value of the node annotation: compact JSON, cards by index."""
+    rows = [
+        {
+            "index": card.index,
+            "uuid": card.uuid,
+            "minor": card.minor,
+            "memoryMiB": card.memory_mib,
+            "units": card.units,
+            "healthy": card.healthy,
+            "model": card.model,
+        }
+        for card in sorted(cards, key=lambda card: card.index)
+    ]
+    return json.dumps(rows, separators=(",", ":"), sort_keys=True)
+
+
+def cards_from_annotation(text: str) -> list[Card]:
+    """The cards that a node annotation lists.
+
+    :raises ContractError: it isn't what the plugin writes.
+    """
+    try:
+        cards = [
+            Card(
+                index=int(row["index"]),
+                uuid=str(row["uuid"]),
+                minor=int(row["minor"]),
+                memory_mib=int(row["memoryMiB"]),
+                units=int(row["units"]),
+                healthy=row["healthy"] is True,
+                model=str(row.get("model", "")),
+            )
+            for row in json.loads(text)
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ContractError(f"node annotation {NODE_CARDS} can't be read: {error!r}") from error
+    if len({card.index for card in cards}) != len(cards) or any(card.units < 0 for card in cards):
+        raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative size")
+    return sorted(cards, key=lambda card: card.index)
+
+
+def quantity(value: t.Any) -> int:
+    """A whole number of an extended resource as the API writes it (plain, or with k, M, G, Ki, Mi, Gi).
+
+    Unreadable values count as 0: the API server has already refused them in pods.
+    """
+    found = re.fullmatch(r"([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?", str(value).strip())
+    if not found:
+        return 0
+    steps = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    return int(found.group(1)) * steps[found.group(2) or ""]
+
+
+def node_resource(node: Json, resource: str, field: str = "capacity") -> int:
+    """``status.capacity`` (or ``allocatable``) of one resource of a node."""
+    return quantity(((node.get("status") or {}).get(field) or {}).get(resource, 0))
+
+
+def node_cards(node: Json) -> list[Card]:
+    """The cards of a node: from our annotation, else capacity divided by count as upstream does.
+
+    A broken annotation is treated as absent.
+    """
+    text = ((node.get("metadata") or {}).get("annotations") or {}).get(NODE_CARDS)
+    if text:
+        try:
+            return cards_from_annotation(text)
+        except ContractError:
+            pass
+    memory, count = node_resource(node, RESOURCE_MEMORY), node_resource(node, RESOURCE_COUNT)
+    if memory <= 0 or count <= 0:
+        return []
+    return [Card(index=n, uuid="", minor=n, memory_mib=0, units=memory // count) for n in range(count)]
+
+
+# --------------------------------------------------------------------------- pods
+
+
+def container_units(container: Json) -> int:
+    """Units that one container asks for (extended resources: request and limit are equal)."""
+    resources = container.get("resources") or {}
+    for field in ("limits", "requests"):
+        if RESOURCE_MEMORY in (resources.get(field) or {}):
+            return quantity(resources[field][RESOURCE_MEMORY])
+    return 0
+
+
+def gpu_containers(pod: Json) -> list[tuple[str, int]]:
+    """Name and units of each container that asks for any, in the order in which kubelet serves them."""
+    spec = pod.get("spec") or {}
+    everything = list(spec.get("initContainers") or []) + list(spec.get("containers") or [])
+    asked = [(str(one.get("name", "")), container_units(one)) for one in everything]
+    return [(name, units) for name, units in asked if units > 0]
+
+
+def pod_units(pod: Json) -> int:
+    """Units that a pod holds on its card, by Kubernetes' rule for init and sidecar containers.
+
+    The larger of: the sum over containers and sidecars; for each init container, its units and those of the sidecars
+    started before it.
+    """
+    spec = pod.get("spec") or {}
+    sidecars = highest_init = 0
+    for one in spec.get("initContainers") or []:
+        if one.get("restartPolicy") == "Always":
+            sidecars += container_units(one)
+            highest_init = max(highest_init, sidecars)
+        else:
+            highest_init = max(highest_init, sidecars + container_units(one))
+    return max(highest_init, sidecars + sum(container_units(one) for one in spec.get("containers") or []))
+
+
+def pod_key(pod: Json) -> str:
+    """``namespace/name``."""
+    metadata = pod.get("metadata") or {}
+    return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+
+
+def pod_uid(pod: Json) -> str:
+    return str((pod.get("metadata") or {}).get("uid", ""))
+
+
+def pod_node(pod: Json) -> str:
+    """The node that a pod is bound to; empty before."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def finished(pod: Json) -> bool:
+    """Nothing of the pod runs any more; a terminating pod isn't finished: its process may still hold memory."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def counts(pod: Json) -> bool:
+    """The pod holds (or is about to hold) memory of its node: bound, not finished, asking for some.
+
+    Annotations of a pod that isn't bound say nothing: a bind that failed leaves them behind.
+    """
+    return bool(pod_node(pod)) and not finished(pod) and pod_units(pod) > 0
+
+
+def booking(pod: Json) -> Booking | None:
+    """What the annotations say, or None where there is no card in them (or no number)."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    try:
+        index = int(annotations[POD_INDEX])
+    except (KeyError, ValueError, TypeError):
+        return None
+    try:
+        assume_time = int(annotations.get(POD_ASSUME_TIME, "0"))
+    except (ValueError, TypeError):
+        assume_time = 0
+    return Booking(index, annotations.get(POD_ASSIGNED) == "true", assume_time)
+
+
+def booking_annotations(card: Card, units: int, now_ns: int, assigned: bool) -> dict[str, str]:
+    """The five annotations of a pod that has a card."""
+    return {
+        POD_INDEX: str(card.index),
+        POD_CARD_UNITS: str(card.units),
+        POD_UNITS: str(units),
+        POD_ASSIGNED: "true" if assigned else "false",
+        POD_ASSUME_TIME: str(now_ns),
+    }
+
+
+def used_units(cards: t.Sequence[Card], pods: t.Iterable[Json]) -> tuple[dict[int, int], int]:
+    """Units held on each card (by index), and those of pods whose card isn't known; for pods of one node.
+
+    Plain integers: more than a card's size is reported as it is, never wrapped.
+    """
+    used = {card.index: 0 for card in cards}
+    unknown = 0
+    for pod in pods:
+        if not counts(pod):
+            continue
+        held = booking(pod)
+        if held is not None and held.index in used:
+            used[held.index] += pod_units(pod)
+        else:
+            unknown += pod_units(pod)
+    return used, unknown

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The whole test run, or some stages of it: lint, unit, lab, molecule.
+
+Goes on after a failure, takes the lab down whatever happens, and ends with one line: ``N passed, N failed, N skipped``.
+A check of the lint stage counts as one test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+STAGES = ("lint", "unit", "lab", "molecule")
+
+
+class Count:
+    """What passed, failed and was skipped so far."""
+
+    def __init__(self) -> None:
+        self.passed = self.failed = self.skipped = 0
+        self.broken: list[str] = []
+
+    def add(self, name: str, passed: int, failed: int, skipped: int) -> None:
+        self.passed += passed
+        self.failed += failed
+        self.skipped += skipped
+        if failed:
+            self.broken.append(name)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> int:
+    """Run one command of the virtual environment, its output being ours."""
+    # PYTHON* of the caller would leak another interpreter's packages into the tools.
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    variables |= {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"} | environment
+    return subprocess.run(command, cwd=cwd, env=variables, check=False, stdin=subprocess.DEVNULL).returncode
+
+
+def check(count: Count, name: str, *command: str, cwd: Path = ROOT, **environment: str) -> None:
+    """One command that has to end well, counted as one test."""
+    started = time.monotonic()
+    print(f"==> {name}", flush=True)
+    failed = run(*command, cwd=cwd, **environment) != 0
+    print(f"    {name}: {'FAILED' if failed else 'ok'} after {time.monotonic() - started:.0f} s", flush=True)
+    count.add(name, int(not failed), int(failed), 0)
+
+
+def pytest(count: Count, name: str, *arguments: str) -> None:
+    """A pytest run, its tests counted one by one."""
+    print(f"==> {name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        code = run("python", "-m", "pytest", "-ra", f"--junitxml={report}", *arguments)
+        if not report.exists():
+            count.add(name, 0, 1, 0)
+            return
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+        total, errors, failures, skipped = (
+            sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "errors", "failures", "skipped")
+        )
+        failed = errors + failures
+        # An exit code that no test explains (nothing collected, interrupted) is a failure too.
+        count.add(name, total - failed - skipped, failed if failed or not code else 1, skipped)
+
+
+def lint(count: Count) -> None:
+    collections = ROOT / ".collections"
+    check(count, "ruff check", "ruff", "check", ".")
+    check(count, "ruff format", "ruff", "format", "--check", ".")
+    plugins = "ansible_collections/kubegpu/share/plugins"
+    mypy = ("python", "-m", "mypy", "--config-file", str(ROOT / "mypy.ini"))
+    check(count, "mypy --strict plugins", *mypy, plugins, cwd=collections, MYPYPATH=".")
+    check(count, "mypy --strict servers", *mypy, "src/gpushare", cwd=ROOT / "images/gpushare", MYPYPATH="src")
+    check(count, "mypy --strict lab", *mypy, "lab", MYPYPATH=".")
+    check(count, "ansible-lint", "ansible-lint", "--strict")
+    check(count, "ansible-test sanity", "python", "tests/sanity.py")
+    check(count, "docs are current", "python", "docs/generate.py", "--check")
+    check(count, "built collection", "python", "tests/built_collection.py")
+
+
+def unit(count: Count) -> None:
+    pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider")
+
+
+@contextmanager
+def fresh_lab(count: Count) -> Iterator[bool]:
+    """A lab that nothing has touched, taken down at the end."""
+    try:
+        run("python", "-m", "lab", "down")
+        before = count.failed
+        check(count, "lab up", "python", "-m", "lab", "up")
+        yield count.failed == before
+    finally:
+        check(count, "lab down", "python", "-m", "lab", "down")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stages", nargs="*", choices=STAGES, default=STAGES, metavar="stage")
+    stages = parser.parse_args().stages
+    count = Count()
+    started = time.monotonic()
+    if "lint" in stages:
+        lint(count)
+    if "unit" in stages:
+        unit(count)
+    if "lab" in stages or "molecule" in stages:
+        with fresh_lab(count) as up:
+            if up and "lab" in stages:
+                pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider")
+            if up and "molecule" in stages:
+                check(count, "molecule", "molecule", "test", "--all")
+    print(f"{time.monotonic() - started:.0f} s; broken: {', '.join(count.broken) or 'nothing'}", flush=True)
+    print(count, flush=True)
+    return int(count.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
