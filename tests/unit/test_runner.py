@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The runner: changed is the plan, check mode changes nothing, and a change that doesn't show is an error."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan, finish, run
+
+
+class Number:
+    """A concern: one number that should be another."""
+
+    def __init__(self, now: int, wanted: int, deaf: bool = False) -> None:
+        self.now, self.wanted, self.deaf = now, wanted, deaf
+
+    def observe(self) -> int:
+        return self.now
+
+    def plan(self, seen: int) -> Plan:
+        return Plan() if seen == self.wanted else Plan((Change("number", str(seen), str(self.wanted)),))
+
+    def apply(self, seen: int, plan: Plan) -> None:
+        if not self.deaf:
+            self.now = self.wanted
+
+
+def test_nothing_to_do() -> None:
+    assert run(Number(1, 1), check=False) == {"changed": False, "diff": []}
+
+
+@pytest.mark.parametrize(("check", "after"), [(True, 1), (False, 2)])
+def test_the_diff_is_the_plan_in_both_modes(check: bool, after: int) -> None:
+    number = Number(1, 2)
+    result = run(number, check)
+    assert result["changed"] and number.now == after
+    assert result["diff"] == [{"before_header": "number", "after_header": "number", "before": "1", "after": "2"}]
+
+
+def test_a_change_that_does_not_show_is_an_error() -> None:
+    with pytest.raises(NotInEffect, match="still not as asked for: number"):
+        run(Number(1, 2, deaf=True), check=False)
+
+
+class Module:
+    check_mode = False
+
+    def __init__(self) -> None:
+        self.said: dict[str, object] = {}
+
+    def fail_json(self, msg: str, **more: object) -> None:
+        self.said = {"failed": True, "msg": msg, **more}
+
+    def exit_json(self, **more: object) -> None:
+        self.said = more
+
+
+def test_errors_become_failures_only_at_the_edge() -> None:
+    def refuse() -> dict[str, object]:
+        raise BadInput("x: no", line=3)
+
+    module = Module()
+    finish(module, refuse)
+    assert module.said == {"failed": True, "msg": "x: no", "line": 3}
+    finish(module, lambda: {"changed": False})
+    assert module.said == {"changed": False}
