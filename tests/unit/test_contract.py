@@ -125,7 +125,7 @@ def test_cards_survive_the_annotation(rows: list[tuple[int, bool, str]]) -> None
 
 @pytest.mark.parametrize("text", ["", "{}x", "[1]", '[{"index":0}]', "null", '{"a":1}', "[null]"])
 def test_a_broken_annotation_is_named_and_capacity_counts_instead(text: str) -> None:
-    with pytest.raises(contract.ContractError, match="kubegpu.share/cards"):
+    with pytest.raises(contract.ContractError, match=r"kubegpu\.share/cards"):
         contract.cards_from_annotation(text)
     node = {
         "metadata": {"annotations": {contract.NODE_CARDS: text}},
