@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lab's apt repositories, judged by dpkg, gpgv and apt themselves; the toolkit's programs are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab import packages
+from lab.shell import LabError
+
+NEEDED = ("gcc", "dpkg-deb", "apt-ftparchive", "apt-get", "gpg", "gpgv")
+VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.1"
+DRIVER_PACKAGES = {
+    "firmware-nvidia-gsp",
+    "libcuda1",
+    "libnvidia-ml1",
+    "nvidia-driver-cuda",
+    "nvidia-kernel-open-dkms",
+    "nvidia-kernel-support",
+    "nvidia-open",
+    "nvidia-persistenced",
+}
+TOOLKIT_PACKAGES = {
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+}
+
+
+def output(*command: str | Path) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def make_toolkit(folder: Path) -> Path:
+    folder.mkdir()
+    for name in (*packages.BASE_BINARIES, packages.HOOK_BINARY):
+        (folder / name).write_text(f"#!/bin/sh\necho {name}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    missing = [name for name in NEEDED if not shutil.which(name)]
+    if missing:
+        pytest.skip(f"this machine lacks {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("repository")
+    packages.build(folder / "repo", make_toolkit(folder / "toolkit"), VERSION, TOOLKIT, "bookworm")
+    return folder / "repo"
+
+
+@pytest.fixture(scope="module")
+def cuda(repository: Path) -> Path:
+    (folder,) = (repository / "cuda" / "debian12").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def container(repository: Path) -> Path:
+    (folder,) = (repository / "libnvidia-container" / "stable" / "deb").iterdir()
+    return folder
+
+
+def fields(deb: Path) -> dict[str, str]:
+    lines = [line for line in output("dpkg-deb", "-f", deb).splitlines() if not line.startswith(" ")]
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def deb(folder: Path, name: str, version: str) -> Path:
+    (found,) = folder.glob(f"{name}_{version}-1_*.deb")
+    return found
+
+
+def test_every_package_is_there_in_both_versions_and_says_what_it_is(cuda: Path, container: Path) -> None:
+    found = [fields(path) for path in (*cuda.glob("*.deb"), *container.glob("*.deb"))]
+    assert all("(simulated, of the kubegpu.share lab)" in entry["Description"] for entry in found)
+    versions = {(entry["Package"], entry["Version"]) for entry in found}
+    pins = {
+        ("nvidia-driver-pinning-580", "580-1"),
+        *((f"nvidia-driver-pinning-{v}", f"{v}-1") for v in (VERSION, OLDER)),
+    }
+    assert versions == {
+        *((name, f"{v}-1") for name in DRIVER_PACKAGES for v in (VERSION, OLDER)),
+        *((name, f"{TOOLKIT}-1") for name in TOOLKIT_PACKAGES),
+        *pins,
+    }
+
+
+def test_packages_depend_on_the_same_version_of_each_other(cuda: Path, container: Path) -> None:
+    for version in (VERSION, OLDER):
+        depends = fields(deb(cuda, "nvidia-driver-cuda", version))["Depends"]
+        for name in ("libcuda1", "libnvidia-ml1", "nvidia-persistenced", "nvidia-kernel-open-dkms"):
+            assert f"{name} (= {version}-1)" in depends
+        assert (
+            f"firmware-nvidia-gsp (= {version}-1)" in fields(deb(cuda, "nvidia-kernel-open-dkms", version))["Depends"]
+        )
+    toolkit = fields(deb(container, "nvidia-container-toolkit", TOOLKIT))
+    assert "nvidia-container-toolkit-base (= 1.20.1-1)" in toolkit["Depends"]
+    assert "libnvidia-container-tools (= 1.20.1-1)" in toolkit["Depends"]
+    smi = fields(deb(cuda, "nvidia-driver-cuda", VERSION))
+    assert smi["Conflicts"] == smi["Provides"] == "nvidia-smi"
+
+
+def test_files_lie_where_debian_has_them(cuda: Path, container: Path, tmp_path: Path) -> None:
+    for folder, names, version in ((cuda, DRIVER_PACKAGES, VERSION), (container, TOOLKIT_PACKAGES, TOOLKIT)):
+        for name in names:
+            output("dpkg-deb", "-x", deb(folder, name, version), tmp_path)
+    triplet = output("gcc", "-dumpmachine").strip()
+    libraries = tmp_path / "usr" / "lib" / triplet
+    for name in ("libnvidia-ml.so", "libcuda.so"):
+        assert (libraries / f"{name}.1").readlink() == Path(f"{name}.{VERSION}")
+        assert (libraries / f"{name}.{VERSION}").is_file()
+    firmware = tmp_path / "usr" / "lib" / "firmware" / "nvidia" / VERSION / "gsp_sim.bin"
+    assert firmware.readlink() == Path(packages.CARDS)
+    for name in ("nvidia-smi", "nvidia-persistenced", "nvidia-ctk", "nvidia-container-runtime", "nvidia-cdi-hook"):
+        assert stat.S_IMODE((tmp_path / "usr" / "bin" / name).stat().st_mode) == 0o755
+    assert (tmp_path / "usr" / "bin" / "nvidia-container-toolkit").readlink() == Path("nvidia-container-runtime-hook")
+    unit = (tmp_path / "usr" / "lib" / "systemd" / "system" / "nvidia-sim.service").read_text()
+    assert "Before=containerd.service kubelet.service" in unit and "WantedBy=multi-user.target" in unit
+    script = tmp_path / "usr" / "lib" / "nvidia-sim" / "nvidia-sim"
+    assert f"VERSION={VERSION}\n" in script.read_text()
+    left = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and not path.is_symlink() and b"@VERSION@" in path.read_bytes()
+    ]
+    assert left == []
+
+
+def test_everything_in_a_package_belongs_to_root(cuda: Path) -> None:
+    for path in cuda.glob("*.deb"):
+        assert {line.split()[1] for line in output("dpkg-deb", "-c", path).splitlines()} == {"root/root"}
+
+
+def test_maintainer_scripts_and_tools_are_valid_shell(cuda: Path, container: Path, tmp_path: Path) -> None:
+    checked = 0
+    for path in (*cuda.glob(f"*_{VERSION}-1_*.deb"), *container.glob("*.deb")):
+        output("dpkg-deb", "-R", path, tmp_path / path.stem)
+        for file in (tmp_path / path.stem).rglob("*"):
+            if file.is_file() and not file.is_symlink() and file.read_bytes().startswith(b"#!/bin/sh"):
+                output("sh", "-n", file)
+                assert not re.search(rb"@[A-Z]+@", file.read_bytes())
+                checked += 1
+    assert checked >= 9
+
+
+def test_both_repositories_are_signed_by_keys_of_their_own(cuda: Path, container: Path, tmp_path: Path) -> None:
+    keys = {cuda: cuda / packages.CUDA_KEY, container: container.parents[2] / packages.TOOLKIT_KEY}
+    assert keys[container].parent.name == "libnvidia-container"
+    for folder, key in keys.items():
+        assert key.read_text().startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
+        ring = tmp_path / f"{key.name}.gpg"
+        home = tmp_path / f"home-{key.name}"
+        home.mkdir(mode=0o700)
+        output("gpg", "--homedir", home, "--batch", "--dearmor", "--output", ring, key)
+        output("gpgv", "--keyring", ring, folder / "InRelease")
+        output("gpgv", "--keyring", ring, folder / "Release.gpg", folder / "Release")
+        stranger = next(other for other in keys if other != folder)
+        foreign = subprocess.run(["gpgv", "--keyring", ring, stranger / "InRelease"], capture_output=True, check=False)
+        assert foreign.returncode != 0
+
+
+def test_no_secret_key_is_left(repository: Path) -> None:
+    for path in repository.rglob("*"):
+        if path.is_file():
+            assert b"PRIVATE KEY" not in path.read_bytes()[:200]
+            assert path.suffix not in (".key", ".gnupg", ".kbx")
+
+
+@pytest.fixture
+def apt(cuda: Path, container: Path, tmp_path: Path) -> list[str]:
+    """apt-get's options for a machine of its own, which knows the two repositories as the roles write them."""
+    for name in (
+        "etc/sources.list.d",
+        "etc/preferences.d",
+        "etc/trusted.gpg.d",
+        "lib/lists/partial",
+        "cache/archives/partial",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "status").touch()
+    # apt tells an armoured key by its name, so the roles save it under another one, as anybody must.
+    shutil.copy(container.parents[2] / packages.TOOLKIT_KEY, tmp_path / "etc" / "toolkit.asc")
+    (tmp_path / "etc" / "sources.list").write_text(
+        f"deb [signed-by={cuda / packages.CUDA_KEY}] file:{cuda}/ /\n"
+        f"deb [signed-by={tmp_path}/etc/toolkit.asc] file:{container}/ /\n"
+    )
+    options = {
+        "Dir::Etc": f"{tmp_path}/etc",
+        "Dir::Etc::sourceparts": "sources.list.d",
+        "Dir::State": f"{tmp_path}/lib",
+        "Dir::State::status": f"{tmp_path}/status",
+        "Dir::Cache": f"{tmp_path}/cache",
+        "APT::Sandbox::User": "root",
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+def test_apt_sees_both_versions_and_trusts_them(apt: list[str], tmp_path: Path) -> None:
+    output("apt-get", *apt, "-qq", "--error-on=any", "update")
+    policy = output("apt-cache", *apt, "policy", "nvidia-driver-cuda", "nvidia-container-toolkit")
+    assert f"Candidate: {VERSION}-1" in policy
+    assert f"{OLDER}-1 500" in policy
+    assert f"Candidate: {TOOLKIT}-1" in policy
+
+
+def test_a_pin_chooses_the_whole_driver(apt: list[str], cuda: Path, tmp_path: Path) -> None:
+    output("apt-get", *apt, "-qq", "update")
+    pinned = tmp_path / "pin"
+    output("dpkg-deb", "-x", deb(cuda, f"nvidia-driver-pinning-{OLDER}", OLDER), pinned)
+    (preferences,) = (pinned / "etc" / "apt" / "preferences.d").iterdir()
+    before = output("apt-cache", *apt, "policy", *sorted(DRIVER_PACKAGES))
+    shutil.copy(preferences, tmp_path / "etc" / "preferences.d")
+    after = output("apt-cache", *apt, "policy", *sorted(DRIVER_PACKAGES))
+    assert before.count(f"Candidate: {VERSION}-1") == len(DRIVER_PACKAGES)
+    assert after.count(f"Candidate: {OLDER}-1") == len(DRIVER_PACKAGES)
+
+
+def test_a_tampered_repository_is_refused(apt: list[str], cuda: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tampered"
+    shutil.copytree(cuda, copy)
+    packages_file = copy / "Packages"
+    packages_file.write_text(packages_file.read_text().replace("580.95.05-1", "580.95.06-1"))
+    (copy / "Packages.gz").unlink()
+    (tmp_path / "etc" / "sources.list").write_text(f"deb [signed-by={copy / packages.CUDA_KEY}] file:{copy}/ /\n")
+    done = subprocess.run(["apt-get", *apt, "-qq", "--error-on=any", "update"], capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+def test_an_unchanged_repository_is_left_alone_and_a_changed_one_made_anew(repository: Path, tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    shutil.copytree(repository, repo)
+    toolkit = make_toolkit(tmp_path / "toolkit")
+    (served,) = (repo / "libnvidia-container" / "stable" / "deb").iterdir()
+    (repo / "somebody-elses").write_text("kept")
+    before = (served / "InRelease").read_bytes()
+    packages.build(repo, toolkit, VERSION, TOOLKIT, "bookworm")
+    assert (served / "InRelease").read_bytes() == before
+    (toolkit / "nvidia-ctk").write_text("#!/bin/sh\necho another\n")
+    packages.build(repo, toolkit, VERSION, TOOLKIT, "bookworm")
+    assert (served / "InRelease").read_bytes() != before
+    assert (repo / "somebody-elses").read_text() == "kept"
+    assert sorted(path.name for path in repo.iterdir()) == [
+        ".made-from",
+        "cuda",
+        "libnvidia-container",
+        "somebody-elses",
+    ]
+
+
+def test_the_same_sources_make_the_same_packages(repository: Path, cuda: Path, tmp_path: Path) -> None:
+    architecture = next(each for each in packages.ARCHITECTURES.values() if each.cuda == cuda.name)
+    packages.compile_driver(tmp_path / "built", VERSION)
+    for package in packages.driver_packages(tmp_path / "built", VERSION, architecture):
+        packages.make_deb(package, architecture, tmp_path)
+        (again,) = tmp_path.glob(f"{package.name}_*.deb")
+        assert again.read_bytes() == (cuda / again.name).read_bytes()
+        again.unlink()
+
+
+@pytest.mark.parametrize(
+    ("version", "older"),
+    [
+        ("580.95.05", "580.82.07"),
+        ("580.105.08", "580.95.05"),
+        ("580.200.01", "580.178.04"),
+        ("615.71.09", "615.70.01"),
+        ("570.86.15", "570.85.01"),
+    ],
+)
+def test_the_older_version_is_of_the_same_branch(version: str, older: str) -> None:
+    assert packages.older_than(version) == older
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"driver_version": "580"}, "driver version '580'"),
+        ({"driver_version": "580.95.05; rm -r /"}, "driver version"),
+        ({"suite": "potato"}, "'potato'"),
+        ({"toolkit_bin": Path("/nonexistent")}, "lacks nvidia-ctk"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(changed: dict[str, object], words: str, tmp_path: Path) -> None:
+    arguments: dict[str, object] = {
+        "toolkit_bin": make_toolkit(tmp_path / "toolkit"),
+        "driver_version": VERSION,
+        "toolkit_version": TOOLKIT,
+        "suite": "bookworm",
+    }
+    with pytest.raises(LabError, match=words):
+        packages.build(tmp_path / "repo", **{**arguments, **changed})  # type: ignore[arg-type]
+    assert not (tmp_path / "repo").exists()
+    assert os.listdir(tmp_path) == ["toolkit"]

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The simulated nvidia-smi: the fields, forms and exit codes that roles and scripts rely on; and libcuda."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._node_info_gpu import FIELDS, parse_smi
+from simulated_driver import FIRST, SECOND, VERSION, Driver
+
+QUERY = (
+    "index,uuid,name,memory.total,memory.used,memory.free,driver_version,"
+    "pci.bus_id,persistence_mode,compute_mode,gpu_uuid"
+)
+
+
+def rows(text: str) -> list[list[str]]:
+    return list(csv.reader(text.splitlines(), skipinitialspace=True))
+
+
+def test_a_query_answers_every_field_with_its_unit(driver: Driver) -> None:
+    driver.describe("process 1 4711 1000")
+    done = driver.smi(f"--query-gpu={QUERY}", "--format=csv")
+    assert done.returncode == 0
+    heading, first, second = rows(done.stdout)
+    assert heading == [name + " [MiB]" if name.startswith("memory.") else name for name in QUERY.split(",")]
+    assert first == [
+        "0",
+        FIRST,
+        "Simulated NVIDIA GPU 16GiB",
+        "16384 MiB",
+        "0 MiB",
+        "16128 MiB",
+        VERSION,
+        "00000000:3B:00.0",
+        "Disabled",
+        "Default",
+        FIRST,
+    ]
+    assert second[:6] == ["1", SECOND, "Simulated NVIDIA GPU 8GiB", "8192 MiB", "1000 MiB", "6936 MiB"]
+
+
+def test_the_node_observer_reads_it(driver: Driver) -> None:
+    done = driver.smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
+    cards, other = parse_smi(done.stdout)
+    assert other == []
+    assert [(card["index"], card["uuid"], card["memory_mib"], card["address"]) for card in cards] == [
+        (0, FIRST, 16384, "0000:3b:00.0"),
+        (1, SECOND, 8192, "0000:c1:00.0"),
+    ]
+
+
+@pytest.mark.parametrize("chosen", ["1", SECOND, "00000000:C1:00.0", "0000:c1:00.0"])
+def test_one_card_can_be_chosen(driver: Driver, chosen: str) -> None:
+    done = driver.smi("-i", chosen, "--query-gpu=uuid", "--format=csv,noheader")
+    assert (done.returncode, done.stdout) == (0, f"{SECOND}\n")
+
+
+def test_running_programs_are_listed(driver: Driver) -> None:
+    driver.describe("process 1 4711 1000", "process 0 4712 5 graphics")
+    done = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv,noheader,nounits")
+    assert (done.returncode, done.stdout) == (0, f"4711, 1000, {SECOND}\n")
+    heading = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv").stdout.splitlines()[0]
+    assert heading == "pid, used_gpu_memory [MiB], gpu_uuid"
+
+
+def test_the_list_and_the_table(driver: Driver) -> None:
+    driver.describe("process 0 4711 1000")
+    assert driver.smi("-L").stdout.splitlines() == [
+        f"GPU 0: Simulated NVIDIA GPU 16GiB (UUID: {FIRST})",
+        f"GPU 1: Simulated NVIDIA GPU 8GiB (UUID: {SECOND})",
+    ]
+    table = driver.smi().stdout
+    assert "SIMULATED" in table.splitlines()[1]
+    assert f"Driver Version: {VERSION}" in table and "CUDA Version: 13.0" in table
+    assert "1000MiB /   16384MiB" in table and "4711" in table
+    assert {len(line) for line in table.splitlines()} == {91}
+    details = driver.smi("-q").stdout
+    assert "SIMULATED" in details
+    assert [line.split(":")[1].strip() for line in details.splitlines() if "Minor Number" in line] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "words"),
+    [
+        (
+            ["fault init:9"],
+            9,
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
+            "NVIDIA driver is installed and running.",
+        ),
+        (
+            ["fault init:18"],
+            18,
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n",
+        ),
+        (["fault init:999"], 255, "Failed to initialize NVML: Unknown Error"),
+        (["fault count0"], 6, "No devices were found"),
+        (["fault card:1:15"], 15, "Unable to determine the device handle for GPU1: GPU is lost."),
+    ],
+)
+def test_a_failing_driver_is_told_in_the_real_ones_words(
+    driver: Driver, lines: list[str], status: int, words: str
+) -> None:
+    driver.describe(*lines)
+    for arguments in ([], ["-L"], ["--query-gpu=uuid", "--format=csv"]):
+        done = driver.smi(*arguments)
+        assert done.returncode == status
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--query-gpu=uuid,colour", "--format=csv"],
+        ["--query-gpu=uuid"],
+        ["--query-gpu=uuid", "--format=xml"],
+        ["--format=csv"],
+        ["--reset-everything"],
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(driver: Driver, arguments: list[str]) -> None:
+    done = driver.smi(*arguments)
+    assert done.returncode == 2
+    assert done.stdout
+
+
+def test_a_card_that_isnt_there_ends_with_6(driver: Driver) -> None:
+    assert driver.smi("-L", "-i", "7").returncode == 6
+
+
+def test_without_the_library_it_ends_with_12(driver: Driver) -> None:
+    alone = driver.cards.parent / "nvidia-smi"
+    shutil.copy(driver.folder / "nvidia-smi", alone)
+    done = subprocess.run(
+        [alone], capture_output=True, text=True, check=False, env={"LD_LIBRARY_PATH": str(alone.parent)}
+    )
+    assert done.returncode == 12
+    assert "couldn't find libnvidia-ml.so" in done.stdout
+
+
+def test_cuda_tells_its_version_and_finds_no_device(driver: Driver) -> None:
+    told = driver.python(
+        """
+        cuda, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        told = cuda.cuDriverGetVersion(ctypes.byref(version))
+        tell([told, version.value, cuda.cuDriverGetVersion(None), cuda.cuInit(0)])
+        """
+    )
+    assert told == [0, 13000, 1, 100]
