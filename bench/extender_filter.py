@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How fast the extender filters, and what it holds in memory, on a large cluster: 1,000 nodes of 8 cards, 20,000 pods.
+
+The extender runs as its own process against an API server of this script's, so its memory is its own; it is asked over
+HTTP as kube-scheduler asks, and, by the same requests, in this process without HTTP. Three loads: every node has room,
+none has (a reason for each of the 1,000 in the answer), half have. Times are those of the clock, so run it on a quiet
+machine; "cpu" is what one request takes of a processor, which other load hardly changes.
+
+    PYTHONPATH=images/gpushare/src python bench/extender_filter.py [--nodes N] [--cards N] [--pods N] [--requests N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "images" / "gpushare" / "src"))
+
+from gpushare import contract
+from gpushare.extender_bind import Outcome
+from gpushare.extender_http import Api, Metrics
+from gpushare.extender_state import State, node_row, pod_row
+from gpushare.service import Request
+from prometheus_client import CollectorRegistry
+
+Json = dict[str, Any]
+CARD_UNITS = 80
+FILLER = "x" * 2500
+
+
+def node(number: int, cards: int) -> Json:
+    listed = [
+        contract.Card(index, f"GPU-{number:08x}-0000-0000-0000-{index:012x}", index, CARD_UNITS * 1024, CARD_UNITS)
+        for index in range(cards)
+    ]
+    return {
+        "metadata": {
+            "name": f"gpu-node-{number:04d}",
+            "annotations": {contract.NODE_CARDS: contract.cards_to_annotation(listed), "filler": FILLER},
+            "resourceVersion": "1",
+        },
+        "status": {
+            "capacity": {contract.RESOURCE_MEMORY: str(cards * CARD_UNITS), contract.RESOURCE_COUNT: str(cards)}
+        },
+    }
+
+
+def pod(number: int, nodes: int, cards: int) -> Json:
+    """A running pod; on even nodes the cards are nearly full."""
+    home, card = number % nodes, (number // nodes) % cards
+    return {
+        "metadata": {
+            "name": f"training-{number % 97}-{number:06d}",
+            "namespace": f"team-{number % 40}",
+            "uid": f"{number:08x}-1111-2222-3333-444444444444",
+            "resourceVersion": "1",
+            "annotations": {contract.POD_INDEX: str(card), contract.POD_ASSIGNED: "true", "filler": FILLER},
+        },
+        "spec": {
+            "nodeName": f"gpu-node-{home:04d}",
+            "containers": [
+                {"name": "main", "resources": {"limits": {contract.RESOURCE_MEMORY: "20" if home % 2 == 0 else "2"}}}
+            ],
+        },
+        "status": {"phase": "Running"},
+    }
+
+
+def wanted(units: int, nodes: int) -> bytes:
+    """A scheduler's request; its pod is of an ordinary size."""
+    asking = pod(10**6, nodes, 1)
+    asking["spec"] = {"containers": [{"name": "main", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}]}
+    names = [f"gpu-node-{number:04d}" for number in range(nodes)]
+    return json.dumps({"Pod": asking, "Nodes": None, "NodeNames": names}).encode()
+
+
+def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
+    """An API server that lists, in pages made as they are asked for, and whose watches stay silent."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            split = urlsplit(self.path)
+            query = parse_qs(split.query)
+            if "watch" in query:
+                self.send_response(200)
+                self.end_headers()
+                threading.Event().wait()
+            start, limit = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
+            pods = split.path.endswith("/pods")
+            total = options.pods if pods else options.nodes
+            stop = min(total, start + limit)
+            items = [
+                pod(number, options.nodes, options.cards) if pods else node(number, options.cards)
+                for number in range(start, stop)
+            ]
+            metadata = {"resourceVersion": "1", **({"continue": str(stop)} if stop < total else {})}
+            data = json.dumps({"metadata": metadata, "items": items}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def extender(server: ThreadingHTTPServer, folder: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    kubeconfig = Path(folder) / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpushare.extender", "--port=0", "--log-format=json", f"--kubeconfig={kubeconfig}"],
+        env={**os.environ, "PYTHONPATH": sys.path[0]},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        port = 0
+        for line in process.stderr:
+            row = json.loads(line)
+            port = row.get("port", port)
+            if row["message"] == "ready":
+                break
+        yield process, port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def memory(pid: int, field: str) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def cpu(pid: int) -> float:
+    """Seconds of a processor that a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float], float, Json]:
+    times = []
+    for _ in range(requests // 10):
+        ask()
+    before = cpu(pid)
+    answer = b""
+    for _ in range(requests):
+        began = time.perf_counter()
+        answer = ask()
+        times.append((time.perf_counter() - began) * 1000)
+    return sorted(times), (cpu(pid) - before) / requests * 1000, json.loads(answer)
+
+
+def report(what: str, times: list[float], taken: float, answer: Json) -> None:
+    passed, refused = len(answer["NodeNames"]), len(answer["FailedNodes"]) + len(answer["FailedAndUnresolvableNodes"])
+    middle, late, last = times[len(times) // 2], times[int(len(times) * 0.99)], times[-1]
+    print(
+        f"{what:<34} p50 {middle:6.2f} ms   p99 {late:6.2f} ms   max {last:6.2f} ms   {passed} pass, {refused} refused"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--cards", type=int, default=8)
+    parser.add_argument("--pods", type=int, default=20000)
+    parser.add_argument("--requests", type=int, default=1000)
+    options = parser.parse_args()
+    loads = {
+        "every node has room": wanted(1, options.nodes),
+        "half of the nodes have": wanted(60, options.nodes),
+        "no node has": wanted(79, options.nodes),
+    }
+    print(f"{options.nodes} nodes x {options.cards} cards, {options.pods} pods; load {os.getloadavg()[0]:.1f}\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        for process, port in extender(serve(options), folder):
+            ready = time.perf_counter() - began
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+
+            def over_http(body: bytes, connection: http.client.HTTPConnection = connection) -> bytes:
+                connection.request("POST", "/gpushare-scheduler/filter", body)
+                return connection.getresponse().read()
+
+            for name, body in loads.items():
+                report(f"HTTP, {name}", *timed(functools.partial(over_http, body), options.requests, process.pid))
+            now, peak = memory(process.pid, "VmRSS"), memory(process.pid, "VmHWM")
+            print(f"\nextender: {now:.0f} MB resident, {peak:.0f} MB at most, ready after {ready:.1f} s\n")
+
+    state = State()
+    for number in range(options.nodes):
+        state.node_changed("", None, node_row(node(number, options.cards)))
+    for number in range(options.pods):
+        state.pod_changed("", None, pod_row(pod(number, options.nodes, options.cards)))
+    gc.collect()
+    gc.freeze()
+    api = Api(state, lambda _: Outcome("failed"), lambda: None, Metrics(CollectorRegistry()))
+    handler = api.routes()[("POST", f"{contract.EXTENDER_PREFIX}/filter")]
+    for name, body in loads.items():
+        request = Request("POST", "/filter", "", {}, body)
+        ask = functools.partial(lambda request: handler(request).body, request)
+        report(f"in process, {name}", *timed(ask, options.requests, os.getpid()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run of site.yml with nothing to do costs: module executions per host, and wall time over ``ansible -m ping``.
+
+The two commands take turns on the same hosts, and medians are compared, so that what else the machine does hits both.
+There is no number unless every run said changed=0 and failed=0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class NoNumber(Exception):
+    """Why there is no number, in one sentence."""
+
+
+def parse(
+    lines: str,
+) -> tuple[collections.Counter[str], collections.Counter[tuple[str, str]], dict[str, dict[str, int]]]:
+    """What the callback wrote: executions by host, by host and module, and the run's sums by host."""
+    hosts: collections.Counter[str] = collections.Counter()
+    modules: collections.Counter[tuple[str, str]] = collections.Counter()
+    stats: dict[str, dict[str, int]] = {}
+    for line in lines.splitlines():
+        record = json.loads(line)
+        if "stats" in record:
+            stats = record["stats"]
+        else:
+            hosts[record["host"]] += 1
+            modules[record["host"], record["module"]] += 1
+    return hosts, modules, stats
+
+
+def refuse(stats: dict[str, dict[str, int]]) -> None:
+    """A number of a run that did something would be a lie.
+
+    :raises NoNumber: some host isn't ``changed=0 failed=0``.
+    """
+    if not stats:
+        raise NoNumber("the run ended without a recap, so that nothing is known of it.")
+    for host, sums in sorted(stats.items()):
+        bad = {
+            name: sums[name] for name in ("changed", "failures", "unreachable", "rescued", "ignored") if sums.get(name)
+        }
+        if bad:
+            told = ", ".join(f"{name}={count}" for name, count in bad.items())
+            raise NoNumber(f"{host} says {told}: only a run that changes nothing is measured; run site.yml first.")
+
+
+def timed(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
+    """Seconds that a command took, and what its callback counted.
+
+    :raises NoNumber: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "executions"
+        record.touch()
+        start = time.perf_counter()
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**environment, "COUNT_EXECUTIONS_FILE": str(record)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        seconds = time.perf_counter() - start
+        if done.returncode != 0:
+            raise NoNumber(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        return seconds, record.read_text()
+
+
+def measure(site: list[str], ping: list[str], environment: dict[str, str], rounds: int) -> dict[str, Any]:
+    """ABAB after one round that only warms connections and caches up."""
+    times: dict[str, list[float]] = {"site": [], "ping": []}
+    seen: list[tuple[dict[str, int], dict[str, int]]] = []
+    for number in range(rounds + 1):
+        site_seconds, lines = timed(site, environment)
+        hosts, modules, stats = parse(lines)
+        refuse(stats)
+        ping_seconds, _pinged = timed(ping, environment)
+        if number:
+            times["site"].append(site_seconds)
+            times["ping"].append(ping_seconds)
+            named = {f"{host} {module}": count for (host, module), count in sorted(modules.items())}
+            seen.append((dict(sorted(hosts.items())), named))
+    if any(one != seen[0] for one in seen):
+        raise NoNumber(f"runs executed different modules: {seen}")
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "executions": seen[0][0],
+        "modules": seen[0][1],
+        "seconds": times,
+        "median_seconds": medians,
+        "over_ping": medians["site"] / medians["ping"],
+        "rounds": rounds,
+        "cpus": os.cpu_count(),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The result for people."""
+    rows = [("HOST", "MODULE EXECUTIONS")] + [(host, str(count)) for host, count in found["executions"].items()]
+    width = max(len(host) for host, _count in rows)
+    lines = [f"{host:{width}}  {count}" for host, count in rows]
+    medians = found["median_seconds"]
+    lines += [
+        "",
+        f"site.yml, nothing to do   {medians['site']:6.2f} s   median of {found['rounds']}",
+        f"ansible -m ping           {medians['ping']:6.2f} s   median of {found['rounds']}",
+        f"site.yml over ping        {found['over_ping']:6.2f}     on {found['cpus']} CPUs",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("-i", "--inventory", default="inventories/lab", help="default: the lab's")
+    parser.add_argument("--playbook", default="playbooks/site.yml")
+    parser.add_argument(
+        "--hosts", default="gpu_nodes:control_plane", help="the hosts that are pinged: those of the playbook"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write everything there, too")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    folder = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}",
+        "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "bench" / "callback_plugins"),
+        "ANSIBLE_CALLBACKS_ENABLED": "count_executions",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    site = [str(folder / "ansible-playbook"), "-i", options.inventory, options.playbook]
+    ping = [str(folder / "ansible"), "-i", options.inventory, options.hosts, "-m", "ansible.builtin.ping"]
+    try:
+        found = measure(site, ping, environment, options.rounds)
+    except NoNumber as reason:
+        print(f"no number: {reason}", file=sys.stderr)
+        return 1
+    print(table(found))
+    text = json.dumps(found, indent=2, sort_keys=True)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

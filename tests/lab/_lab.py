@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The running lab as the tests see it, through nothing of the collection: playbooks, the API, shells on the nodes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import typing as t
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import urllib3
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+LAB = ROOT / ".lab"
+LOGS = ROOT / "tests" / "output" / "lab"
+INVENTORY = "inventories/lab"
+RESOURCE = "aliyun.com/gpu-mem"
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+
+Json = dict[str, t.Any]
+
+
+class Timeout(AssertionError):
+    """Something didn't become true in time."""
+
+
+def until(true: Callable[[], t.Any], words: str, seconds: float = 60, pause: float = 0.5) -> t.Any:
+    """Wait for something, and give what was waited for.
+
+    :raises Timeout: with the last error or value, if there was one.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        last: object = None
+        try:
+            found = true()
+            if found:
+                return found
+        except (AssertionError, OSError, KeyError, urllib3.exceptions.HTTPError, ApiError) as error:
+            last = error
+        if time.monotonic() > end:
+            raise Timeout(f"{words}: not within {seconds:g} s ({last})")
+        time.sleep(pause)
+
+
+# --------------------------------------------------------------------------- the API
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Api:
+    """The Kubernetes API with the administrator's certificate, as plain JSON."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self.server = cluster["server"]
+        self.secrets = [user["client-key-data"]]
+        context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
+        with tempfile.TemporaryDirectory() as folder:
+            pair = Path(folder) / "pair.pem"
+            pair.touch(mode=0o600)
+            pair.write_bytes(
+                base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"])
+            )
+            context.load_cert_chain(pair)
+        self._pool = urllib3.PoolManager(ssl_context=context, retries=False, timeout=urllib3.Timeout(5, 30))
+
+    def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
+        answer = self._pool.request(
+            method,
+            self.server + path,
+            body=json.dumps(body) if body is not None else None,
+            headers={"Content-Type": kind},
+        )
+        found: Json = json.loads(answer.data) if answer.data else {}
+        if answer.status >= 400:
+            raise ApiError(answer.status, str(found.get("message", "")))
+        return found
+
+    def items(self, path: str) -> list[Json]:
+        return list(self.call("GET", path)["items"])
+
+    def node(self, name: str) -> Json:
+        return self.call("GET", f"/api/v1/nodes/{name}")
+
+    def pods(self, namespace: str) -> list[Json]:
+        return self.items(f"/api/v1/namespaces/{namespace}/pods")
+
+    def pod(self, namespace: str, name: str) -> Json:
+        return self.call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(ApiError):
+            self.call("DELETE", path)
+
+    @contextlib.contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A namespace that is gone afterwards."""
+        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        try:
+            until(lambda: self.items(f"/api/v1/namespaces/{name}/serviceaccounts"), f"service account in {name}")
+            yield name
+        finally:
+            self.delete(f"/api/v1/namespaces/{name}")
+            until(lambda: name not in self.namespaces(), f"namespace {name} gone", 90)
+
+    def namespaces(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.items("/api/v1/namespaces")]
+
+    def create_pod(
+        self, namespace: str, name: str, units: list[int], image: str, node: str = "", bound: bool = False
+    ) -> None:
+        """A pod that sleeps.
+
+        :param node: where it must run; through the scheduler, unless ``bound`` sets nodeName and so goes around it.
+        """
+        containers = [
+            {
+                "name": f"c{number}",
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["sleep", "3600"],
+                "resources": {"limits": {RESOURCE: str(count)}},
+            }
+            for number, count in enumerate(units)
+        ]
+        spec: Json = {
+            "containers": containers,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "automountServiceAccountToken": False,
+        }
+        if node and bound:
+            spec["nodeName"] = node
+        elif node:
+            spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+        body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        self.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+
+    def wait_running(self, namespace: str, names: list[str], seconds: float = 60) -> list[Json]:
+        def running() -> list[Json]:
+            pods = {one["metadata"]["name"]: one for one in self.pods(namespace)}
+            for name in names:
+                phase = pods[name]["status"].get("phase")
+                assert phase == "Running", f"pod {name} is {phase}: {pods[name]['status']}"
+            return [pods[name] for name in names]
+
+        return t.cast("list[Json]", until(running, f"pods {', '.join(names)} Running", seconds))
+
+
+# --------------------------------------------------------------------------- commands
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    rc: int
+    out: str
+
+    @property
+    def recap(self) -> dict[str, dict[str, int]]:
+        """The PLAY RECAP by host."""
+        found = {}
+        for line in self.out.splitlines():
+            match = re.match(r"(\S+)\s+:\s+(ok=\d+.*)$", line)
+            if match:
+                found[match[1]] = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
+        return found
+
+    def assert_unchanged(self) -> None:
+        assert self.rc == 0, self.out[-6000:]
+        assert self.recap, self.out[-6000:]
+        assert {host: sums["changed"] for host, sums in self.recap.items() if sums["changed"]} == {}, self.out[-12000:]
+
+
+class Commands:
+    """Every command line that any process on this machine, nodes included, showed while a playbook ran."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self._stop = threading.Event()
+
+    def look(self) -> None:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+
+    def _loop(self) -> None:
+        while not self._stop.wait(0.2):
+            self.look()
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        self._stop.clear()
+        thread = threading.Thread(target=self._loop, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+
+def kill_tree(root: int) -> None:
+    """SIGKILL a process and all below it, which Ansible's workers, each in a session of its own, are too."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name, in brackets, may hold blanks.
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    below = [root]
+    for pid in below:
+        below += [child for child, parent in parents.items() if parent == pid]
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Lab:
+    """The lab that is up."""
+
+    def __init__(self) -> None:
+        self.commands = Commands()
+        self.load()
+
+    def load(self) -> None:
+        """Read what the lab says of itself; after it was made anew, once more."""
+        self.state: Json = json.loads((LAB / "state.json").read_text())
+        self.api = Api(ROOT / self.state["kubeconfig"])
+        self._began = time.monotonic_ns()
+        self.nodes: dict[str, Json] = self.state["nodes"]
+        self.gpu_nodes = [name for name, node in self.nodes.items() if node["role"] == "gpu_node"]
+        self.control_planes = [name for name, node in self.nodes.items() if node["role"] == "control_plane"]
+
+    # ----------------------------------------------------------------- playbooks
+
+    def _command(self, playbook: str, arguments: tuple[str, ...], inventory: str) -> tuple[list[str], dict[str, str]]:
+        folder = Path(sys.executable).parent
+        environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "ANSIBLE_NOCOLOR": "1"}
+        return [str(folder / "ansible-playbook"), "-i", inventory, playbook, *arguments], environment
+
+    def playbook(self, playbook: str, *arguments: str, inventory: str = INVENTORY, seconds: float = 600) -> Done:
+        """Run a playbook to its end; its output is kept in tests/output/lab."""
+        command, environment = self._command(playbook, arguments, inventory)
+        with self.commands.watch():
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        self._log(playbook, done.stdout)
+        return Done(done.returncode, done.stdout)
+
+    def killed_playbook(self, playbook: str, marker: str, delay: float) -> str:
+        """Run a playbook and SIGKILL it with all its processes some time after a line of its output matches.
+
+        :returns: its output so far. :raises AssertionError: it ended before.
+        """
+        command, environment = self._command(playbook, (), INVENTORY)
+        lines: list[str] = []
+        with self.commands.watch():
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    lines.append(line)
+                    if re.search(marker, line):
+                        time.sleep(delay)
+                        break
+                ended = process.poll()
+            finally:
+                kill_tree(process.pid)
+                process.wait()
+        self._log(f"{playbook}-killed", "".join(lines))
+        assert ended is None, f"it ended before {marker!r} was seen:\n{''.join(lines)[-6000:]}"
+        return "".join(lines)
+
+    def _log(self, name: str, text: str) -> None:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        number = len(list(LOGS.glob("*.log")))
+        (LOGS / f"{number:03}-{Path(name).stem}.log").write_text(text)
+
+    # ----------------------------------------------------------------- nodes
+
+    def ssh(self, node: str, script: str, check: bool = True, seconds: float = 60) -> str:
+        """What a shell script prints on a node, reached as Ansible reaches it."""
+        access = self.state["ssh"]
+        options = [
+            "BatchMode=yes",
+            f"UserKnownHostsFile={ROOT / access['known_hosts']}",
+            "StrictHostKeyChecking=yes",
+            "ControlMaster=auto",
+            "ControlPersist=120",
+            f"ControlPath=/tmp/kubegpu-lab-test-{self._began}-%C",
+        ]
+        command = ["ssh", "-F", "none", "-i", str(ROOT / access["key"])]
+        command += [word for one in options for word in ("-o", one)]
+        command += [f"{access['user']}@{self.nodes[node]['address']}", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        if check:
+            assert done.returncode == 0, f"{node}: {script}: {done.returncode}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+    def manage(self, command: str) -> None:
+        """``python -m lab up`` or ``down``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    def image(self) -> str:
+        """The servers' image: what a plugin's pod of the cluster runs."""
+        for one in self.api.items("/apis/apps/v1/daemonsets"):
+            for container in one["spec"]["template"]["spec"]["containers"]:
+                if "gpushare-device-plugin" in " ".join(container.get("command", []) + container.get("args", [])):
+                    return str(container["image"])
+        raise AssertionError("no DaemonSet runs the device plugin: site.yml has not been run")
+
+    def server_pods(self, command: str) -> list[Json]:
+        """Pods that run one of our servers."""
+        found = []
+        for pod in self.api.items("/api/v1/pods"):
+            words = [w for one in pod["spec"]["containers"] for w in one.get("command", []) + one.get("args", [])]
+            if any(command in word for word in words):
+                found.append(pod)
+        return found
+
+    # ----------------------------------------------------------------- witnesses
+
+    def cards(self, node: str) -> list[Json]:
+        """The cards that the plugin wrote on its node."""
+        return t.cast("list[Json]", json.loads(self.api.node(node)["metadata"]["annotations"]["kubegpu.share/cards"]))
+
+    def allocatable(self, node: str) -> int:
+        return int(self.api.node(node)["status"]["allocatable"].get(RESOURCE, "0"))
+
+    def checkpoint(self, node: str) -> dict[tuple[str, str], tuple[list[str], dict[str, str]]]:
+        """Kubelet's own record: (pod UID, container) to device IDs and the variables that the plugin answered."""
+        # Kubelet writes it with the first device plugin.
+        data = json.loads(self.ssh(node, f"cat {CHECKPOINT} 2>/dev/null || echo '{{\"Data\": {{}}}}'"))["Data"]
+        found = {}
+        for entry in data.get("PodDeviceEntries") or []:
+            if entry["ResourceName"] == RESOURCE:
+                ids = [one for group in entry["DeviceIDs"].values() for one in group]
+                variables = environment_of(base64.b64decode(entry["AllocResp"]))
+                found[entry["PodUID"], entry["ContainerName"]] = (ids, variables)
+        return found
+
+    def devices(self, node: str, pod: Json) -> list[list[str]]:
+        """Card device nodes in each container's own /dev, looked at from the node."""
+        script = (
+            "for p in /proc/[0-9]*; do"
+            ' [ "$(cat $p/comm 2>/dev/null)" = sleep ] && grep -q {uid} $p/cgroup 2>/dev/null'
+            ' && echo "$(cd $p/root/dev && echo nvidia[0-9]*)"; done; true'
+        ).format(uid=shlex.quote(pod["metadata"]["uid"].replace("-", "_")))
+        lines = self.ssh(node, script).splitlines()
+        return [sorted(word for word in line.split() if "*" not in word) for line in lines]
+
+    def assert_one_story(self, pods: list[Json]) -> None:
+        """Annotation, kubelet's checkpoint and the devices in the containers name the same card of each pod."""
+        for node in {pod["spec"]["nodeName"] for pod in pods}:
+            cards = {card["index"]: card for card in self.cards(node)}
+            records = self.checkpoint(node)
+            for pod in (one for one in pods if one["spec"]["nodeName"] == node):
+                self._assert_pod(node, pod, cards, records)
+
+    def _assert_pod(self, node: str, pod: Json, cards: dict[int, Json], records: t.Any) -> None:
+        name, annotations = pod["metadata"]["name"], pod["metadata"].get("annotations", {})
+        assert annotations.get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", f"{name}: {annotations}"
+        card = cards[int(annotations["ALIYUN_COM_GPU_MEM_IDX"])]
+        total = 0
+        for container in pod["spec"]["containers"]:
+            wanted = int(container["resources"]["limits"][RESOURCE])
+            total += wanted
+            ids, variables = records[pod["metadata"]["uid"], container["name"]]
+            assert len(ids) == wanted, f"{name}: kubelet gave {ids}"
+            bare = card["uuid"].removeprefix("GPU-").replace("-", "")
+            assert all(bare.startswith(one.rpartition("-")[0]) for one in ids), f"{name}: {ids} aren't of {card}"
+            assert variables["NVIDIA_VISIBLE_DEVICES"] == card["uuid"], f"{name}: {variables}"
+        assert annotations["ALIYUN_COM_GPU_MEM_POD"] == str(total)
+        seen = self.devices(node, pod)
+        assert seen == [[f"nvidia{card['minor']}"]] * len(pod["spec"]["containers"]), f"{name}: sees {seen}, not {card}"
+
+
+def environment_of(message: bytes) -> dict[str, str]:
+    """Field 1 (envs, a map of strings) of a ContainerAllocateResponse."""
+    found = {}
+    for number, value in fields(message):
+        if number == 1:
+            entry = dict(fields(value))
+            found[entry[1].decode()] = entry.get(2, b"").decode()
+    return found
+
+
+def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The length-delimited fields of a protobuf message; others are passed over."""
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while place < len(message):
+        key = varint()
+        if key & 7 == 2:
+            length = varint()
+            yield key >> 3, message[place : place + length]
+            place += length
+        elif key & 7 == 0:
+            varint()
+        else:
+            raise AssertionError(f"wire type {key & 7} in a message of strings and flags")

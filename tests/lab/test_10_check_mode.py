@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``site.yml --check --diff`` on machines that nothing has touched ends well and shows all that it would make."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from _lab import Done, Lab
+from _snapshot import UNTOUCHED, cluster_objects, node_files
+
+Before = dict[str, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def checked(lab: Lab) -> tuple[Done, Before]:
+    """The run, and what there was before it."""
+    if any(re.search(r"nvidia|nouveau|/[0-9]*kubegpu-(?!lab)", path) for path in node_files(lab, lab.gpu_nodes[0])):
+        pytest.fail("The lab has been touched: run make lab-down lab-up first.", pytrace=False)
+    before = {name: node_files(lab, name) for name in lab.nodes}
+    before["objects"] = cluster_objects(lab)
+    done = lab.playbook("playbooks/site.yml", "--check", "--diff")
+    UNTOUCHED.write_text(json.dumps({"before": before, "diff": done.out}))
+    return done, before
+
+
+def test_it_ends_well(checked: tuple[Done, Before]) -> None:
+    done = checked[0]
+    assert done.rc == 0, done.out[-8000:]
+    assert done.recap, done.out[-8000:]
+    for host, sums in done.recap.items():
+        assert sums["failed"] == sums["unreachable"] == 0, f"{host}: {sums}"
+        assert sums["changed"] > 0, f"{host} would have nothing to do: {sums}"
+
+
+def test_it_changes_nothing(lab: Lab, checked: tuple[Done, Before]) -> None:
+    before = checked[1]
+    assert {name: node_files(lab, name) for name in lab.nodes} == {name: before[name] for name in lab.nodes}
+    assert cluster_objects(lab) == before["objects"]
+
+
+# test_20 shows that nothing else is made.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/modprobe.d/",
+        "/etc/apt/sources.list.d/",
+        "/etc/apt/keyrings/",
+        "/etc/apt/preferences.d/",
+        "/etc/containerd/",
+        "/etc/kubernetes/manifests/kube-scheduler.yaml",
+        "DaemonSet",
+        "ServiceAccount",
+        "ClusterRole ",
+        "ClusterRoleBinding",
+        "Node ",
+    ],
+)
+def test_the_diff_names(checked: tuple[Done, Before], name: str) -> None:
+    headers = [line for line in checked[0].out.splitlines() if line.startswith(("+++", "---"))]
+    assert any(name in header for header in headers), "\n".join(headers)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What can't be served is refused before anything changes, in one sentence that names the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from _lab import ROOT, Done, Lab, until
+from _snapshot import everything
+
+SITE = "playbooks/site.yml"
+
+
+def refused(done: Done, variable: str) -> str:
+    """The sentence, which a run that changed nothing ended with."""
+    assert done.rc != 0, done.out[-4000:]
+    assert done.recap, done.out[-4000:]
+    assert {host: sums["changed"] for host, sums in done.recap.items() if sums["changed"]} == {}
+    said = [line for line in done.out.splitlines() if variable in line and ("ERROR" in line or "msg" in line)]
+    assert said, f"no failure names {variable}:\n{done.out[-6000:]}"
+    assert "Traceback" not in done.out
+    return said[0]
+
+
+def extended(lab: Lab, folder: Path, group: str, host: str, address: str) -> str:
+    """The lab's inventory with one more host, as the options of a run."""
+    source = folder / "more.yml"
+    access = lab.state["ssh"]
+    variables = {
+        "ansible_host": address,
+        "ansible_user": access["user"],
+        "ansible_ssh_private_key_file": str(ROOT / access["key"]),
+        "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={ROOT / access['known_hosts']}",
+    }
+    source.write_text(yaml.safe_dump({group: {"hosts": {host: variables}}}))
+    return str(source)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_changes(lab: Lab) -> Iterator[None]:
+    before = everything(lab)
+    yield
+    assert everything(lab) == before
+
+
+def test_unknown_backend(lab: Lab) -> None:
+    said = refused(lab.playbook(SITE, "-e", "gpu_backend=magic"), "gpu_backend")
+    assert "magic" in said and "gpushare" in said
+
+
+@pytest.mark.parametrize("content", [None, "not a kubeconfig", "wrong port"])
+def test_kubeconfig_that_does_not_work(lab: Lab, tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "kubeconfig"
+    if content == "wrong port":
+        path.touch(mode=0o600)
+        path.write_text((ROOT / lab.state["kubeconfig"]).read_text().replace(":6443", ":6444"))
+    elif content:
+        path.write_text(content)
+    refused(lab.playbook(SITE, "-e", f"gpu_kubeconfig={path}"), "gpu_kubeconfig")
+
+
+def test_gpu_node_that_is_not_in_the_cluster(lab: Lab, tmp_path: Path) -> None:
+    more = extended(lab, tmp_path, "gpu_nodes", "ghost", lab.nodes[lab.gpu_nodes[0]]["address"])
+    said = refused(lab.playbook(SITE, "-i", more), "gpu_node")
+    assert "ghost" in said
+
+
+def test_node_without_a_gpu(lab: Lab, tmp_path: Path) -> None:
+    name = lab.control_planes[0]
+    more = extended(lab, tmp_path, "gpu_nodes", name, lab.nodes[name]["address"])
+    said = refused(lab.playbook(SITE, "-i", more), "gpu_nodes")
+    assert name in said
+
+
+def test_unknown_memory_unit(lab: Lab) -> None:
+    refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=GB"), "gpushare_memory_unit")
+
+
+def test_memory_unit_that_makes_too_many_device_ids(lab: Lab) -> None:
+    """Two cards of 96 GiB in MiB are more device IDs than kubelet takes in one message."""
+    node = lab.gpu_nodes[0]
+    path = ROOT / lab.nodes[node]["hardware"] / "cards"
+    small = path.read_text()
+    mib = lab.state["settings"]["card_mib"]
+    cards = lab.cards(node)
+    try:
+        path.write_text(small.replace(f"memory={mib}", "memory=98304"))
+        said = refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=MiB"), "gpushare_memory_unit")
+        assert "GiB" in said
+    finally:
+        path.write_text(small)
+    until(lambda: lab.cards(node) == cards and lab.allocatable(node) > 0, "the cards as before", 90)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The servers under real kubelet, scheduler and runtime: annotation, kubelet and container tell one story."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from _lab import RESOURCE, Json, Lab, until
+
+NAMESPACE = "lab-servers"
+TIMES = 20
+
+
+@pytest.fixture(scope="module")
+def namespace(lab: Lab) -> Iterator[str]:
+    with lab.api.namespace(NAMESPACE) as name:
+        yield name
+
+
+def settled(lab: Lab, namespace: str, names: list[str], seconds: float = 60) -> list[Json]:
+    """Pods that run and whose assignment the plugin has confirmed."""
+    lab.api.wait_running(namespace, names, seconds)
+
+    def story() -> list[Json]:
+        pods = [lab.api.pod(namespace, name) for name in names]
+        lab.assert_one_story(pods)
+        return pods
+
+    found: list[Json] = until(story, "annotation, checkpoint and devices agree", 30)
+    return found
+
+
+def removed(lab: Lab, namespace: str, names: list[str]) -> None:
+    for name in names:
+        lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+    until(
+        lambda: not set(names) & {one["metadata"]["name"] for one in lab.api.pods(namespace)}, f"{names} gone", 60, 0.2
+    )
+
+
+def containers(pods: list[Json]) -> list[tuple[str, int]]:
+    """What changes when a pod is disturbed."""
+    return [(one["containerID"], one["restartCount"]) for pod in pods for one in pod["status"]["containerStatuses"]]
+
+
+@pytest.fixture(scope="module")
+def tenants(lab: Lab, namespace: str) -> Iterator[list[Json]]:
+    """Pods on both cards of a node, one of them with two containers; they live through everything below."""
+    node, image = lab.gpu_nodes[0], lab.image()
+    sizes = {"tenant-1": [9], "tenant-2": [9], "tenant-3": [2, 1]}
+    for name, units in sizes.items():
+        lab.api.create_pod(namespace, name, units, image, node)
+    pods = settled(lab, namespace, list(sizes))
+    cards = {one["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for one in pods}
+    assert len(cards) == 2, "9 and 9 units don't fit one card of 16"
+    yield pods
+    removed(lab, namespace, list(sizes))
+
+
+def test_two_pods_at_once_twenty_times(lab: Lab, namespace: str) -> None:
+    """More than half a card each, so that each needs a card of its own, whichever kubelet serves first."""
+    node, image = lab.gpu_nodes[-1], lab.image()
+    units = max(card["units"] for card in lab.cards(node)) // 2 + 1
+    assert len(lab.cards(node)) == 2
+    for number in range(TIMES):
+        names = [f"twin-{number}-a", f"twin-{number}-b"]
+        for name in names:
+            lab.api.create_pod(namespace, name, [units], image, node)
+        pods = settled(lab, namespace, names)
+        assert {pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for pod in pods} == {"0", "1"}
+        removed(lab, namespace, names)
+
+
+def test_pod_that_goes_around_the_scheduler(lab: Lab, namespace: str) -> None:
+    node = lab.gpu_nodes[-1]
+    lab.api.create_pod(namespace, "around", [5], lab.image(), node, bound=True)
+    pod = settled(lab, namespace, ["around"])[0]
+    assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"] == "5"
+    removed(lab, namespace, ["around"])
+
+
+def undisturbed(lab: Lab, namespace: str, before: list[Json]) -> None:
+    """The tenants run as if nothing had been, all agrees, and a new pod is served."""
+    names = [one["metadata"]["name"] for one in before]
+    node = before[0]["spec"]["nodeName"]
+    total = sum(card["units"] for card in lab.cards(node))
+    until(lambda: lab.allocatable(node) == total, f"{RESOURCE} allocatable on {node}", 90)
+    assert containers(settled(lab, namespace, names)) == containers(before)
+    lab.api.create_pod(namespace, "newcomer", [1], lab.image(), node)
+    settled(lab, namespace, ["newcomer"], 90)
+    removed(lab, namespace, ["newcomer"])
+
+
+def test_kubelet_restarted(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+    lab.ssh(lab.gpu_nodes[0], "systemctl restart kubelet")
+    undisturbed(lab, namespace, tenants)
+
+
+def kill(lab: Lab, node: str, command: str) -> None:
+    """SIGKILL a server on its node, and wait until another process has taken its place."""
+    # The brackets keep pgrep from finding the shell that it runs in.
+    find = f"pgrep -f '[{command[0]}]{command[1:]}'; true"
+    before = set(lab.ssh(node, find).split())
+    assert before, f"{command} doesn't run on {node}"
+    lab.ssh(node, f"kill -9 {' '.join(before)}")
+    until(lambda: set(lab.ssh(node, find).split()) - before, f"{command} runs again on {node}", 60)
+
+
+def test_plugin_killed(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+    kill(lab, lab.gpu_nodes[0], "gpushare-device-plugin")
+    undisturbed(lab, namespace, tenants)
+
+
+def test_extender_killed(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+    for name in lab.control_planes:
+        kill(lab, name, "gpushare-extender")
+    undisturbed(lab, namespace, tenants)
+
+
+def test_api_server_away(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+    """Half a minute without it: what runs goes on running, and everything agrees again when it is back."""
+    node, first = lab.gpu_nodes[0], lab.control_planes[0]
+    manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+    aside = "/root/kube-apiserver.yaml"
+    lab.ssh(first, f"mv {manifest} {aside}")
+    try:
+        until(lambda: not answers(lab), "the API server is away", 60)
+        time.sleep(30)
+        assert not answers(lab)
+        for pod in tenants:
+            assert len(lab.devices(node, pod)) == len(pod["spec"]["containers"]), pod["metadata"]["name"]
+    finally:
+        lab.ssh(first, f"mv {aside} {manifest}")
+    until(lambda: answers(lab), "the API server is back", 120)
+    until(
+        lambda: all(
+            any(
+                one["type"] == "Ready" and one["status"] == "True" for one in lab.api.node(name)["status"]["conditions"]
+            )
+            for name in lab.nodes
+        ),
+        "all nodes Ready",
+        120,
+    )
+    undisturbed(lab, namespace, tenants)
+
+
+def answers(lab: Lab) -> bool:
+    try:
+        return bool(lab.api.call("GET", "/readyz?verbose=0") is not None)
+    except Exception:  # refused, reset, timed out, not ready: all of it is "away"
+        return False

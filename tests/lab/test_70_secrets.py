@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""No secret on a command line, in a log, or in a file that everybody can read: over all runs of the files before."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from _lab import LOGS, ROOT, Lab
+
+
+@pytest.fixture(scope="module")
+def secrets(lab: Lab) -> list[str]:
+    """Beginnings of the administrator's key, as text and as the kubeconfig has it, and tokens of the cluster."""
+    found = []
+    for text in lab.api.secrets:
+        found += [text[-80:], base64.b64decode(text).decode().splitlines()[1]]
+    for one in lab.api.items("/api/v1/secrets"):
+        for key, value in (one.get("data") or {}).items():
+            if "token" in key or key.endswith(".key"):
+                found.append(base64.b64decode(value).decode(errors="replace").strip()[-60:])
+    return [one for one in found if len(one) > 20]
+
+
+def test_there_is_something_to_look_for(secrets: list[str]) -> None:
+    assert len(secrets) >= 2
+
+
+def test_a_talkative_run(lab: Lab) -> None:
+    """What is looked through below has modules' arguments in it, too."""
+    lab.playbook("playbooks/site.yml", "-vvv", "--diff").assert_unchanged()
+    assert lab.playbook("playbooks/inspect.yml", "-vvv").rc == 0
+
+
+def test_logs(lab: Lab, secrets: list[str]) -> None:
+    logs = sorted(LOGS.glob("*.log"))
+    assert logs
+    for path in logs:
+        text = path.read_text()
+        assert [one for one in secrets if one in text] == [], path.name
+
+
+def test_command_lines(lab: Lab, secrets: list[str]) -> None:
+    assert any("ansible-playbook" in one for one in lab.commands.seen), "nothing was watched"
+    shown = [line[:200] for line in lab.commands.seen for one in secrets if one in line]
+    assert shown == []
+
+
+def test_logs_of_the_servers(lab: Lab, secrets: list[str]) -> None:
+    for node in lab.nodes:
+        text = lab.ssh(node, "cat /var/log/pods/*/*/*.log 2>/dev/null | tail -c 20000000; true")
+        assert [one for one in secrets if one in text] == [], node
+
+
+def test_files_on_the_nodes(lab: Lab) -> None:
+    """Whatever holds a private key or a token is its owner's alone."""
+    for node in lab.nodes:
+        readable = lab.ssh(
+            node,
+            "find /etc /root /home /opt /usr/local /var/lib /tmp -xdev -type f -perm /o=r -size -1000k"
+            " -not -path '/var/lib/containerd/*' -not -path '/var/lib/dpkg/*' -not -path '/var/lib/kubelet/pods/*'"
+            " -exec grep -lE 'PRIVATE KEY-----|client-key-data: .{40}|token: ey' {} + 2>/dev/null; true",
+        ).split()
+        assert readable == [], node
+
+
+def test_files_on_this_machine(lab: Lab) -> None:
+    for path in (ROOT / lab.state["kubeconfig"], ROOT / lab.state["ssh"]["key"]):
+        assert path.stat().st_mode & 0o077 == 0, path

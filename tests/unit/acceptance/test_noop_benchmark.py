@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark counts what is executed, and gives no number for a run that did something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
+
+import noop
+
+ROOT = Path(__file__).resolve().parents[3]
+
+QUIET = {"ok": 3, "changed": 0, "failures": 0, "unreachable": 0, "skipped": 1, "rescued": 0, "ignored": 0}
+
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.ping:
+    - ansible.builtin.assert: {that: true}
+    - ansible.builtin.set_fact: {seen: true}
+    - ansible.builtin.debug: {msg: hello}
+    - ansible.builtin.ping:
+      when: not seen
+    - ansible.builtin.ping:
+      loop: [1, 2]
+    - ansible.builtin.copy: {content: hello, dest: "{{ target }}"}
+      when: target is defined
+    - ansible.builtin.ping:
+      delegate_to: other
+      run_once: true
+"""
+INVENTORY = "one ansible_connection=local\nother ansible_connection=local\n"
+
+
+def play(folder: Path, *arguments: str) -> str:
+    (folder / "play.yml").write_text(PLAY)
+    (folder / "inventory").write_text(INVENTORY)
+    record = folder / "record"
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "inventory", "play.yml"]
+    environment = {
+        **os.environ,
+        "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "bench" / "callback_plugins"),
+        "ANSIBLE_CALLBACKS_ENABLED": "count_executions",
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "COUNT_EXECUTIONS_FILE": str(record),
+    }
+    done = subprocess.run(
+        [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return record.read_text()
+
+
+def test_only_what_is_executed_counts(tmp_path: Path) -> None:
+    hosts, modules, stats = noop.parse(play(tmp_path))
+    # A ping and one looped twice; assert, set_fact, debug and the skipped task nothing; one delegated to the other.
+    assert hosts == {"one": 3, "other": 4}
+    assert set(modules) == {("one", "ansible.builtin.ping"), ("other", "ansible.builtin.ping")}
+    noop.refuse(stats)
+
+
+def test_an_action_with_two_modules_counts_twice_and_its_change_is_refused(tmp_path: Path) -> None:
+    lines = play(tmp_path, "-l", "one", "-e", f"target={tmp_path}/new")
+    hosts, _modules, stats = noop.parse(lines)
+    assert hosts["one"] == 3 + 2
+    with pytest.raises(noop.NoNumber, match="one says changed=1"):
+        noop.refuse(stats)
+
+
+@pytest.mark.parametrize("bad", ["changed", "failures", "unreachable", "ignored", "rescued"])
+def test_refused(bad: str) -> None:
+    noop.refuse({"a": QUIET})
+    with pytest.raises(noop.NoNumber, match=f"b says {bad}=1"):
+        noop.refuse({"a": QUIET, "b": {**QUIET, bad: 1}})
+
+
+def test_a_run_without_a_recap_is_refused() -> None:
+    with pytest.raises(noop.NoNumber):
+        noop.refuse({})
+
+
+def scripted(folder: Path, counts: list[int]) -> list[str]:
+    """A command that records as many executions as it is told, another number each time."""
+    script = folder / "command.py"
+    script.write_text(
+        "import json, os, pathlib\n"
+        f"state = pathlib.Path({str(folder / 'state')!r})\n"
+        "number = int(state.read_text()) if state.exists() else 0\n"
+        "state.write_text(str(number + 1))\n"
+        f"counts = {counts}\n"
+        "record = open(os.environ['COUNT_EXECUTIONS_FILE'], 'a')\n"
+        "for _ in range(counts[number]):\n"
+        "    print(json.dumps({'host': 'h', 'module': 'm', 'task': ''}), file=record)\n"
+        f"print(json.dumps({{'stats': {{'h': {json.dumps(QUIET)}}}}}), file=record)\n"
+    )
+    return [sys.executable, str(script)]
+
+
+def test_measure_and_table(tmp_path: Path) -> None:
+    found = noop.measure(scripted(tmp_path, [2, 2, 2]), [sys.executable, "-c", ""], dict(os.environ), rounds=2)
+    assert found["executions"] == {"h": 2}
+    assert len(found["seconds"]["site"]) == len(found["seconds"]["ping"]) == 2
+    text = noop.table(found)
+    assert "h     2" in text and "site.yml over ping" in text
+
+
+def test_runs_that_differ_give_no_number(tmp_path: Path) -> None:
+    with pytest.raises(noop.NoNumber, match="different modules"):
+        noop.measure(scripted(tmp_path, [2, 2, 3]), [sys.executable, "-c", ""], dict(os.environ), rounds=2)
+
+
+def test_a_failing_command_gives_no_number() -> None:
+    with pytest.raises(noop.NoNumber, match="ended with 3"):
+        noop.timed([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))
