@@ -1,0 +1,216 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Carry out a plan with apt and dpkg."""
+
+from __future__ import annotations
+
+import re
+import time
+import typing as t
+
+from ansible_collections.kubegpu.share.plugins.module_utils import _apt as apt
+from ansible_collections.kubegpu.share.plugins.module_utils._apt_observe import observe
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done, System
+
+Json = t.Dict[str, t.Any]
+
+APT_GET = ("apt-get", "-y", "-o", "DPkg::Lock::Timeout=300")
+# What a user changed in a package's configuration stays.
+KEEP_CONFIGURATION = ("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold")
+# Our dependencies may come from lists that this machine has never fetched, or fetched long ago.
+STALE_LISTS = re.compile(
+    r"Unable to locate package|unmet dependencies|has no installation candidate|was not found|Failed to fetch"
+)
+# The key at its address may have been replaced since it was fetched.
+OTHER_KEY = re.compile(r"NO_PUBKEY|EXPKEYSIG|KEYEXPIRED|REVKEYSIG|is not signed|Missing key")
+LOCKED = re.compile(r"Could not get lock|Unable to lock|Unable to acquire the dpkg|locked by another process")
+LOCK_TRIES, LOCK_PAUSE = 60, 5.0
+
+Fetch = t.Callable[[str], bytes]
+
+
+def fetch_key(url: str) -> bytes:
+    """What stands at an address; proxies are those of the environment."""
+    from ansible.module_utils.urls import open_url
+
+    with open_url(url, timeout=30) as answer:
+        return t.cast(bytes, answer.read())
+
+
+class AptConcern:
+    """One package set of the machine that the module runs on."""
+
+    def __init__(
+        self,
+        wanted: apt.PackageSet,
+        system: System,
+        native: str,
+        fetch: Fetch = fetch_key,
+        sleep: t.Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._wanted = wanted
+        self._system = system
+        self._native = native
+        self._fetch = fetch
+        self._sleep = sleep
+
+    def observe(self) -> Json:
+        return observe(self._system, self._native)
+
+    def plan(self, seen: Json) -> Plan:
+        return apt.plan(self._wanted, seen)
+
+    def apply(self, seen: Json, plan: Plan) -> None:
+        steps = [change.step for change in plan.changes]
+        # The network is asked first: a key that can't be had leaves everything as it is.
+        keys = {step.repository.key_path: self._key(step.repository) for step in steps if isinstance(step, apt.PutKey)}
+        if any(isinstance(step, apt.FinishDpkg) for step in steps):
+            self._run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], 3600)
+            # What that brought to its end needn't be done again.
+            steps = [change.step for change in self.plan(self.observe()).changes]
+        self._purge([step for step in steps if isinstance(step, apt.Purge)])
+        before = self._put_files(steps, keys)
+        packages = [step for step in steps if isinstance(step, apt.SetPackage)]
+        install = [step for step in packages if step.install]
+        if install or any(self._of_repository(step) for step in steps):
+            self._refresh(before)
+        self._install(install)
+        self._hold([step.package.name for step in packages])
+
+    @staticmethod
+    def _of_repository(step: t.Any) -> bool:
+        return isinstance(step, apt.PutKey) or (isinstance(step, apt.PutFile) and step.repository)
+
+    def _key(self, repository: apt.Repository) -> str:
+        text = repository.key_text
+        if not text:
+            try:
+                text = self._fetch(repository.key_url).decode("utf-8", "replace")
+            except Exception as error:
+                raise ShareError(
+                    f"repositories: {repository.name}: the key at {repository.key_url} can't be fetched: {error}"
+                ) from error
+        apt.check_key(repository, text)
+        return text
+
+    def _put_files(self, steps: t.Iterable[t.Any], keys: t.Mapping[str, str]) -> dict[str, str | None]:
+        """Write and remove files; returns what those of repositories held before."""
+        before: dict[str, str | None] = {}
+        for step in steps:
+            if isinstance(step, apt.RemoveFile):
+                self._system.remove(step.path)
+                continue
+            if isinstance(step, apt.PutKey):
+                path, text = step.repository.key_path, keys[step.repository.key_path]
+            elif isinstance(step, apt.PutFile):
+                path, text = step.path, step.text
+            else:
+                continue
+            if self._of_repository(step):
+                before[path] = self._system.read(path)
+            self._system.write(path, text)
+        return before
+
+    def _refresh(self, before: dict[str, str | None]) -> None:
+        """Fetch the lists of our repositories; if one doesn't work, put back what stood there."""
+        try:
+            for repository in self._wanted.repositories:
+                self._update(repository, before)
+        except ShareError:
+            # A repository that fails stops every later apt-get update of this machine.
+            for path, text in before.items():
+                if text is None:
+                    self._system.remove(path)
+                else:
+                    self._system.write(path, text)
+            raise
+
+    def _update(self, repository: apt.Repository, before: dict[str, str | None]) -> None:
+        only = ("-o", f"Dir::Etc::sourcelist={repository.sources_path}", "-o", "Dir::Etc::sourceparts=-")
+        strict = ("-o", "APT::Get::List-Cleanup=0", "-o", "APT::Update::Error-Mode=any")
+        argv = [*APT_GET, *only, *strict, "update"]
+        done = self._unlocked(argv, 600)
+        if done.rc != 0 and repository.key_url and OTHER_KEY.search(done.err) and repository.key_path not in before:
+            before[repository.key_path] = self._system.read(repository.key_path)
+            self._system.write(repository.key_path, self._key(repository))
+            done = self._unlocked(argv, 600)
+        self._refuse(argv, done)
+
+    def _install(self, steps: t.Sequence[apt.SetPackage]) -> None:
+        if not steps:
+            return
+        # Our own holds are lifted, and no other: what the user holds isn't to be changed on the way.
+        held = [step.package.name for step in steps if step.held]
+        if held:
+            self._run(["apt-mark", "unhold", *held], 60)
+        argv = [*APT_GET, *KEEP_CONFIGURATION, "install", "--no-install-recommends", "--allow-downgrades"]
+        argv += [str(step.package) for step in steps]
+        try:
+            done = self._unlocked(argv, 3600)
+            if done.rc != 0 and STALE_LISTS.search(done.out + done.err):
+                self._run([*APT_GET, "update"], 900)
+                done = self._unlocked(argv, 3600)
+            self._refuse(argv, done)
+        except ShareError:
+            if held:
+                self._run(["apt-mark", "hold", *held], 60)
+            raise
+
+    def _hold(self, names: t.Sequence[str]) -> None:
+        if names:
+            self._run(["apt-mark", "hold" if self._wanted.hold else "unhold", *names], 60)
+
+    def _purge(self, steps: t.Sequence[apt.Purge]) -> None:
+        held = [step.name for step in steps if step.held]
+        if held:
+            self._run(["apt-mark", "unhold", *held], 60)
+        if steps:
+            self._run([*APT_GET, "purge", *(step.name for step in steps)], 3600)
+
+    def _unlocked(self, argv: t.Sequence[str], timeout: float) -> Done:
+        """Run a command; while another package manager is at work, wait for it."""
+        for _try in range(LOCK_TRIES):
+            done = self._system.run(argv, timeout=timeout)
+            if done.rc == 0 or not LOCKED.search(done.err):
+                break
+            self._sleep(LOCK_PAUSE)
+        return done
+
+    def _run(self, argv: t.Sequence[str], timeout: float) -> None:
+        self._refuse(argv, self._unlocked(argv, timeout))
+
+    @staticmethod
+    def _refuse(argv: t.Sequence[str], done: Done) -> None:
+        if done.rc == 0:
+            return
+        raise ShareError(
+            f"{shown(argv)} failed: {own_words(done)}",
+            rc=done.rc,
+            stdout=done.out[-8000:],
+            stderr=done.err[-8000:],
+        )
+
+
+def shown(argv: t.Sequence[str]) -> str:
+    """The command as a person would type it."""
+    words = []
+    for before, word in zip(("", *argv), argv):
+        if word not in ("-o", "-y") and before != "-o" and not word.startswith("--force"):
+            words.append(word)
+    return " ".join(words)
+
+
+def own_words(done: Done) -> str:
+    """apt's own reason, in one line."""
+    errors = [line for line in done.err.splitlines() if line.startswith("E:")]
+    # apt only says that dpkg failed; dpkg says why.
+    dpkg = [line for line in done.err.splitlines() if line.startswith("dpkg: error")]
+    lines = dpkg if dpkg and (not errors or "Sub-process" in errors[0]) else errors
+    last = [line for line in (done.err or done.out).strip().splitlines()[-1:]]
+    return (lines[:1] or last or [f"it ended with status {done.rc}"])[0].strip().rstrip(":")

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A made-up machine: files in a dict, scripted commands, and a small apt that keeps its state in them."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+
+Answer = Done | Callable[[Sequence[str]], Done]
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing catches it, no ``except Exception`` runs."""
+
+
+class FakeSystem:
+    """Files and links by path; commands answered by the longest beginning of their line that is known.
+
+    ``kill_at``: the machine dies at the n-th write, removal or command that changes something.
+    """
+
+    def __init__(self, files: dict[str, str] | None = None, commands: dict[str, Answer] | None = None) -> None:
+        self.files = dict(files or {})
+        self.links: dict[str, str] = {}
+        self.folders: set[str] = set()
+        self.commands: dict[str, Answer] = {"uname -m": Done(0, "x86_64\n", ""), **(commands or {})}
+        self.ran: list[str] = []
+        self.free = 10**9
+        self.events = 0
+        self.kill_at = 0
+
+    def step(self) -> None:
+        self.events += 1
+        if self.events == self.kill_at:
+            raise Killed
+
+    def read(self, path: str) -> str | None:
+        return self.files.get(path)
+
+    def names(self, path: str) -> list[str]:
+        start = path.rstrip("/") + "/"
+        everything = [*self.files, *self.links, *self.folders]
+        return sorted({one[len(start) :].split("/")[0] for one in everything if one.startswith(start)})
+
+    def exists(self, path: str) -> bool:
+        return path in self.files or path in self.links or path in self.folders or bool(self.names(path))
+
+    def link(self, path: str) -> str | None:
+        return self.links.get(path)
+
+    def free_bytes(self, path: str) -> int:
+        return self.free
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        self.step()
+        self.files[path] = text
+        self.step()
+
+    def remove(self, path: str) -> None:
+        self.step()
+        self.files.pop(path, None)
+        self.step()
+
+    def run(self, argv: Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        line = " ".join(argv)
+        self.ran.append(line)
+        known = [start for start in self.commands if line.startswith(start)]
+        if not known:
+            return Done(127, "", f"{argv[0]}: not installed")
+        answer = self.commands[max(known, key=len)]
+        return answer if isinstance(answer, Done) else answer(argv)
+
+
+class AptMachine(FakeSystem):
+    """A node with dpkg and apt: repositories by URL, what is installed, what is held, which lists were fetched."""
+
+    def __init__(self, repositories: dict[str, dict[str, list[str]]]) -> None:
+        super().__init__(
+            {"/var/lib/dpkg/status": "", "/etc/apt/sources.list": "deb http://deb.example.org stable main\n"}
+        )
+        self.repositories = {"http://deb.example.org": {}, **repositories}
+        self.installed: dict[str, str] = {}
+        self.held: set[str] = set()
+        self.half: set[str] = set()
+        self.fetched: set[str] = set()
+        self.keys = {}  # what signs a repository now, by its URL; any key does where none stands here
+        self.locked = 0
+        self.commands.update(
+            {
+                "dpkg-query": self._query,
+                "dpkg --": self._configure,
+                "apt-get": self._apt_get,
+                "apt-mark": self._apt_mark,
+            }
+        )
+
+    def state(self) -> tuple[object, ...]:
+        """All that a run may change."""
+        return (dict(self.files), dict(self.installed), set(self.held), set(self.half))
+
+    def changing_commands(self) -> list[str]:
+        return [line for line in self.ran if not line.startswith(("dpkg-query", "uname"))]
+
+    def _query(self, argv: Sequence[str]) -> Done:
+        rows = [f"{'h' if n in self.held else 'i'}i \t{n}\t{v}\tamd64" for n, v in sorted(self.installed.items())]
+        rows += [f"iU \t{name}\t1\tamd64" for name in sorted(self.half)]
+        return Done(0, "\n".join(rows), "")
+
+    def _configure(self, argv: Sequence[str]) -> Done:
+        self.step()
+        for name in sorted(self.half):
+            self.half.discard(name)
+            self.installed[name] = self.unpacked[name]
+        self.files.pop("/var/lib/dpkg/updates/0001", None)
+        self.step()
+        return Done(0, "", "")
+
+    def _apt_mark(self, argv: Sequence[str]) -> Done:
+        self.step()
+        for name in argv[2:]:
+            (self.held.add if argv[1] == "hold" else self.held.discard)(name)
+        self.step()
+        return Done(0, "", "")
+
+    def _apt_get(self, argv: Sequence[str]) -> Done:
+        if self.locked:
+            self.locked -= 1
+            return Done(100, "", "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)")
+        if "/var/lib/dpkg/updates/0001" in self.files:
+            return Done(100, "", "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct it.")
+        words = [
+            word for before, word in itertools.pairwise(["", *argv]) if before != "-o" and not word.startswith("-")
+        ]
+        return {"update": self._update, "install": self._install, "purge": self._purge}[words[1]](argv, words[2:])
+
+    def _update(self, argv: Sequence[str], _words: Sequence[str]) -> Done:
+        only = [word.split("=", 1)[1] for word in argv if word.startswith("Dir::Etc::sourcelist=")]
+        sources = [path for path in self.files if path.endswith((".sources", "sources.list"))]
+        for path in only or sources:
+            for url, key in self._repositories_in(self.files[path]):
+                if url not in self.repositories:
+                    return Done(
+                        100, "", f"Err:1 {url}\nE: The repository '{url} ./ Release' does not have a Release file."
+                    )
+                if key and self.keys.get(url, self.files.get(key)) != self.files.get(key):
+                    return Done(100, "", f"E: GPG error: {url} InRelease: NO_PUBKEY 0123456789ABCDEF")
+                self.step()
+                self.fetched.add(url)
+        return Done(0, "", "")
+
+    @staticmethod
+    def _repositories_in(text: str) -> list[tuple[str, str]]:
+        flat = re.findall(r"^URIs: (\S+)\n(?:.*\n)*?Signed-By: (\S+)", text, re.MULTILINE)
+        return flat or [(url, "") for url in re.findall(r"^deb (\S+)", text, re.MULTILINE)]
+
+    def _candidates(self, name: str) -> list[str]:
+        return [version for url in sorted(self.fetched) for version in self.repositories[url].get(name, [])]
+
+    def _install(self, argv: Sequence[str], words: Sequence[str]) -> Done:
+        chosen = {}
+        for word in words:
+            name, _equals, version = word.partition("=")
+            found = [one for one in self._candidates(name) if fnmatch.fnmatchcase(one, version or "*")]
+            if not found:
+                return Done(100, "Reading package lists...\n", f"E: Unable to locate package {name}\nE: more")
+            if name in self.held:
+                return Done(
+                    100, "", "E: Held packages were changed and -y was used without --allow-change-held-packages."
+                )
+            chosen[name] = found[-1]
+        self.unpacked = dict(chosen)
+        for name in chosen:
+            self.files["/var/lib/dpkg/updates/0001"] = "journal"
+            self.installed.pop(name, None)
+            self.half.add(name)
+            self.step()
+        for name, version in chosen.items():
+            self.half.discard(name)
+            self.installed[name] = version
+            self.step()
+        del self.files["/var/lib/dpkg/updates/0001"]
+        self.step()
+        return Done(0, "", "")
+
+    def _purge(self, _argv: Sequence[str], words: Sequence[str]) -> Done:
+        for name in words:
+            self.step()
+            self.installed.pop(name, None)
+        self.step()
+        return Done(0, "", "")

@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""apt_packages: options, plan, apply over a fake apt, interruption at every step."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+
+import pytest
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible_collections.kubegpu.share.plugins.module_utils import _apt, _apt_observe
+from ansible_collections.kubegpu.share.plugins.module_utils._apt_apply import AptConcern, own_words, shown
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._runner import run
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from node_fakes import AptMachine, Killed
+
+URL = "http://repo.example.org/cuda/"
+KEY_URL = "http://repo.example.org/key.asc"
+KEY = f"{_apt.ARMOUR[0]}\n\nabc=\n{_apt.ARMOUR[1]}\n"
+OTHER_KEY = KEY.replace("abc", "xyz")
+SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
+SOURCES = "/etc/apt/sources.list.d/kubegpu-cuda.sources"
+KEYRING = "/etc/apt/keyrings/kubegpu-cuda.asc"
+
+
+def options(**changes):
+    repository = {"name": "cuda", "url": URL, "key_url": KEY_URL, "architectures": ["amd64"]}
+    params = {
+        "name": "driver",
+        "repositories": [{**repository, **changes.pop("repository", {})}],
+        "pins": [{"package": "*nvidia*", "pin": "version 580.95.05*"}],
+        "packages": ["nvidia-driver-cuda=580.95.05-*", "nvidia-kernel-open-dkms=580.95.05-*"],
+        "never_upgrade": ["nvidia-"],
+        **changes,
+    }
+    params["repositories"] = [{k: v for k, v in one.items() if v is not None} for one in params["repositories"]]
+    result = ArgumentSpecValidator(_apt.ARGUMENTS).validate(params)
+    assert not result.error_messages
+    return result.validated_parameters
+
+
+def machine():
+    versions = ["580.82.07-1", "580.95.05-1", "590.44.01-1"]
+    return AptMachine({URL: {"nvidia-driver-cuda": versions, "nvidia-kernel-open-dkms": versions, "other": ["1"]}})
+
+
+class Fetch:
+    def __init__(self, text=KEY):
+        self.text, self.asked = text, []
+
+    def __call__(self, url):
+        self.asked.append(url)
+        if self.text is None:
+            raise OSError("no route to host")
+        return self.text.encode()
+
+
+def go(node, params, fetch=None, check=False, sleep=lambda _seconds: None):
+    return run(AptConcern(_apt.package_set(params), node, "amd64", fetch or Fetch(), sleep), check)
+
+
+def headers(result):
+    return [one["before_header"] for one in result["diff"]]
+
+
+# --------------------------------------------------------------------------- from nothing, and again
+
+
+def test_everything_from_a_bare_machine_and_then_nothing():
+    node = machine()
+    result = go(node, options())
+    assert headers(result) == [
+        KEYRING,
+        SOURCES,
+        "/etc/apt/preferences.d/kubegpu-driver.pref",
+        "/etc/apt/apt.conf.d/90kubegpu-driver",
+        "package nvidia-driver-cuda",
+        "package nvidia-kernel-open-dkms",
+    ]
+    assert node.installed == {"nvidia-driver-cuda": "580.95.05-1", "nvidia-kernel-open-dkms": "580.95.05-1"}
+    assert node.held == set(node.installed)
+    assert node.files[KEYRING] == KEY
+    assert node.files[SOURCES].splitlines()[2:] == [
+        "Types: deb",
+        f"URIs: {URL}",
+        "Suites: /",
+        "Architectures: amd64",
+        f"Signed-By: {KEYRING}",
+    ]
+    assert (
+        "Package: *nvidia*\nPin: version 580.95.05*\nPin-Priority: 1001\n"
+        in node.files["/etc/apt/preferences.d/kubegpu-driver.pref"]
+    )
+    assert 'Package-Blacklist {\n    "nvidia-";\n};' in node.files["/etc/apt/apt.conf.d/90kubegpu-driver"]
+    # Only our own list was fetched: nothing else was needed.
+    assert node.fetched == {URL}
+
+    node.ran.clear()
+    fetch = Fetch(None)
+    assert go(node, options(), fetch) == {"changed": False, "diff": []}
+    assert node.changing_commands() == [] and fetch.asked == []
+
+
+def test_check_mode_predicts_all_without_the_repository_being_there():
+    node = machine()
+    before = copy.deepcopy(node.state())
+    predicted = go(node, options(packages=["nvidia-driver-cuda=580.95.05-*", "other"]), Fetch(None), check=True)
+    assert predicted["changed"] and node.state() == before and node.changing_commands() == []
+    by_header = {one["before_header"]: one["after"] for one in predicted["diff"]}
+    assert by_header["package nvidia-driver-cuda"] == "580.95.05-*, held\n"
+    assert by_header["package other"] == "latest of pin, held\n"
+    made = go(node, options(packages=["nvidia-driver-cuda=580.95.05-*", "other"]))
+    assert made["diff"] == predicted["diff"]
+
+
+def test_dependencies_from_lists_that_were_never_fetched():
+    node = machine()
+    node.repositories["http://deb.example.org"] = {"dkms": ["3"]}
+    go(node, options(packages=["dkms"]))
+    assert node.fetched == {URL, "http://deb.example.org"}
+    assert node.installed == {"dkms": "3"}
+
+
+# --------------------------------------------------------------------------- drift
+
+
+def converged():
+    node = machine()
+    go(node, options())
+    node.ran.clear()
+    return node
+
+
+def test_hand_edited_file_of_ours_is_restored_without_apt_work_on_packages():
+    node = converged()
+    node.files["/etc/apt/preferences.d/kubegpu-driver.pref"] = "# mine\n"
+    assert headers(go(node, options())) == ["/etc/apt/preferences.d/kubegpu-driver.pref"]
+    assert node.changing_commands() == []
+    assert "Pin-Priority" in node.files["/etc/apt/preferences.d/kubegpu-driver.pref"]
+
+
+def test_lifted_hold_is_put_back_alone():
+    node = converged()
+    node.held.discard("nvidia-driver-cuda")
+    assert headers(go(node, options())) == ["package nvidia-driver-cuda"]
+    assert node.changing_commands() == ["apt-mark hold nvidia-driver-cuda"]
+
+
+def test_hold_false_releases():
+    node = converged()
+    go(node, options(hold=False))
+    assert node.held == set()
+
+
+@pytest.mark.parametrize("version", ["580.82.07", "590.44.01"])
+def test_up_and_downgrade_lift_only_our_own_holds(version):
+    node = converged()
+    node.held.add("linux-image-amd64")
+    go(node, options(packages=[f"nvidia-driver-cuda={version}-1"]))
+    assert node.installed["nvidia-driver-cuda"] == f"{version}-1"
+    assert node.held == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "linux-image-amd64"}
+    assert not [line for line in node.ran if "--allow-change-held-packages" in line]
+    assert all("--allow-downgrades" in line for line in node.ran if " install " in line)
+
+
+def test_failed_install_leaves_the_old_version_held():
+    node = converged()
+    with pytest.raises(ShareError, match=r"apt-get install .* failed: E: Unable to locate package nvidia-driver-cuda$"):
+        go(node, options(packages=["nvidia-driver-cuda=1-1"]))
+    assert node.installed["nvidia-driver-cuda"] == "580.95.05-1" and "nvidia-driver-cuda" in node.held
+
+
+def test_new_url_is_fetched_and_old_one_forgotten():
+    node = converged()
+    node.repositories["http://mirror.example.org/"] = {}
+    result = go(node, options(repository={"url": "http://mirror.example.org/"}))
+    assert headers(result) == [SOURCES]
+    assert "http://mirror.example.org/" in node.fetched
+
+
+def test_repository_that_fails_is_taken_out_again():
+    node = machine()
+    with pytest.raises(ShareError, match=r"failed: E: The repository .* does not have a Release file\.$"):
+        go(node, options(repository={"url": "http://wrong.example.org/"}))
+    assert SOURCES not in node.files and KEYRING not in node.files
+    node = converged()
+    before = node.files[SOURCES]
+    with pytest.raises(ShareError):
+        go(node, options(repository={"url": "http://wrong.example.org/"}))
+    assert node.files[SOURCES] == before
+
+
+def test_unpinned_package_is_left_at_whatever_version():
+    node = machine()
+    go(node, options(packages=["nvidia-driver-cuda"]))
+    assert node.installed == {"nvidia-driver-cuda": "590.44.01-1"}
+    node.installed["nvidia-driver-cuda"] = "1"
+    assert not go(node, options(packages=["nvidia-driver-cuda"]))["changed"]
+
+
+# --------------------------------------------------------------------------- keys
+
+
+def test_key_rotation_is_a_change():
+    node = converged()
+    node.keys[URL] = OTHER_KEY
+    new = hashlib.sha256(OTHER_KEY.encode()).hexdigest()
+    result = go(node, options(repository={"key_sha256": new}), Fetch(OTHER_KEY))
+    assert headers(result) == [KEYRING] and node.files[KEYRING] == OTHER_KEY
+    result = go(node, options(repository={"key_sha256": new, "key_url": KEY_URL + "2"}), Fetch(OTHER_KEY))
+    assert headers(result) == [SOURCES]
+    result = go(node, options(repository={"key_url": KEY_URL + "3"}), Fetch(OTHER_KEY))
+    assert headers(result) == [KEYRING, SOURCES]
+    result = go(node, options(repository={"key_url": None, "key_text": OTHER_KEY.strip()}), Fetch(None))
+    assert headers(result) == [SOURCES]
+
+
+def test_key_replaced_at_its_address_is_noticed_when_the_list_is_fetched():
+    node = converged()
+    node.keys[URL] = OTHER_KEY
+    go(node, options(packages=["other"]), Fetch(OTHER_KEY))
+    assert node.files[KEYRING] == OTHER_KEY and "other" in node.installed
+    node.keys[URL] = "third"
+    with pytest.raises(ShareError, match="NO_PUBKEY"):
+        go(node, options(packages=["nvidia-driver-cuda=580.82.07-1"]), Fetch(KEY))
+    assert node.files[KEYRING] == OTHER_KEY
+
+
+@pytest.mark.parametrize(
+    ("fetch", "repository", "words"),
+    [
+        (Fetch("<html>sign in</html>"), {}, "isn't an armoured OpenPGP public key"),
+        (Fetch("-----BEGIN PGP PUBLIC KEY BLOCK-----\ncut"), {}, "isn't an armoured OpenPGP public key"),
+        (Fetch(OTHER_KEY), {"key_sha256": SHA256}, f"key_sha256 says {SHA256}"),
+        (Fetch(None), {}, f"the key at {KEY_URL} can't be fetched: no route to host"),
+    ],
+)
+def test_key_that_is_no_key_leaves_everything_as_it_was(fetch, repository, words):
+    node = machine()
+    before = copy.deepcopy(node.state())
+    with pytest.raises(ShareError, match=r"^repositories: cuda: the key") as caught:
+        go(node, options(repository=repository), fetch)
+    assert words in str(caught.value) and node.state() == before
+
+
+# --------------------------------------------------------------------------- the user's own lists
+
+
+STANZA = f"Types: deb\nURIs: http://x/ {URL}\nSuites: /\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "refused"),
+    [
+        ("sources.list.d/cuda.list", "deb [arch=amd64 signed-by=/a.gpg] http://repo.example.org/cuda /", True),
+        ("sources.list.d/cuda.list", f"deb {URL} /", True),
+        ("sources.list", f"# x\ndeb  [ signed-by=/a.gpg ]  {URL}  /", True),
+        ("sources.list.d/cuda.list", f"#deb [signed-by=/a.gpg] {URL} /", False),
+        ("sources.list.d/cuda.list", f"deb-src [signed-by=/a.gpg] {URL} /", False),
+        ("sources.list.d/cuda.list", f"deb [signed-by={KEYRING}] {URL} /", False),
+        ("sources.list.d/cuda.list", f"deb [signed-by=/a.gpg] {URL} stable main", False),
+        ("sources.list.d/cuda.list", "deb [signed-by=/a.gpg] http://else.example.org/cuda/ /", False),
+        ("sources.list.d/cuda.list.save", f"deb [signed-by=/a.gpg] {URL} /", False),
+        ("sources.list.d/c.sources", f"{STANZA}Signed-By:\n -----BEGIN\n .\n x\n", True),
+        ("sources.list.d/c.sources", f"{STANZA}Signed-By: /a.gpg\nEnabled: no\n", False),
+        ("sources.list.d/c.sources", f"# a\nTypes: deb\nURIs: http://x/\nSuites: /\n\n{STANZA}", True),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_list_of_the_users_with_another_key_is_refused_before_anything_changes(path, text, refused, check):
+    node = machine()
+    node.files[f"/etc/apt/{path}"] = text
+    node.repositories["http://x/"] = node.repositories["http://else.example.org/cuda/"] = {}
+    before = copy.deepcopy(node.state())
+    if refused:
+        with pytest.raises(BadInput, match=f"^/etc/apt/{path} names "):
+            go(node, options(), check=check)
+        assert node.state() == before and node.changing_commands() == []
+    else:
+        assert go(node, options(), check=check)["changed"]
+        assert node.files[f"/etc/apt/{path}"] == text
+
+
+# --------------------------------------------------------------------------- locks, interruption
+
+
+def test_another_package_manager_is_waited_for():
+    node = machine()
+    node.locked = 3
+    slept = []
+    go(node, options(), sleep=slept.append)
+    assert len(slept) == 3
+    node.locked = 1000
+    with pytest.raises(ShareError, match=r"E: Could not get lock .* held by process 7"):
+        go(node, options(packages=["other"]), sleep=slept.append)
+
+
+def test_interrupted_dpkg_is_finished_first():
+    node = converged()
+    node.half, node.unpacked = {"nvidia-driver-cuda"}, {"nvidia-driver-cuda": "580.95.05-1"}
+    del node.installed["nvidia-driver-cuda"]
+    result = go(node, options())
+    assert "dpkg --configure -a" in headers(result)
+    assert node.changing_commands()[0] == "dpkg --force-confdef --force-confold --configure -a"
+    node.files["/var/lib/dpkg/updates/0001"] = "journal"
+    assert headers(go(node, options())) == ["dpkg --configure -a"]
+
+
+def test_someone_elses_unfinished_package_is_no_drift_of_ours():
+    node = converged()
+    node.half, node.unpacked = {"broken"}, {"broken": "1"}
+    assert not go(node, options())["changed"]
+
+
+def starts():
+    """Machines to begin on, and what is asked of them."""
+    yield "bare", machine, options()
+    newer = [f"{name}=590.44.01-1" for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")]
+    yield "upgrade", converged, options(packages=newer)
+    moved = {"url": "http://mirror.example.org/", "key_url": KEY_URL + "2"}
+    yield "new key and url", converged, options(repository=moved)
+    yield "absent", converged, options(state="absent")
+
+
+@pytest.mark.parametrize(("begin", "params"), [one[1:] for one in starts()], ids=[one[0] for one in starts()])
+def test_killed_at_any_step_the_next_run_ends_in_the_same_state(begin, params):
+    def fresh():
+        node = begin()
+        node.repositories["http://mirror.example.org/"] = node.repositories[URL]
+        node.events = 0
+        return node
+
+    whole = fresh()
+    go(whole, params)
+    assert whole.events >= 5
+    for moment in range(1, whole.events + 1):
+        node = fresh()
+        node.kill_at = moment
+        with pytest.raises(Killed):
+            go(node, params)
+        node.kill_at = 0
+        go(node, params)
+        assert node.state() == whole.state(), moment
+        assert not go(node, params)["changed"], moment
+
+
+# --------------------------------------------------------------------------- absent
+
+
+def test_absent_takes_out_what_is_ours_and_no_more():
+    node = machine()
+    node.files["/etc/apt/sources.list.d/mine.list"] = "deb http://deb.example.org stable main\n"
+    node.installed["mine"] = "1"
+    before = copy.deepcopy(node.state())
+    go(node, options())
+    result = go(node, options(state="absent"), check=True)
+    assert len(result["diff"]) == 6
+    go(node, options(state="absent"))
+    assert node.state() == before
+    assert go(node, options(state="absent")) == {"changed": False, "diff": []}
+
+
+def test_absent_finishes_an_interrupted_dpkg_first():
+    node = converged()
+    node.files["/var/lib/dpkg/updates/0001"] = "journal"
+    node.half, node.unpacked = {"nvidia-driver-cuda"}, {"nvidia-driver-cuda": "580.95.05-1"}
+    del node.installed["nvidia-driver-cuda"]
+    go(node, options(state="absent"))
+    assert node.installed == {} and node.half == set() and KEYRING not in node.files
+
+
+# --------------------------------------------------------------------------- input and words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "My.Set"}, "name: 'My.Set'"),
+        ({"repository": {"name": "../x"}}, "repositories: name: '../x'"),
+        ({"repository": {"url": "repo.example.org/x"}}, "repositories: cuda: url"),
+        ({"repository": {"key_url": "key.asc"}}, "repositories: cuda: key_url"),
+        ({"repository": {"key_sha256": "abc"}}, "repositories: cuda: key_sha256"),
+        ({"repository": {"components": ["main"]}}, "a suite that ends in / has no components"),
+        ({"repository": {"suites": ["stable"]}}, "a suite that ends in / has no components"),
+        ({"repository": {"suites": ["a b"]}}, "repositories: cuda: suites"),
+        ({"repository": {"key_url": None, "key_text": "x"}}, "isn't an armoured OpenPGP public key"),
+        ({"packages": ["nvidia driver"]}, "packages: 'nvidia driver'"),
+        ({"packages": ["-o=x"]}, "packages: '-o=x'"),
+        ({"packages": ["other", "other=1"]}, "packages: one is named twice"),
+        ({"pins": [{"package": "a\nb", "pin": "x"}]}, "pins: package"),
+        ({"never_upgrade": ['a"; };']}, "never_upgrade"),
+    ],
+)
+def test_bad_input_names_its_option(changes, words):
+    with pytest.raises(ShareError) as caught:
+        _apt.package_set(options(**changes))
+    assert words in str(caught.value)
+
+
+def test_machine_without_apt():
+    node = machine()
+    del node.files["/var/lib/dpkg/status"]
+    with pytest.raises(BadInput, match="this node has no apt"):
+        go(node, options())
+
+
+def test_query_tells_native_packages_their_holds_and_what_is_by_half():
+    text = "\n".join(
+        [
+            "ii \ta\t1\tamd64",
+            "hi \tb\t2\tall",
+            "rc \tc\t3\tamd64",
+            "un \td\t\t",
+            "iF \te\t4\tamd64",
+            "iHR\tf\t4\tamd64",
+            "ii \ta\t9\ti386",
+            "it \tg\t5\tamd64",
+        ]
+    )
+    packages, unfinished, triggers = _apt_observe.parse_query(text, "amd64")
+    assert packages == {
+        "a": {"version": "1", "held": False},
+        "b": {"version": "2", "held": True},
+        "g": {"version": "5", "held": False},
+    }
+    assert unfinished == ["e", "f"] and triggers
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (Done(100, "x", "W: a\nE: first\nE: second\n"), "E: first"),
+        (
+            Done(100, "", "dpkg: error processing package x (--configure):\n y\nE: Sub-process dpkg returned (1)"),
+            "dpkg: error processing package x (--configure)",
+        ),
+        (Done(127, "", "apt-get: not installed"), "apt-get: not installed"),
+        (Done(9, "", ""), "it ended with status 9"),
+    ],
+)
+def test_own_words(done, words):
+    assert own_words(done) == words
+
+
+def test_shown_command_is_what_a_person_would_type():
+    assert shown(["apt-get", "-y", "-o", "A::B=1", "install", "x=1"]) == "apt-get install x=1"
