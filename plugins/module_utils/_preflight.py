@@ -1,0 +1,218 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What would stop site.yml, told before it changes anything: one sentence each, naming the variable. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_unit
+from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import node_cards
+from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
+
+BACKENDS = ("gpushare",)
+PLACEMENTS = ("binpack", "spread")
+DELIVERIES = ("import", "registry")
+# What the node roles can set up; a role that learns another one adds it here.
+FAMILIES = ("debian",)
+ARCHITECTURES = ("amd64", "arm64")
+RUNTIMES = ("containerd",)
+
+# Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
+OLD_IMAGES = {"gpushare_extender_image": "1.11-d170d8a", "gpushare_device_plugin_image": "v2-1.11-aff8a23"}
+# Pods have had fields that this client drops since this version; it writes pods back whole.
+OLD_IMAGES_END = (1, 16)
+
+# Resources by which other stacks announce the very cards that we would announce.
+FOREIGN = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What the user asks for."""
+
+    backend: str = "gpushare"
+    memory_unit: str = "GiB"
+    placement: str = "binpack"
+    image_delivery: str = "import"
+    extender_image: str = ""
+    device_plugin_image: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One machine of the inventory.
+
+    :param host: its name in the inventory.
+    :param node: its name in the cluster.
+    :param gpu: it is in gpu_nodes (and not only in control_plane).
+    :param seen: its observation (``gpu_node``); None where it wasn't looked at in this run.
+    """
+
+    host: str
+    node: str
+    gpu: bool
+    seen: t.Mapping[str, t.Any] | None
+
+
+@dataclasses.dataclass
+class Findings:
+    """``problems`` stop the run, ``warnings`` deserve a look, ``notes`` can't be known yet."""
+
+    problems: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def examine(wish: Wish, cluster: Json, hosts: t.Sequence[Host]) -> Findings:
+    """All that would stop the run.
+
+    :param cluster: as the module ``cluster_info`` returns it.
+    """
+    found = Findings()
+    _values(wish, found)
+    _images(wish, str(cluster.get("version", "")), found)
+    nodes = {node["name"]: node for node in cluster.get("nodes") or []}
+    if not any(host.gpu for host in hosts):
+        found.problems.append("gpu_nodes: the group names no host, so that there is nothing to set up")
+    for host in hosts:
+        twins = [other.host for other in hosts if other.node == host.node]
+        if len(twins) > 1 and twins[0] == host.host:
+            found.problems.append(f"gpu_node_name: the hosts {', '.join(twins)} are all said to be node {host.node}")
+        node = nodes.get(host.node)
+        if node is None:
+            _stranger(host, nodes, found)
+        else:
+            _node(host, node, found)
+        if host.gpu and host.seen is not None:
+            _machine(wish, host, found)
+    if wish.memory_unit in contract.MIB_PER_UNIT:
+        _unit_change(wish, nodes.values(), cluster.get("sharing_pods") or [], found)
+    return found
+
+
+def _values(wish: Wish, found: Findings) -> None:
+    for variable, value, known in (
+        ("gpu_backend", wish.backend, BACKENDS),
+        ("gpushare_memory_unit", wish.memory_unit, tuple(contract.MIB_PER_UNIT)),
+        ("gpushare_placement", wish.placement, PLACEMENTS),
+        ("gpushare_image_delivery", wish.image_delivery, DELIVERIES),
+    ):
+        if value not in known:
+            found.problems.append(f"{variable}: {value!r} isn't known; it can be {' or '.join(known)}")
+
+
+def _images(wish: Wish, version: str, found: Findings) -> None:
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    if not numbers or (int(numbers.group(1)), int(numbers.group(2))) < OLD_IMAGES_END:
+        return
+    for variable, image in (
+        ("gpushare_extender_image", wish.extender_image),
+        ("gpushare_device_plugin_image", wish.device_plugin_image),
+    ):
+        if any(tag in image for tag in OLD_IMAGES.values()):
+            found.problems.append(
+                f"{variable}: {image} is a build of 2019 whose Kubernetes 1.11 client drops the fields of a pod that "
+                f"it doesn't know when it writes the pod back, which the API server of this cluster ({version}) "
+                "refuses, so that no pod could be bound or assigned; leave the variable unset, or name a newer build"
+            )
+
+
+def _stranger(host: Host, nodes: t.Mapping[str, Json], found: Findings) -> None:
+    group = "gpu_nodes" if host.gpu else "control_plane"
+    known = ", ".join(sorted(nodes)[:10]) + (", …" if len(nodes) > 10 else "")
+    named = "" if host.node == host.host else f" (as gpu_node_name says: {host.node})"
+    found.problems.append(
+        f"{group}: host {host.host}{named} isn't a node of the cluster, whose nodes are {known or 'none'}; "
+        "set gpu_node_name where a host is called otherwise there"
+    )
+
+
+def _node(host: Host, node: Json, found: Findings) -> None:
+    if not node["ready"]:
+        found.warnings.append(f"node {host.node} isn't Ready")
+    if not host.gpu:
+        return
+    runtime = str(node["runtime"]).partition(":")[0]
+    if runtime not in RUNTIMES:
+        found.problems.append(
+            f"gpu_nodes: node {host.node} runs {node['runtime'] or 'an unknown container runtime'}; "
+            f"what can be set up is {' or '.join(RUNTIMES)}"
+        )
+    foreign = sorted(
+        name for name, value in node["capacity"].items() if FOREIGN.fullmatch(name) and contract.quantity(value) > 0
+    )
+    if foreign:
+        found.problems.append(
+            f"gpu_nodes: node {host.node} announces {', '.join(foreign)} already, so another device plugin gives away "
+            "the same cards; take that plugin off the node, or the node out of gpu_nodes"
+        )
+
+
+def _machine(wish: Wish, host: Host, found: Findings) -> None:
+    seen = host.seen or {}
+    distribution = seen.get("distribution") or {}
+    if distribution.get("family") not in FAMILIES:
+        found.problems.append(
+            f"gpu_nodes: host {host.host} runs {distribution.get('id', 'an unknown system')} "
+            f"{distribution.get('version', '')}; what can be set up is the family of {' or '.join(FAMILIES)}"
+        )
+    if distribution.get("arch") not in ARCHITECTURES:
+        found.problems.append(
+            f"gpu_nodes: host {host.host} is of architecture {distribution.get('arch', 'unknown')}; "
+            f"the driver and the servers are there for {' and '.join(ARCHITECTURES)}"
+        )
+    if not seen.get("gpus"):
+        found.problems.append(f"gpu_nodes: host {host.host} has no NVIDIA GPU on its PCI bus")
+    if wish.memory_unit not in contract.MIB_PER_UNIT:
+        return
+    cards = _cards((seen.get("driver") or {}).get("cards") or [], wish.memory_unit)
+    if not cards:
+        found.notes.append(
+            f"gpushare_memory_unit: host {host.host} shows no card before its driver is loaded, so that the device "
+            f"plugin itself will judge whether {wish.memory_unit} makes too many device IDs there"
+        )
+        return
+    try:
+        contract.check_device_list(cards, wish.memory_unit)
+    except contract.ContractError as error:
+        found.problems.append(f"{error} (host {host.host})")
+    small = [card for card in cards if card.units <= 0]
+    if small:
+        found.problems.append(
+            f"gpushare_memory_unit: card {small[0].index} of host {host.host} has {small[0].memory_mib} MiB, "
+            f"not one whole {wish.memory_unit}"
+        )
+
+
+def _cards(rows: t.Iterable[t.Mapping[str, t.Any]], unit: str) -> list[Card]:
+    return [
+        Card(
+            index=int(row["index"]),
+            uuid=str(row["uuid"]),
+            minor=int(row.get("minor") or 0),
+            memory_mib=int(row["memory_mib"]),
+            units=contract.units_of(int(row["memory_mib"]), unit),
+        )
+        for row in rows
+    ]
+
+
+def _unit_change(wish: Wish, nodes: t.Iterable[Json], pods: t.Sequence[Json], found: Findings) -> None:
+    other = sorted(node["name"] for node in nodes if node_unit(node_cards(node)) not in (None, wish.memory_unit))
+    held = [pod for pod in pods if pod["node"] in other]
+    if other and held:
+        named = ", ".join(f"{pod['namespace']}/{pod['name']}" for pod in held[:3]) + (", …" if len(held) > 3 else "")
+        found.problems.append(
+            f"gpushare_memory_unit: {wish.memory_unit} isn't what node{'s' if len(other) > 1 else ''} "
+            f"{', '.join(other)} count{'' if len(other) > 1 else 's'} in now, and {len(held)} "
+            f"pod{'s' if len(held) > 1 else ''} there ({named}) would hold another amount than they asked for; "
+            "delete them first"
+        )

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The allocation against a small re-telling of kubectl inspect's algorithm, and where ours must be better."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _allocation as allocation
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation_table import table
+from hypothesis import given
+from hypothesis import strategies as st
+
+MEMORY, COUNT = contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT
+
+
+def node(name="gpu1", memory=32, count=2, cards=None, **more):
+    resources = {MEMORY: str(memory), COUNT: str(count)}
+    annotations = {} if cards is None else {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
+    return {
+        "metadata": {"name": name, "annotations": annotations},
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": "192.0.2.1"}],
+        },
+        **more,
+    }
+
+
+def card(index, units, memory=0, healthy=True):
+    return contract.Card(index, f"GPU-{index}{index}", index, memory or units * 1024, units, healthy, "Model")
+
+
+def pod(name, units, on="gpu1", index=None, phase="Running", assigned=True, terminating=False, containers=None):
+    annotations = (
+        {} if index is None else {contract.POD_INDEX: str(index), contract.POD_ASSIGNED: str(assigned).lower()}
+    )
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "annotations": annotations,
+            **({"deletionTimestamp": "x"} if terminating else {}),
+        },
+        "spec": {
+            **({"nodeName": on} if on else {}),
+            "containers": [
+                {"name": f"c{at}", "resources": {"limits": {MEMORY: str(one)} if one else {}}}
+                for at, one in enumerate(containers or [units])
+            ],
+        },
+        "status": {"phase": phase},
+    }
+
+
+# --------------------------------------------------------------------------- kubectl inspect gpushare -d
+
+
+def inspect(nodes, pods):
+    """What kubectl inspect gpushare -d prints, as numbers: per node its cards' columns, its sums; and the cluster's."""
+    shown, cluster_used, cluster_total = {}, 0, 0
+    for one in nodes:
+        resources = one["status"]["allocatable"]
+        memory, count = int(resources.get(MEMORY, 0)), int(resources.get(COUNT, 0))
+        if memory <= 0:
+            continue
+        devices = dict.fromkeys(range(count), 0)
+        rows = {}
+        for each in pods:
+            if (
+                each["status"]["phase"] in ("Succeeded", "Failed")
+                or each["spec"].get("nodeName") != one["metadata"]["name"]
+            ):
+                continue
+            held = sum(int(c["resources"].get("limits", {}).get(MEMORY, 0)) for c in each["spec"]["containers"])
+            if held <= 0:
+                continue
+            try:
+                device = int(each["metadata"]["annotations"][contract.POD_INDEX])
+            except (KeyError, ValueError):
+                device = -1
+            devices[device] = devices.get(device, 0) + held
+            rows[each["metadata"]["name"]] = (device if 0 <= device < count else -1, held)
+        used = sum(devices.values())
+        shown[one["metadata"]["name"]] = {
+            "cards": [(devices[at], memory // count) for at in range(count)],
+            "pods": rows,
+            "used": used,
+            "total": memory,
+            "percent": int(used / memory * 100),
+        }
+        cluster_used, cluster_total = cluster_used + used, cluster_total + memory
+    return shown, cluster_used, cluster_total
+
+
+pods_of = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 12), min_size=1, max_size=3),
+        st.sampled_from(["gpu1", "gpu2", "gpu10", "other", None]),
+        st.sampled_from([None, 0, 1, 2, 3, -1, "x"]),
+        st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+        st.booleans(),
+    ),
+    max_size=14,
+)
+sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 80)), min_size=3, max_size=3)
+
+
+@given(pods_of, sizes, st.booleans())
+def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated):
+    nodes = [{"metadata": {"name": "other"}, "status": {"allocatable": {"cpu": "2"}, "capacity": {"cpu": "2"}}}]
+    for name, (count, units) in zip(("gpu1", "gpu2", "gpu10"), cluster, strict=True):
+        cards = [card(at, units) for at in range(count)] if annotated else None
+        nodes.append(node(name, count * units, count, cards))
+    pods = [
+        pod(f"p{at}", 0, on, index, phase, terminating=leaving, containers=containers)
+        for at, (containers, on, index, phase, leaving) in enumerate(described)
+    ]
+    expected, used, total = inspect(nodes, pods)
+    found = allocation.allocation(nodes, pods)
+    ours = {one["name"]: one for one in found["nodes"] if one["total"]}
+    assert list(ours) == ["gpu1", "gpu2", "gpu10"]
+    for name, told in expected.items():
+        one = ours[name]
+        assert [(each["used"], each["total"]) for each in one["cards"]] == told["cards"]
+        assert (one["used"], one["total"]) == (told["used"], told["total"])
+        assert allocation.percent(one["used"], one["total"]) == told["percent"]
+        rows = {each["name"]: (at["index"], each["units"]) for at in one["cards"] for each in at["pods"]}
+        rows.update({each["name"]: (-1, each["units"]) for each in one["pending"]})
+        assert rows == told["pods"]
+    # Ours also counts pods on a node whose plugin is gone; inspect forgets that node.
+    stray = sum(one["used"] for one in found["nodes"] if not one["total"])
+    assert (found["used"] - stray, found["total"]) == (used, total)
+    assert table(found) and json.loads(json.dumps(found)) == found
+
+
+# --------------------------------------------------------------------------- where upstream is wrong
+
+
+def test_unequal_cards_have_each_their_own_size():
+    found = allocation.allocation([node(memory=12, count=2, cards=[card(0, 10, 11175), card(1, 1, 2002)])], [])
+    assert [(one["total"], one["used"]) for one in found["nodes"][0]["cards"]] == [(10, 0), (1, 0)]
+    assert found["total"] == 11
+
+
+def test_more_than_there_is_is_told_as_it_is():
+    found = allocation.allocation([node(memory=4, count=1)], [pod("a", 3, index=0), pod("b", 3, index=0)])
+    assert (found["nodes"][0]["cards"][0]["used"], found["nodes"][0]["used"]) == (6, 6)
+
+
+def test_pods_are_told_with_what_is_known_of_them():
+    pods = [pod("late", 2, index=1, assigned=False, terminating=True), pod("lost", 1, index=7), pod("new", 3)]
+    found = allocation.allocation([node()], pods)["nodes"][0]
+    assert found["cards"][1]["pods"] == [
+        {"namespace": "default", "name": "late", "units": 2, "phase": "Running", "assigned": False, "terminating": True}
+    ]
+    assert [one["name"] for one in found["pending"]] == ["lost", "new"]
+
+
+def test_pods_that_wait_are_told_with_the_schedulers_reason():
+    waiting = pod("w", 20, on=None, phase="Pending")
+    waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card\nhas 20"}]
+    found = allocation.allocation([node()], [waiting, pod("none", 0, on=None)])
+    assert found["waiting"] == [{"namespace": "default", "name": "w", "units": 20, "reason": "no card has 20"}]
+    assert found["used"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cards", "unit"),
+    [
+        ([card(0, 16, 16384)], "GiB"),
+        ([card(0, 16384, 16384)], "MiB"),
+        ([card(0, 140, 143771)], "GiB"),  # kubectl inspect calls this one MiB
+        ([contract.Card(0, "", 0, 0, 15)], "GiB"),
+        ([contract.Card(0, "", 0, 0, 15000)], "MiB"),
+        ([card(0, 7, 16384)], "GiB"),
+        ([card(0, 1, 1024), card(1, 2048, 2048)], None),
+        ([], None),
+    ],
+)
+def test_the_unit_is_told_by_the_cards_sizes(cards, unit):
+    assert allocation.node_unit(cards) == unit
+
+
+def test_names_sort_as_people_count():
+    names = ["gpu10", "gpu2", "a", "gpu1", "gpu2b", "2"]
+    assert sorted(names, key=allocation.natural) == ["2", "a", "gpu1", "gpu2", "gpu2b", "gpu10"]
+
+
+# --------------------------------------------------------------------------- the table
+
+
+def test_the_table():
+    cards = [card(0, 16), card(1, 16, healthy=False)]
+    pods = [pod("binpack-0", 2, index=0), pod("binpack-1", 1, index=0, terminating=True), pod("big", 8, index=1)]
+    waiting = pod("huge", 99, on=None, phase="Pending")
+    found = allocation.allocation([node(cards=cards), node("gpu2", 16, 1)], [*pods, waiting])
+    assert (
+        table(found)
+        == """\
+NAME:       gpu1
+IPADDRESS:  192.0.2.1
+GPU0:       Model, 16384 MiB, GPU-00
+GPU1:       Model, 16384 MiB, GPU-11, UNHEALTHY
+
+NAMESPACE        POD        STATUS       GPU0(Allocated)  GPU1(Allocated)
+default          binpack-0  Running      2                0
+default          binpack-1  Terminating  1                0
+default          big        Running      0                8
+Allocated/Total                          3/16             8/16
+
+Allocated/Total of the node (GiB): 11/32 (34%)
+-------------------------------------------------------------------------
+NAME:       gpu2
+IPADDRESS:  192.0.2.1
+
+NAMESPACE        POD  STATUS  GPU0(Allocated)
+Allocated/Total               0/16
+
+Allocated/Total of the node (GiB): 0/16 (0%)
+-------------------------------------------------------------------------
+Waiting for a card:
+  default/huge asks for 99: not scheduled yet
+Allocated/Total GPU memory of the cluster (GiB): 11/48 (22%)
+"""
+    )
+
+
+def test_a_pod_whose_card_isnt_known_has_its_own_column():
+    text = table(allocation.allocation([node(count=1)], [pod("lost", 3)]))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["NAMESPACE", "POD", "STATUS", "GPU0(Allocated)", "PENDING(Allocated)"] in lines
+    assert ["default", "lost", "Running", "0", "3"] in lines
+    assert ["Allocated/Total", "0/32", "3"] in lines
+
+
+def test_a_cluster_that_shares_nothing():
+    text = table(allocation.allocation([{"metadata": {"name": "cp1"}, "status": {}}], []))
+    assert text.startswith("No node announces shared GPU memory")
+    assert len(text.splitlines()) == 1

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The real main() of each module over a made-up API server; and that each documents just the options that it takes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+import yaml
+from ansible.module_utils import basic
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import AUTH_ARG_SPEC
+from fake_kube import FakeKube
+
+MODULES = "ansible_collections.kubegpu.share.plugins.modules."
+ACTIONS = "ansible_collections.kubegpu.share.plugins.action."
+
+CARDS = [contract.Card(0, "GPU-aaaaaaaa", 0, 16384, 16, True, "T4")]
+NODE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {
+        "name": "gpu1",
+        "labels": {"gpushare": "true"},
+        "annotations": {contract.NODE_CARDS: contract.cards_to_annotation(CARDS)},
+    },
+    "status": {
+        "capacity": {contract.RESOURCE_MEMORY: "16"},
+        "allocatable": {contract.RESOURCE_MEMORY: "16"},
+        "nodeInfo": {"containerRuntimeVersion": "containerd://2.2.9"},
+        "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+    },
+}
+
+
+@pytest.fixture
+def kube(monkeypatch):
+    return FakeKube(NODE)
+
+
+def call(name, kube, monkeypatch, capsys, **arguments):
+    module = importlib.import_module(MODULES + name)
+
+    def door(_module):
+        if isinstance(kube, Exception):
+            raise kube
+        return kube
+
+    monkeypatch.setattr(module.RealKube, "of_module", staticmethod(door))
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_cluster_objects(kube, monkeypatch, capsys):
+    definition = "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n"
+    arguments = {"definitions": definition, "_ansible_diff": True}
+    predicted = call("cluster_objects", kube, monkeypatch, capsys, **arguments, _ansible_check_mode=True)
+    done = call("cluster_objects", kube, monkeypatch, capsys, **arguments)
+    assert predicted["changed"] and done["changed"]
+    assert predicted["diff"] == done["diff"]
+    assert done["objects"] == [{"kind": "Namespace", "namespace": "", "name": "n", "action": "created"}]
+    assert not call("cluster_objects", kube, monkeypatch, capsys, **arguments)["changed"]
+
+
+def test_cluster_info(kube, monkeypatch, capsys):
+    found = call("cluster_info", kube, monkeypatch, capsys)
+    assert found["version"] == "v1.36.3"
+    assert found["nodes"][0]["runtime"] == "containerd://2.2.9"
+    assert (found["nodes"][0]["address"], found["sharing_pods"]) == ("192.0.2.1", None)
+
+
+def test_gpu_allocation_info(kube, monkeypatch, capsys):
+    found = call("gpu_allocation_info", kube, monkeypatch, capsys)
+    assert (found["total"], found["used"], found["unit"]) == (16, 0, "GiB")
+    assert found["table"].startswith("NAME:       gpu1\n")
+    assert found["requests"] == {"GET": 2}
+
+
+def test_verification_info(kube, monkeypatch, capsys):
+    found = call(
+        "verification_info", kube, monkeypatch, capsys, cards={"gpu1": ["GPU-aaaaaaaa"]}, control_plane=["cp1"]
+    )
+    assert found["problems"] == ["extender doesn't run on cp1", "device-plugin doesn't run on gpu1"]
+
+
+@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info", "verification_info"])
+def test_an_error_is_the_modules_failure_in_one_sentence(name, monkeypatch, capsys):
+    arguments = {"definitions": []} if name == "cluster_objects" else {}
+    found = call(name, BadInput("kubeconfig: is no file", more=1), monkeypatch, capsys, **arguments)
+    assert (found["failed"], found["msg"], found["more"]) == (True, "kubeconfig: is no file", 1)
+
+
+@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info", "verification_info"])
+def test_options_are_documented_as_they_are(name, monkeypatch):
+    module = importlib.import_module(MODULES + name)
+    seen = {}
+
+    class Stop(Exception):
+        pass
+
+    def init(self, argument_spec, supports_check_mode):
+        seen.update(argument_spec)
+        assert supports_check_mode
+        raise Stop
+
+    monkeypatch.setattr(basic.AnsibleModule, "__init__", init)
+    with pytest.raises(Stop):
+        module.main()
+    documented = yaml.safe_load(module.DOCUMENTATION).get("options", {})
+    compare(documented, {key: value for key, value in seen.items() if key not in AUTH_ARG_SPEC})
+    assert set(AUTH_ARG_SPEC) <= set(seen)
+
+
+def compare(documented, spec):
+    assert set(documented) == set(spec)
+    for option, one in spec.items():
+        told = documented[option]
+        assert told["type"] == one.get("type", "str"), option
+        for key in ("default", "choices", "elements", "required"):
+            assert told.get(key) == one.get(key), (option, key)
+
+
+def test_the_actions_options_are_documented_as_they_are():
+    action = importlib.import_module(ACTIONS + "preflight")
+    documented = yaml.safe_load(importlib.import_module(MODULES + "preflight").DOCUMENTATION)["options"]
+    compare(documented, action.ARGUMENTS)

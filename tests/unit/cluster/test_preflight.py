@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every way to ask for the impossible, and the one sentence that each gets."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import look
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight import Host, Wish, examine
+from fake_kube import FakeKube
+
+UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000"
+
+
+def node(name, capacity=None, annotations=None, runtime="containerd://2.2.9", ready="True"):
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": {"other/large": "x", **(annotations or {})}},
+        "status": {
+            "capacity": {"cpu": "8", **(capacity or {})},
+            "conditions": [{"type": "Ready", "status": ready}],
+            "nodeInfo": {"containerRuntimeVersion": runtime},
+        },
+    }
+
+
+def cards(units, memory):
+    return {contract.NODE_CARDS: contract.cards_to_annotation([contract.Card(0, UUID + "0", 0, memory, units)])}
+
+
+def seen(memory=16384, count=2, gpus=2, family="debian", arch="amd64"):
+    rows = [
+        {"index": at, "uuid": f"{UUID}{at}", "minor": at, "memory_mib": memory, "name": "T4"} for at in range(count)
+    ]
+    return {
+        "distribution": {"id": "debian", "version": "12", "family": family, "arch": arch},
+        "gpus": [{"address": f"0000:0{at}:00.0"} for at in range(gpus)],
+        "driver": {"cards": rows},
+    }
+
+
+def gpu_pod(name="p", on="gpu1"):
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": on, "containers": [{"resources": {"limits": {contract.RESOURCE_MEMORY: "2"}}}]},
+        "status": {"phase": "Running"},
+    }
+
+
+HOSTS = (Host("gpu1", "gpu1", True, seen()), Host("cp1", "cp1", False, seen(gpus=0, count=0)))
+
+
+def found(wish=None, objects=None, hosts=HOSTS, version="v1.36.3"):
+    wish = wish or Wish()
+    kube = FakeKube(*(objects or [node("gpu1"), node("cp1")]))
+    kube.version_answer = {"gitVersion": version}
+    unit = wish.memory_unit if wish.memory_unit in contract.MIB_PER_UNIT else None
+    return examine(wish, look(kube, unit), hosts)
+
+
+def test_all_is_well():
+    result = found()
+    assert (result.problems, result.warnings, result.notes) == ([], [], [])
+
+
+def with_gpu1(**changes):
+    return (Host(**{**vars(HOSTS[0]), **changes}), HOSTS[1])
+
+
+OLD_EXTENDER = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-schd-extender:1.11-d170d8a"
+OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-aff8a23"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "words"),
+    [
+        ({"wish": Wish(backend="cuda")}, "gpu_backend", "'cuda' isn't known; it can be gpushare"),
+        ({"wish": Wish(memory_unit="GB")}, "gpushare_memory_unit", "'GB' isn't known; it can be GiB or MiB"),
+        ({"wish": Wish(placement="worst")}, "gpushare_placement", "it can be binpack or spread"),
+        ({"wish": Wish(image_delivery="pigeon")}, "gpushare_image_delivery", "it can be import or registry"),
+        ({"wish": Wish(extender_image=OLD_EXTENDER)}, "gpushare_extender_image", "a build of 2019"),
+        ({"wish": Wish(device_plugin_image=OLD_PLUGIN)}, "gpushare_device_plugin_image", "v1.36.3"),
+        ({"hosts": ()}, "gpu_nodes", "names no host"),
+        ({"hosts": with_gpu1(node="gpu9")}, "gpu_nodes", "gpu1 (as gpu_node_name says: gpu9) isn't a node"),
+        ({"objects": [node("cp1")]}, "gpu_nodes", "gpu1 isn't a node of the cluster, whose nodes are cp1"),
+        ({"objects": [node("gpu1")]}, "control_plane", "cp1 isn't a node of the cluster"),
+        ({"hosts": with_gpu1(seen=seen(gpus=0))}, "gpu_nodes", "gpu1 has no NVIDIA GPU on its PCI bus"),
+        ({"hosts": with_gpu1(seen=seen(family="redhat"))}, "gpu_nodes", "the family of debian"),
+        ({"hosts": with_gpu1(seen=seen(arch="riscv64"))}, "gpu_nodes", "architecture riscv64"),
+        ({"objects": [node("gpu1", runtime="cri-o://1.36.0"), node("cp1")]}, "gpu_nodes", "runs cri-o://1.36.0"),
+        (
+            {"objects": [node("gpu1", {"nvidia.com/gpu": "2"}), node("cp1")]},
+            "gpu_nodes",
+            "announces nvidia.com/gpu already",
+        ),
+        (
+            {"objects": [node("gpu1", {"nvidia.com/mig-1g.5gb": "7"}), node("cp1")]},
+            "gpu_nodes",
+            "nvidia.com/mig-1g.5gb",
+        ),
+        (
+            {"wish": Wish(memory_unit="MiB"), "hosts": with_gpu1(seen=seen(memory=81920))},
+            "gpushare_memory_unit",
+            "MiB makes 163840 device IDs",
+        ),
+        ({"hosts": with_gpu1(seen=seen(memory=512))}, "gpushare_memory_unit", "has 512 MiB, not one whole GiB"),
+        (
+            {"objects": [node("gpu1", annotations=cards(16384, 16384)), node("cp1"), gpu_pod()]},
+            "gpushare_memory_unit",
+            "GiB isn't what node gpu1 counts in now, and 1 pod there (default/p)",
+        ),
+        (
+            {"hosts": (*HOSTS, Host("twin", "gpu1", True, seen()))},
+            "gpu_node_name",
+            "gpu1, twin are all said to be node gpu1",
+        ),
+    ],
+)
+def test_one_problem_is_one_sentence_that_names_the_variable(arguments, variable, words):
+    problems = found(**arguments).problems
+    assert len(problems) == 1, problems
+    assert problems[0].startswith(f"{variable}: ")
+    assert words in problems[0]
+    assert "\n" not in problems[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"wish": Wish(extender_image=OLD_EXTENDER, device_plugin_image=OLD_PLUGIN), "version": "v1.15.12"},
+        {"wish": Wish(extender_image="example.org/gpushare-extender:c0b6141")},
+        {"objects": [node("gpu1", {"nvidia.com/gpu": "0"}), node("cp1", {"nvidia.com/gpu": "4"})]},
+        {"objects": [node("gpu1", annotations=cards(16384, 16384)), node("cp1")]},
+        {"objects": [node("gpu1", annotations=cards(16, 16384)), node("cp1"), gpu_pod()]},
+        {"objects": [node("gpu1", annotations=cards(16384, 16384)), node("cp1"), gpu_pod(on="other")]},
+        {"wish": Wish(memory_unit="MiB")},
+        {"hosts": with_gpu1(seen=None)},
+        {"hosts": (HOSTS[0],)},
+    ],
+)
+def test_what_is_no_problem(arguments):
+    assert found(**arguments).problems == []
+
+
+def test_all_problems_are_told_at_once():
+    wish = Wish(backend="cuda", placement="worst")
+    assert len(found(wish, [node("gpu1", runtime="docker://20.10")], with_gpu1(seen=seen(gpus=0))).problems) == 5
+
+
+def test_what_cant_be_known_before_the_driver_is_said():
+    result = found(Wish(memory_unit="MiB"), hosts=with_gpu1(seen=seen(count=0)))
+    assert result.problems == []
+    assert "gpushare_memory_unit: host gpu1 shows no card before its driver is loaded" in result.notes[0]
+
+
+def test_a_node_that_isnt_ready_is_a_warning():
+    assert found(objects=[node("gpu1", ready="False"), node("cp1")]).warnings == ["node gpu1 isn't Ready"]
+
+
+def test_pods_are_asked_for_only_where_a_unit_changes():
+    for noted, requests in ((cards(16, 16384), 2), (cards(16384, 16384), 3), ({}, 2)):
+        kube = FakeKube(node("gpu1", annotations=noted), gpu_pod())
+        result = look(kube, "GiB")
+        assert result["requests"] == {"GET": requests}
+        assert (result["sharing_pods"] is None) is (requests == 2)
+    assert result["nodes"][0]["annotations"] == {}, "annotations of others can be large"
+
+
+def test_the_observation_isnt_changed():
+    before = copy.deepcopy(HOSTS)
+    found(Wish(memory_unit="MiB"))
+    assert before == HOSTS

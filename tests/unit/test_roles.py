@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every role's defaults and its argument_specs tell the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COLLECTION_WIDE = {"gpu_backend", "gpu_kubeconfig"}
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
+
+
+def read(role, name):
+    path = ROOT / "roles" / role / name
+    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+
+
+def specification(role):
+    return read(role, "meta/argument_specs.yml")["argument_specs"]["main"]
+
+
+def options(role):
+    return specification(role).get("options") or {}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_are_those_of_the_argument_specs(role):
+    defaults, described = read(role, "defaults/main.yml"), options(role)
+    assert set(defaults) <= set(described), "not described"
+    with_default = {name: one["default"] for name, one in described.items() if "default" in one}
+    # What is computed from other variables is told in words, not as a template.
+    assert with_default == {name: value for name, value in defaults.items() if "{{" not in str(value)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_argument_is_described_typed_and_prefixed(role):
+    assert specification(role).get("short_description")
+    for name, one in options(role).items():
+        assert name.startswith(f"{role}_") or name in COLLECTION_WIDE, name
+        assert one.get("description"), name
+        assert one.get("type"), name
+        assert one["type"] != "list" or one.get("elements"), name
+        assert not (one.get("required") and "default" in one), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_internals_are_marked_as_such(role):
+    for name in read(role, "vars/main.yml"):
+        assert name.startswith(f"__{role}_"), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_is_told_of(role):
+    about = read(role, "meta/main.yml")["galaxy_info"]
+    assert (about["author"], about["license"]) == ("The kubegpu.share authors", "GPL-3.0-or-later")
+    assert about["min_ansible_version"] == "2.19"
+    assert about["description"]
+    assert (ROOT / "roles" / role / "README.md").is_file()
