@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node tells of its containerd, read without a TOML library."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+
+import pytest
+import real_containerd
+from ansible_collections.kubegpu.share.plugins.module_utils import _containerd as c
+from ansible_collections.kubegpu.share.plugins.module_utils._containerd_apply import cri_state, last_words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "release"),
+    [
+        ("containerd github.com/containerd/containerd/v2 v2.2.9 \n", "2.2.9", (2, 2)),
+        ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3", "1.6.20~ds1", (1, 6)),
+        ("containerd containerd.io 1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da", "1.7.27", (1, 7)),
+        ("containerd github.com/containerd/containerd/v2 v2.3.0-rc.1 abc", "2.3.0-rc.1", (2, 3)),
+        ("", "", (0, 0)),
+    ],
+)
+def test_version(text: str, version: str, release: tuple[int, int]) -> None:
+    assert c.version_of(text) == version
+    assert c.release(version) == release
+
+
+@pytest.mark.parametrize(
+    ("text", "imports"),
+    [
+        ("version = 2\nimports = [\"/a/*.toml\", 'b.toml']\n", ["/a/*.toml", "b.toml"]),
+        ('imports = [\n  "/a", # "/not"\n  # "/neither"\n  "/b[1].toml",\n]\n', ["/a", "/b[1].toml"]),
+        ('[plugins]\nimports = ["/a"]\n', []),
+        ("imports = []\n", []),
+        ("# imports = ['/a']\n", []),
+    ],
+)
+def test_imports(text: str, imports: list[str]) -> None:
+    assert c.imports_of(text) == imports
+
+
+def test_imports_are_resolved_as_containerd_does() -> None:
+    names = {"/etc/containerd/conf.d": ["b.toml", "a.toml", "c.txt"]}
+    assert c.resolve("/etc/containerd/config.toml", ["conf.d/*.toml", "../x.toml"], lambda f: names.get(f, [])) == [
+        "/etc/containerd/conf.d/a.toml",
+        "/etc/containerd/conf.d/b.toml",
+        "/etc/x.toml",
+    ]
+
+
+def test_load_order_is_breadth_first_and_each_file_once() -> None:
+    texts = {
+        "/c/m.toml": 'imports = ["b.toml", "a.toml"]\n',
+        "/c/a.toml": "",
+        "/c/b.toml": 'imports = ["z.toml", "m.toml"]\n',
+        "/c/z.toml": "",
+        "/c/other.toml": "",
+    }
+    assert c.load_order("/c/m.toml", texts) == ["/c/m.toml", "/c/b.toml", "/c/a.toml", "/c/z.toml"]
+
+
+SECRETS = """[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]
+  username = "u"
+  password = "p\\"w"
+  auth = 'YWJj'
+[x]
+  identitytoken = ""
+  y = { auth = "in line", other = "kept" }
+"""
+
+
+def test_secrets_are_masked_and_come_back() -> None:
+    masked = c.mask(SECRETS)
+    assert "YWJj" not in masked and "in line" not in masked and 'p\\"w' not in masked
+    assert '"u"' in masked and '"kept"' in masked and 'identitytoken = ""' in masked
+    tomllib.loads(masked)
+    assert c.unmask(masked, SECRETS) == SECRETS
+    assert c.unmask("# ours\n" + masked, SECRETS) == "# ours\n" + SECRETS
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["password", "auth", "name"]), st.text("abc=#'\n", max_size=6))))
+def test_masking_is_reversible(rows: list[tuple[str, str]]) -> None:
+    text = "".join(f'{key} = "{value.replace(chr(10), "n")}"\n' for key, value in rows)
+    assert c.unmask(c.mask(text), text) == text
+    assert c.mask(c.mask(text)).count("masked") == c.mask(text).count("masked")
+
+
+@pytest.mark.parametrize("binary", real_containerd.binaries())
+def test_a_real_dump_reads_as_toml_does(binary: str) -> None:
+    text = subprocess.run([binary, "config", "default"], capture_output=True, text=True, check=True).stdout
+    flat: dict[tuple[str, ...], object] = {}
+
+    def walk(path: tuple[str, ...], tree: object) -> None:
+        if isinstance(tree, dict) and (tree or not path):
+            for key, value in tree.items():
+                walk((*path, key), value)
+        else:
+            flat[path] = tree
+
+    walk((), tomllib.loads(text))
+    # Fractions are left as text; nothing is decided on them.
+    ours = {path: value for path, value in c.read_dump(text).items() if not isinstance(flat.get(path), float)}
+    assert ours == {path: value for path, value in flat.items() if not isinstance(value, float)}
+
+
+def dump(default: str = "runc", extra: str = "", systemd: str = "true") -> str:
+    base = "plugins.'io.containerd.cri.v1.runtime'"
+    return f"""version = 3
+disabled_plugins = []
+[{base}]
+  enable_cdi = true
+  [{base}.containerd]
+    default_runtime_name = '{default}'
+    [{base}.containerd.runtimes]
+      [{base}.containerd.runtimes.runc]
+        runtime_type = 'io.containerd.runc.v2'
+        snapshotter = ''
+        [{base}.containerd.runtimes.runc.options]
+          BinaryName = ''
+          SystemdCgroup = {systemd}
+{extra}
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = 'pause:3'
+"""
+
+
+NVIDIA = """      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+        runtime_type = 'io.containerd.runc.v2'
+        [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+          BinaryName = '/b'
+          SystemdCgroup = true
+"""
+WANTED = c.Wanted(present=True, binary="/b")
+
+
+def test_a_dump_that_does_what_is_wanted() -> None:
+    assert c.shortcomings(c.effective(dump("nvidia", NVIDIA)), WANTED) == []
+    assert c.shortcomings(c.effective(dump("runc", NVIDIA)), c.Wanted(True, default=False, binary="/b")) == []
+    assert c.shortcomings(c.effective(dump()), c.Wanted(present=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (dump(), "default_runtime_name is 'runc'"),
+        (dump("nvidia", NVIDIA.replace("/b", "/other")), "options.BinaryName is '/other'"),
+        (dump("nvidia", NVIDIA.replace("SystemdCgroup = true", "")), "options.SystemdCgroup is None"),
+        (dump("nvidia", NVIDIA, systemd="false"), "options.SystemdCgroup is True and not False"),
+        (dump("nvidia", NVIDIA).replace("enable_cdi = true", "enable_cdi = false"), "enable_cdi is false"),
+        (dump("nvidia", NVIDIA).replace("disabled_plugins = []", "disabled_plugins = ['cri']"), 'holds "cri"'),
+        ("version = 3\n", "the CRI plugin isn't"),
+    ],
+)
+def test_a_dump_that_falls_short_says_how(text: str, words: str) -> None:
+    assert any(words in one for one in c.shortcomings(c.effective(text), WANTED))
+
+
+def test_losses_are_the_users_settings_and_not_ours() -> None:
+    before, after = c.effective(dump()), c.effective(dump("nvidia", NVIDIA))
+    assert c.losses(before, after, WANTED) == []
+    lost = c.effective(dump("nvidia", NVIDIA, systemd="false").replace("'pause:3'", "'other:1'"))
+    assert c.losses(before, lost, WANTED) == [
+        "plugins.io.containerd.cri.v1.images.pinned_images.sandbox",
+        "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.runc.options.SystemdCgroup",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("listing", "state"),
+    [
+        ("TYPE ID PLATFORMS STATUS\nio.containerd.grpc.v1 cri linux/amd64 ok\n", "ok"),
+        ("io.containerd.cri.v1 runtime linux/amd64 error\nio.containerd.grpc.v1 cri - error\n", "error"),
+        ("io.containerd.cri.v1 images - ok\nio.containerd.cri.v1 runtime linux/amd64 ok\n", "ok"),
+        ("io.containerd.cri.v1 images - ok\nio.containerd.grpc.v1 cri - skip\n", "error"),
+        ("io.containerd.grpc.v1 healthcheck - ok\n", "missing"),
+    ],
+)
+def test_state_of_the_cri(listing: str, state: str) -> None:
+    assert cri_state(listing) == state
+
+
+def test_last_words_are_the_errors() -> None:
+    assert last_words("level=info a\nlevel=error b\nlevel=info c\n") == "level=error b"
+    failed = 'level=warning msg="failed to load plugin" error="no such runtime" id=io.containerd.cri.v1.runtime'
+    assert last_words(f'time="2026" {failed}\ntime="2026" level=info msg=booted\n') == failed
+    assert last_words("a\nb\nc\nd\n") == "b | c | d"
+    assert last_words("") == "its journal is empty"

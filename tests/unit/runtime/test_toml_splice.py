@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Edits of TOML texts: what is asked for, and not a byte more."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _toml_splice as toml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def test_set_replaces_a_value_and_keeps_its_comment() -> None:
+    document = toml.Document('a = "x" # why # really\n')
+    document.set(("a",), "y", "note")
+    assert document.checked() == 'a = "y" # why # really # note\n'
+
+
+def test_set_adds_a_key_to_its_table_in_its_indentation() -> None:
+    document = toml.Document("[t]\n    a = 1\n\n[u]\n")
+    document.set(("t", "b"), True)
+    assert document.checked() == "[t]\n    a = 1\n    b = true\n\n[u]\n"
+
+
+def test_set_above_all_tables_stays_above_them() -> None:
+    document = toml.Document("# head\nversion = 2\n\n[t]\n")
+    document.set(("imports",), ["/a"])
+    assert document.checked() == '# head\nversion = 2\nimports = ["/a"]\n\n[t]\n'
+    document = toml.Document("[t]\na = 1\n")
+    document.set(("imports",), ["/a"])
+    assert document.checked() == 'imports = ["/a"]\n[t]\na = 1\n'
+
+
+def test_a_table_of_old_is_found_however_its_key_is_quoted() -> None:
+    document = toml.Document("[plugins.'a.b'.c]\n")
+    document.set(("plugins", "a.b", "c", "d"), 1)
+    assert document.checked() == "[plugins.'a.b'.c]\n  d = 1\n"
+
+
+def test_a_missing_table_goes_to_the_end() -> None:
+    document = toml.Document("a = 1")
+    document.set(("t", "a.b", "c"), False)
+    assert document.checked() == 'a = 1\n\n[t."a.b"]\n  c = false\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x = []\n", 'x = ["n"]\n'),
+        ('x = ["a"] # c\n', 'x = ["a", "n"] # c\n'),
+        ('x = ["a", ]\n', 'x = ["a", "n" ]\n'),
+        ('x = [\n  "a",\n]\n', 'x = [\n  "a",\n  "n",\n]\n'),
+        ('x = [\n    "a" # no comma\n]\n', 'x = [\n    "a", # no comma\n    "n",\n]\n'),
+        ('x = [\n  "a", # "quoted" ]\n]\n', 'x = [\n  "a", # "quoted" ]\n  "n",\n]\n'),
+    ],
+)
+def test_append(old: str, new: str) -> None:
+    document = toml.Document(old)
+    document.append(("x",), "n")
+    assert document.checked() == new
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('x = ["n"]\n', "x = []\n"),
+        ('x = ["a", "n"] # c\n', 'x = ["a"] # c\n'),
+        ('x = ["n", "a"]\n', 'x = ["a"]\n'),
+        ('x = [\n  "a",\n  "n",\n]\n', 'x = [\n  "a",\n]\n'),
+        ("x = ['a', 'n']\n", "x = ['a']\n"),
+    ],
+)
+def test_take(old: str, new: str) -> None:
+    document = toml.Document(old)
+    document.take(("x",), "n")
+    assert document.checked() == new
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("a = 1\nb = \n", 2), ("a = [\n", 2), ('a = "x\n', 1), ("[a]\n[a]\n", 2), ("a = 1\na = 2\n", 2)]
+)
+def test_unparsable_names_the_line(text: str, line: int) -> None:
+    with pytest.raises(toml.Unparsable) as caught:
+        toml.Document(text)
+    # The parser may stand at the start of the next line when it notices.
+    assert caught.value.line in (line, line + 1)
+
+
+def test_what_cant_be_edited_is_refused() -> None:
+    document = toml.Document('t = { a = "x" }\n')
+    with pytest.raises(toml.Unforeseen):
+        document.set(("t", "b"), 1)
+        document.checked()
+    document = toml.Document("[[t]]\na = 1\n")
+    with pytest.raises(toml.Unforeseen):
+        document.set(("u",), 1)
+
+
+def test_an_edit_that_went_astray_is_noticed() -> None:
+    document = toml.Document("a = 1\n")
+    document.set(("b",), 2)
+    document.text = document.text.replace("a = 1", "a = 3")
+    with pytest.raises(toml.Unforeseen):
+        document.checked()
+
+
+KEY = st.sampled_from(["a", "b", "c.d", "e f"])
+VALUE = st.one_of(
+    st.booleans(), st.integers(0, 9), st.text("x#='[]\" ", max_size=5), st.lists(st.just("i"), max_size=2)
+)
+TABLE = st.lists(KEY, min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """Random TOML texts with tables, comments, blank lines and odd spacing."""
+    lines = []
+    used: set[tuple[str, ...]] = set()
+
+    def keys(table: tuple[str, ...]) -> None:
+        for key, value in draw(st.dictionaries(KEY, VALUE, max_size=3)).items():
+            if any(one[: len(table) + 1] == (*table, key) for one in used):
+                continue
+            used.add((*table, key))
+            comment = draw(st.sampled_from(["", " # c", "  # 'x' = ["]))
+            space = draw(st.sampled_from(["", "  "]))
+            lines.append(f"{space}{toml.key_literal(key)} = {toml.literal(value)}{comment}")
+
+    keys(())
+    for table in draw(st.lists(TABLE, max_size=3, unique=True)):
+        if any(table[: len(one)] == one for one in used):
+            continue
+        used.add((*table, ""))
+        lines += ["", "# " + draw(st.sampled_from(["x", "[t]"])), toml.table_header(table)]
+        keys(table)
+    text = "\n".join(lines) + draw(st.sampled_from(["", "\n"]))
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return ""
+    return text
+
+
+@settings(deadline=None)
+@given(texts(), TABLE, KEY, VALUE)
+def test_whatever_is_set_is_there_and_nothing_else_changes(
+    text: str, table: tuple[str, ...], key: str, value: object
+) -> None:
+    document = toml.Document(text)
+    try:
+        document.set((*table, key), value, "ours")
+        done = document.checked()
+    except toml.Unforeseen:
+        return
+    kept = [line for line in text.split("\n") if line.strip()]
+    there = done.split("\n")
+    # Every line of before is still there, but for the one whose value changed.
+    assert len([line for line in kept if line not in there]) <= 1
+    read: object = tomllib.loads(done)
+    for step in (*table, key):
+        assert isinstance(read, dict)
+        read = read[step]
+    assert read == value
+
+
+@settings(deadline=None)
+@given(texts(), st.text("ab/*", min_size=1, max_size=4))
+def test_append_and_take_give_the_bytes_back(text: str, item: str) -> None:
+    if "imports" in tomllib.loads(text):
+        return
+    before = 'imports = ["first"] # c\n' + text
+    document = toml.Document(before)
+    document.append(("imports",), f"new {item}")
+    document = toml.Document(document.checked())
+    document.take(("imports",), f"new {item}")
+    assert document.checked() == before

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A made-up control-plane machine with a kubelet that runs what lies in its manifests' folder."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+
+parsed = cache(yaml.safe_load)
+BOOT = 1_000_000.0
+RESTART_SECONDS = 3.0
+
+
+class FakeMachine:
+    """Time passes by ``sleep``; kubelet looks at the manifest whenever it does.
+
+    :param refuses: says why kube-scheduler ends with these files, or nothing.
+    """
+
+    def __init__(self, manifest: str, refuses: Callable[[FakeMachine], str] = lambda m: "") -> None:
+        self.files: dict[str, str] = {"/proc/sys/kernel/hostname": "cp1\n"}
+        self.modes: dict[str, int] = {}
+        self.mtimes: dict[str, float] = {}
+        self.log: list[str] = []
+        self.time = 100.0
+        self.refuses = refuses
+        self.kubelet_works = True
+        self.pid = 100
+        self._hash = ""
+        self._due: float | None = None
+        self._starts = 0
+        self.healthy = False
+        self.put(cp.MANIFEST, manifest, 0o600)
+        for _second in range(8):
+            self.sleep(1)
+        self.log.clear()
+
+    # ----------------------------------------------------------------- System
+
+    def read(self, path: str) -> str | None:
+        if path == "/proc/uptime":
+            return f"{self.time:.2f} 0.00\n"
+        return self.files.get(path)
+
+    def names(self, path: str) -> list[str]:
+        return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
+
+    def exists(self, path: str) -> bool:
+        return path in self.files or bool(self.names(path))
+
+    def link(self, path: str) -> str | None:
+        return None
+
+    def free_bytes(self, path: str) -> int:
+        return 1 << 30
+
+    def put(self, path: str, text: str, mode: int) -> None:
+        self.files[path] = text
+        self.modes[path] = mode
+        self.mtimes[path] = BOOT + self.time
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        assert posixpath.dirname(path) != "/etc/kubernetes/manifests", "nothing is written where kubelet looks"
+        self.log.append(f"write {path}")
+        self.put(path, text, mode)
+
+    def remove(self, path: str) -> None:
+        if self.files.pop(path, None) is not None:
+            self.log.append(f"remove {path}")
+
+    def run(self, argv: Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        self.log.append(" ".join(argv))
+        if argv[0] == "mv":
+            for table in (self.files, self.modes, self.mtimes):
+                table[argv[3]] = table.pop(argv[2])  # type: ignore[index]
+        elif argv[:2] == ["stat", "-c"]:
+            if argv[2] == "%.6Y":
+                return Done(0, f"{self.mtimes[argv[3]]:.6f}\n", "")
+            return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
+        elif argv[0] == "date":
+            return Done(0, f"{BOOT + self.time:.9f}\n", "")
+        return Done(0, "", "")
+
+    # ----------------------------------------------------------------- the world
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        if not self.kubelet_works:
+            return
+        manifest = self.files.get(cp.MANIFEST, "")
+        pod = parsed(manifest)
+        digest = hashlib.md5(repr(pod).encode()).hexdigest() if pod else ""
+        if digest != self._hash:
+            self._hash, self._starts = digest, 0
+            self._stop()
+            self._due = self.time + RESTART_SECONDS if pod else None
+        elif self._due is not None and self.time >= self._due:
+            self._start(pod)
+
+    def _stop(self) -> None:
+        self.healthy = False
+        for name in [one for one in self.files if one.startswith(f"/proc/{self.pid}/")]:
+            del self.files[name]
+
+    def _start(self, pod: dict) -> None:  # type: ignore[type-arg]
+        log = f"{cp.LOGS}/{cp.POD_PREFIX}cp1_{self._hash}/kube-scheduler/{self._starts}.log"
+        reason = self.refuses(self)
+        self._starts += 1
+        self.files[log] = f"t stderr F I1121 starting\nt stderr F {reason}\n"
+        if reason:
+            self._due = self.time + 10
+            return
+        self._due = None
+        self.pid += 1
+        container = pod["spec"]["containers"][0]
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        self.files[f"/proc/{self.pid}/cmdline"] = "\0".join(words) + "\0"
+        ticks = int(self.time * 100)
+        self.files[f"/proc/{self.pid}/stat"] = f"{self.pid} (kube-scheduler) S {' '.join(['0'] * 18)} {ticks} 0"
+        self.healthy = True
+
+    def ask(self, url: str) -> int:
+        return 200 if self.healthy else 0
