@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lab's nodes as Ansible's inventory, read from what `python -m lab up` noted in .lab/state.json."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GROUPS = {"control_plane": "control_plane", "gpu_node": "gpu_nodes"}
+
+
+def inventory(state: dict) -> dict:
+    """The groups, and per host how SSH reaches it."""
+    ssh = state["ssh"]
+    # The user's own known_hosts and ssh configuration have no say over the lab's addresses, and learn nothing of them.
+    options = (f"UserKnownHostsFile={CHECKOUT / ssh['known_hosts']}", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes")
+    common = {
+        "ansible_user": ssh["user"],
+        "ansible_ssh_private_key_file": str(CHECKOUT / ssh["key"]),
+        "ansible_ssh_common_args": shlex.join(["-F", "none", *(word for each in options for word in ("-o", each))]),
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+    groups: dict = {name: {"hosts": []} for name in GROUPS.values()}
+    hostvars = {}
+    for name, node in state["nodes"].items():
+        groups[GROUPS[node["role"]]]["hosts"].append(name)
+        hostvars[name] = {**common, "ansible_host": node["address"]}
+    # For group_vars: inventory_dir is not defined for the localhost of plays that work on the cluster.
+    everywhere = {
+        "lab_dir": str(CHECKOUT / ".lab"),
+        "lab_repository": state["repository"]["url"].rstrip("/"),
+        "lab_gpushare_image": state["gpushare_image"],
+        "lab_driver_version": state["settings"]["driver_version"],
+    }
+    return {"_meta": {"hostvars": hostvars}, "all": {"vars": everywhere}, **groups}
+
+
+def main() -> int:
+    try:
+        state = json.loads((CHECKOUT / ".lab" / "state.json").read_text())
+    except FileNotFoundError:
+        state = {}
+    if state.get("phase") != "up":
+        print("The lab is not up; bring it up with `make lab-up`.", file=sys.stderr)
+        return 1
+    print(json.dumps({} if "--host" in sys.argv[1:] else inventory(state), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`python -m lab up | down | status | image | packages`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from lab.settings import HELP, Settings, variable
+from lab.shell import LabError
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """Go at once, as after SIGKILL: what runs for us dies with us, and waiting for it could take minutes."""
+    print("lab: interrupted; the next `up` or `down` finishes the job.", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab", description="A real Kubernetes cluster with simulated GPUs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    bring = commands.add_parser("up", help="bring the lab up, or see that it is")
+    defaults = Settings().as_dict()
+    for name, text in HELP.items():
+        flag = f"--{name.replace('_', '-')}"
+        bring.add_argument(flag, dest=name, help=f"{text} (default {defaults[name]}; also {variable(name)})")
+    commands.add_parser("down", help="take the lab down and leave nothing but the cache")
+    commands.add_parser("status", help="say what is up")
+    commands.add_parser("image", help="build the servers' image again if its sources changed")
+    commands.add_parser("packages", help="build the driver and toolkit packages again if their sources changed")
+    arguments = vars(parser.parse_args())
+    command = arguments.pop("command")
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        from lab import commands as lab
+
+        if command == "up":
+            lab.up(arguments)
+        elif command == "status":
+            return lab.status()
+        else:
+            {"down": lab.down, "image": lab.image, "packages": lab.packages}[command]()
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

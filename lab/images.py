@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The servers' image, built from the checkout on the lab's own Debian and saved for import into nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from lab import aptsources, rootfs
+from lab.engine import LABEL, Engine
+from lab.nodeimage import imported
+from lab.paths import CHECKOUT, LAB, cache_root, made_once
+from lab.shell import LabError, run, say, step
+
+SOURCES = CHECKOUT / "images" / "gpushare"
+ARCHIVE = LAB / "images" / "gpushare.tar"
+WHEELS = SOURCES / "build" / "wheels"
+
+
+def reference() -> str:
+    """The image's name; the version is that of the package."""
+    return f"localhost/kubegpu/gpushare:{version()}"
+
+
+def version() -> str:
+    text = (SOURCES / "src" / "gpushare" / "__init__.py").read_text()
+    found = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    if not found:
+        raise LabError("images/gpushare/src/gpushare/__init__.py names no __version__.")
+    return found[1]
+
+
+def ensure(engine: Engine) -> None:
+    """Build and save the image unless the same sources were built before."""
+    if not (SOURCES / "Containerfile").exists():
+        say("images/gpushare has no Containerfile; the servers' image is left out")
+        return
+    base = rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
+    target = cache_root() / "images" / f"gpushare-{_key(base)}"
+    with made_once(target) as fresh:
+        if fresh:
+            with step("building the servers' image"):
+                _build(engine, base, fresh)
+            _forget_old(target.parent)
+    ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    made = target / "gpushare.tar"
+    if ARCHIVE.exists() and ARCHIVE.samefile(made):
+        return
+    ARCHIVE.unlink(missing_ok=True)
+    try:
+        os.link(made, ARCHIVE)
+    except OSError:
+        shutil.copy2(made, ARCHIVE)
+
+
+def _forget_old(folder: Path, keep: int = 2) -> None:
+    """Each change of the sources makes a new archive; only the last ones are worth their space."""
+    made = sorted(folder.glob("gpushare-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in made[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _key(base: Path) -> str:
+    """All that goes into the image: the base, the sources (links followed), nothing of what was built from them."""
+    digest = hashlib.sha256(base.parent.name.encode())
+    files = [CHECKOUT / ".dockerignore", *SOURCES.rglob("*")]
+    for path in sorted(files):
+        inside = path.relative_to(CHECKOUT).as_posix()
+        if not path.is_file() or WHEELS.parent in path.parents or "__pycache__" in inside or "/." in inside:
+            continue
+        digest.update(f"{inside} {os.access(path, os.X_OK)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(engine: Engine, base: Path, folder: Path) -> None:
+    tag = imported(engine, "base", base)
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    python = engine.out("run", "--rm", "--network=none", f"--label={LABEL}", tag, "python3", "-c", ask)
+    _download_wheels(python)
+    engine.docker(
+        "build",
+        "--quiet",
+        "--force-rm",
+        "--network=none",
+        f"--file={SOURCES / 'Containerfile'}",
+        f"--build-arg=BASE={tag}",
+        f"--build-arg=PIP_ARGS=--no-index --find-links {WHEELS.relative_to(CHECKOUT)}",
+        f"--label={LABEL}",
+        f"--tag={reference()}",
+        str(CHECKOUT),
+        tied=True,
+    )
+    engine.docker("save", f"--output={folder / 'gpushare.tar'}", reference(), tied=True)
+
+
+def platforms(machine: str, newest: int = 36) -> list[str]:
+    """pip's names of the platforms whose wheels a Debian of this machine can use, newest first."""
+    tags = [f"manylinux_2_{minor}" for minor in range(newest, 4, -1)]
+    return [f"{tag}_{machine}" for tag in (*tags, "manylinux2014", "linux")]
+
+
+def _download_wheels(python: str) -> None:
+    """Fetch on this machine, with its own settings for pip, what the build in the image may not fetch."""
+    requirements = SOURCES / "requirements.txt"
+    digest = hashlib.sha256(requirements.read_bytes() + python.encode()).hexdigest()[:16]
+    cached = cache_root() / "wheels" / f"py{python}-{digest}"
+    with made_once(cached) as fresh:
+        if fresh:
+            with step(f"downloading the servers' wheels for Python {python}"):
+                target = (f"--python-version={python}", "--implementation=cp", "--only-binary=:all:")
+                run(
+                    [
+                        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={fresh}", *target),
+                        *(f"--platform={each}" for each in platforms(os.uname().machine)),
+                        f"--requirement={requirements}",
+                    ]
+                )
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    shutil.copytree(cached, WHEELS)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The nodes' image in the engine: the cached root filesystem, and on it containerd, kubeadm's tools and the units."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from lab.engine import LABEL, Engine
+from lab.paths import cache_root
+from lab.shell import step
+
+HERE = Path(__file__).resolve().parent / "node"
+BINARIES = {
+    "containerd": ("containerd", "containerd-shim-runc-v2", "ctr"),
+    "kubernetes": ("kubeadm", "kubelet", "kubectl"),
+}
+
+
+def imported(engine: Engine, name: str, rootfs: Path) -> str:
+    """The tag of a root filesystem in the engine, imported on first use."""
+    tag = f"kubegpu-lab/{name}:{rootfs.parent.name.rpartition('-')[2]}"
+    if not engine.has_image(tag):
+        with step(f"importing the {name} system into the engine"):
+            change = (f"--change=LABEL {LABEL}", '--change=CMD ["/bin/bash"]')
+            engine.docker("import", *change, str(rootfs), tag, tied=True)
+    return tag
+
+
+def node_image(engine: Engine, rootfs: Path, folders: dict[str, Path]) -> str:
+    """The tag of the nodes' image, built on first use."""
+    base = imported(engine, "system", rootfs)
+    tag = f"kubegpu-lab/node:{_key(rootfs, folders)}"
+    if engine.has_image(tag):
+        return tag
+    # One name for all, so that what a killed run left is swept here; only one `lab` command is at work at a time.
+    context = cache_root() / "node-context"
+    shutil.rmtree(context, ignore_errors=True)
+    with step("building the nodes' image"):
+        shutil.copytree(HERE, context)
+        (context / "bin").mkdir()
+        for name, binaries in BINARIES.items():
+            for binary in binaries:
+                shutil.copy2(folders[name] / binary, context / "bin" / binary)
+        arguments = ("--network=none", f"--build-arg=BASE={base}", f"--label={LABEL}", f"--tag={tag}")
+        engine.docker("build", "--quiet", "--force-rm", *arguments, str(context), tied=True)
+        shutil.rmtree(context)
+    return tag
+
+
+def _key(rootfs: Path, folders: dict[str, Path]) -> str:
+    digest = hashlib.sha256(str(rootfs).encode())
+    for path in sorted(path for path in HERE.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(HERE)} {os.access(path, os.X_OK)}\n".encode() + path.read_bytes())
+    for name, binaries in BINARIES.items():
+        for binary in binaries:
+            found = (folders[name] / binary).stat()
+            digest.update(f"{binary} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]

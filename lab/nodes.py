@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node containers: made, filled with what is a node's own, started, reachable by SSH."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import engine as engines
+from lab import hardware
+from lab.engine import LABEL, NAME, Engine
+from lab.paths import CHECKOUT, LAB
+from lab.shell import each, run, step, wait_for
+from lab.state import private_file
+
+SSH = LAB / "ssh"
+KEY = SSH / "id_ed25519"
+KNOWN_HOSTS = SSH / "known_hosts"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as it will be."""
+
+    name: str
+    address: str
+    cards: int
+    pod_cidr: str
+    files: tuple[tuple[str, int, str], ...]
+
+    @property
+    def container(self) -> str:
+        return f"{NAME}-{self.name}"
+
+    @property
+    def folder(self) -> Path:
+        return LAB / "nodes" / self.name
+
+
+def keypair(path: Path, comment: str) -> str:
+    """An SSH key made on first use; the public half."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.with_suffix(".pub").exists():
+        path.unlink(missing_ok=True)
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
+    return path.with_suffix(".pub").read_text()
+
+
+def _tar(files: tuple[tuple[str, int, str], ...]) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, mode, text in files:
+            raw = text.encode()
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = mode, len(raw)
+            tar.addfile(entry, io.BytesIO(raw))
+    return buffer
+
+
+def copy_in(engine: Engine, container: str, files: tuple[tuple[str, int, str], ...]) -> None:
+    """Put files into a container, running or not; no secret shows on a command line."""
+    with tempfile.TemporaryFile() as file:
+        file.write(_tar(files).getvalue())
+        file.seek(0)
+        engine.docker("cp", "-", f"{container}:/", source=file)
+
+
+def create(engine: Engine, image: str, node: Node, table: dict[str, str], cards: tuple[int, str]) -> None:
+    """Make and fill one container; it is not started yet."""
+    mib, driver_version = cards
+    hardware.write_node(node.folder, node.name, node.cards, mib, driver_version)
+    host_key = SSH / "hosts" / node.name
+    host_public = keypair(host_key, node.name)
+    mounts = [f"--volume={node.folder / 'pci'}:/sys/bus/pci/devices"]
+    if node.cards:
+        mounts.append(f"--volume={node.folder / 'hardware'}:/var/lib/kubegpu-lab/hardware")
+    others = [f"--add-host={name}:{address}" for name, address in table.items() if name != "gateway"]
+    engine.docker(
+        "create",
+        f"--name={node.container}",
+        f"--hostname={node.name}",
+        f"--label={LABEL}",
+        f"--label=kubegpu-lab.checkout={CHECKOUT}",
+        f"--network={NAME}",
+        f"--ip={node.address}",
+        *others,
+        *mounts,
+        *engines.node_flags(engines.bounding_set(), engines.cgroup_v2()),
+        image,
+    )
+    own = (
+        ("root/.ssh/authorized_keys", 0o600, keypair(KEY, "kubegpu-lab")),
+        ("etc/ssh/ssh_host_ed25519_key", 0o600, host_key.read_text()),
+        ("etc/ssh/ssh_host_ed25519_key.pub", 0o644, host_public),
+    )
+    copy_in(engine, node.container, (*own, *node.files))
+
+
+def known_hosts(nodes: list[Node]) -> str:
+    """The nodes' host keys, by address and by name."""
+    lines = []
+    for node in nodes:
+        kind, key = (SSH / "hosts" / f"{node.name}.pub").read_text().split()[:2]
+        lines.append(f"{node.address},{node.name} {kind} {key}\n")
+    return "".join(lines)
+
+
+def bring_up(engine: Engine, image: str, nodes: list[Node], table: dict[str, str], cards: tuple[int, str]) -> None:
+    """All nodes, side by side, until SSH answers on each."""
+    with step(f"starting {len(nodes)} nodes"):
+        keypair(KEY, "kubegpu-lab")
+        each(lambda node: create(engine, image, node, table, cards), nodes)
+        private_file(KNOWN_HOSTS, known_hosts(nodes))
+        engine.docker("start", *(node.container for node in nodes))
+        wait_until_reachable({node.name: node.address for node in nodes})
+
+
+def ssh(address: str, *command: str) -> list[str]:
+    """The command line that runs something on a node as Ansible reaches it."""
+    options = ("BatchMode=yes", f"UserKnownHostsFile={KNOWN_HOSTS}", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
+    return ["ssh", "-F", "none", "-i", str(KEY), *(f"-o{each}" for each in options), f"root@{address}", *command]
+
+
+def wait_until_reachable(addresses: dict[str, str], seconds: float = 90) -> None:
+    """Until every node takes an SSH login and has its runtime up."""
+
+    def one(name: str) -> None:
+        command = ssh(addresses[name], "systemctl is-active --quiet containerd kubegpu-lab-node")
+        wait_for(f"SSH and containerd on {name}", lambda: run(command, check=False).returncode == 0, seconds, 0.5)
+
+    each(one, list(addresses))

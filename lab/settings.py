@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What can be chosen about the lab, from the environment or from flags. No I/O."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from lab.shell import LabError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The lab's parameters; each can be given as LAB_<NAME> or --<name>."""
+
+    gpu_nodes: int = 2
+    cards: int = 2
+    card_mib: int = 16384
+    driver_version: str = "580.95.05"
+    control_planes: int = 1
+    subnet: str = "172.30.77.0/24"
+
+    def as_dict(self) -> dict[str, int | str]:
+        return asdict(self)
+
+    def node_names(self) -> list[str]:
+        """Control planes first: the order in which the nodes are made."""
+        return [*self.control_plane_names(), *self.gpu_node_names()]
+
+    def control_plane_names(self) -> list[str]:
+        return [f"cp{number}" for number in range(1, self.control_planes + 1)]
+
+    def gpu_node_names(self) -> list[str]:
+        return [f"gpu{number}" for number in range(1, self.gpu_nodes + 1)]
+
+
+HELP = {
+    "gpu_nodes": "number of GPU nodes, 1 to 9",
+    "cards": "cards in each GPU node, 1 to 16",
+    "card_mib": "memory of a card in MiB, 256 to 1048576",
+    "driver_version": "version of the simulated driver, as 580.95.05",
+    "control_planes": "number of control planes, 1 or 3",
+    "subnet": "the lab's own IPv4 network, a /24 (another free one is taken if the default is in use)",
+}
+_RANGES = {"gpu_nodes": (1, 9), "cards": (1, 16), "card_mib": (256, 1048576)}
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"LAB_{name.upper()}"
+
+
+def parse(environment: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> tuple[Settings, set[str]]:
+    """The settings, flags before environment, and the names of those that were given."""
+    given: dict[str, int | str] = {}
+    for field in fields(Settings):
+        raw = (flags or {}).get(field.name)
+        if raw is None:
+            raw = environment.get(variable(field.name)) or None
+        if raw is not None:
+            given[field.name] = _checked(field.name, raw.strip())
+    return Settings(**given), set(given)  # type: ignore[arg-type]
+
+
+def _checked(name: str, raw: str) -> int | str:
+    if name == "driver_version":
+        if not re.fullmatch(r"\d{3}\.\d{1,3}(\.\d{2})?", raw):
+            raise LabError(f"{variable(name)} is {raw!r}, which is no driver version like 580.95.05.")
+        return raw
+    if name == "subnet":
+        return _subnet(raw)
+    if not re.fullmatch(r"\d{1,9}", raw):
+        raise LabError(f"{variable(name)} is {raw!r}, but must be a whole number.")
+    number = int(raw)
+    if name == "control_planes":
+        if number not in (1, 3):
+            raise LabError(f"{variable(name)} is {number}, but must be 1 or 3: etcd needs an odd number to agree.")
+        return number
+    low, high = _RANGES[name]
+    if not low <= number <= high:
+        raise LabError(f"{variable(name)} is {number}, but must be from {low} to {high}.")
+    return number
+
+
+def _subnet(raw: str) -> str:
+    try:
+        network = ipaddress.IPv4Network(raw)
+    except ValueError:
+        raise LabError(f"{variable('subnet')} is {raw!r}, which is no IPv4 network like 172.30.77.0/24.") from None
+    if network.prefixlen != 24 or not network.is_private:
+        raise LabError(f"{variable('subnet')} is {raw!r}, but must be a private /24.")
+    return str(network)
+
+
+def differences(running: Mapping[str, int | str], wanted: Settings, given: set[str]) -> list[str]:
+    """Which of the values that were given differ from the running lab's; those not given are taken from it."""
+    now = wanted.as_dict()
+    return [
+        f"{variable(name)} is {now[name]} but the running lab has {running.get(name)}"
+        for name in now
+        if name in given and running.get(name) != now[name]
+    ]

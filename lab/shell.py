@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Running commands, telling progress, and the one error that users see."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import IO, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_START = time.monotonic()
+_LOCK = threading.Lock()
+
+# A command behind these dies with us, and with it all that it started and mounted: no stray builder after SIGKILL.
+_DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+_ROOM_OF_ITS_OWN = ("unshare", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child", "--")
+
+
+class LabError(Exception):
+    """Something stops the lab; the message is the one sentence that the user reads."""
+
+
+def say(text: str) -> None:
+    """Print one line of progress with the seconds since the start."""
+    with _LOCK:
+        print(f"lab {time.monotonic() - _START:5.0f}s  {text}", flush=True)
+
+
+@contextmanager
+def step(text: str, every: float = 30.0) -> Iterator[None]:
+    """Announce a step, say that it is still going on now and then, and how long it took."""
+    began, done = time.monotonic(), threading.Event()
+
+    def remind() -> None:
+        while not done.wait(every):
+            say(f"{text}: still at it after {time.monotonic() - began:.0f} s")
+
+    say(text)
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reminder.join()
+    if time.monotonic() - began >= 5:
+        say(f"{text}: done in {time.monotonic() - began:.0f} s")
+
+
+def run(
+    command: Sequence[str],
+    *,
+    check: bool = True,
+    tied: bool = False,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    source: IO[bytes] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command quietly; a failure carries the last lines that it printed."""
+    full = [*_DIE_WITH_US, *_ROOM_OF_ITS_OWN, *command] if tied else list(command)
+    try:
+        done = subprocess.run(
+            full,
+            check=False,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=env,
+            cwd=cwd,
+            stdin=source or subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise LabError(f"the command {full[0]!r} is missing on this machine.") from None
+    if check and done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-12:]
+        raise LabError(f"{' '.join(command[:6])} failed with {done.returncode}: " + "\n    ".join(said))
+    return done
+
+
+def output(command: Sequence[str]) -> str:
+    """What a command prints, stripped."""
+    return run(command).stdout.strip()
+
+
+def each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Do the work for all items side by side; the first failure is raised after all have ended."""
+    with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
+        futures = [pool.submit(work, item) for item in items]
+    return [future.result() for future in futures]
+
+
+def wait_for(what: str, ready: Callable[[], bool], seconds: float, pause: float = 1.0) -> None:
+    """Ask until it is so, or say what did not come about."""
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            raise LabError(f"{what} did not come about within {seconds:.0f} s.")
+        time.sleep(pause)
