@@ -184,7 +184,8 @@ def report(what: str, times: list[float], taken: float, answer: Json) -> None:
     passed, refused = len(answer["NodeNames"]), len(answer["FailedNodes"]) + len(answer["FailedAndUnresolvableNodes"])
     middle, late, last = times[len(times) // 2], times[int(len(times) * 0.99)], times[-1]
     print(
-        f"{what:<34} p50 {middle:6.2f} ms   p99 {late:6.2f} ms   max {last:6.2f} ms   {passed} pass, {refused} refused"
+        f"{what:<32} cpu {taken:5.2f}  p50 {middle:6.2f}  p99 {late:6.2f}  max {last:6.2f} ms"
+        f"   {passed} pass, {refused} refused"
     )
 
 

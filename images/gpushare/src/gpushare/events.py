@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kubernetes Events about pods, as ``kubectl describe pod`` shows them: best effort, and never more than a trickle."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+from gpushare.kube import Json, Kube, KubeError
+
+# The API server refuses longer ones.
+MESSAGE_LENGTH = 1024
+log = logging.getLogger("gpushare.events")
+
+
+class Events:
+    """Writes Events in a thread of its own, so that nobody waits for them.
+
+    The same words about the same pod come once in ``repeat`` seconds; of all, ``burst`` at once and ``rate`` a second.
+    What is above that, or can't be written, is dropped.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        component: str,
+        host: str = "",
+        repeat: float = 60.0,
+        rate: float = 5.0,
+        burst: int = 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube, self._component, self._host, self._clock = kube, component, host, clock
+        self._repeat, self._rate, self._burst = repeat, rate, burst
+        self._tokens, self._filled = float(burst), clock()
+        self._said: dict[tuple[str, str, str], float] = {}
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[Json | None] = queue.Queue(maxsize=200)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        if self._thread is not None:
+            self._thread.join(2)
+
+    def pod(self, namespace: str, name: str, uid: str, reason: str, message: str, kind: str = "Warning") -> bool:
+        """Say something about a pod; whether it was taken."""
+        if not self._may(uid, reason, message):
+            return False
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event: Json = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name[:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid},
+            "type": kind,
+            "reason": reason,
+            "message": message[:MESSAGE_LENGTH],
+            "source": {"component": self._component, "host": self._host},
+            "reportingComponent": self._component,
+            "reportingInstance": self._host or self._component,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            return False
+        return True
+
+    def _may(self, uid: str, reason: str, message: str) -> bool:
+        now, key = self._clock(), (uid, reason, message)
+        with self._lock:
+            if now - self._said.get(key, float("-inf")) < self._repeat:
+                return False
+            self._tokens = min(float(self._burst), self._tokens + (now - self._filled) * self._rate)
+            self._filled = now
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            self._said[key] = now
+            if len(self._said) > 1000:
+                self._said = {one: at for one, at in self._said.items() if now - at < self._repeat}
+            return True
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            try:
+                self._kube.post(f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+            except KubeError as error:
+                log.info("an event about a pod couldn't be written: %s", error)
+            except Exception:
+                log.exception("an event about a pod couldn't be written")

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kubelet's side of the plugin: our gRPC server on its socket, and the registration that has to outlive kubelet.
+
+kubelet empties the socket folder whenever it starts, so our socket vanishing, or kubelet's own being another one, means
+that we have to register again. A stream that kubelet has given up is ended first: kubelet's clean-up of an old
+connection would otherwise take down the new one, which has the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import stat
+import threading
+import time
+import typing as t
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+
+from gpushare import contract, wire
+from gpushare.nvml import Inventory
+from gpushare.podresources import describe
+from gpushare.steering import Refused
+
+log = logging.getLogger("gpushare.kubelet")
+
+SOCKET = "kubegpu-gpushare.sock"
+KUBELET_SOCKET = "kubelet.sock"
+
+# A kubelet that gave up our list without a restart (seen after quick registrations) is asked again after this long.
+UNHEARD_SECONDS = 3.0
+# kubelet notices the end of a connection within milliseconds; a new one must not come before.
+SETTLE_SECONDS = 0.5
+REGISTER_SECONDS = 12.0
+
+
+class InvalidIds(Exception):
+    """Device IDs that no container can be given, in one sentence."""
+
+
+class Steering(t.Protocol):
+    """What the plugin answers; the gRPC server only translates."""
+
+    def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
+        """:raises Refused: no card will do."""
+        ...
+
+    def allocate(self, ids: tuple[str, ...]) -> dict[str, str]:
+        """The environment of one container.
+
+        :raises InvalidIds: not units of one card of this node.
+        """
+        ...
+
+
+class DevicePlugin:
+    """The service that kubelet calls."""
+
+    def __init__(self, inventory: Inventory, steering: Steering) -> None:
+        self._inventory = inventory
+        self._steering = steering
+        self._stopped = False
+        self._streams = 0
+        self._last_stream = 0.0
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return wire.handlers(
+            {
+                wire.OPTIONS: lambda request, context: wire.options(),
+                wire.LIST_AND_WATCH: self._list_and_watch,
+                wire.PREFERRED: self._preferred,
+                wire.ALLOCATE: self._allocate,
+                wire.PRE_START: lambda request, context: wire.message(wire.PRE_START.response)(),
+            }
+        )
+
+    @property
+    def streams(self) -> int:
+        """How many lists kubelet follows just now: one, when all is well."""
+        with self._inventory.changed:
+            return self._streams
+
+    def stop(self) -> None:
+        """End the lists, so that their threads end."""
+        with self._inventory.changed:
+            self._stopped = True
+            self._inventory.changed.notify_all()
+
+    def _list_and_watch(self, request: t.Any, context: grpc.ServicerContext) -> t.Iterator[bytes]:
+        changed = self._inventory.changed
+        gone = threading.Event()
+
+        def wake() -> None:
+            gone.set()
+            with changed:
+                changed.notify_all()
+
+        if not context.add_callback(wake):
+            return
+        with changed:
+            self._streams += 1
+        sent: tuple[contract.Card, ...] | None = None
+        try:
+            while True:
+                with changed:
+                    while self._inventory.cards == sent and not (self._stopped or gone.is_set()):
+                        changed.wait()
+                    if self._stopped or gone.is_set():
+                        return
+                    sent = self._inventory.cards
+                yield wire.device_list(sent)
+        finally:
+            with changed:
+                self._streams -= 1
+
+    def _preferred(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
+        try:
+            return wire.preferred_response([self._steering.preferred(ask) for ask in wire.asks(request)])
+        except Refused as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+    def _allocate(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
+        try:
+            return wire.allocate_response([self._steering.allocate(ids) for ids in wire.allocations(request)])
+        except InvalidIds as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells a socket from one that was made later under its name; an inode's number alone is used again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+class Registration:
+    """Keeps the plugin registered with whatever kubelet is there; ``step`` is called a few times a second."""
+
+    def __init__(self, folder: Path, plugin_for: t.Callable[[], DevicePlugin], inventory: Inventory) -> None:
+        self._folder = folder
+        self._plugin_for = plugin_for
+        self._inventory = inventory
+        self._server: grpc.Server | None = None
+        self._plugin: DevicePlugin | None = None
+        self._own: tuple[int, int, int] | None = None
+        self._kubelet: tuple[int, int, int] | None = None
+        self._registered_at: float | None = None
+        self._heard_at = 0.0
+        self._not_before = 0.0
+        self._failures = 0
+        self.registrations = 0
+        self.error: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why kubelet doesn't know our units; None when it does."""
+        if self._registered_at is not None and self._plugin is not None:
+            return None if self._plugin.streams else "kubelet has accepted the registration but doesn't follow the list"
+        return self.error or "not registered with kubelet yet"
+
+    def step(self) -> None:
+        """See whether kubelet or our socket is another one, and do what follows."""
+        now = time.monotonic()
+        if not self._inventory.cards:
+            # Before the first cards there is nothing to register; afterwards the list says what has become of them.
+            self.error = self._inventory.reason
+            return
+        if self._server is not None and _identity(self._folder / SOCKET) != self._own:
+            log.warning("our socket %s is gone: kubelet has restarted", self._folder / SOCKET)
+            self._close()
+        if now < self._not_before:
+            return
+        if self._server is None and not self._serve():
+            return
+        kubelet = _identity(self._folder / KUBELET_SOCKET)
+        if self._registered_at is not None and kubelet != self._kubelet:
+            log.warning("kubelet's socket is another one: registering again")
+            self._close()
+            return
+        if self._registered_at is not None and self._plugin is not None:
+            if self._plugin.streams:
+                self._heard_at = now
+            elif now - self._heard_at > UNHEARD_SECONDS:
+                log.warning("kubelet follows our list no longer: registering again")
+                self._close()
+            return
+        if kubelet is None:
+            self.error = f"kubelet isn't there: {self._folder / KUBELET_SOCKET} doesn't exist"
+            return
+        self._register(kubelet)
+
+    def stop(self) -> None:
+        self._close()
+        if self._own is not None and _identity(self._folder / SOCKET) == self._own:
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / SOCKET).unlink()
+
+    def _serve(self) -> bool:
+        path = self._folder / SOCKET
+        try:
+            path.unlink(missing_ok=True)
+            plugin = self._plugin_for()
+            server = grpc.server(
+                futures.ThreadPoolExecutor(max_workers=16, thread_name_prefix="kubelet"), options=wire.UNLIMITED
+            )
+            server.add_generic_rpc_handlers((plugin.handler(),))
+            server.add_insecure_port(f"unix:{path}")
+            server.start()
+        except (OSError, RuntimeError) as error:
+            self._put_off(f"our socket {path} can't be made: {error}")
+            return False
+        self._server, self._plugin, self._own = server, plugin, _identity(path)
+        return True
+
+    def _register(self, kubelet: tuple[int, int, int]) -> None:
+        try:
+            request = wire.register_request(SOCKET)
+            wire.call(str(self._folder / KUBELET_SOCKET), wire.REGISTER, request, REGISTER_SECONDS)
+        except grpc.RpcError as error:
+            self._put_off(f"kubelet refuses the registration: {describe(error)}")
+            return
+        self._kubelet, self._failures, self.error = kubelet, 0, None
+        self._registered_at = self._heard_at = time.monotonic()
+        self.registrations += 1
+        units = sum(card.units for card in self._inventory.cards)
+        log.info("registered with kubelet: %d units on %d cards", units, len(self._inventory.cards))
+
+    def _put_off(self, error: str) -> None:
+        if error != self.error:
+            log.warning("%s", error)
+        self.error = error
+        self._failures += 1
+        self._not_before = time.monotonic() + min(5.0, 0.2 * 2 ** min(self._failures, 10))
+
+    def _close(self) -> None:
+        # After a restart of kubelet nobody follows us any more, and every moment unregistered may cost a pod.
+        followed = self._plugin is not None and self._plugin.streams > 0
+        if self._plugin is not None:
+            self._plugin.stop()
+        if self._server is not None:
+            # gRPC unlinks the path that it was bound to, so ours must not be another's by then.
+            self._server.stop(grace=1).wait(3)
+        self._server = self._plugin = None
+        self._registered_at = None
+        self._not_before = time.monotonic() + (SETTLE_SECONDS if followed else 0)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the API says of this node's pods and cards is brought to what kubelet has really done.
+
+kubelet's list and the API are all the state there is: the plugin may be killed at any time, and the API may be away for
+any time; the next pass finds what differs. A pod that kubelet doesn't list says nothing, for after its own restart
+kubelet's list fills one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+import typing as t
+
+from gpushare import contract, steering
+from gpushare.admission import Pods
+from gpushare.events import Events
+from gpushare.kube import Json, Kube, KubeError
+from gpushare.metrics import Metrics
+from gpushare.nvml import Inventory
+from gpushare.podresources import Entry, PodResources, Unreadable
+
+log = logging.getLogger("gpushare.reconcile")
+
+# After an Allocate kubelet lists the IDs a moment later: it is asked again this often, for so long.
+HOT_SECONDS = 3.0
+HOT_PAUSE = 0.15
+# A patch is repeated if the mirror still shows the old state after so long.
+SETTLE_SECONDS = 5.0
+LONGEST_BACKOFF = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Notice:
+    """An Event to be."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """A pod whose annotations don't say what kubelet did; ``annotations`` is empty where only a notice is due."""
+
+    pod: Json
+    annotations: t.Mapping[str, str]
+    notice: Notice | None
+
+
+# --------------------------------------------------------------------------- pure
+
+
+def corrections(
+    cards: t.Sequence[contract.Card],
+    pods: t.Mapping[str, Json],
+    listing: t.Sequence[Entry],
+    granted: t.Mapping[str, str],
+    now_ns: int,
+) -> list[Correction]:
+    """What has to be written on pods so that their annotations are kubelet's truth.
+
+    :param granted: card (UUID) by pod (UID), of pods that kubelet has been answered for by this very process.
+    """
+    slots, found = steering.Slots(cards), []
+    by_uuid = {card.uuid: card for card in cards}
+    seen: dict[str, int] = {}
+    for entry in listing:
+        seen[entry.key] = seen.get(entry.key, 0) + 1
+    for entry in listing:
+        pod = pods.get(entry.key)
+        # kubelet gives no UID. While it lists a pod and its successor of the same name, neither can be told.
+        if pod is None or seen[entry.key] > 1 or contract.finished(pod) or not contract.gpu_containers(pod):
+            continue
+        uid = contract.pod_uid(pod)
+        # Before kubelet has spoken of this very UID, what it lists may be the predecessor's.
+        if not steering.started(pod) and uid not in granted:
+            continue
+        if not entry.ids:
+            # Units of plain init containers aren't listed; what we know of them is what kubelet was answered.
+            hidden_only = uid in granted and not steering.visible_units(pod)
+            used = {granted[uid]} if hidden_only else set()
+        elif steering.pending(pod, entry) or not _agrees(pod, entry):
+            continue
+        else:
+            used = {card.uuid if (card := slots.card(one)) else "" for one in entry.ids}
+        if len(used) > 1 and "" not in used:
+            found.append(Correction(pod, {}, _two_cards(by_uuid, used)))
+        elif len(used) == 1 and (uuid := next(iter(used))) in by_uuid:
+            wanted = _wanted(pod, by_uuid[uuid], now_ns)
+            if wanted:
+                found.append(Correction(pod, wanted, _notice(pod, by_uuid[uuid])))
+    return found
+
+
+def _agrees(pod: Json, entry: Entry) -> bool:
+    """As many IDs as each container wants; otherwise kubelet speaks of another pod of this name."""
+    return all(
+        len(entry.containers[name]) == units for name, units in contract.gpu_containers(pod) if name in entry.containers
+    )
+
+
+def _wanted(pod: Json, card: contract.Card, now_ns: int) -> dict[str, str]:
+    """The annotations that differ from the truth."""
+    have = (pod.get("metadata") or {}).get("annotations") or {}
+    booked = contract.booking(pod)
+    since = booked.assume_time if booked and booked.assume_time else now_ns
+    truth = contract.booking_annotations(card, contract.pod_units(pod), since, assigned=True)
+    return {key: value for key, value in truth.items() if have.get(key) != value}
+
+
+def _notice(pod: Json, card: contract.Card) -> Notice | None:
+    booked = contract.booking(pod)
+    where = f"card {card.index} ({card.uuid})"
+    if booked is None or booked.index < 0:
+        return Notice("GpuCardAssigned", f"kubelet gave this pod {contract.pod_units(pod)} units of {where}")
+    if booked.index != card.index:
+        return Notice("GpuCardCorrected", f"kubelet gave this pod units of {where}, not of card {booked.index}")
+    return None
+
+
+def _two_cards(by_uuid: t.Mapping[str, contract.Card], used: t.Iterable[str]) -> Notice:
+    names = ", ".join(f"card {by_uuid[uuid].index} ({uuid})" for uuid in sorted(used))
+    return Notice("GpuCardAmbiguous", f"the containers of this pod have units of several cards: {names}", warning=True)
+
+
+def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> dict[str, int]:
+    """Units of each card (by UUID) that kubelet has given to containers."""
+    slots = steering.Slots(cards)
+    held = {card.uuid: 0 for card in cards}
+    for entry in listing:
+        for one in entry.ids:
+            card = slots.card(one)
+            if card is not None:
+                held[card.uuid] += 1
+    return held
+
+
+def slim_node(node: Json) -> Json:
+    """What the plugin needs of its node."""
+    metadata, status = node.get("metadata") or {}, node.get("status") or {}
+    text = (metadata.get("annotations") or {}).get(contract.NODE_CARDS)
+    count = contract.RESOURCE_COUNT
+    return {
+        "metadata": {
+            "name": metadata.get("name", ""),
+            "annotations": {} if text is None else {contract.NODE_CARDS: text},
+        },
+        "status": {
+            field: {count: str(status[field][count])} if count in (status.get(field) or {}) else {}
+            for field in ("capacity", "allocatable")
+        },
+    }
+
+
+def node_patches(cards: t.Sequence[contract.Card], node: Json) -> tuple[Json, Json]:
+    """What has to be written on the node, and on its status; empty where it says so already.
+
+    Unhealthy cards are in the capacity and not in what can be allocated, just as kubelet counts their units.
+    """
+    have = slim_node(node)
+    text = contract.cards_to_annotation(cards)
+    same = have["metadata"]["annotations"].get(contract.NODE_CARDS) == text
+    counts = {
+        "capacity": {contract.RESOURCE_COUNT: str(len(cards))},
+        "allocatable": {contract.RESOURCE_COUNT: str(sum(1 for card in cards if card.healthy))},
+    }
+    return (
+        {} if same else {"metadata": {"annotations": {contract.NODE_CARDS: text}}},
+        {} if have["status"] == counts else {"status": counts},
+    )
+
+
+# --------------------------------------------------------------------------- the loop
+
+
+class Reconciler:
+    """Runs a pass after each Allocate, on each change of a pod, the node or a card, and every so often."""
+
+    def __init__(
+        self,
+        node: str,
+        kube: Kube,
+        inventory: Inventory,
+        podresources: PodResources,
+        pods: Pods,
+        node_cache: Pods,
+        granted: t.Callable[[], t.Mapping[str, str]],
+        events: Events,
+        metrics: Metrics,
+        resync: float,
+    ) -> None:
+        self._node = node
+        self._kube = kube
+        self._inventory = inventory
+        self._podresources = podresources
+        self._pods = pods
+        self._node_cache = node_cache
+        self._granted = granted
+        self._events = events
+        self._metrics = metrics
+        self._resync = resync
+        self._wake = threading.Event()
+        self._hot_until = 0.0
+        self._sent: dict[str, tuple[t.Any, t.Any, float]] = {}
+        self._wanted: set[str] = set()
+        self._told: set[str] = set()
+        self.error: str | None = None
+
+    def wake(self) -> None:
+        """Something may differ."""
+        self._wake.set()
+
+    def expect(self) -> None:
+        """kubelet is about to list new IDs."""
+        self._hot_until = time.monotonic() + HOT_SECONDS
+        self._wake.set()
+
+    def run(self, stop: threading.Event) -> None:
+        failures = 0
+        while not stop.is_set():
+            self._wake.clear()
+            began = time.monotonic()
+            try:
+                agreed = self.once()
+            except Exception as error:
+                # A pod of a shape that nobody expected must not end the care for all others.
+                log.exception("unexpected failure")
+                self._fail(f"unexpected failure: {error}")
+                agreed = False
+            failures = 0 if agreed else failures + 1
+            took = time.monotonic() - began
+            if not agreed:
+                # Nothing that happens meanwhile makes the API come back sooner.
+                stop.wait(min(LONGEST_BACKOFF, 0.2 * 2 ** min(failures, 8)))
+            elif time.monotonic() < self._hot_until:
+                stop.wait(max(HOT_PAUSE, 3 * took))
+            else:
+                self._wake.wait(self._resync)
+
+    def once(self) -> bool:
+        """One pass; false if something is left to do that failed."""
+        cards = self._inventory.cards
+        self._wanted = set()
+        done = self._correct_node(cards)
+        # Before the list is read, so that no answer of a moment later vouches for what an older list says.
+        granted = self._granted()
+        try:
+            listing = self._podresources.list()
+        except Unreadable as error:
+            self._fail(str(error))
+            return False
+        pods = {contract.pod_key(pod): pod for pod in self._pods.items()}
+        self._metrics.cards(cards, held_units(cards, listing))
+        self._told &= {contract.pod_uid(pod) for pod in pods.values()}
+        for correction in corrections(cards, pods, listing, granted, time.time_ns()):
+            done = self._correct_pod(correction) and done
+        # What nobody wanted to write in this pass, the mirror shows as written.
+        self._sent = {what: sent for what, sent in self._sent.items() if what in self._wanted}
+        if done:
+            self.error = None
+        return done
+
+    def _correct_pod(self, correction: Correction) -> bool:
+        pod, uid, key = correction.pod, contract.pod_uid(correction.pod), contract.pod_key(correction.pod)
+        if not correction.annotations:
+            if correction.notice and uid not in self._told:
+                log.error("%s: %s", key, correction.notice.message)
+                self._told.add(uid)
+                self._post(pod, correction.notice)
+            return True
+        have = pod["metadata"].get("annotations") or {}
+        if not self._is_due(uid, dict(correction.annotations), have):
+            return True
+        namespace, _, name = key.partition("/")
+        # With its UID in the patch, a successor of the same name can't be hit: the API refuses.
+        body: Json = {"metadata": {"uid": uid, "annotations": dict(correction.annotations)}}
+        try:
+            self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        except KubeError as error:
+            if error.status in (404, 409):
+                log.info("%s: gone or replaced before it could be corrected", key)
+                return True
+            self._fail(f"{key} can't be corrected: {error}")
+            return False
+        self._sent[uid] = (dict(correction.annotations), have, time.monotonic())
+        self._metrics.corrected(correction.notice.reason if correction.notice else "GpuCardConfirmed")
+        if correction.notice:
+            log.warning("%s: %s", key, correction.notice.message)
+            self._post(pod, correction.notice)
+        return True
+
+    def _correct_node(self, cards: t.Sequence[contract.Card]) -> bool:
+        node = next((one for one in self._node_cache.items() if one["metadata"].get("name") == self._node), None)
+        if node is None or not cards:
+            return True
+        annotation, status = node_patches(cards, node)
+        done = True
+        for path, body in ((f"/api/v1/nodes/{self._node}", annotation), (f"/api/v1/nodes/{self._node}/status", status)):
+            if not body or not self._is_due(path, body, node):
+                continue
+            try:
+                self._kube.patch(path, body)
+                self._sent[path] = (body, node, time.monotonic())
+            except KubeError as error:
+                self._fail(f"node {self._node} can't be told of its cards: {error}")
+                done = False
+        return done
+
+    def _is_due(self, what: str, wanted: t.Any, have: t.Any) -> bool:
+        """Not sent just now, with the mirror only late to show it."""
+        self._wanted.add(what)
+        sent, seen, when = self._sent.get(what, (None, None, 0.0))
+        if sent == wanted and seen == have and time.monotonic() - when < SETTLE_SECONDS:
+            self._hot_until = max(self._hot_until, when + SETTLE_SECONDS + HOT_PAUSE)
+            return False
+        return True
+
+    def _post(self, pod: Json, notice: Notice) -> None:
+        namespace, _, name = contract.pod_key(pod).partition("/")
+        kind = "Warning" if notice.warning else "Normal"
+        self._events.pod(namespace, name, contract.pod_uid(pod), notice.reason, notice.message, kind)
+
+    def _fail(self, error: str) -> None:
+        if error != self.error:
+            log.warning("%s", error)
+        self.error = error
+        self._metrics.failed("reconcile")
