@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lab's other pure parts: hardware, rights, versions, images, what is taken off the machine again."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lab import archive, build, cluster, components, engine, hardware, host, images, nodes, paths
+from lab.shell import LabError
+
+
+def test_cards_file_says_what_each_card_is() -> None:
+    lines = hardware.cards_file("gpu1", 2, 16384, "580.95.05").splitlines()
+    assert lines[1:3] == ["driver 580.95.05", "cuda 13000"]
+    assert re.fullmatch(
+        r"card 1 uuid=GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12} minor=1 memory=16384"
+        r" bus=0000:02:00.0 name=Simulated_NVIDIA_GPU_16GiB",
+        lines[4],
+    )
+
+
+def test_uuids_are_stable_and_distinct() -> None:
+    assert hardware.card_uuid("gpu1", 0) == "GPU-de614f79-82f2-5091-a43e-710dd89930d0"
+    assert len({hardware.card_uuid(node, index) for node in ("gpu1", "gpu2") for index in range(16)}) == 32
+
+
+def test_hardware_folders(tmp_path: Path) -> None:
+    hardware.write_node(tmp_path / "gpu1", "gpu1", 2, 16384, "580.95.05")
+    hardware.write_node(tmp_path / "cp1", "cp1", 0, 16384, "580.95.05")
+    assert (tmp_path / "gpu1/pci/0000:02:00.0/vendor").read_text() == "0x10de\n"
+    assert (tmp_path / "gpu1/pci/0000:01:00.0/class").read_text() == "0x030200\n"
+    assert list((tmp_path / "cp1/pci").iterdir()) == []
+    assert not (tmp_path / "cp1/hardware").exists()
+
+
+@pytest.mark.parametrize(("bounding", "privileged"), [(0x1FFFFFFFFFF, True), (0x1FFFEFFFFFF, False), (0, False)])
+def test_privileged_only_where_the_machine_can(bounding: int, privileged: bool) -> None:
+    flags = engine.node_flags(bounding, unified=False)
+    assert ("--privileged" in flags) is privileged
+    assert ("--cap-drop=SYS_RESOURCE" in flags) is not privileged
+
+
+def test_v1_cgroups_get_a_place_to_be_mounted_in() -> None:
+    assert "--tmpfs=/sys/fs/cgroup:rw,exec,dev" in engine.node_flags(0, unified=False)
+    assert not any("cgroup:" in flag for flag in engine.node_flags(0, unified=True))
+
+
+def test_chain_removal_takes_the_engines_rules_and_no_others() -> None:
+    rules = """\
+-P INPUT ACCEPT
+-P FORWARD DROP
+-N DOCKER
+-N DOCKER-USER
+-N MINE
+-A INPUT -s 10.0.0.0/8 -j MINE
+-A FORWARD -j DOCKER-USER
+-A FORWARD -o kubegpu-lab -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A FORWARD -i eth9 -m comment --comment "a b" -j ACCEPT
+-A DOCKER-USER -j RETURN
+"""
+    assert engine.chain_removal(rules) == [
+        ["-D", "FORWARD", "-j", "DOCKER-USER"],
+        ["-D", "FORWARD", "-o", "kubegpu-lab", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT"],
+        ["-F", "DOCKER"],
+        ["-F", "DOCKER-USER"],
+        ["-X", "DOCKER"],
+        ["-X", "DOCKER-USER"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("go version go1.26.8 linux/amd64", (1, 26)),
+        ("go version go1.27rc1 linux/arm64", (1, 27)),
+        ("go: cannot find GOROOT", None),
+    ],
+)
+def test_go_version(text: str, version: tuple[int, int] | None) -> None:
+    assert build.go_version(text) == version
+
+
+def test_tool_sets_are_pinned() -> None:
+    assert {name: tools.version for name, tools in build.SETS.items()} == {
+        "kubernetes": "1.36.3",
+        "containerd": "2.2.9",
+        "etcd": "3.6.16",
+        "toolkit": "1.20.1",
+    }
+    assert "gitVersion=v1.36.3" in build.SETS["kubernetes"].flags()[-1]
+    assert "gitMinor=36 " in build.SETS["kubernetes"].flags()[-1]
+
+
+def test_ready_binaries_must_be_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_BIN", str(tmp_path))
+    with pytest.raises(LabError, match=r"LAB_BIN: .* lacks etcd of etcd"):
+        build.binaries("etcd")
+    (tmp_path / "etcd").touch(mode=0o755)
+    assert build.binaries("etcd") == tmp_path
+
+
+def test_component_images() -> None:
+    listed = "".join(
+        f"registry.k8s.io/{name}\n"
+        for name in (
+            *(f"{each}:v1.36.3" for each in (*components.CONTROL_PLANE, "kube-proxy")),
+            "coredns/coredns:v1.14.2",
+            "pause:3.10.2",
+            "etcd:3.6.8-0",
+        )
+    )
+    names = components.references(listed, "3.6.16")
+    assert names["etcd"] == "registry.k8s.io/etcd:3.6.16-0"
+    assert names["pause"] == "registry.k8s.io/pause:3.10.2"
+    with pytest.raises(LabError):
+        components.references("registry.k8s.io/pause:3.10.2\n", "3.6.16")
+
+
+def test_archive_is_one_that_runtimes_import(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("hello")
+    layer = archive.layer_of({"usr/local/bin/program": program}, tmp_path / "layer")
+    image = archive.Image("example/one:1", (layer,), entrypoint=("/usr/local/bin/program",))
+    archive.write([image, archive.Image("example/two:1", (layer,))], tmp_path / "out.tar", "amd64")
+    with tarfile.open(tmp_path / "out.tar") as tar:
+        names = tar.getnames()
+
+        def read(name: str) -> bytes:
+            file = tar.extractfile(name)
+            assert file is not None
+            return file.read()
+
+        first, second = json.loads(read("manifest.json"))
+        assert first["RepoTags"] == ["example/one:1"]
+        assert json.loads(read(first["Config"]))["config"]["Entrypoint"] == ["/usr/local/bin/program"]
+        assert first["Layers"] == second["Layers"]
+        assert names.count(first["Layers"][0]) == 1
+        with tarfile.open(fileobj=io.BytesIO(read(first["Layers"][0]))) as inner:
+            assert inner.getmember("usr/local/bin/program").mode == 0o755
+            assert inner.getmember("usr/local").isdir()
+
+
+@pytest.mark.parametrize("restricted", [True, False])
+def test_containerd_configuration(restricted: bool) -> None:
+    text = cluster.render("containerd.toml.j2", pause_image="registry/pause:1", restrict_oom_score_adj=restricted)
+    found = tomllib.loads(text)
+    runtime = found["plugins"]["io.containerd.cri.v1.runtime"]
+    assert found["version"] == 3
+    assert runtime.get("restrict_oom_score_adj", False) is restricted
+    assert runtime["containerd"]["runtimes"]["runc"]["options"]["SystemdCgroup"] is True
+    assert found["plugins"]["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] == "registry/pause:1"
+
+
+@pytest.mark.parametrize("control_plane", [True, False])
+def test_kubeadm_join(control_plane: bool) -> None:
+    text = cluster.render(
+        "kubeadm-join.yaml.j2",
+        token="t",
+        endpoint="10.0.0.1",
+        ca_hash="a",
+        certificate_key="k",
+        address="10.0.0.2",
+        node="n",
+        control_plane=control_plane,
+    )
+    found = yaml.safe_load(text)
+    assert ("controlPlane" in found) is control_plane
+    assert found["apiVersion"] == "kubeadm.k8s.io/v1beta4"
+
+
+def test_node_names_in_known_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "SSH", tmp_path)
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "hosts" / "gpu1.pub").write_text("ssh-ed25519 AAAA gpu1\n")
+    node = nodes.Node("gpu1", "10.0.0.9", 2, "10.244.1.0/24", ())
+    assert nodes.known_hosts([node]) == "10.0.0.9,gpu1 ssh-ed25519 AAAA\n"
+
+
+def test_wheels_are_asked_for_by_the_platforms_that_the_base_can_use() -> None:
+    names = images.platforms("x86_64", newest=36)
+    assert names[0] == "manylinux_2_36_x86_64"
+    assert "manylinux2014_x86_64" in names
+    assert "manylinux_2_37_x86_64" not in names
+
+
+def test_made_once_never_shows_a_half_made_folder(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    (tmp_path / ".tmp-made-killed").mkdir()
+    with pytest.raises(RuntimeError), paths.made_once(target) as fresh:
+        assert fresh is not None
+        (fresh / "half").touch()
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with paths.made_once(target) as fresh:
+        assert fresh is not None
+        (fresh / "whole").touch()
+    assert (target / "whole").exists()
+    with paths.made_once(target) as fresh:
+        assert fresh is None
+
+
+def test_not_root_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(LabError, match="as root"):
+        host.prepare()
+
+
+def test_no_apt_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None if name in ("apt-get", "debootstrap") else name)
+    with pytest.raises(LabError, match=r"no apt and lacks .*: debootstrap\.$"):
+        host.prepare()
+
+
+def test_inventory_groups() -> None:
+    path = paths.CHECKOUT / "inventories" / "lab" / "nodes.py"
+    spec = importlib.util.spec_from_file_location("lab_inventory", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    state = {
+        "ssh": {"user": "root", "key": ".lab/ssh/id", "known_hosts": ".lab/ssh/known_hosts"},
+        "repository": {"url": "http://10.0.0.2:8080/"},
+        "gpushare_image": "localhost/i:1",
+        "settings": {"driver_version": "580.95.05"},
+        "nodes": {
+            "cp1": {"role": "control_plane", "address": "10.0.0.1"},
+            "gpu1": {"role": "gpu_node", "address": "10.0.0.3"},
+        },
+    }
+    found = module.inventory(state)
+    assert found["gpu_nodes"]["hosts"] == ["gpu1"]
+    assert found["control_plane"]["hosts"] == ["cp1"]
+    assert found["_meta"]["hostvars"]["gpu1"]["ansible_host"] == "10.0.0.3"
+    assert found["all"]["vars"]["lab_repository"] == "http://10.0.0.2:8080"
+
+
+def test_limits_are_raised_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instances, watches = (tmp_path / "sys" / name for name in host.LIMITS)
+    instances.parent.mkdir(parents=True)
+    instances.write_text("128\n")
+    watches.write_text("9999999\n")
+    monkeypatch.setattr(host, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host, "_LIMITS_BEFORE", tmp_path / "run" / "limits.json")
+    monkeypatch.setattr(host, "_SYSCTL", tmp_path / "sys")
+    host.raise_limits()
+    host.raise_limits()
+    assert (int(instances.read_text()), int(watches.read_text())) == (2048, 9999999)
+    host.restore_limits()
+    assert (int(instances.read_text()), int(watches.read_text())) == (128, 9999999)
+    assert not (tmp_path / "run").exists()
+    host.restore_limits()

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An API server in memory, as strict as the real one where it matters to the servers.
+
+Objects have UIDs and resource versions; lists come in pages; watches start from a version, send what a field
+selector's objects become, and are refused with 410 once history is compacted; merge patches and bindings check their
+preconditions.
+It can be down, fail, or do what it was asked and lose the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gpushare.kube import Json, KubeError
+
+OBJECT = re.compile(
+    r"/api/v1/(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events)/(?P<name>[^/]+)(?P<sub>/.+)?"
+)
+COLLECTION = re.compile(r"/api/v1/(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events)")
+
+
+FIRST = 100
+
+
+@dataclasses.dataclass
+class Change:
+    version: int
+    kind: str
+    before: Json | None
+    after: Json | None
+
+
+@dataclasses.dataclass
+class Failure:
+    method: str
+    path: re.Pattern[str]
+    error: KubeError
+    times: int
+    done: bool
+
+
+class ApiDouble:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.objects: dict[tuple[str, str, str], Json] = {}
+        self.log: list[Change] = []
+        self.version = FIRST
+        self.oldest = FIRST
+        self.down = False
+        self.failures: list[Failure] = []
+        self.requests: list[tuple[str, str, Any]] = []
+        self.hooks: list[Callable[[str, str], None]] = []
+        self.pages: dict[str, tuple[list[Json], int]] = {}
+        self.epoch = 0
+        self.bookmarks = False
+
+    # What tests do to it.
+
+    def put(self, kind: str, obj: Json) -> Json:
+        """Create or replace an object, as its owner would."""
+        with self.lock:
+            obj = copy.deepcopy(obj)
+            metadata = obj.setdefault("metadata", {})
+            before = self.objects.get(self._key(kind, obj))
+            metadata.setdefault("uid", before["metadata"]["uid"] if before else str(uuid.uuid4()))
+            self._store(kind, before, obj)
+            return copy.deepcopy(obj)
+
+    def change(self, kind: str, name: str, namespace: str, edit: Callable[[Json], None]) -> Json:
+        with self.lock:
+            before = self.objects[(kind, namespace, name)]
+            after = copy.deepcopy(before)
+            edit(after)
+            self._store(kind, before, after)
+            return copy.deepcopy(after)
+
+    def remove(self, kind: str, name: str, namespace: str = "") -> None:
+        with self.lock:
+            before = self.objects.pop((kind, namespace, name))
+            self._log(kind, before, None)
+
+    def pod(self, name: str, namespace: str = "default") -> Json:
+        with self.lock:
+            return copy.deepcopy(self.objects[("pods", namespace, name)])
+
+    def pods(self) -> list[Json]:
+        with self.lock:
+            return [copy.deepcopy(obj) for (kind, _, _), obj in self.objects.items() if kind == "pods"]
+
+    def compact(self) -> None:
+        """Forget history: watches from before now, and pages of lists, are 410."""
+        with self.lock:
+            self.oldest = self.version
+            self.pages.clear()
+
+    def cut(self) -> None:
+        """Break every watch that is open."""
+        with self.lock:
+            self.epoch += 1
+            self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        self.down = True
+        self.cut()
+        try:
+            yield
+        finally:
+            self.down = False
+
+    def fail(self, method: str, path: str, status: int = 500, times: int = 1, done: bool = False) -> None:
+        """Fail the next requests; with ``done`` only after having done what they ask."""
+        error = KubeError(status, "Injected", f"injected failure {status}")
+        self.failures.append(Failure(method, re.compile(path), error, times, done))
+
+    def asked(self, method: str, path: str) -> list[Any]:
+        """The bodies of the requests so far that fit."""
+        return [body for verb, at, body in self.requests if verb == method and re.search(path, at)]
+
+    # The Kube protocol.
+
+    def get(self, path: str) -> Json:
+        return self._do("GET", path, None, lambda: self._get(path))
+
+    def post(self, path: str, body: Json) -> Json:
+        return self._do("POST", path, body, lambda: self._post(path, body))
+
+    def patch(self, path: str, body: Any, kind: str = "merge") -> Json:
+        assert kind == "merge", "the double knows merge patches alone"
+        return self._do("PATCH", path, body, lambda: self._patch(path, body))
+
+    def delete(self, path: str) -> Json:
+        def delete() -> Json:
+            kind, namespace, name, _ = self._object(path)
+            self.remove(kind, name, namespace)
+            return {}
+
+        return self._do("DELETE", path, None, delete)
+
+    def watch(self, path: str) -> Any:
+        return self._do("WATCH", path, None, lambda: WatchDouble(self, path))
+
+    def _do(self, method: str, path: str, body: Any, action: Callable[[], Any]) -> Any:
+        # A real client sends JSON, and nobody's later change of a dict changes what was sent.
+        body = json.loads(json.dumps(body))
+        for hook in list(self.hooks):
+            hook(method, path)
+        with self.lock:
+            self.requests.append((method, path, body))
+            if self.down:
+                raise KubeError(0, "Down", "connection refused")
+            failure = next((one for one in self.failures if one.method == method and one.path.search(path)), None)
+            if failure is not None:
+                failure.times -= 1
+                if failure.times <= 0:
+                    self.failures.remove(failure)
+                if failure.done:
+                    action()
+                raise failure.error
+            return copy.deepcopy(action()) if method != "WATCH" else action()
+
+    def _get(self, path: str) -> Json:
+        split = urlsplit(path)
+        query = {key: values[0] for key, values in parse_qs(split.query).items()}
+        if not COLLECTION.fullmatch(split.path):
+            kind, namespace, name, _ = self._object(path)
+            return self.objects[(kind, namespace, name)]
+        token, limit = query.get("continue", ""), int(query.get("limit", "0")) or 10**9
+        if token:
+            if token not in self.pages:
+                raise KubeError(410, "Expired", "the provided continue parameter is too old")
+            items, version = self.pages.pop(token)
+        else:
+            items, version = [obj for obj in self._collection(split.path) if selected(obj, query)], self.version
+        metadata = {"resourceVersion": str(version)}
+        if len(items) > limit:
+            metadata["continue"] = uuid.uuid4().hex
+            self.pages[metadata["continue"]] = (items[limit:], version)
+        return {"kind": "List", "metadata": metadata, "items": items[:limit]}
+
+    def _post(self, path: str, body: Json) -> Json:
+        if path.endswith("/binding"):
+            return self._bind(path, body)
+        found = COLLECTION.fullmatch(path)
+        assert found, path
+        return self.put(found["kind"], body)
+
+    def _bind(self, path: str, body: Json) -> Json:
+        kind, namespace, name, _ = self._object(path)
+        pod = self.objects[(kind, namespace, name)]
+        metadata = body["metadata"]
+        if metadata.get("uid") and metadata["uid"] != pod["metadata"]["uid"]:
+            raise KubeError(409, "Conflict", f"Precondition failed: UID in precondition: {metadata['uid']}")
+        if pod["metadata"].get("deletionTimestamp"):
+            raise KubeError(409, "Conflict", f"pod {name} is being deleted, cannot be assigned to a host")
+        if pod["spec"].get("nodeName"):
+            raise KubeError(409, "Conflict", f'pod {name} is already assigned to node "{pod["spec"]["nodeName"]}"')
+
+        def bind(obj: Json) -> None:
+            obj["spec"]["nodeName"] = body["target"]["name"]
+            obj["metadata"].setdefault("annotations", {}).update(metadata.get("annotations") or {})
+
+        self.change("pods", name, namespace, bind)
+        return {"kind": "Status", "status": "Success"}
+
+    def _patch(self, path: str, body: Json) -> Json:
+        kind, namespace, name, _ = self._object(path)
+        now = self.objects[(kind, namespace, name)]["metadata"]
+        for field in ("uid", "resourceVersion"):
+            wanted = (body.get("metadata") or {}).get(field)
+            if wanted and wanted != now[field]:
+                raise KubeError(409, "Conflict", f"Precondition failed: {field}")
+        return self.change(kind, name, namespace, lambda obj: merge(obj, body))
+
+    def _object(self, path: str) -> tuple[str, str, str, str]:
+        found = OBJECT.fullmatch(urlsplit(path).path)
+        assert found, path
+        key = (found["kind"], found["namespace"] or "", found["name"])
+        if key not in self.objects:
+            raise KubeError(404, "NotFound", f'{key[0]} "{key[2]}" not found')
+        return (*key, found["sub"] or "")
+
+    def _collection(self, path: str) -> list[Json]:
+        found = COLLECTION.fullmatch(path)
+        assert found, path
+        return [
+            obj
+            for (kind, namespace, _), obj in sorted(self.objects.items())
+            if kind == found["kind"] and (not found["namespace"] or namespace == found["namespace"])
+        ]
+
+    def _key(self, kind: str, obj: Json) -> tuple[str, str, str]:
+        return kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+    def _store(self, kind: str, before: Json | None, after: Json) -> None:
+        self.version += 1
+        after["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[self._key(kind, after)] = after
+        self.log.append(Change(self.version, kind, before, after))
+        self.changed.notify_all()
+
+    def _log(self, kind: str, before: Json, after: Json | None) -> None:
+        self.version += 1
+        before = copy.deepcopy(before)
+        before["metadata"]["resourceVersion"] = str(self.version)
+        self.log.append(Change(self.version, kind, before, after))
+        self.changed.notify_all()
+
+
+class WatchDouble:
+    def __init__(self, api: ApiDouble, path: str) -> None:
+        split = urlsplit(path)
+        found = COLLECTION.fullmatch(split.path)
+        assert found, path
+        self.query = {key: values[0] for key, values in parse_qs(split.query).items()}
+        assert self.query.get("watch") == "1" and self.query.get("resourceVersion"), path
+        self.api, self.kind = api, found["kind"]
+        self.at = int(self.query["resourceVersion"])
+        self.epoch, self.closed = api.epoch, False
+        if self.at < api.oldest:
+            raise KubeError(410, "Expired", f"too old resource version: {self.at} ({api.oldest})")
+
+    def close(self) -> None:
+        with self.api.lock:
+            self.closed = True
+            self.api.changed.notify_all()
+
+    def __iter__(self) -> Iterator[Json]:
+        while True:
+            with self.api.lock:
+                self.api.changed.wait_for(
+                    lambda: self.closed or self.epoch != self.api.epoch or self._next(), timeout=30
+                )
+                if self.closed:
+                    return
+                if self.epoch != self.api.epoch:
+                    raise KubeError(0, "Cut", "connection reset")
+                changes = self._next()
+                if not changes:
+                    return
+                if self.at < self.api.oldest:
+                    # What the watch cache says when it has lost what lies between.
+                    yield {
+                        "type": "ERROR",
+                        "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"},
+                    }
+                    return
+            for change in changes:
+                self.at = change.version
+                event = self._event(change)
+                if event is not None:
+                    yield copy.deepcopy(event)
+                elif self.api.bookmarks:
+                    yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self.at)}}}
+
+    def _next(self) -> list[Change]:
+        # One version for each change, without a gap.
+        return [one for one in self.api.log[self.at - FIRST :] if one.kind == self.kind]
+
+    def _event(self, change: Change) -> Json | None:
+        was = change.before is not None and selected(change.before, self.query)
+        now = change.after is not None and selected(change.after, self.query)
+        if now:
+            return {"type": "MODIFIED" if was else "ADDED", "object": change.after}
+        if was:
+            gone = copy.deepcopy(change.before or {})
+            gone["metadata"]["resourceVersion"] = str(change.version)
+            return {"type": "DELETED", "object": gone}
+        return None
+
+
+def selected(obj: Json, query: dict[str, str]) -> bool:
+    """Whether a field selector takes an object."""
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        path, operator, wanted = re.fullmatch(r"([^!=]+)(!=|==?)(.*)", term).groups()  # type: ignore[union-attr]
+        value: Any = obj
+        for step in path.split("."):
+            value = (value or {}).get(step)
+        if (str(value or "") == wanted) != (operator != "!="):
+            return False
+    return True
+
+
+def merge(into: Json, patch: Json) -> None:
+    """JSON merge patch (RFC 7386)."""
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict):
+            if not isinstance(into.get(key), dict):
+                into[key] = {}
+            merge(into[key], value)
+        else:
+            into[key] = value
+
+
+# --------------------------------------------------------------------------- over HTTP
+
+
+@contextlib.contextmanager
+def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[str]:
+    """The double behind real HTTP, for the real client; its address. ``token`` gives the one that is accepted now."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            if self.refused():
+                return
+            if "watch=1" in self.path:
+                self.watch()
+            else:
+                self.reply(lambda: api.get(self.path))
+
+        def do_POST(self) -> None:
+            body = self.body()
+            if not self.refused():
+                self.reply(lambda: api.post(self.path, json.loads(body)), 201)
+
+        def do_PATCH(self) -> None:
+            body = self.body()
+            if not self.refused():
+                assert self.headers["Content-Type"] == "application/merge-patch+json"
+                self.reply(lambda: api.patch(self.path, json.loads(body)))
+
+        def do_DELETE(self) -> None:
+            if not self.refused():
+                self.reply(lambda: api.delete(self.path))
+
+        def body(self) -> bytes:
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+        def refused(self) -> bool:
+            if token is not None and self.headers.get("Authorization", "").split()[-1:] != [token()]:
+                self.send(401, {"kind": "Status", "reason": "Unauthorized", "message": "Unauthorized"})
+                return True
+            return False
+
+        def reply(self, action: Callable[[], Json], status: int = 200) -> None:
+            try:
+                self.send(status, action())
+            except KubeError as error:
+                if error.status == 0:
+                    self.close_connection = True
+                    self.connection.close()
+                else:
+                    self.send(error.status, {"kind": "Status", "reason": error.reason, "message": error.message})
+
+        def send(self, status: int, value: Json) -> None:
+            data = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def watch(self) -> None:
+            try:
+                stream = api.watch(self.path)
+            except KubeError as error:
+                self.send(error.status or 500, {"kind": "Status", "reason": error.reason, "message": error.message})
+                return
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with contextlib.suppress(KubeError, OSError):
+                for event in stream:
+                    # Cut in two, as a network would.
+                    line = json.dumps(event).encode() + b"\n"
+                    for part in (line[: len(line) // 2], line[len(line) // 2 :]):
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                        self.wfile.flush()
+                self.wfile.write(b"0\r\n\r\n")
+            self.close_connection = True
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        api.cut()
+        server.shutdown()
+        server.server_close()
+
+
+# --------------------------------------------------------------------------- objects
+
+_numbers = itertools.count()
+
+
+def make_node(name: str, *sizes: int, unit: int = 1024, unhealthy: tuple[int, ...] = ()) -> Json:
+    """A node with cards of these sizes in units."""
+    cards = [
+        {
+            "index": index,
+            "uuid": f"GPU-{name}-{index}",
+            "minor": index,
+            "memoryMiB": size * unit,
+            "units": size,
+            "healthy": index not in unhealthy,
+            "model": "Test",
+        }
+        for index, size in enumerate(sizes)
+    ]
+    capacity = {"aliyun.com/gpu-mem": str(sum(sizes)), "aliyun.com/gpu-count": str(len(sizes))} if sizes else {}
+    annotations = {"kubegpu.share/cards": json.dumps(cards)} if sizes else {}
+    return {"metadata": {"name": name, "annotations": annotations}, "status": {"capacity": capacity}}
+
+
+def make_pod(name: str, units: int, node: str = "", card: int | None = None, namespace: str = "default") -> Json:
+    pod: Json = {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": str(units)}}}]},
+        "status": {"phase": "Pending"},
+    }
+    if node:
+        pod["spec"]["nodeName"] = node
+    if card is not None:
+        pod["metadata"]["annotations"] = {
+            "ALIYUN_COM_GPU_MEM_IDX": str(card),
+            "ALIYUN_COM_GPU_MEM_POD": str(units),
+            "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
+        }
+    return pod

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An extender over the API double, served on the loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from api_double import ApiDouble
+from extender_kit import Client, eventually
+from gpushare.extender import Extender
+from prometheus_client import CollectorRegistry
+
+
+@pytest.fixture
+def api() -> ApiDouble:
+    return ApiDouble()
+
+
+@pytest.fixture
+def start(api: ApiDouble) -> Iterator[Callable[..., Client]]:
+    """Start an extender; the test's objects must be there before, or it waits with ``ready=False``."""
+    running: list[Extender] = []
+
+    def begin(ready: bool = True, **options: Any) -> Client:
+        options.setdefault("backoff", (0.01, 0.1))
+        extender = Extender(api, port=0, registry=CollectorRegistry(), **options)
+        extender.start()
+        running.append(extender)
+        if ready:
+            eventually(lambda: extender.unsynced() is None)
+        return Client(extender)
+
+    yield begin
+    for extender in running:
+        extender.stop()

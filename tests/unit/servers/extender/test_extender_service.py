@@ -1,0 +1,636 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The extender as a scheduler meets it: real HTTP, watches and bindings against the API double."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from api_double import ApiDouble, make_node, make_pod
+from extender_kit import Client, eventually
+from gpushare import contract
+from gpushare.kube import KubeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+Start = Callable[..., Client]
+IDX, ASSIGNED = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"
+
+
+# ----------------------------------------------------------------- filter
+
+
+def test_filter_takes_and_gives_names(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("big", 16, 16))
+    api.put("nodes", make_node("full", 16))
+    api.put("nodes", make_node("small", 2))
+    api.put("pods", make_pod("there", 13, "full", 0))
+    client = start()
+    assert client.filter(make_pod("p", 5), "big", "full", "small") == {
+        "Nodes": None,
+        "NodeNames": ["big"],
+        "FailedNodes": {"full": "largest free share on one card is 3 of 5 GiB"},
+        "FailedAndUnresolvableNodes": {"small": "largest healthy card holds 2 of 5 GiB"},
+        "Error": "",
+    }
+
+
+def test_filter_takes_and_gives_whole_nodes(api: ApiDouble, start: Start) -> None:
+    big, small = make_node("big", 16), make_node("small", 2)
+    api.put("nodes", big)
+    api.put("nodes", small)
+    client = start()
+    body = {"Pod": make_pod("p", 5), "Nodes": {"metadata": {}, "items": [big, small]}, "NodeNames": None}
+    status, value = client.json("POST", "/gpushare-scheduler/filter", body)
+    assert (status, value["Nodes"]["items"], value["NodeNames"]) == (200, [big], None)
+    assert list(value["FailedAndUnresolvableNodes"]) == ["small"]
+
+
+def test_keys_of_old_schedulers_are_understood(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("big", 16))
+    body = {"pod": make_pod("p", 5), "nodenames": ["big"]}
+    assert start().json("POST", "/gpushare-scheduler/filter", body)[1]["NodeNames"] == ["big"]
+
+
+def test_a_pod_that_asks_for_nothing_fits_anywhere_and_is_bound_without_a_card(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("plain"))
+    pod = api.put("pods", make_pod("p", 0))
+    client = start()
+    assert client.filter(pod, "plain")["NodeNames"] == ["plain"]
+    assert client.bind(pod, "plain") == ""
+    assert api.pod("p")["spec"]["nodeName"] == "plain"
+    assert not api.pod("p")["metadata"].get("annotations")
+
+
+def test_init_containers_count_by_kubernetes_rule(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16))
+    pod = make_pod("p", 4)
+    pod["spec"]["initContainers"] = [{"name": "i", "resources": {"limits": {contract.RESOURCE_MEMORY: "20"}}}]
+    assert "holds 16 of 20 GiB" in start().filter(pod, "a")["FailedAndUnresolvableNodes"]["a"]
+
+
+# ----------------------------------------------------------------- bind
+
+
+def test_bind_packs_cards_and_writes_the_contract(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16, 16))
+    client = start()
+    for name, units, card in (("p", 6, 0), ("q", 12, 1), ("r", 4, 1), ("s", 4, 0)):
+        pod = api.put("pods", make_pod(name, units))
+        assert client.bind(pod, "a") == ""
+        bound = api.pod(name)
+        annotations = bound["metadata"]["annotations"]
+        assert bound["spec"]["nodeName"] == "a"
+        assert sorted(annotations) == sorted(contract.POD_ANNOTATIONS)
+        assert (annotations[IDX], annotations[ASSIGNED]) == (str(card), "false")
+        assert (annotations[contract.POD_UNITS], annotations[contract.POD_CARD_UNITS]) == (str(units), "16")
+        assert int(annotations[contract.POD_ASSUME_TIME]) > 10**18
+    eventually(lambda: client.extender.state.holds == 0)
+    assert client.used("a") == [10, 16]
+
+
+def test_spread_takes_the_emptiest_card(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16, 16))
+    client = start(placement="spread")
+    for name in "pq":
+        assert client.bind(api.put("pods", make_pod(name, 2)), "a") == ""
+    assert client.used("a") == [2, 2]
+
+
+def test_node_and_card_are_written_in_one_request(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16))
+    client = start()
+    pod = api.put("pods", make_pod("p", 2))
+    version = api.version
+    assert client.bind(pod, "a") == ""
+    assert api.version == version + 1
+    body = api.asked("POST", "/binding$")[0]
+    assert (body["metadata"]["uid"], body["target"]) == (
+        pod["metadata"]["uid"],
+        {"apiVersion": "v1", "kind": "Node", "name": "a"},
+    )
+
+
+def test_units_come_from_the_api_and_not_from_the_request(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16))
+    client = start()
+    pod = api.put("pods", make_pod("p", 7))
+    body = {
+        "PodName": "p",
+        "PodNamespace": "default",
+        "PodUID": pod["metadata"]["uid"],
+        "Node": "a",
+        "Pod": make_pod("p", 1),
+    }
+    assert client.json("POST", "/gpushare-scheduler/bind", body) == (200, {"Error": ""})
+    assert api.pod("p")["metadata"]["annotations"][contract.POD_UNITS] == "7"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "node", "words"),
+    [
+        (lambda api: api.remove("pods", "p", "default"), "a", "doesn't exist"),
+        (
+            lambda api: api.put(
+                "pods", make_pod("p", 2) | {"metadata": {"name": "p", "namespace": "default", "uid": "x"}}
+            ),
+            "a",
+            "replaced",
+        ),
+        (
+            lambda api: api.change("pods", "p", "default", lambda pod: pod["spec"].update(nodeName="b")),
+            "a",
+            "bound to node b",
+        ),
+        (
+            lambda api: api.change("pods", "p", "default", lambda pod: pod["status"].update(phase="Failed")),
+            "a",
+            "finished",
+        ),
+        (
+            lambda api: api.change("pods", "p", "default", lambda pod: pod["metadata"].update(deletionTimestamp="x")),
+            "a",
+            "deleted",
+        ),
+        (lambda api: None, "who", "doesn't know node who"),
+        (
+            lambda api: api.change(
+                "pods", "p", "default", lambda pod: pod.update(make_pod("p", 9) | {"metadata": pod["metadata"]})
+            ),
+            "a",
+            "of 9 GiB",
+        ),
+    ],
+)
+def test_what_cannot_be_bound_says_why(
+    api: ApiDouble, start: Start, prepare: Callable[[ApiDouble], Any], node: str, words: str
+) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 2))
+    prepare(api)
+    assert words in client.bind(pod, node)
+    assert not api.asked("POST", "/binding$")
+    assert client.extender.state.holds == 0
+
+
+def test_a_refusal_at_bind_is_an_event_and_only_one(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 9))
+    for _ in range(5):
+        assert client.bind(pod, "a") == "node a: largest healthy card holds 8 of 9 GiB"
+    event = eventually(lambda: api.asked("POST", "/events$"))[0]
+    assert (event["reason"], event["type"]) == ("GPUMemoryRefused", "Warning")
+    assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
+    assert "8 of 9 GiB" in event["message"]
+    assert len(api.asked("POST", "/events$")) == 1
+
+
+def test_a_bind_that_was_done_before_is_done(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    assert client.bind(pod, "a") == ""
+    assert client.bind(pod, "a") == ""
+    eventually(lambda: client.extender.state.holds == 0)
+    assert client.bind(pod, "a") == ""
+    assert client.used("a") == [5]
+    assert len(api.asked("POST", "/binding$")) == 1
+
+
+# ----------------------------------------------------------------- upstream's faults
+
+
+def test_fault_03_used_above_total_is_reported(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 15, 15))
+    api.put("pods", make_pod("mib", 4096, "a", 0))
+    client = start()
+    node = client.node("a")
+    assert (node["totalGPU"], node["usedGPU"]) == (30, 4096)
+    assert [(card["totalGPU"], card["usedGPU"]) for card in node["devs"]] == [(15, 4096), (15, 0)]
+    assert client.metric('gpushare_card_booked_units{card="0",node="a",uuid="GPU-a-0"}') == 4096
+    assert client.metric('gpushare_card_capacity_units{card="0",node="a",uuid="GPU-a-0"}') == 15
+    pod = api.put("pods", make_pod("p", 1))
+    assert client.bind(pod, "a") == ""
+    assert api.pod("p")["metadata"]["annotations"][IDX] == "1"
+
+
+def test_fault_04_cards_of_different_sizes(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 1, 10))
+    client = start()
+    assert client.filter(make_pod("p", 10), "a")["NodeNames"] == ["a"]
+    pod = api.put("pods", make_pod("p", 10))
+    assert client.bind(pod, "a") == ""
+    annotations = api.pod("p")["metadata"]["annotations"]
+    assert (annotations[IDX], annotations[contract.POD_CARD_UNITS]) == ("1", "10")
+    assert [card["totalGPU"] for card in client.node("a")["devs"]] == [1, 10]
+
+
+def test_fault_05_the_card_is_the_annotations_index_and_its_uuid(api: ApiDouble, start: Start) -> None:
+    node = make_node("a", 4, 8)
+    cards = contract.node_cards(node)
+    # NVML's order and the minors of the device nodes differ, and index 0 isn't there.
+    moved = [
+        contract.Card(index=2, uuid=cards[0].uuid, minor=1, memory_mib=4096, units=4),
+        contract.Card(index=1, uuid=cards[1].uuid, minor=0, memory_mib=8192, units=8),
+    ]
+    node["metadata"]["annotations"][contract.NODE_CARDS] = contract.cards_to_annotation(moved)
+    api.put("nodes", node)
+    api.put("pods", make_pod("there", 3, "a", 2))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    assert client.bind(pod, "a") == ""
+    assert api.pod("p")["metadata"]["annotations"][IDX] == "1"
+    shown = [(card["id"], card["uuid"], card["usedGPU"]) for card in client.node("a")["devs"]]
+    assert shown == [(1, "GPU-a-1", 5), (2, "GPU-a-0", 3)]
+
+
+def test_fault_11_nodes_are_never_stale(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a"))
+    client = start()
+    assert client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"] == {"a": "no GPU memory is announced"}
+    assert client.node("a")["devs"] == []
+    api.put("nodes", make_node("a", 8))
+    eventually(lambda: client.filter(make_pod("p", 4), "a")["NodeNames"] == ["a"])
+    api.put("nodes", make_node("a", 8, unhealthy=(0,)))
+    eventually(
+        lambda: client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"] == {"a": "no card is healthy"}
+    )
+    api.put("nodes", make_node("a", 2))
+    eventually(
+        lambda: "holds 2 of 4" in client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"].get("a", "")
+    )
+    api.remove("nodes", "a")
+    eventually(lambda: "doesn't know" in client.filter(make_pod("p", 4), "a")["FailedNodes"].get("a", ""))
+
+
+def test_fault_11_an_unknown_node_is_404(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    status, value = start().json("GET", "/gpushare-scheduler/inspect/who")
+    assert (status, value["nodes"]) == (404, [])
+    assert "who" in value["error"]
+
+
+def test_fault_11_inspect_and_filter_while_everything_changes(api: ApiDouble, start: Start) -> None:
+    for number in range(10):
+        api.put("nodes", make_node(f"n{number}", 16, 16))
+    client = start(threads=16)
+    pods = [api.put("pods", make_pod(f"p{number}", 1 + number % 4)) for number in range(100)]
+    names = [f"n{number}" for number in range(10)]
+    errors: list[str] = []
+    stop = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not stop.wait(0.0005):
+            number += 1
+            api.put("nodes", make_node(f"x{number % 5}", 4 + number % 3))
+            api.put("pods", make_pod(f"y{number % 7}", 1, f"x{number % 5}", number % 2, namespace=f"z{number}"))
+            if number % 3 == 0:
+                api.remove("nodes", f"x{number % 5}")
+
+    def look(number: int) -> None:
+        for path in ("", f"/n{number % 10}", f"/x{number % 5}"):
+            status, value = client.json("GET", f"/gpushare-scheduler/inspect{path}")
+            if status not in (200, 404):
+                errors.append(f"inspect{path}: {status} {value}")
+            for node in value["nodes"]:
+                total = sum(card["usedGPU"] for card in node["devs"]) + node["unplaced"]["usedGPU"]
+                pods_total = sum(pod["usedGPU"] for card in [*node["devs"], node["unplaced"]] for pod in card["pods"])
+                if not node["usedGPU"] == total == pods_total:
+                    errors.append(f"torn: {node}")
+        value = client.filter(make_pod("q", 3), *names)
+        if value["Error"] or len(value["NodeNames"]) + len(value["FailedNodes"]) != 10:
+            errors.append(f"filter: {value}")
+
+    def bind(number: int) -> None:
+        client.bind(pods[number], f"n{number % 10}")
+
+    churner = threading.Thread(target=churn)
+    churner.start()
+    try:
+        with ThreadPoolExecutor(200) as pool:
+            jobs = [pool.submit(look, number) for number in range(200)]
+            jobs += [pool.submit(bind, number) for number in range(100)]
+            for job in jobs:
+                job.result()
+    finally:
+        stop.set()
+        churner.join()
+    assert not errors, errors[:3]
+    eventually(lambda: client.extender.state.holds == 0)
+    held: dict[str, dict[str, int]] = {}
+    for pod in api.pods():
+        if contract.pod_node(pod).startswith("n"):
+            card = held.setdefault(contract.pod_node(pod), {"0": 0, "1": 0})
+            card[pod["metadata"]["annotations"][IDX]] += contract.pod_units(pod)
+    assert held and all(units <= 16 for cards in held.values() for units in cards.values())
+    assert all(client.used(node) == [cards["0"], cards["1"]] for node, cards in held.items())
+
+
+def test_fault_13_a_bind_that_failed_leaves_nothing(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    api.fail("POST", "/binding$", 403)
+    assert "injected failure 403" in client.bind(pod, "a")
+    assert not api.pod("p")["metadata"].get("annotations")
+    assert client.used("a") == [0]
+    assert client.bind(pod, "a") == ""
+    assert client.used("a") == [5]
+
+
+def test_fault_13_annotations_that_another_left_on_an_unbound_pod_are_not_counted_and_go(
+    api: ApiDouble, start: Start
+) -> None:
+    api.put("nodes", make_node("a", 8))
+    pod = make_pod("p", 5, card=0)
+    pod["metadata"]["annotations"]["mine"] = "stays"
+    pod = api.put("pods", pod)
+    client = start()
+    assert client.used("a") == [0]
+    api.fail("POST", "/binding$", 409)
+    assert client.bind(pod, "a") != ""
+    assert api.pod("p")["metadata"]["annotations"] == {"mine": "stays"}
+    assert client.used("a") == [0]
+
+
+def test_fault_13_a_pod_that_was_bound_meanwhile_keeps_its_annotations(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    pod = api.put("pods", make_pod("p", 5, card=0))
+    client = start()
+
+    def another(method: str, path: str) -> None:
+        if method == "PATCH":
+            api.hooks.remove(another)
+            api.change("pods", "p", "default", lambda obj: obj["spec"].update(nodeName="b"))
+
+    api.hooks.append(another)
+    api.fail("POST", "/binding$", 403)
+    assert client.bind(pod, "a") != ""
+    assert api.asked("PATCH", "/pods/p$")
+    assert api.pod("p")["metadata"]["annotations"][IDX] == "0"
+
+
+# ----------------------------------------------------------------- lost answers
+
+
+def test_a_binding_whose_answer_was_lost_is_success(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    api.fail("POST", "/binding$", 0, done=True)
+    assert client.bind(pod, "a") == ""
+    assert client.used("a") == [5]
+
+
+def test_a_binding_that_may_still_happen_keeps_its_memory_until_that_is_known(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    state, binder = client.extender.state, client.extender.binder
+    now = [1000.0]
+    binder._clock = lambda: now[0]
+    pod, other = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
+    api.fail("POST", "/binding$", 504)
+    assert "504" in client.bind(pod, "a")
+    assert "3 of 5 GiB" in client.bind(other, "a"), "another pod must not get what may still be taken"
+    assert client.filter(pod, "a")["NodeNames"] == ["a"], "the pod itself may"
+    assert client.filter(other, "a")["NodeNames"] == []
+    now[0] += 60
+    binder.settle()
+    assert state.holds == 1
+    now[0] += 60
+    with api.outage():
+        binder.settle()
+    assert state.holds == 1, "what can't be asked isn't given away"
+    binder.settle()
+    assert state.holds == 0
+    assert client.bind(other, "a") == ""
+
+
+def test_a_retry_takes_the_place_of_an_unsure_bind(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    api.put("nodes", make_node("b", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    api.fail("POST", "/binding$", 504)
+    assert client.bind(pod, "a") != ""
+    assert client.bind(pod, "b") == ""
+    assert (client.used("a"), client.used("b")) == ([0], [5])
+
+
+def test_a_pod_that_vanished_after_its_bind_is_forgotten(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    binder = client.extender.binder
+    now = [1000.0]
+    binder._clock = lambda: now[0]
+    pod = api.put("pods", make_pod("p", 5))
+    client.extender.pods.stop()
+    assert client.bind(pod, "a") == ""
+    assert client.used("a") == [5]
+    now[0] += 10
+    binder.settle()
+    assert client.used("a") == [5], "bound, the watch is only behind"
+    api.remove("pods", "p", "default")
+    binder.settle()
+    assert client.used("a") == [0]
+
+
+def test_two_binds_of_one_pod_at_once_book_once(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8, 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.bind(pod, "a"), range(8)))
+    assert "" in answers
+    assert all(error == "" or "under way" in error for error in answers)
+    eventually(lambda: client.extender.state.holds == 0)
+    assert sum(client.used("a")) == 5
+
+
+# ----------------------------------------------------------------- its state
+
+
+def test_not_ready_before_both_are_read(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    api.put("pods", make_pod("p", 5, "a", 0))
+    api.fail("GET", r"/pods\?", 500, times=10**6)
+    client = start(ready=False)
+    eventually(lambda: client.extender.nodes.synced and client.extender.pods.error)
+    status, body, _ = client.raw("GET", "/readyz")
+    assert (status, b"pods" in body, b"injected" in body) == (503, True, True)
+    assert client.raw("GET", "/healthz")[0] == 200
+    assert "isn't ready" in client.filter(make_pod("q", 1), "a")["Error"]
+    assert "isn't ready" in client.bind(make_pod("q", 1), "a")
+    assert client.json("GET", "/gpushare-scheduler/inspect")[0] == 503
+    api.failures.clear()
+    eventually(lambda: client.raw("GET", "/readyz")[0] == 200)
+    assert client.used("a") == [5]
+
+
+def test_a_restart_rebuilds_the_state(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16, 16))
+    first = start()
+    for number, units in enumerate((3, 14, 2, 9)):
+        assert first.bind(api.put("pods", make_pod(f"p{number}", units)), "a") == ""
+    before = first.node("a")
+    first.extender.stop()
+    assert start().node("a") == before
+
+
+def test_an_outage_and_lost_history_change_nothing_that_lasts(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16, 16))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+    assert client.bind(pod, "a") == ""
+    eventually(lambda: client.extender.state.holds == 0)
+    with api.outage():
+        eventually(lambda: client.extender.pods.error and client.extender.nodes.error)
+        assert client.used("a") == [5, 0], "the last state stays"
+        assert client.filter(make_pod("q", 5), "a")["NodeNames"] == ["a"]
+        assert "can't be read" in client.bind(make_pod("q", 5), "a")
+        api.remove("pods", "p", "default")
+        api.put("pods", make_pod("r", 7, "a", 1))
+        api.compact()
+    eventually(lambda: client.used("a") == [0, 7])
+    assert client.extender.pods.lists == 2
+
+
+def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("plain"))
+    api.put("nodes", make_node("b", 10))
+    api.put("nodes", make_node("a", 10, 10))
+    api.put("pods", make_pod("binpack-1-0", 3, "a", 0))
+    api.put("pods", make_pod("stray", 2, "a"))
+    status, value = start().json("GET", "/gpushare-scheduler/inspect")
+    assert status == 200
+    assert [node["name"] for node in value["nodes"]] == ["a", "b"]
+    node = value["nodes"][0]
+    assert (node["totalGPU"], node["usedGPU"]) == (20, 5)
+    first = node["devs"][0]
+    assert {key: first[key] for key in ("id", "totalGPU", "usedGPU", "pods")} == {
+        "id": 0,
+        "totalGPU": 10,
+        "usedGPU": 3,
+        "pods": [{"name": "binpack-1-0", "namespace": "default", "usedGPU": 3}],
+    }
+    assert node["unplaced"] == {
+        "id": -1,
+        "usedGPU": 2,
+        "pods": [{"name": "stray", "namespace": "default", "usedGPU": 2}],
+    }
+
+
+def test_metrics_count_what_was_asked(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    api.put("pods", make_pod("stray", 1, "a"))
+    client = start()
+    client.filter(make_pod("p", 5), "a")
+    client.filter(make_pod("p", 9), "a")
+    client.bind(api.put("pods", make_pod("p", 5)), "a")
+    client.raw("POST", "/gpushare-scheduler/filter", b"{")
+    for result in ("passed", "refused", "invalid"):
+        assert client.metric(f'gpushare_extender_requests_total{{result="{result}",verb="filter"}}') == 1
+    assert client.metric('gpushare_extender_requests_total{result="bound",verb="bind"}') == 1
+    assert client.metric('gpushare_extender_request_seconds_count{verb="filter"}') == 3
+    assert client.metric('gpushare_node_unplaced_units{node="a"}') == 1
+    assert client.metric('gpushare_mirror_objects{objects="nodes"}') == 1
+
+
+# ----------------------------------------------------------------- any bytes
+
+POD_KEYS = ["spec", "containers", "initContainers", "restartPolicy", "resources", "limits", "requests"]
+KEYS = ["Pod", "Nodes", "NodeNames", "items", "metadata", "name", "uid", "PodName", "PodNamespace", "PodUID", "Node"]
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from([*KEYS, *POD_KEYS, contract.RESOURCE_MEMORY]) | st.text(), inner)
+    ),
+    max_leaves=30,
+)
+FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@pytest.fixture
+def served(api: ApiDouble, start: Start) -> Client:
+    api.put("nodes", make_node("a", 8))
+    return start()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=FIXTURES)
+@given(body=st.binary(), path=st.sampled_from(["filter", "bind"]))
+def test_any_bytes_are_a_4xx_in_json(served: Client, body: bytes, path: str) -> None:
+    status, value = served.json_of("POST", f"/gpushare-scheduler/{path}", body)
+    assert 400 <= status < 500 and value["error"]
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=FIXTURES)
+@given(body=JSON_VALUES, path=st.sampled_from(["filter", "bind"]))
+def test_any_json_is_answered_without_a_500(served: Client, body: Any, path: str) -> None:
+    status, value = served.json("POST", f"/gpushare-scheduler/{path}", body)
+    assert status == 200 or (400 <= status < 500 and value["error"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=FIXTURES)
+@given(
+    path=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
+    method=st.sampled_from(["GET", "POST", "PUT"]),
+)
+def test_any_path_is_answered_without_a_500(served: Client, path: str, method: str) -> None:
+    for prefix in ("/", "/gpushare-scheduler/", "/gpushare-scheduler/inspect/"):
+        assert served.raw(method, prefix + path)[0] < 500
+
+
+HUGE = b'{"Pod":{"spec":{"containers":[{"resources":{"limits":{"aliyun.com/gpu-mem":"%s"}}}]}},"NodeNames":["a"]}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"Pod":{}}',
+        b"[" * 100_000,
+        b'{"Pod":{"spec":{"containers":7}},"NodeNames":[]}',
+        b"\xff\xfe",
+        HUGE % (b"9" * 9000),
+    ],
+)
+def test_broken_requests(served: Client, body: bytes) -> None:
+    for path in ("filter", "bind"):
+        status, value = served.json_of("POST", f"/gpushare-scheduler/{path}", body)
+        assert 400 <= status < 500 and value["error"]
+
+
+def test_there_is_nothing_below_filter_and_bind(served: Client) -> None:
+    body = {"Pod": make_pod("p", 5), "NodeNames": ["a"]}
+    assert served.json("POST", "/gpushare-scheduler/filter/more", body)[0] == 404
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "A", "", "a" * 300, "a\n"])
+def test_names_that_would_lead_elsewhere_are_refused(served: Client, api: ApiDouble, name: str) -> None:
+    for key in ("PodName", "PodNamespace", "Node"):
+        body = {"PodName": "p", "PodNamespace": "default", "PodUID": "", "Node": "a", key: name}
+        assert served.json("POST", "/gpushare-scheduler/bind", body)[0] == 400
+    assert not [path for method, path, _ in api.requests if "/pods/" in path]
+
+
+def test_the_api_refusing_everything_is_a_failure_in_words(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 8))
+    client = start()
+    pod = api.put("pods", make_pod("p", 5))
+
+    def refuse(method: str, path: str) -> None:
+        if "/pods/p" in path:
+            raise KubeError(403, "Forbidden", "no right to that")
+
+    api.hooks.append(refuse)
+    assert "no right to that" in client.bind(pod, "a")

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The common HTTP service, its log, Events, the extender's command line, and what the image is made of."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpushare
+import pytest
+from api_double import ApiDouble, make_node, make_pod, served
+from extender_kit import eventually
+from gpushare import extender
+from gpushare.events import Events
+from gpushare.service import BadRequest, Request, Response, Service, answer, logger
+from prometheus_client import CollectorRegistry, Counter
+
+IMAGE = Path(gpushare.__file__).parents[2]
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    registry = CollectorRegistry()
+    Counter("seen", "Seen", registry=registry).inc()
+
+    def echo(request: Request) -> Response:
+        if request.rest == "bad":
+            raise BadRequest("that's wrong", 422)
+        if request.rest == "boom":
+            raise RuntimeError("secret inside")
+        return answer({"rest": request.rest, "query": dict(request.query), "body": request.body.decode("latin-1")})
+
+    service = Service(
+        "t", "127.0.0.1", 0, lambda: reason[0], {("GET", "/echo"): echo, ("POST", "/echo"): echo}, registry, threads=2
+    )
+    reason[:] = [None]
+    service.start()
+    yield service
+    service.stop()
+
+
+reason: list[str | None] = [None]
+
+
+def ask(service: Service, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, dict(response.headers), response.read()
+    finally:
+        connection.close()
+
+
+def test_common_endpoints(service: Service) -> None:
+    assert ask(service, "GET", "/healthz")[::2] == (200, b"ok\n")
+    assert ask(service, "GET", "/version")[::2] == (200, gpushare.__version__.encode() + b"\n")
+    assert ask(service, "GET", "/readyz")[::2] == (200, b"ok\n")
+    reason[0] = "no driver"
+    assert ask(service, "GET", "/readyz")[::2] == (503, b"no driver\n")
+    assert b"seen_total 1.0" in ask(service, "GET", "/metrics")[2]
+    assert ask(service, "HEAD", "/healthz")[::2] == (200, b"")
+
+
+def test_routes(service: Service) -> None:
+    status, headers, body = ask(service, "POST", "/echo/a/b/?x=1&x=2", b"hello")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(body) == {"rest": "a/b", "query": {"x": ["1", "2"]}, "body": "hello"}
+    assert ask(service, "GET", "/echo")[0] == 200
+    assert ask(service, "GET", "/echoes")[0] == 404
+    status, headers, _ = ask(service, "DELETE", "/echo")
+    assert (status, headers["Allow"]) == (405, "GET, POST")
+    for path in ("/", "/debug/pprof/", "/nothing"):
+        assert ask(service, "GET", path)[0] == 404
+
+
+def test_mistakes_and_failures(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(service, "GET", "/echo/bad")[::2] == (422, b'{"error":"that\'s wrong"}')
+    status, _, body = ask(service, "GET", "/echo/boom")
+    assert (status, b"secret" in body) == (500, False)
+    assert "secret inside" in caplog.text
+    assert ask(service, "GET", "/echo?" + "&".join(f"a{n}=1" for n in range(200)))[0] == 400
+
+
+def test_stop_frees_the_port(service: Service) -> None:
+    port = service.port
+    service.stop()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    service.stop()
+
+
+def test_a_port_that_is_taken_is_an_oserror(service: Service) -> None:
+    with pytest.raises(OSError):
+        Service("t", "127.0.0.1", service.port, lambda: None, registry=CollectorRegistry()).start()
+
+
+# ----------------------------------------------------------------- log
+
+
+@pytest.fixture
+def log_kept() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.usefixtures("log_kept")
+def test_a_json_log_is_one_object_a_line() -> None:
+    stream = io.StringIO()
+    log = logger("gpushare.x", "json", stream=stream)
+    log.info("two\nlines", extra={"data": {"pod": "default/p", "units": 3}})
+    try:
+        raise ValueError("inside")
+    except ValueError:
+        log.exception("failed")
+    log.debug("not shown")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert {key: first[key] for key in ("level", "logger", "message", "pod", "units")} == {
+        "level": "info",
+        "logger": "gpushare.x",
+        "message": "two\nlines",
+        "pod": "default/p",
+        "units": 3,
+    }
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert "ValueError: inside" in second["exception"]
+
+
+@pytest.mark.usefixtures("log_kept")
+def test_a_text_log_has_the_facts_behind_the_message() -> None:
+    stream = io.StringIO()
+    logger("gpushare.x", stream=stream).info("bound", extra={"data": {"pod": "default/p"}})
+    assert stream.getvalue().endswith(" INFO gpushare.x: bound pod=default/p\n")
+
+
+# ----------------------------------------------------------------- events
+
+
+def test_events_are_a_trickle(api: ApiDouble) -> None:
+    now = [0.0]
+    events = Events(api, "c", repeat=60, rate=1, burst=3, clock=lambda: now[0])
+    assert events.pod("default", "p", "u", "Why", "words")
+    assert not events.pod("default", "p", "u", "Why", "words"), "the same again"
+    assert events.pod("default", "p", "u", "Why", "other words")
+    assert events.pod("default", "q", "v", "Why", "x" * 5000)
+    assert not events.pod("default", "r", "w", "Why", "words"), "the burst is used up"
+    now[0] = 1.0
+    assert events.pod("default", "r", "w", "Why", "words")
+    now[0] = 100.0
+    assert events.pod("default", "p", "u", "Why", "words")
+    events.start()
+    eventually(lambda: len(api.asked("POST", "/namespaces/default/events$")) == 5)
+    events.stop()
+    written = api.asked("POST", "/events$")
+    assert len({event["metadata"]["name"] for event in written}) == 5
+    assert max(len(event["message"]) for event in written) == 1024
+
+
+def test_an_event_that_cannot_be_written_is_dropped(api: ApiDouble) -> None:
+    events = Events(api, "c")
+    events.start()
+    api.fail("POST", "/events$", 403)
+    events.pod("default", "p", "u", "Why", "one")
+    events.pod("default", "p", "u", "Why", "two")
+    eventually(lambda: len(api.asked("POST", "/events$")) == 2)
+    events.stop()
+
+
+# ----------------------------------------------------------------- the command
+
+
+def test_options_come_from_the_line_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = extender.parse([])
+    assert (options.address, options.port, options.placement, options.log_format) == (
+        "127.0.0.1",
+        12345,
+        "binpack",
+        "text",
+    )
+    monkeypatch.setenv("GPUSHARE_PLACEMENT", "spread")
+    monkeypatch.setenv("GPUSHARE_PORT", "1234")
+    options = extender.parse(["--port", "4321"])
+    assert (options.port, options.placement) == (4321, "spread")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "named"),
+    [
+        (["--placement", "random"], {}, "--placement"),
+        ([], {"GPUSHARE_PLACEMENT": "random"}, "--placement"),
+        ([], {"GPUSHARE_LOG_FORMAT": "xml"}, "--log-format"),
+        (["--port", "x"], {}, "--port"),
+        (["--port", "65536"], {}, "--port"),
+    ],
+)
+def test_bad_options_are_named(
+    arguments: list[str],
+    variables: dict[str, str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(SystemExit):
+        extender.parse(arguments)
+    assert named in capsys.readouterr().err
+
+
+def test_the_command_serves_and_stops_on_sigterm(api: ApiDouble, tmp_path: Path) -> None:
+    api.put("nodes", make_node("a", 8))
+    api.put("pods", make_pod("p", 3, "a", 0))
+    with served(api) as address:
+        config = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpushare.extender", "--port=0", "--log-format=json"],
+            env={**os.environ, "PYTHONPATH": str(IMAGE / "src"), "GPUSHARE_KUBECONFIG": str(tmp_path / "kubeconfig")},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        try:
+            lines = [json.loads(process.stderr.readline()) for _ in range(2)]
+            assert [line["message"] for line in lines] == ["serving", "ready"]
+            assert (lines[1]["nodes"], lines[1]["pods"]) == (1, 1)
+            connection = http.client.HTTPConnection("127.0.0.1", lines[0]["port"], timeout=10)
+            connection.request("GET", "/gpushare-scheduler/inspect/a")
+            assert json.loads(connection.getresponse().read())["nodes"][0]["usedGPU"] == 3
+            connection.close()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
+
+def test_the_command_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpushare.extender", f"--kubeconfig={tmp_path / 'nothing'}"],
+        env={**os.environ, "PYTHONPATH": str(IMAGE / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "no way to reach the Kubernetes API" in done.stderr
+
+
+# ----------------------------------------------------------------- the image
+
+
+def test_the_versions_agree() -> None:
+    project = tomllib.loads((IMAGE / "pyproject.toml").read_text())["project"]
+    assert project["version"] == gpushare.__version__
+    pins = {}
+    for line in (IMAGE / "requirements.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pins[name.lower().replace("_", "-")] = version
+    wanted = {name.lower().replace("_", "-") for name in project["dependencies"]}
+    assert wanted <= set(pins)
+    assert not [name for name in wanted if not re.fullmatch(r"[a-z0-9-]+", name)], "versions have one place"
+
+
+def test_the_image_needs_no_newer_builder() -> None:
+    text = (IMAGE / "Containerfile").read_text()
+    for word in ("RUN --", "COPY --link", "COPY --chmod", "<<", "# syntax"):
+        assert word not in text
+    assert (IMAGE / "src" / "gpushare" / "contract.py").resolve().name == "_gpushare.py"

@@ -1,0 +1,550 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the device plugin meets in its tests: kubelet over real gRPC, an API server in memory, cards without silicon."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import queue
+import random
+import threading
+import time
+import typing as t
+from concurrent import futures
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import grpc
+from gpushare import contract, wire
+from gpushare.device_plugin import Options, Plugin
+from gpushare.kube import KubeError, Stream
+from gpushare.nvml import NoCards, Seen
+from prometheus_client import CollectorRegistry
+
+Json = dict[str, t.Any]
+NODE = "gpu1"
+
+
+def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: str = "") -> t.Any:
+    """Wait for something that other threads bring about."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {what or condition}")
+
+
+# --------------------------------------------------------------------------- cards
+
+
+def seen(index: int, gib: int = 16, minor: int | None = None) -> Seen:
+    uuid = f"GPU-{index:08x}-1111-2222-3333-444444444444"
+    return Seen(index, uuid, index if minor is None else minor, gib * 1024, "Simulated NVIDIA GPU")
+
+
+class FakeNvml:
+    def __init__(self, *cards: Seen) -> None:
+        self.found = list(cards)
+        self.trouble = ""
+
+    def cards(self) -> list[Seen]:
+        if self.trouble:
+            raise NoCards(self.trouble)
+        return list(self.found)
+
+
+# --------------------------------------------------------------------------- the API server
+
+
+class _FakeStream:
+    def __init__(self, kube: FakeKube) -> None:
+        self.events: queue.Queue[Json | None] = queue.Queue()
+        self._kube = kube
+
+    def __iter__(self) -> t.Iterator[Json]:
+        while (event := self.events.get()) is not None:
+            yield event
+        if self._kube.away:
+            raise KubeError(0, "Away", "connection refused")
+
+    def close(self) -> None:
+        self.events.put(None)
+
+
+class FakeKube:
+    """Pods, nodes and events; list, watch, merge patches with the UID as a precondition; may be away."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.events: list[Json] = []
+        self.patches: list[tuple[str, Json]] = []
+        self.away = False
+        self.refuse: dict[str, KubeError] = {}
+        self.gets: list[str] = []
+        self._version = 0
+        self._lock = threading.RLock()
+        self._streams: list[tuple[str, _FakeStream]] = []
+
+    # For tests.
+
+    def put(self, obj: Json) -> Json:
+        with self._lock:
+            self._version += 1
+            obj = copy.deepcopy(obj)
+            obj["metadata"]["resourceVersion"] = str(self._version)
+            path = self._path_of(obj)
+            event = {"type": "MODIFIED" if path in self.objects else "ADDED", "object": copy.deepcopy(obj)}
+            self.objects[path] = obj
+            self._send(path, event)
+            return obj
+
+    def remove(self, obj: Json) -> None:
+        with self._lock:
+            path = self._path_of(obj)
+            self._send(path, {"type": "DELETED", "object": self.objects.pop(path)})
+
+    def pod(self, key: str) -> Json:
+        namespace, _, name = key.partition("/")
+        with self._lock:
+            return copy.deepcopy(self.objects[f"/api/v1/namespaces/{namespace}/pods/{name}"])
+
+    def node(self) -> Json:
+        with self._lock:
+            return copy.deepcopy(self.objects[f"/api/v1/nodes/{NODE}"])
+
+    def go_away(self) -> None:
+        with self._lock:
+            self.away = True
+            for _, stream in self._streams:
+                stream.close()
+
+    def reasons(self, key: str) -> list[str]:
+        name = key.partition("/")[2]
+        with self._lock:
+            return [one["reason"] for one in self.events if one["involvedObject"]["name"] == name]
+
+    # The door.
+
+    def get(self, path: str) -> Json:
+        with self._lock:
+            self._check(path)
+            self.gets.append(path)
+            address = urlsplit(path)
+            if address.path in self.objects:
+                return copy.deepcopy(self.objects[address.path])
+            if address.path in ("/api/v1/pods", "/api/v1/nodes"):
+                found = [one for at, one in self.objects.items() if self._in(at, one, path)]
+                return {"metadata": {"resourceVersion": str(self._version)}, "items": copy.deepcopy(found)}
+            raise KubeError(404, "NotFound", f"{path} not found")
+
+    def post(self, path: str, body: Json) -> Json:
+        with self._lock:
+            self._check(path)
+            assert path.endswith("/events"), path
+            self.events.append(json.loads(json.dumps(body)))
+            return body
+
+    def patch(self, path: str, body: t.Any, kind: str = "merge") -> Json:
+        with self._lock:
+            self._check(path)
+            assert kind == "merge"
+            self.patches.append((path, body))
+            status = path.endswith("/status")
+            at = path.removesuffix("/status")
+            if at not in self.objects:
+                raise KubeError(404, "NotFound", f"{path} not found")
+            old = self.objects[at]
+            uid = (body.get("metadata") or {}).get("uid")
+            if uid is not None and uid != old["metadata"]["uid"]:
+                raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
+            part = {"status": body["status"]} if status else {k: v for k, v in body.items() if k != "status"}
+            return self.put(_merged(old, part))
+
+    def delete(self, path: str) -> Json:
+        raise KubeError(403, "Forbidden", "the plugin deletes nothing")
+
+    def watch(self, path: str) -> Stream:
+        with self._lock:
+            self._check(path)
+            stream = _FakeStream(self)
+            since = int(parse_qs(urlsplit(path).query)["resourceVersion"][0])
+            for at, one in self.objects.items():
+                if int(one["metadata"]["resourceVersion"]) > since and self._in(at, one, path):
+                    stream.events.put({"type": "MODIFIED", "object": copy.deepcopy(one)})
+            self._streams.append((path, stream))
+            return stream
+
+    # Inside.
+
+    def _check(self, path: str) -> None:
+        if self.away:
+            raise KubeError(0, "Away", "connection refused")
+        for part, error in self.refuse.items():
+            if part in path:
+                raise error
+
+    @staticmethod
+    def _path_of(obj: Json) -> str:
+        metadata = obj["metadata"]
+        if "namespace" in metadata:
+            return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        return f"/api/v1/nodes/{metadata['name']}"
+
+    @staticmethod
+    def _in(at: str, obj: Json, path: str) -> bool:
+        address = urlsplit(path)
+        selector = parse_qs(address.query).get("fieldSelector", [""])[0]
+        if ("/pods/" in at) != address.path.endswith("/pods"):
+            return False
+        values = {
+            "spec.nodeName": (obj.get("spec") or {}).get("nodeName", ""),
+            "metadata.name": obj["metadata"]["name"],
+        }
+        return all(values[one.partition("=")[0]] == one.partition("=")[2] for one in selector.split(",") if one)
+
+    def _send(self, at: str, event: Json) -> None:
+        for path, stream in self._streams:
+            if self._in(at, event["object"], path):
+                stream.events.put(event)
+
+
+def _merged(old: t.Any, patch: t.Any) -> t.Any:
+    if not isinstance(patch, dict):
+        return patch
+    found = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = _merged(found.get(key), value)
+    return found
+
+
+# --------------------------------------------------------------------------- pods
+
+_serial = itertools.count(1)
+
+
+def container(name: str, units: int, restart: str = "") -> Json:
+    one: Json = {"name": name}
+    if units:
+        one["resources"] = {"limits": {contract.RESOURCE_MEMORY: str(units)}}
+    if restart:
+        one["restartPolicy"] = restart
+    return one
+
+
+def make_pod(
+    name: str,
+    *units: int,
+    inits: t.Sequence[Json] = (),
+    booked: int | None = None,
+    started: bool = False,
+    node: str = NODE,
+    assigned: bool = False,
+    card_units: int = 16,
+) -> Json:
+    """A pod bound to the node; ``booked`` as the extender leaves it."""
+    number = next(_serial)
+    pod: Json = {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}-{number}",
+            "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}Z",
+            "annotations": {"kept": "as it is"},
+        },
+        "spec": {"nodeName": node, "containers": [container(f"c{n}", one) for n, one in enumerate(units)]},
+        "status": {"phase": "Pending"},
+    }
+    if inits:
+        pod["spec"]["initContainers"] = list(inits)
+    if booked is not None:
+        card = contract.Card(booked, "", booked, 0, card_units)
+        pod["metadata"]["annotations"].update(
+            contract.booking_annotations(card, contract.pod_units(pod), 1_000_000 + number, assigned)
+        )
+    if started:
+        pod["status"] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+    return pod
+
+
+# --------------------------------------------------------------------------- kubelet
+
+
+class Rejected(Exception):
+    """kubelet failed the pod's admission."""
+
+
+class FakeKubelet:
+    """Registration, device accounting and PodResources as kubelet 1.36 does them; what is simulated is only the pods.
+
+    Like the real one it picks IDs at random where the plugin has no preference, refuses messages above 4 MiB, empties
+    the socket folder when it starts, and on the end of any list takes down whatever client has the resource's name.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder, self.podresources = root / "device-plugins", root / "pod-resources"
+        for one in (self.folder, self.podresources):
+            one.mkdir(parents=True, exist_ok=True)
+        self.healthy: set[str] = set()
+        self.unhealthy: set[str] = set()
+        self.devices: dict[str, dict[str, tuple[str, ...]]] = {}
+        self.envs: dict[str, dict[str, dict[str, str]]] = {}
+        self.pods: dict[str, Json] = {}
+        self.registrations = 0
+        self.lists = 0
+        self.steered = True
+        self.podresources_fails = False
+        self.before_allocate: t.Callable[[], None] = lambda: None
+        self._endpoint = ""
+        self._channel: grpc.Channel | None = None
+        self._lock = threading.RLock()
+        self._servers: list[grpc.Server] = []
+        self._random = random.Random(1)
+
+    # Its life.
+
+    def start(self) -> None:
+        for one in self.folder.iterdir():
+            if one.is_socket():
+                one.unlink()
+        self.pods = {}
+        registration = wire.handlers({wire.REGISTER: self._register})
+        listing = wire.handlers({wire.POD_RESOURCES_LIST: self._list})
+        for path, handler in (
+            (self.folder / "kubelet.sock", registration),
+            (self.podresources / "kubelet.sock", listing),
+        ):
+            path.unlink(missing_ok=True)
+            server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=wire.UNLIMITED)
+            server.add_generic_rpc_handlers((handler,))
+            server.add_insecure_port(f"unix:{path}")
+            server.start()
+            self._servers.append(server)
+
+    def stop(self) -> None:
+        with self._lock:
+            channel, self._channel = self._channel, None
+            self.healthy, self.unhealthy = set(), set()
+        if channel is not None:
+            channel.close()
+        for server in self._servers:
+            server.stop(0).wait(3)
+        self._servers = []
+
+    @property
+    def registered(self) -> bool:
+        return self._channel is not None and bool(self.healthy)
+
+    def _register(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
+        assert request.version == "v1beta1" and request.resource_name == contract.RESOURCE_MEMORY
+        assert request.options.get_preferred_allocation_available and not request.options.pre_start_required
+        path = self.folder / request.endpoint
+        # As kubelet: no limit of our own making, so gRPC's 4 MiB.
+        channel = grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
+        options = self._unary(channel, wire.OPTIONS)(wire.message("v1beta1.Empty")(), timeout=5)
+        assert options.get_preferred_allocation_available
+        with self._lock:
+            self._channel = channel
+            self.registrations += 1
+        threading.Thread(target=self._follow, args=(channel,), daemon=True).start()
+        return wire.message("v1beta1.Empty")()
+
+    def _follow(self, channel: grpc.Channel) -> None:
+        call = channel.unary_stream(
+            wire.LIST_AND_WATCH.path,
+            request_serializer=wire.encode,
+            response_deserializer=wire.decoder(wire.LIST_AND_WATCH.response),
+        )
+        try:
+            for response in call(wire.message("v1beta1.Empty")()):
+                with self._lock:
+                    self.healthy = {one.ID for one in response.devices if one.health == contract.HEALTHY}
+                    self.unhealthy = {one.ID for one in response.devices if one.health != contract.HEALTHY}
+                    self.lists += 1
+        except (grpc.RpcError, ValueError):
+            pass
+        with self._lock:
+            current, self._channel = self._channel, None
+            self.unhealthy |= self.healthy
+            self.healthy = set()
+        if current is not None:
+            current.close()
+
+    @staticmethod
+    def _unary(channel: grpc.Channel, method: wire.Method) -> t.Any:
+        return channel.unary_unary(
+            method.path, request_serializer=wire.encode, response_deserializer=wire.decoder(method.response)
+        )
+
+    # Its accounting.
+
+    def add(self, pod: Json) -> None:
+        """HandlePodAdditions of one pod: managed, then admitted, container by container.
+
+        :raises Rejected: with the plugin's words.
+        """
+        uid = pod["metadata"]["uid"]
+        with self._lock:
+            self.pods[uid] = pod
+        reusable: set[str] = set()
+        try:
+            for one in pod["spec"].get("initContainers") or []:
+                ids = self._allocate(uid, one, reusable)
+                reusable = reusable - set(ids) if one.get("restartPolicy") == "Always" else reusable | set(ids)
+            for one in pod["spec"]["containers"]:
+                reusable -= set(self._allocate(uid, one, reusable))
+        except grpc.RpcError as error:
+            self.remove(pod)
+            raise Rejected(error.details()) from error
+        except Rejected:
+            self.remove(pod)
+            raise
+
+    def remove(self, pod: Json) -> None:
+        """The pod is no longer active; its IDs are free."""
+        with self._lock:
+            self.pods.pop(pod["metadata"]["uid"], None)
+            self.devices.pop(pod["metadata"]["uid"], None)
+
+    def readd(self, pod: Json) -> None:
+        """After a restart: the checkpoint still has the pod's devices, and nothing is asked."""
+        assert pod["metadata"]["uid"] in self.devices
+        with self._lock:
+            self.pods[pod["metadata"]["uid"]] = pod
+
+    def used(self) -> set[str]:
+        return {one for pod in self.devices.values() for ids in pod.values() for one in ids}
+
+    def _allocate(self, uid: str, one: Json, reusable: set[str]) -> tuple[str, ...]:
+        needed = contract.container_units(one)
+        if not needed:
+            return ()
+        with self._lock:
+            channel = self._channel
+            available = self.healthy - self.used()
+        taken = set(self._random.sample(sorted(reusable), min(needed, len(reusable))))
+        if len(taken) < needed:
+            if channel is None or len(available) < needed - len(taken):
+                raise Rejected(f"requested number of devices unavailable: {needed}, available: {len(available)}")
+            preferred: set[str] = set()
+            if self.steered:
+                request = wire.message(wire.PREFERRED.request)()
+                ask = request.container_requests.add(allocation_size=needed)
+                ask.available_deviceIDs.extend(self._random.sample(sorted(available | taken), len(available | taken)))
+                ask.must_include_deviceIDs.extend(taken)
+                response = self._unary(channel, wire.PREFERRED)(request, timeout=10)
+                preferred = set(response.container_responses[0].deviceIDs)
+            for pool in (preferred & available, available):
+                rest = sorted(pool - taken)
+                taken |= set(self._random.sample(rest, min(needed - len(taken), len(rest))))
+        ids = tuple(sorted(taken, key=lambda _: self._random.random()))
+        self.before_allocate()
+        request = wire.message(wire.ALLOCATE.request)()
+        request.container_requests.add(devices_ids=ids)
+        response = self._unary(channel, wire.ALLOCATE)(request, timeout=10)
+        with self._lock:
+            self.devices.setdefault(uid, {})[one["name"]] = ids
+            self.envs.setdefault(uid, {})[one["name"]] = dict(response.container_responses[0].envs)
+        return ids
+
+    def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
+        if self.podresources_fails:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "out of order")
+        response = wire.message(wire.POD_RESOURCES_LIST.response)()
+        with self._lock:
+            for uid, pod in self.pods.items():
+                row = response.pod_resources.add(name=pod["metadata"]["name"], namespace=pod["metadata"]["namespace"])
+                inits = [one for one in pod["spec"].get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+                for one in inits + pod["spec"]["containers"]:
+                    shown = row.containers.add(name=one["name"])
+                    for identifier in self.devices.get(uid, {}).get(one["name"], ()):
+                        shown.devices.add(resource_name=contract.RESOURCE_MEMORY, device_ids=[identifier])
+        return response
+
+
+# --------------------------------------------------------------------------- a node
+
+
+class Node:
+    """A GPU node: the real plugin between a kubelet, an API server and some cards."""
+
+    def __init__(self, root: Path, *cards: Seen, unit: str = "GiB", kube: FakeKube | None = None) -> None:
+        self.kube = kube or FakeKube()
+        if kube is None:
+            self.kube.put({"metadata": {"name": NODE, "uid": "uid-node"}, "status": {"capacity": {"cpu": "4"}}})
+        self.kubelet = FakeKubelet(root)
+        self.nvml = FakeNvml(*(cards or (seen(0), seen(1))))
+        self.unit = unit
+        self.plugin: Plugin | None = None
+
+    def start_plugin(self, look: float = 0.1, resync: float = 1.0) -> Plugin:
+        options = Options(NODE, self.unit, self.kubelet.root, "127.0.0.1", 0, resync, look)
+        self.plugin = Plugin(options, self.kube, self.nvml, CollectorRegistry(), (0.05, 0.2))
+        self.plugin.start()
+        return self.plugin
+
+    def kill_plugin(self) -> None:
+        """As SIGKILL: nothing is said to anybody, and the socket stays."""
+        assert self.plugin is not None
+        plugin, self.plugin = self.plugin, None
+        stale = self.kubelet.folder / "kubegpu-gpushare.sock"
+        plugin.stop()
+        stale.touch()
+
+    def up(self, resync: float = 1.0) -> t.Self:
+        self.kubelet.start()
+        self.start_plugin(resync=resync)
+        until(lambda: self.kubelet.registered, what="registered")
+        return self
+
+    def down(self) -> None:
+        if self.plugin is not None:
+            self.plugin.stop()
+        self.kubelet.stop()
+
+    # What a scheduler and kubelet do with a pod.
+
+    def run(self, pod: Json) -> Json:
+        """Bound in the API, admitted by kubelet, reported as started."""
+        self.kube.put(pod)
+        self.admit(pod)
+        return pod
+
+    def admit(self, pod: Json) -> None:
+        self.kubelet.add(pod)
+        self.report(pod)
+
+    def report(self, pod: Json) -> None:
+        current = self.kube.pod(contract.pod_key(pod))
+        current["status"] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+        self.kube.put(current)
+
+    def cards_of(self, pod: Json) -> set[str]:
+        """What kubelet's accounting says: the short UUIDs of the pod's IDs."""
+        ids = [one for ids in self.kubelet.devices[pod["metadata"]["uid"]].values() for one in ids]
+        return {contract.card_of_device_id(one) for one in ids}
+
+    def visible(self, pod: Json) -> set[str]:
+        """What the pod's containers would see."""
+        return {envs["NVIDIA_VISIBLE_DEVICES"] for envs in self.kubelet.envs[pod["metadata"]["uid"]].values()}
+
+    def annotations(self, pod: Json) -> dict[str, str]:
+        return t.cast(dict[str, str], self.kube.pod(contract.pod_key(pod))["metadata"]["annotations"])
+
+    def agrees(self, pod: Json) -> bool:
+        """Annotation, kubelet's accounting and the container's environment name one card, the same."""
+        annotations = self.annotations(pod)
+        cards = {str(one.index): one.uuid for one in self.nvml.found}
+        uuid = cards.get(annotations.get(contract.POD_INDEX, ""), "nothing")
+        return (
+            self.visible(pod) == {uuid}
+            and {uuid[4:12]} == self.cards_of(pod)
+            and annotations.get(contract.POD_ASSIGNED) == "true"
+            and annotations.get(contract.POD_UNITS) == str(contract.pod_units(pod))
+            and annotations["kept"] == "as it is"
+        )

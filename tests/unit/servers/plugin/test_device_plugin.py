@@ -1,0 +1,629 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The whole device plugin over real gRPC, against a kubelet that does its own accounting."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import typing as t
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from gpushare import contract, device_plugin, reconcile, wire
+from gpushare.kube import KubeError
+from plugin_fakes import NODE, FakeKube, Node, Rejected, container, make_pod, seen, until
+
+
+@pytest.fixture
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # The path of a unix socket has 107 characters at most.
+    return tmp_path_factory.mktemp("k")
+
+
+@pytest.fixture
+def node(root: Path) -> t.Iterator[Node]:
+    one = Node(root)
+    one.up()
+    yield one
+    one.down()
+
+
+@pytest.fixture
+def make(root: Path) -> t.Iterator[t.Callable[..., Node]]:
+    made: list[Node] = []
+
+    def build(*args: t.Any, **more: t.Any) -> Node:
+        made.append(Node(root, *args, **more))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.down()
+
+
+def call(node: Node, method: wire.Method, request: t.Any) -> t.Any:
+    return wire.call(str(node.kubelet.folder / "kubegpu-gpushare.sock"), method, request, 5)
+
+
+def ready(node: Node) -> str:
+    assert node.plugin is not None
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{node.plugin.service.port}/readyz", timeout=5) as answer:
+            return t.cast(bytes, answer.read()).decode().strip()
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return error.read().decode().strip()
+
+
+def metric(node: Node, name: str) -> float:
+    assert node.plugin is not None
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.plugin.service.port}/metrics", timeout=5) as answer:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)
+    assert found, name
+    return float(found.group(1))
+
+
+# --------------------------------------------------------------------------- upstream's faults
+
+
+def test_fault_01_both_containers_of_a_pod_are_on_its_card(node: Node) -> None:
+    pod = node.run(make_pod("two", 3, 2, booked=1))
+    assert node.visible(pod) == {seen(1).uuid}
+    envs = node.kubelet.envs[pod["metadata"]["uid"]]
+    assert envs["c0"] == {
+        "NVIDIA_VISIBLE_DEVICES": seen(1).uuid,
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+        "ALIYUN_COM_GPU_MEM_POD": "5",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
+    }
+    assert envs["c1"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "2" and envs["c1"]["ALIYUN_COM_GPU_MEM_POD"] == "5"
+    until(lambda: node.agrees(pod))
+
+
+def test_fault_01_without_a_booking_too(node: Node) -> None:
+    # Best fit for the first container alone would be card 0, where the second has no room.
+    node.run(make_pod("filler", 10, booked=0))
+    pod = node.run(make_pod("two", 5, 5))
+    assert node.visible(pod) == {seen(1).uuid}
+    until(lambda: node.agrees(pod))
+
+
+def test_fault_02_two_pods_of_one_size_end_with_the_truth(make: t.Callable[..., Node]) -> None:
+    """kubelet that isn't steered swaps them; what the annotations say afterwards is what happened."""
+    node = make().up()
+    first, second = make_pod("first", 4, booked=0), make_pod("second", 4, booked=1)
+    node.kube.put(first)
+    node.kube.put(second)
+    assert node.plugin is not None
+    admission = node.plugin.admission
+    # As if kubelet had taken them for one another.
+    steer = {4: iter([1, 0])}
+    real = admission.preferred
+
+    def swapped(ask: wire.Ask) -> tuple[str, ...]:
+        real(ask)
+        short = f"{next(steer[ask.size]):08x}"
+        return tuple(one for one in ask.available if one.startswith(short))[: ask.size]
+
+    admission.preferred = swapped  # type: ignore[method-assign]
+    node.admit(first)
+    node.admit(second)
+    assert (node.visible(first), node.visible(second)) == ({seen(1).uuid}, {seen(0).uuid})
+    until(lambda: node.agrees(first) and node.agrees(second))
+    until(lambda: node.kube.reasons("default/first") == node.kube.reasons("default/second") == ["GpuCardCorrected"])
+    used, unknown = contract.used_units(
+        contract.node_cards(node.kube.node()), [node.kube.pod("default/first"), node.kube.pod("default/second")]
+    )
+    assert (used, unknown) == ({0: 4, 1: 4}, 0)
+
+
+def test_fault_02_twenty_times_two_pods_at_once(node: Node) -> None:
+    """Both pods are bound before kubelet sees either, and the later one is admitted first every other time."""
+    for turn in range(20):
+        pods = [make_pod(f"a{turn}", 5, booked=turn % 2), make_pod(f"b{turn}", 5, booked=1 - turn % 2)]
+        for pod in pods:
+            node.kube.put(pod)
+        for pod in pods if turn % 3 else reversed(pods):
+            node.admit(pod)
+        for pod in pods:
+            until(lambda pod=pod: node.agrees(pod))
+            assert node.annotations(pod)[contract.POD_INDEX] == pod["metadata"]["annotations"][contract.POD_INDEX]
+            node.kubelet.remove(pod)
+            node.kube.remove(pod)
+    assert node.kube.events == []
+
+
+def test_fault_03_more_used_than_there_is_never_makes_room(node: Node) -> None:
+    """Annotations that claim more than a card has (a unit changed with pods alive) neither wrap around nor open it."""
+    node.kube.put(make_pod("old", 4096, booked=0, node=NODE))
+    pod = node.run(make_pod("new", 8))
+    assert node.visible(pod) == {seen(1).uuid}
+    full = node.run(make_pod("full", 8, booked=1))
+    until(lambda: node.agrees(full))
+    last = node.run(make_pod("last", 16))
+    assert node.visible(last) == {seen(0).uuid}
+    with pytest.raises(Rejected):
+        node.run(make_pod("toomuch", 1))
+
+
+def test_fault_04_each_card_has_its_own_units(make: t.Callable[..., Node]) -> None:
+    node = make(seen(0, 2), seen(1, 11), seen(2, 40)).up()
+    ids = sorted(node.kubelet.healthy)
+    assert len(ids) == 53
+    assert [sum(one.startswith(f"{n:08x}-") for one in ids) for n in range(3)] == [2, 11, 40]
+    until(lambda: contract.node_cards(node.kube.node()))
+    assert [card.units for card in contract.node_cards(node.kube.node())] == [2, 11, 40]
+    pod = node.run(make_pod("large", 30))
+    assert node.visible(pod) == {seen(2).uuid}
+    until(lambda: node.agrees(pod) and node.annotations(pod)[contract.POD_CARD_UNITS] == "40")
+    with pytest.raises(
+        Rejected, match=r"wants 12 units of aliyun\.com/gpu-mem on one card; the largest free share is 11"
+    ):
+        node.run(make_pod("nowhere", 12))
+
+
+def test_fault_05_uuid_is_the_identity_whatever_the_minors_are(make: t.Callable[..., Node]) -> None:
+    node = make(seen(0, minor=3), seen(1, minor=0)).up()
+    pod = node.run(make_pod("pod", 4, booked=0))
+    assert node.visible(pod) == {seen(0).uuid}
+    until(lambda: node.agrees(pod))
+    cards = until(lambda: contract.node_cards(node.kube.node()))
+    assert [(card.index, card.uuid, card.minor) for card in cards] == [(0, seen(0).uuid, 3), (1, seen(1).uuid, 0)]
+
+
+def test_fault_09_not_ready_without_a_driver_and_registered_when_it_comes(make: t.Callable[..., Node]) -> None:
+    node = make()
+    node.nvml.trouble = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
+    node.kubelet.start()
+    node.start_plugin()
+    until(lambda: ready(node) == node.nvml.trouble)
+    assert node.kubelet.registrations == 0
+    node.nvml.trouble, found, node.nvml.found = "", node.nvml.found, []
+    until(lambda: ready(node) == "NVIDIA's driver answers, but has no card")
+    node.nvml.found = found
+    until(lambda: node.kubelet.registered and ready(node) == "ok")
+
+
+def test_fault_09_a_container_that_never_sees_a_driver_asks_for_a_new_one(
+    make: t.Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's files come into a container when it is made, and not later."""
+    monkeypatch.setattr(device_plugin, "BLIND_SECONDS", 1.0)
+    node = make()
+    node.nvml.trouble = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
+    plugin = node.start_plugin()
+    url = f"http://127.0.0.1:{plugin.service.port}/healthz"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        assert answer.status == 200
+
+    def body() -> str:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return ""
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    until(lambda: body().startswith(node.nvml.trouble + ", for 1 s"))
+    node.nvml.trouble = ""
+    until(lambda: not body())
+
+
+def test_fault_15_kubelet_restarts(node: Node) -> None:
+    before = node.run(make_pod("before", 6, booked=1))
+    until(lambda: node.agrees(before))
+    envs, patches = dict(node.kubelet.envs), len(node.kube.patches)
+    for turn in range(3):
+        node.kubelet.stop()
+        time.sleep(0.3 * turn)
+        node.kubelet.start()
+        until(lambda: node.kubelet.registered, what="registered again")
+        # Before kubelet has its pods again, it lists none; that says nothing about them.
+        assert node.annotations(before)[contract.POD_ASSIGNED] == "true"
+        node.kubelet.readd(before)
+    assert node.kubelet.envs == envs and node.agrees(before)
+    assert [path for path, _ in node.kube.patches[patches:] if "/pods/" in path] == []
+    after = node.run(make_pod("after", 12, booked=1))
+    assert node.visible(after) == {seen(0).uuid}
+    until(lambda: node.agrees(after))
+    assert node.kube.reasons("default/after") == ["GpuCardCorrected"]
+    until(lambda: ready(node) == "ok")
+
+
+def test_fault_15_a_lost_socket_alone(node: Node) -> None:
+    (node.kubelet.folder / "kubegpu-gpushare.sock").unlink()
+    until(lambda: node.kubelet.registrations >= 2 and node.kubelet.registered)
+    pod = node.run(make_pod("pod", 2, booked=0))
+    until(lambda: node.agrees(pod))
+
+
+def test_fault_15_kubelet_that_lets_go_of_the_list(node: Node) -> None:
+    assert node.kubelet._channel is not None
+    node.kubelet._channel.close()
+    until(lambda: not node.kubelet.registered)
+    until(lambda: node.kubelet.registered, 15, "registered again")
+
+
+def test_fault_17_too_many_units_are_refused_before_registering(make: t.Callable[..., Node]) -> None:
+    node = make(seen(0, 80), seen(1, 80), unit="MiB")
+    node.kubelet.start()
+    node.start_plugin()
+    reason = until(lambda: text if "gpushare_memory_unit: MiB makes" in (text := ready(node)) else "")
+    assert reason.endswith("bytes where kubelet accepts 4194304; use GiB") and "\n" not in reason
+    time.sleep(0.5)
+    assert node.kubelet.registrations == 0
+    assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
+
+
+def test_fault_17_as_many_as_kubelet_takes_work(make: t.Callable[..., Node]) -> None:
+    node = make(seen(0, 40), seen(1, 40), unit="MiB").up()
+    assert len(node.kubelet.healthy) == 81920
+    pod = node.run(make_pod("pod", 20000, booked=1, card_units=40960))
+    assert node.visible(pod) == {seen(1).uuid}
+    until(lambda: node.agrees(pod), 20)
+
+
+def test_fault_18_ready_metrics_and_events(node: Node) -> None:
+    until(lambda: ready(node) == "ok")
+    pod = node.run(make_pod("pod", 3))
+    until(lambda: node.agrees(pod))
+    labels = f'{{card="0",model="Simulated NVIDIA GPU",uuid="{seen(0).uuid}"}}'
+    until(lambda: metric(node, f"gpushare_plugin_card_held_units{labels}") == 3)
+    assert metric(node, f"gpushare_plugin_card_units{labels}") == 16
+    assert metric(node, "gpushare_plugin_allocations_total") == 1
+    assert metric(node, 'gpushare_plugin_corrections_total{kind="GpuCardAssigned"}') == 1
+    event = until(lambda: node.kube.events)[0]
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "default",
+        "name": "pod",
+        "uid": pod["metadata"]["uid"],
+    }
+    assert event["message"] == f"kubelet gave this pod 3 units of card 0 ({seen(0).uuid})"
+    with pytest.raises(Rejected):
+        node.run(make_pod("large", 17))
+    assert metric(node, "gpushare_plugin_refusals_total") == 1
+
+
+# --------------------------------------------------------------------------- pods
+
+
+def test_pod_without_a_booking_gets_all_annotations(node: Node) -> None:
+    pod = node.run(make_pod("static", 4))
+    until(lambda: node.agrees(pod))
+    annotations = node.annotations(pod)
+    assert annotations[contract.POD_CARD_UNITS] == "16"
+    assert abs(int(annotations[contract.POD_ASSUME_TIME]) - time.time_ns()) < 60e9
+    until(lambda: node.kube.reasons("default/static") == ["GpuCardAssigned"])
+
+
+def test_normal_assignment_keeps_the_time_and_makes_no_event(node: Node) -> None:
+    pod = node.run(make_pod("pod", 4, booked=1))
+    until(lambda: node.agrees(pod))
+    before = pod["metadata"]["annotations"][contract.POD_ASSUME_TIME]
+    assert node.annotations(pod)[contract.POD_ASSUME_TIME] == before
+    written = [body["metadata"]["annotations"] for path, body in node.kube.patches if "/pods/" in path]
+    assert written == [{contract.POD_ASSIGNED: "true"}]
+    assert node.kube.events == []
+
+
+def test_booked_card_is_full(node: Node) -> None:
+    node.run(make_pod("thief", 12))
+    pod = node.run(make_pod("pod", 8, booked=0))
+    assert node.visible(pod) == {seen(1).uuid}
+    until(lambda: node.agrees(pod))
+    until(lambda: node.kube.reasons("default/pod") == ["GpuCardCorrected"])
+
+
+def test_others_bookings_are_left_alone_where_possible(node: Node) -> None:
+    node.kube.put(make_pod("comes", 10, booked=0))
+    until(lambda: len(node.plugin.pods.items()) == 1 if node.plugin else False)
+    pod = node.run(make_pod("pod", 8))
+    assert node.visible(pod) == {seen(1).uuid}
+
+
+def test_a_pod_that_fits_no_card_fails_admission_in_one_sentence(node: Node) -> None:
+    node.run(make_pod("a", 10, booked=0))
+    node.run(make_pod("b", 10, booked=1))
+    with pytest.raises(Rejected, match=r"^pod default/c wants 8 units .* the largest free share is 6$"):
+        node.run(make_pod("c", 4, 4, booked=0))
+    # What kubelet had given the failed pod is free again.
+    assert len(node.kubelet.used()) == 20
+
+
+def test_a_failed_pod_that_lingers_is_not_taken_for_the_next(node: Node) -> None:
+    """kubelet of 1.33 and older lists pods that it has rejected."""
+    failed = make_pod("failed", 4, booked=0)
+    failed["status"] = {"phase": "Failed"}
+    stuck = make_pod("stuck", 4, booked=0, started=True)
+    for one in (failed, stuck):
+        node.kube.put(one)
+        node.kubelet.pods[one["metadata"]["uid"]] = one
+    pod = node.run(make_pod("pod", 4, booked=1))
+    assert node.visible(pod) == {seen(1).uuid}
+    until(lambda: node.agrees(pod))
+
+
+def test_init_containers_and_sidecars_share_the_card(node: Node) -> None:
+    inits = [container("load", 6), container("side", 2, "Always"), container("warm", 3)]
+    pod = node.run(make_pod("pod", 5, 1, inits=inits, booked=1))
+    assert node.visible(pod) == {seen(1).uuid}
+    assert len(node.kubelet.used()) == 8
+    # Those that were given again, too, are known as this pod's.
+    assert {one["ALIYUN_COM_GPU_MEM_POD"] for one in node.kubelet.envs[pod["metadata"]["uid"]].values()} == {"8"}
+    until(lambda: node.agrees(pod))
+
+
+def test_only_an_init_container_wants_units(node: Node) -> None:
+    pod = node.run(make_pod("pod", 0, inits=[container("load", 4)], booked=1))
+    assert node.visible(pod) == {seen(1).uuid}
+    until(lambda: node.agrees(pod))
+    # It is done with, and not taken for the one that comes next.
+    other = node.run(make_pod("other", 4, booked=0))
+    assert node.visible(other) == {seen(0).uuid}
+
+
+def test_pod_that_the_mirror_has_not_got_yet_is_asked_for(node: Node) -> None:
+    pod = make_pod("pod", 4, booked=1)
+    assert node.plugin is not None
+    node.plugin.pods.items = list  # type: ignore[method-assign, assignment]
+    node.kube.put(pod)
+    node.kubelet.add(pod)
+    assert node.visible(pod) == {seen(1).uuid}
+    assert "/api/v1/namespaces/default/pods/pod" in node.kube.gets
+
+
+def test_pod_of_the_same_name_on_another_node_is_not_meant(node: Node) -> None:
+    """kubelet lists one that the API has no longer; what the API has by that name runs elsewhere."""
+    node.kube.put(make_pod("pod", 4, booked=1, node="gpu2"))
+    node.kubelet.add(pod := make_pod("pod", 4))
+    assert "/api/v1/namespaces/default/pods/pod" in node.kube.gets
+    assert node.visible(pod) == {seen(0).uuid}
+
+
+def test_podresources_out_of_order(node: Node) -> None:
+    """The oldest assumed pod of that size is taken; afterwards the truth is told."""
+    node.kubelet.podresources_fails = True
+    first, second = make_pod("first", 4, booked=1), make_pod("second", 4, booked=0)
+    node.kube.put(first)
+    node.kube.put(second)
+    until(lambda: len(node.plugin.pods.items()) == 2 if node.plugin else False)
+    node.admit(second)
+    node.admit(first)
+    assert node.visible(second) == {seen(1).uuid}
+    until(lambda: "PodResources" in ready(node))
+    node.kubelet.podresources_fails = False
+    until(lambda: node.agrees(first) and node.agrees(second))
+    until(lambda: ready(node) == "ok")
+
+
+def test_a_successor_of_the_same_name_is_not_touched(node: Node) -> None:
+    """Force-deleted in the API while kubelet still lists the old pod: the new one isn't given the old one's card."""
+    old = node.run(make_pod("web-0", 4, booked=0))
+    until(lambda: node.agrees(old))
+    new = make_pod("web-0", 4, booked=1)
+    node.kube.remove(old)
+    patches = len(node.kube.patches)
+    node.kube.put(new)
+    time.sleep(0.5)
+    assert node.annotations(new)[contract.POD_INDEX] == "1" and len(node.kube.patches) == patches
+    node.kubelet.remove(old)
+    node.admit(new)
+    assert node.visible(new) == {seen(1).uuid}
+    until(lambda: node.agrees(new))
+    assert node.kube.events == []
+
+
+def test_patch_of_a_replaced_pod_is_refused_by_its_uid(node: Node) -> None:
+    """The mirror is behind: the API has a successor already."""
+    pod = make_pod("web-0", 4, booked=0, started=True)
+    assert node.plugin is not None
+    node.plugin.pods.items = lambda: [pod]  # type: ignore[method-assign]
+    successor = make_pod("web-0", 4, booked=1)
+    node.kube.put(successor)
+    node.kubelet.add(pod)
+    until(lambda: any("/pods/" in path for path, _ in node.kube.patches))
+    time.sleep(0.3)
+    assert node.annotations(successor)[contract.POD_ASSIGNED] == "false"
+    assert all(
+        body["metadata"]["uid"] == pod["metadata"]["uid"] for path, body in node.kube.patches if "/pods/" in path
+    )
+
+
+def test_late_annotation_of_the_extender_is_corrected_at_once(make: t.Callable[..., Node]) -> None:
+    """A bind that timed out is tried again: the extender's second booking lands on a pod that runs already."""
+    node = make().up(resync=3600)
+    pod = node.run(make_pod("pod", 4, booked=0))
+    until(lambda: node.agrees(pod))
+    # The time in which everything is compared after an Allocate is over.
+    time.sleep(reconcile.HOT_SECONDS + 0.5)
+    late = node.kube.pod("default/pod")
+    late["metadata"]["annotations"].update({contract.POD_INDEX: "1", contract.POD_ASSIGNED: "false"})
+    node.kube.put(late)
+    until(lambda: node.agrees(pod))
+    assert node.annotations(pod)[contract.POD_INDEX] == "0"
+
+
+# --------------------------------------------------------------------------- outages
+
+
+def test_api_away(node: Node) -> None:
+    until(lambda: node.kube.node()["status"].get("allocatable"))
+    known = make_pod("known", 4, booked=1)
+    node.kube.put(known)
+    until(lambda: len(node.plugin.pods.items()) == 1 if node.plugin else False)
+    running = node.run(make_pod("running", 2, booked=0))
+    until(lambda: node.agrees(running))
+    node.kube.go_away()
+    began = time.monotonic()
+    node.kubelet.add(known)
+    unknown = make_pod("unknown", 4)
+    node.kubelet.add(unknown)
+    assert time.monotonic() - began < 5
+    assert node.visible(known) == {seen(1).uuid}
+    until(lambda: "can't be corrected" in ready(node))
+    time.sleep(0.5)
+    node.kube.away = False
+    node.kube.put(unknown)
+    node.report(known)
+    node.report(unknown)
+    until(lambda: node.agrees(known) and node.agrees(unknown) and node.agrees(running))
+    until(lambda: ready(node) == "ok")
+
+
+def test_an_api_that_hangs_costs_no_more_than_the_deadline(node: Node) -> None:
+    pod = make_pod("pod", 4)
+    hang = threading.Event()
+    real = node.kube.get
+    node.kube.get = lambda path: hang.wait(20) and real(path)  # type: ignore[method-assign, assignment, return-value]
+    began = time.monotonic()
+    node.kubelet.add(pod)
+    assert time.monotonic() - began < 5
+    hang.set()
+
+
+def test_plugin_killed_between_the_two_calls(node: Node) -> None:
+    """What it remembered of the pod is lost: the container's environment has its own units, the rest is found again."""
+    pod = make_pod("pod", 3, 2, booked=1)
+    killed: list[bool] = []
+
+    def kill() -> None:
+        if not killed:
+            killed.append(True)
+            assert node.plugin is not None
+            node.plugin.admission._asked.clear()
+
+    node.kubelet.before_allocate = kill
+    node.run(pod)
+    envs = node.kubelet.envs[pod["metadata"]["uid"]]
+    assert envs["c0"]["ALIYUN_COM_GPU_MEM_POD"] == "3" and envs["c1"]["ALIYUN_COM_GPU_MEM_POD"] == "5"
+    until(lambda: node.agrees(pod))
+
+
+def test_plugin_killed_after_allocate(node: Node) -> None:
+    """Killed before it could patch: the next one reads everything from kubelet and the API."""
+    node.kube.refuse["/pods/pod"] = KubeError(500, "InternalError", "no")
+    pod = node.run(make_pod("pod", 4))
+    node.kill_plugin()
+    assert contract.POD_INDEX not in node.annotations(pod)
+    node.kube.refuse.clear()
+    node.start_plugin()
+    until(lambda: node.agrees(pod))
+    until(lambda: node.kubelet.registered)
+    other = node.run(make_pod("other", 14))
+    assert node.visible(other) == {seen(1).uuid}
+    until(lambda: node.agrees(other))
+
+
+def test_plugin_starts_before_kubelet_and_with_the_api_away(make: t.Callable[..., Node]) -> None:
+    kube = FakeKube()
+    kube.put({"metadata": {"name": NODE, "uid": "uid-node"}})
+    kube.away = True
+    node = make(kube=kube)
+    node.start_plugin()
+    until(lambda: "kubelet isn't there" in ready(node))
+    node.kubelet.start()
+    until(lambda: node.kubelet.registered, 15)
+    until(lambda: "can't be read from the API yet" in ready(node))
+    kube.away = False
+    until(lambda: ready(node) == "ok")
+
+
+def test_stop_leaves_no_socket_and_answers_no_more(make: t.Callable[..., Node]) -> None:
+    node = make().up()
+    pod = node.run(make_pod("pod", 4, booked=0))
+    until(lambda: node.agrees(pod))
+    plugin, node.plugin = node.plugin, None
+    assert plugin is not None
+    began = time.monotonic()
+    plugin.stop()
+    assert time.monotonic() - began < 5
+    assert sorted(one.name for one in node.kubelet.folder.iterdir()) == ["kubelet.sock"]
+    until(lambda: not node.kubelet.registered or not node.kubelet.healthy)
+    assert node.agrees(pod)
+
+
+# --------------------------------------------------------------------------- cards and node
+
+
+def test_lost_card_is_unhealthy_and_recovers(node: Node) -> None:
+    until(lambda: len(node.kubelet.healthy) == 32)
+    node.nvml.found = [seen(0)]
+    until(lambda: len(node.kubelet.unhealthy) == 16)
+    assert all(one.startswith("00000001-") for one in node.kubelet.unhealthy)
+    until(lambda: [card.healthy for card in contract.node_cards(node.kube.node())] == [True, False])
+    until(lambda: node.kube.node()["status"]["allocatable"][contract.RESOURCE_COUNT] == "1")
+    assert node.kube.node()["status"]["capacity"][contract.RESOURCE_COUNT] == "2"
+    pod = node.run(make_pod("pod", 4, booked=1))
+    assert node.visible(pod) == {seen(0).uuid}
+    node.nvml.found = [seen(0), seen(1)]
+    until(lambda: len(node.kubelet.healthy) == 32)
+    until(lambda: [card.healthy for card in contract.node_cards(node.kube.node())] == [True, True])
+    node.nvml.trouble = "NVIDIA's driver doesn't answer: Driver Not Loaded"
+    until(lambda: len(node.kubelet.unhealthy) == 32 and ready(node) == node.nvml.trouble)
+
+
+def test_node_is_told_and_told_again(make: t.Callable[..., Node]) -> None:
+    node = make().up(resync=3600)
+    until(lambda: node.kube.node()["status"].get("allocatable"))
+    time.sleep(reconcile.HOT_SECONDS + 0.5)
+    status = node.kube.node()["status"]
+    assert status["capacity"] == {"cpu": "4", contract.RESOURCE_COUNT: "2"}
+    assert status["allocatable"] == {contract.RESOURCE_COUNT: "2"}
+    cards = contract.node_cards(node.kube.node())
+    assert [(card.uuid, card.memory_mib, card.units, card.model) for card in cards] == [
+        (seen(n).uuid, 16384, 16, "Simulated NVIDIA GPU") for n in range(2)
+    ]
+    bare = node.kube.node()
+    bare["status"], bare["metadata"]["annotations"] = {"capacity": {"cpu": "4"}}, {}
+    node.kube.put(bare)
+    until(lambda: node.kube.node()["status"] == status and contract.node_cards(node.kube.node()) == cards)
+
+
+def test_quiet_when_all_agrees(node: Node) -> None:
+    pod = node.run(make_pod("pod", 4, booked=0))
+    until(lambda: node.agrees(pod) and node.kube.node()["status"].get("allocatable"))
+    time.sleep(0.5)
+    patches = len(node.kube.patches)
+    time.sleep(2.5)
+    assert len(node.kube.patches) == patches
+
+
+# --------------------------------------------------------------------------- what kubelet would never send
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        (["00000000-1", "00000001-1"], "a container's 2 units must be of one card"),
+        (["00000000-1", "ffffffff-1"], "device ID 'ffffffff-1' names no card of this node"),
+        (["nonsense"], "device ID 'nonsense' names no card of this node"),
+        ([], "a container's 0 units must be of one card"),
+    ],
+)
+def test_allocate_refuses(node: Node, ids: list[str], sentence: str) -> None:
+    request = wire.message(wire.ALLOCATE.request)()
+    request.container_requests.add(devices_ids=ids)
+    with pytest.raises(grpc.RpcError) as caught:
+        call(node, wire.ALLOCATE, request)
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and sentence in str(caught.value.details())
+
+
+def test_unsteered_kubelet_is_never_given_two_cards(make: t.Callable[..., Node]) -> None:
+    node = make().up()
+    node.kubelet.steered = False
+    with pytest.raises(Rejected, match="must be of one card"):
+        for n in range(4):
+            node.run(make_pod(f"pod{n}", 8))
+
+
+def test_pre_start_and_options(node: Node) -> None:
+    call(node, wire.PRE_START, wire.message(wire.PRE_START.request)(devices_ids=["00000000-1"]))
+    options = call(node, wire.OPTIONS, wire.message("v1beta1.Empty")())
+    assert options.get_preferred_allocation_available and not options.pre_start_required

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The real command as a process of its own, with the real nvidia-ml-py over the lab's stand-in for NVIDIA's library.
+
+It meets kubelet over gRPC and the API over HTTP; it is killed and its cards break.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import typing as t
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import gpushare
+import pytest
+from gpushare import contract
+from gpushare.kube import KubeError
+from plugin_fakes import NODE, FakeKube, Node, make_pod, seen, until
+
+NVML_SOURCE = Path(__file__).parents[4] / "lab" / "driver" / "nvml.c"
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: the NVML stand-in can't be built")
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: t.Any, client_address: t.Any) -> None:
+        # A client that was killed has hung up; what else goes wrong, the plugin's log and its test show.
+        pass
+
+
+class _Api(http.server.BaseHTTPRequestHandler):
+    kube: t.ClassVar[FakeKube]
+
+    def _answer(self, call: t.Callable[[], t.Any]) -> None:
+        try:
+            status, value = 200, call()
+        except KubeError as error:
+            if error.unreachable:
+                self.close_connection = True
+                return
+            status, value = error.status, {"reason": error.reason, "message": error.message}
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _body(self) -> t.Any:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_GET(self) -> None:
+        if "watch=1" not in self.path:
+            self._answer(lambda: self.kube.get(self.path))
+            return
+        try:
+            stream = self.kube.watch(self.path)
+        except KubeError:
+            return
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for event in stream:
+                self.wfile.write(json.dumps(event).encode() + b"\n")
+                self.wfile.flush()
+        except (KubeError, OSError):
+            return
+
+    def do_PATCH(self) -> None:
+        assert self.headers["Content-Type"] == "application/merge-patch+json"
+        body = self._body()
+        self._answer(lambda: self.kube.patch(self.path, body))
+
+    def do_POST(self) -> None:
+        body = self._body()
+        self._answer(lambda: self.kube.post(self.path, body))
+
+    def log_message(self, *_: t.Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    subprocess.run(
+        [
+            *("gcc", "-shared", "-fPIC", "-pthread", '-DDRIVER_VERSION="580.95.05"'),
+            *("-o", folder / "libnvidia-ml.so.1", NVML_SOURCE),
+        ],
+        check=True,
+        timeout=120,
+    )
+    return folder
+
+
+class Process:
+    """The plugin's process, and all that is around it."""
+
+    def __init__(self, root: Path, library: Path) -> None:
+        self.node = Node(root)
+        self._library = library
+        self._cards = root / "cards"
+        self._log = root / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.hardware()
+        api = type("Api", (_Api,), {"kube": self.node.kube})
+        self._api = _Server(("127.0.0.1", 0), api)
+        threading.Thread(target=self._api.serve_forever, daemon=True).start()
+        self._kubeconfig = root / "kubeconfig"
+        self._kubeconfig.write_text(
+            "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
+            f"clusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{self._api.server_port}'}}}}]\n"
+            "users: [{name: x, user: {}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n"
+        )
+
+    def hardware(self, *faults: str) -> None:
+        rows = [
+            f"card {one.index} uuid={one.uuid} minor={one.minor} memory={one.memory_mib} "
+            f"bus=0000:0{one.index + 1}:00.0 name=Simulated_GPU"
+            for one in self.node.nvml.found
+        ]
+        text = "\n".join(["driver 580.95.05", "cuda 13000", *rows, *(f"fault {one}" for one in faults), ""])
+        # In place and by one write, as the stand-in asks for.
+        with self._cards.open("r+b" if self._cards.exists() else "wb") as file:
+            file.truncate(file.write(text.encode()))
+
+    def start(self) -> None:
+        with self._log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "gpushare.device_plugin", "--node-name", NODE, "--log-format", "json"),
+                    *("--address", "127.0.0.1", "--port", "0", "--resync", "1", "--look", "0.3"),
+                    *("--kubelet-dir", str(self.node.kubelet.root), "--kubeconfig", str(self._kubeconfig)),
+                ],
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": str(Path(gpushare.__file__).parents[1]),
+                    "LD_LIBRARY_PATH": str(self._library),
+                    "KUBEGPU_SIM_CARDS": str(self._cards),
+                },
+                stderr=stream,
+            )
+        until(lambda: '"message":"started"' in self.log, 60)
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(10)
+        self._process = None
+        self._log.write_text("")
+        return code
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def ready(self) -> str:
+        port = next(json.loads(row)["port"] for row in self.log.splitlines() if '"started"' in row)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+                return t.cast(bytes, answer.read()).decode().strip()
+        except urllib.error.HTTPError as error:
+            return error.read().decode().strip()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.kill()
+        self._api.shutdown()
+        self._api.server_close()
+        self.node.kubelet.stop()
+
+
+@pytest.fixture
+def process(tmp_path_factory: pytest.TempPathFactory, library: Path) -> t.Iterator[Process]:
+    one = Process(tmp_path_factory.mktemp("p"), library)
+    yield one
+    one.close()
+
+
+def test_fault_09_driver_comes_later_and_cards_break(process: Process) -> None:
+    node = process.node
+    node.kubelet.start()
+    process.hardware("init:9")
+    process.start()
+    until(lambda: process.ready() == "NVIDIA's driver doesn't answer: Driver Not Loaded", 60)
+    assert node.kubelet.registrations == 0
+    process.hardware()
+    until(lambda: len(node.kubelet.healthy) == 32 and process.ready() == "ok", 60)
+    # NVML's "GPU is lost", for the second card.
+    process.hardware("card:1:15")
+    until(lambda: len(node.kubelet.unhealthy) == 16, 60)
+    until(lambda: [card.healthy for card in contract.node_cards(node.kube.node())] == [True, False])
+    process.hardware()
+    until(lambda: len(node.kubelet.healthy) == 32, 60)
+    assert "Traceback" not in process.log
+
+
+def test_killed_and_started_again_and_again(process: Process) -> None:
+    node = process.node
+    node.kubelet.start()
+    process.start()
+    pods = []
+    for turn in range(3):
+        until(lambda: len(node.kubelet.healthy) == 32, 60)
+        pods.append(node.run(make_pod(f"pod{turn}", 2, 1, booked=1)))
+        process.kill()
+        # Bound while nobody was there: kubelet can't admit it before the plugin is back.
+        until(lambda: not node.kubelet.registered)
+        process.start()
+    for pod in pods:
+        until(lambda pod=pod: node.agrees(pod), 60)
+        assert node.visible(pod) == {seen(1).uuid}
+    until(lambda: process.ready() == "ok", 60)
+    assert "Traceback" not in process.log
+    assert process.kill(signal.SIGTERM) == 0
+    assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
+
+
+def test_api_server_away_for_a_while(process: Process) -> None:
+    node = process.node
+    node.kubelet.start()
+    process.start()
+    until(lambda: len(node.kubelet.healthy) == 32 and process.ready() == "ok", 60)
+    pod = make_pod("pod", 4)
+    node.kube.put(pod)
+    node.kube.go_away()
+    node.kubelet.add(pod)
+    until(lambda: process.ready() != "ok", 60)
+    node.kube.away = False
+    node.report(pod)
+    until(lambda: node.agrees(pod) and process.ready() == "ok", 60)
+    until(lambda: node.kube.reasons("default/pod") == ["GpuCardAssigned"])

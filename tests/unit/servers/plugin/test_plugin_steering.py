@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which pod kubelet asks for and which units it is told to take: tables, and what holds on every node."""
+
+from __future__ import annotations
+
+import itertools
+import typing as t
+
+import pytest
+from gpushare import contract, steering, wire
+from gpushare.podresources import Entry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plugin_fakes import container, make_pod
+
+Json = dict[str, t.Any]
+
+
+def card(index: int, units: int = 16, healthy: bool = True) -> contract.Card:
+    return contract.Card(index, f"GPU-{index:08x}-aaaa", index, units * 1024, units, healthy)
+
+
+def ids(index: int, *slots: int) -> tuple[str, ...]:
+    return tuple(f"{index:08x}-{slot}" for slot in slots)
+
+
+def everything(cards: t.Sequence[contract.Card]) -> tuple[str, ...]:
+    return tuple(one for each in cards for one in ids(each.index, *range(each.units)))
+
+
+def by_key(*pods: Json) -> dict[str, Json]:
+    return {contract.pod_key(pod): pod for pod in pods}
+
+
+def entry(pod: Json, *held: tuple[str, ...]) -> Entry:
+    names = [one["name"] for one in pod["spec"]["containers"]]
+    return Entry(contract.pod_key(pod), dict(itertools.zip_longest(names, held, fillvalue=())))
+
+
+# --------------------------------------------------------------------------- which pod
+
+
+def test_the_listed_pod_without_units_is_the_one() -> None:
+    done, asked, other = make_pod("done", 4), make_pod("asked", 4), make_pod("unlisted", 4, booked=0)
+    listing = [entry(done, ids(0, 1, 2, 3, 4)), entry(asked)]
+    found = steering.identify(4, by_key(done, asked, other), listing)
+    assert found is not None and (found.key, found.container, found.held) == ("default/asked", "c0", ())
+
+
+def test_the_second_container_knows_what_the_first_has() -> None:
+    pod = make_pod("pod", 1, 4, 4)
+    found = steering.identify(4, by_key(pod), [entry(pod, ids(1, 7), ids(1, 0, 1, 2, 3))])
+    assert found is not None and (found.container, found.held) == ("c2", ids(1, 7, 0, 1, 2, 3))
+
+
+def test_size_tells_two_candidates_apart() -> None:
+    small, large = make_pod("small", 2), make_pod("large", 6)
+    for size, key in ((2, "default/small"), (6, "default/large")):
+        found = steering.identify(size, by_key(small, large), [entry(small), entry(large)])
+        assert found is not None and found.key == key
+
+
+def test_a_container_behind_the_next_one_is_no_candidate() -> None:
+    pod = make_pod("pod", 2, 6)
+    assert steering.identify(6, by_key(pod), [entry(pod)]) is None
+
+
+@pytest.mark.parametrize("lingering", ["failed", "started", "older"])
+def test_the_pod_under_admission_is_preferred(lingering: str) -> None:
+    old, new = make_pod("old", 4), make_pod("new", 4)
+    if lingering == "failed":
+        old["metadata"]["creationTimestamp"] = "2027-01-01T00:00:00Z"
+        old["status"]["phase"] = "Failed"
+    if lingering == "started":
+        old["metadata"]["creationTimestamp"] = "2027-01-01T00:00:00Z"
+        old["status"]["startTime"] = "2026-01-01T00:00:00Z"
+    for listing in ([entry(old), entry(new)], [entry(new), entry(old)]):
+        found = steering.identify(4, by_key(old, new), listing)
+        assert found is not None and found.key == "default/new"
+
+
+def test_the_later_scheduled_one_is_preferred() -> None:
+    first, second = make_pod("first", 4), make_pod("second", 4)
+    first["status"]["conditions"] = [{"type": "PodScheduled", "lastTransitionTime": "2026-06-01T00:00:00Z"}]
+    found = steering.identify(4, by_key(first, second), [entry(first), entry(second)])
+    assert found is not None and found.key == "default/first"
+
+
+def test_without_podresources_the_oldest_assumed_pod_of_that_size() -> None:
+    pods = by_key(
+        make_pod("free", 4),
+        make_pod("assigned", 4, booked=0, assigned=True),
+        make_pod("other", 3, booked=0),
+        make_pod("oldest", 1, 4, booked=0),
+        make_pod("newer", 4, booked=1),
+    )
+    found = steering.identify(4, pods, None)
+    assert found is not None and (found.key, found.container) == ("default/oldest", "c1")
+    assert steering.identify(5, pods, None) is None
+
+
+def test_nothing_fits_in_the_list_so_an_assumed_pod_that_has_none_stands_in() -> None:
+    complete, waiting = make_pod("complete", 4, booked=0), make_pod("waiting", 4, booked=1)
+    found = steering.identify(4, by_key(complete, waiting), [entry(complete, ids(0, 0, 1, 2, 3))])
+    assert found is not None and found.key == "default/waiting"
+
+
+@pytest.mark.parametrize(
+    ("inits", "units", "held", "pending"),
+    [
+        ([], [3, 2], {}, [("c0", 3)]),
+        ([], [3, 2], {"c0": ids(0, 0, 1, 2)}, [("c1", 2)]),
+        ([], [3, 2], {"c0": ids(0, 0, 1, 2), "c1": ids(0, 3, 4)}, []),
+        ([], [0, 2], {}, [("c1", 2)]),
+        ([container("i", 4)], [3], {}, [("i", 4), ("c0", 3)]),
+        ([container("i", 4)], [3], {"c0": ids(0, 0, 1, 2)}, []),
+        ([container("i", 4), container("s", 1, "Always"), container("j", 5)], [3], {}, [("i", 4), ("s", 1)]),
+        ([container("s", 1, "Always"), container("j", 5)], [3], {"s": ids(0, 9)}, [("j", 5), ("c0", 3)]),
+        ([container("s", 1, "Always"), container("j", 5)], [0], {"s": ids(0, 9)}, [("j", 5)]),
+        ([container("i", 4)], [0], {}, [("i", 4)]),
+        ([], [0], {}, []),
+    ],
+)
+def test_pending(inits: list[Json], units: list[int], held: dict[str, t.Any], pending: list[tuple[str, int]]) -> None:
+    pod = make_pod("pod", *units, inits=inits)
+    assert steering.pending(pod, Entry("default/pod", held)) == pending
+
+
+@pytest.mark.parametrize("known", [{"assigned": True, "booked": 0}, {"started": True}])
+def test_hidden_containers_are_done_when_the_pod_is(known: dict[str, t.Any]) -> None:
+    pod = make_pod("pod", 0, inits=[container("i", 4)], **known)
+    assert steering.pending(pod, Entry("default/pod", {"c0": ()})) == []
+
+
+# --------------------------------------------------------------------------- which units
+
+
+def test_booked_card_lowest_slots() -> None:
+    cards = [card(0), card(1)]
+    subject = steering.Subject(make_pod("pod", 3, booked=1))
+    got = steering.choose(cards, wire.Ask(everything(cards)[::-1], (), 3), subject, {})
+    assert (got.ids, got.card.index) == (ids(1, 0, 1, 2), 1)
+
+
+def test_what_must_be_included_decides() -> None:
+    cards = [card(0), card(1)]
+    subject = steering.Subject(make_pod("pod", 3, booked=0))
+    got = steering.choose(cards, wire.Ask(everything(cards), ids(1, 9), 3), subject, {})
+    assert got.ids == ids(1, 9, 0, 1)
+
+
+def test_what_the_pod_has_decides_over_its_booking() -> None:
+    cards = [card(0), card(1)]
+    subject = steering.Subject(make_pod("pod", 1, 3, booked=0), "c1", ids(1, 15))
+    got = steering.choose(cards, wire.Ask((*ids(0, *range(16)), *ids(1, *range(15))), (), 3), subject, {})
+    assert got.card.index == 1
+
+
+@pytest.mark.parametrize(
+    ("free", "need", "booked", "promises", "expected"),
+    [
+        ([16, 4], [4], None, {}, 1),  # best fit
+        ([16, 16], [4], None, {}, 0),  # ties by index
+        ([4, 16], [4, 4], None, {}, 1),  # the rest of the pod counts
+        ([4, 16], [4], None, {0: 4}, 1),  # what others have booked is left
+        ([4, 16], [8], None, {1: 10}, 1),  # where possible
+        ([9, 8], [8], None, {0: 9, 1: 9}, 0),  # else where it hurts least
+        ([4, 16], [5], 0, {}, 1),  # the booked card is full
+        ([5, 16], [5], 0, {0: 5}, 0),  # a booking comes before what others have booked
+        ([16, 16], [4], 7, {}, 0),  # booked on a card that isn't there
+        ([16, 16], [4], -1, {}, 0),
+    ],
+)
+def test_card(free: list[int], need: list[int], booked: int | None, promises: dict[int, int], expected: int) -> None:
+    cards = [card(n) for n in range(len(free))]
+    available = tuple(one for n, count in enumerate(free) for one in ids(n, *range(count)))
+    subject = steering.Subject(make_pod("pod", *need, booked=booked))
+    promised = {card(n).uuid: units for n, units in promises.items()}
+    got = steering.choose(cards, wire.Ask(available, (), need[0]), subject, promised)
+    assert got.card.index == expected and set(got.ids) <= set(available)
+
+
+@pytest.mark.parametrize(
+    ("ask", "subject", "sentence"),
+    [
+        (
+            wire.Ask((*ids(0, 1, 2), *ids(1, 1, 2)), (), 3),
+            None,
+            "a pod wants 3 units of aliyun.com/gpu-mem on one card; the largest free share is 2",
+        ),
+        (
+            wire.Ask((*ids(0, 1, 2), *ids(1, 1, 2, 3, 4)), (), 3),
+            steering.Subject(make_pod("pod", 1, 3), "c1", ids(0, 9)),
+            "pod default/pod is on card 0 (GPU-00000000-aaaa) and wants 3 more units of it, of which 2 are free",
+        ),
+        (
+            wire.Ask(ids(0, 1, 2, 3), (*ids(0, 1), *ids(1, 1)), 3),
+            None,
+            "a pod has units 00000000-1, 00000001-1 that aren't all of one card of this node",
+        ),
+        (
+            wire.Ask((), (), 1),
+            None,
+            "a pod wants 1 units of aliyun.com/gpu-mem on one card; the largest free share is 0",
+        ),
+        (
+            wire.Ask(ids(0, *range(4)), (), 2),
+            steering.Subject(make_pod("pod", 2, 3), "c0"),
+            "pod default/pod wants 5 units of aliyun.com/gpu-mem on one card; the largest free share is 4",
+        ),
+    ],
+)
+def test_refused(ask: wire.Ask, subject: steering.Subject | None, sentence: str) -> None:
+    with pytest.raises(steering.Refused) as caught:
+        steering.choose([card(0), card(1)], ask, subject, {})
+    assert str(caught.value) == sentence
+
+
+def test_promised() -> None:
+    cards = [card(0), card(1)]
+    pods = [
+        make_pod("unseen", 3, booked=0),
+        make_pod("partly", 2, 4, booked=1),
+        make_pod("complete", 5, booked=1),
+        make_pod("assigned", 6, booked=1, assigned=True),
+        make_pod("unbooked", 7),
+        make_pod("nowhere", 7, booked=5),
+        make_pod("itself", 8, booked=0),
+        make_pod("foreign", 9, booked=0, assigned=True, started=True),
+    ]
+    finished = make_pod("finished", 7, booked=0)
+    finished["status"]["phase"] = "Succeeded"
+    listing = [
+        entry(pods[1], ids(1, 0, 1)),
+        entry(pods[2], ids(1, 2, 3, 4, 5, 6)),
+        entry(pods[7], tuple(f"GPU-other-_-{n}" for n in range(9))),
+    ]
+    uid = contract.pod_uid(pods[6])
+    assert steering.promised(cards, by_key(*pods, finished), listing, uid) == {cards[0].uuid: 12, cards[1].uuid: 4}
+    assert steering.promised(cards, {}, None) == {cards[0].uuid: 0, cards[1].uuid: 0}
+
+
+# --------------------------------------------------------------------------- properties
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering.Subject | None, dict[str, int]]:
+    cards = [card(n, draw(st.integers(0, 12)), draw(st.booleans())) for n in range(draw(st.integers(0, 4)))]
+    available = [one for one in everything(cards) if draw(st.booleans())]
+    pod_sizes = draw(st.lists(st.integers(0, 8), min_size=1, max_size=3))
+    pod = make_pod("pod", *pod_sizes, booked=draw(st.one_of(st.none(), st.integers(-1, 5))))
+    taken = [one for one in everything(cards) if one not in available]
+    held = tuple(draw(st.lists(st.sampled_from(taken), max_size=2, unique=True))) if taken else ()
+    must = tuple(draw(st.lists(st.sampled_from(available), max_size=2, unique=True))) if available else ()
+    subject = draw(st.sampled_from([None, steering.Subject(pod, "c0"), steering.Subject(pod, "c0", held)]))
+    size = draw(st.integers(max(1, len(must)), 10))
+    promises = {one.uuid: draw(st.integers(0, 12)) for one in cards}
+    order = draw(st.permutations(available))
+    return cards, wire.Ask(tuple(order), must, size), subject, promises
+
+
+@settings(deadline=None)
+@given(situations())
+def test_an_answer_is_units_of_one_card_that_are_free(
+    situation: tuple[list[contract.Card], wire.Ask, steering.Subject | None, dict[str, int]],
+) -> None:
+    cards, ask, subject, promises = situation
+    try:
+        got = steering.choose(cards, ask, subject, promises)
+    except steering.Refused as error:
+        assert "\n" not in str(error)
+        return
+    assert len(got.ids) == len(set(got.ids)) == ask.size
+    assert set(got.ids) <= set(ask.available)
+    assert set(ask.must_include) <= set(got.ids)
+    assert {steering.Slots(cards).card(one) for one in got.ids} == {got.card}
+    if subject and subject.held:
+        assert {steering.Slots(cards).card(one) for one in subject.held} == {got.card} or ask.must_include
+
+
+@settings(deadline=None)
+@given(situations())
+def test_a_pod_that_is_free_to_go_anywhere_is_refused_only_if_no_card_has_room(
+    situation: tuple[list[contract.Card], wire.Ask, steering.Subject | None, dict[str, int]],
+) -> None:
+    cards, ask, subject, promises = situation
+    ask = ask._replace(must_include=())
+    subject = steering.Subject(subject.pod) if subject else None
+    need = max(ask.size, contract.pod_units(subject.pod) if subject else 0)
+    free = {one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) for one in cards}
+    try:
+        got = steering.choose(cards, ask, subject, promises)
+    except steering.Refused:
+        assert all(count < need for count in free.values())
+        return
+    assert free[got.card.uuid] >= need
+    booked = contract.booking(subject.pod) if subject else None
+    if (booked is None or booked.index != got.card.index) and any(free[u] - promises[u] >= need for u in free):
+        assert free[got.card.uuid] - promises[got.card.uuid] >= need
+
+
+@st.composite
+def bookings(draw: st.DrawFn) -> tuple[list[contract.Card], list[Json]]:
+    """Pods that an extender has booked, no card over its size, in any order of admission."""
+    cards = [card(n, draw(st.integers(1, 10))) for n in range(draw(st.integers(1, 3)))]
+    pods = []
+    for one in cards:
+        left = one.units
+        while left and draw(st.booleans()):
+            sizes = []
+            while left and (not sizes or draw(st.booleans())):
+                sizes.append(draw(st.integers(1, left)))
+                left -= sizes[-1]
+            pods.append(make_pod(f"pod{len(pods)}", *sizes, booked=one.index, card_units=one.units))
+    return cards, draw(st.permutations(pods))
+
+
+@settings(deadline=None)
+@given(bookings(), st.booleans())
+def test_in_whatever_order_every_booked_pod_gets_its_card(
+    booked: tuple[list[contract.Card], list[Json]], all_bound: bool
+) -> None:
+    cards, order = booked
+    pods = by_key(*order) if all_bound else {}
+    free = set(everything(cards))
+    listing: list[Entry] = []
+    for pod in order:
+        pods[contract.pod_key(pod)] = pod
+        held: dict[str, tuple[str, ...]] = {one["name"]: () for one in pod["spec"]["containers"]}
+        for name, units in contract.gpu_containers(pod):
+            now = [*listing, Entry(contract.pod_key(pod), dict(held))]
+            subject = steering.identify(units, pods, now)
+            assert subject is not None and subject.key == contract.pod_key(pod)
+            promises = steering.promised(cards, pods, now, contract.pod_uid(pod))
+            got = steering.choose(cards, wire.Ask(tuple(free), (), units), subject, promises)
+            booking = contract.booking(pod)
+            assert booking is not None and got.card.index == booking.index
+            held[name] = got.ids
+            free -= set(got.ids)
+        listing.append(Entry(contract.pod_key(pod), held))
