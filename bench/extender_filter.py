@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How fast the extender filters, and what it holds in memory, on a large cluster: 1,000 nodes of 8 cards, 20,000 pods.
 

@@ -219,16 +219,23 @@ def cards_from_annotation(text: str) -> list[Card]:
     return sorted(cards, key=lambda card: card.index)
 
 
+_QUANTITY = re.compile(r"([0-9]+)(?:[eE]\+?([0-9]+)|(k|[KMGTPE]i|[MGTPE]))?")
+
+
 def quantity(value: t.Any) -> int:
-    """A whole number of an extended resource as the API writes it (plain, or with k, M, G, Ki, Mi, Gi).
+    """A whole number of an extended resource as the API writes it: plain, or with k, M, Gi, e3 and the like.
 
     Unreadable values count as 0: the API server has already refused them in pods.
     """
-    found = re.fullmatch(r"([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?", str(value).strip())
+    found = _QUANTITY.fullmatch(str(value).strip())
     if not found:
         return 0
-    steps = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-    return int(found.group(1)) * steps[found.group(2) or ""]
+    number, exponent, suffix = found.groups()
+    if exponent:
+        return int(number) * 10 ** min(int(exponent), 30)
+    if not suffix:
+        return int(number)
+    return int(number) * (1024 if suffix.endswith("i") else 1000) ** ("KMGTPE".index(suffix[0].upper()) + 1)
 
 
 def node_resource(node: Json, resource: str, field: str = "capacity") -> int:

@@ -134,6 +134,20 @@ def test_a_broken_annotation_is_named_and_capacity_counts_instead(text: str) -> 
     assert [one.units for one in contract.node_cards(node)] == [15, 15]
 
 
-@pytest.mark.parametrize(("text", "expected"), [("3", 3), ("2k", 2000), ("1Ki", 1024), ("x", 0), ("-1", 0), (5, 5)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", 3),
+        ("2k", 2000),
+        ("1Ki", 1024),
+        ("1e3", 1000),
+        ("2E2", 200),
+        ("2E", 2 * 10**18),
+        ("1Gi", 2**30),
+        ("x", 0),
+        ("-1", 0),
+        (5, 5),
+    ],
+)
 def test_quantities(text: object, expected: int) -> None:
     assert contract.quantity(text) == expected

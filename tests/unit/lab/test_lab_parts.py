@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab import archive, build, cluster, components, engine, hardware, host, images, nodes, paths
+from lab import archive, build, cluster, components, engine, hardware, host, images, inventory, nodes, paths
 from lab.shell import LabError
 
 
@@ -222,11 +221,6 @@ def test_no_apt_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inventory_groups() -> None:
-    path = paths.CHECKOUT / "inventories" / "lab" / "nodes.py"
-    spec = importlib.util.spec_from_file_location("lab_inventory", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     state = {
         "ssh": {"user": "root", "key": ".lab/ssh/id", "known_hosts": ".lab/ssh/known_hosts"},
         "repository": {"url": "http://10.0.0.2:8080/"},
@@ -237,7 +231,7 @@ def test_inventory_groups() -> None:
             "gpu1": {"role": "gpu_node", "address": "10.0.0.3"},
         },
     }
-    found = module.inventory(state)
+    found = inventory.inventory(state)
     assert found["gpu_nodes"]["hosts"] == ["gpu1"]
     assert found["control_plane"]["hosts"] == ["cp1"]
     assert found["_meta"]["hostvars"]["gpu1"]["ansible_host"] == "10.0.0.3"

@@ -143,6 +143,7 @@ class Service:
         # One that listens on several addresses can't be woken up and notices by itself.
         getattr(self._server, "pull_trigger", int)()
         self._thread.join(5)
+        # Only now: the numbers of closed sockets may be taken by others while that thread still looks at them.
         wasyncore.close_all(self._sockets, ignore_all=True)
         self._server = None
 

@@ -1,6 +1,8 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's nodes as Ansible's inventory, read from what `python -m lab up` noted in .lab/state.json."""
+"""The lab's nodes as Ansible's inventory, read from what `python -m lab up` noted in .lab/state.json.
+
+inventories/lab/nodes runs this file with whatever Python there is, so it takes nothing but the standard library.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,13 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[1]
 GROUPS = {"control_plane": "control_plane", "gpu_node": "gpu_nodes"}
 
 
-def inventory(state: dict) -> dict:
+def inventory(state: dict[str, Any]) -> dict[str, Any]:
     """The groups, and per host how SSH reaches it."""
     ssh = state["ssh"]
     # The user's own known_hosts and ssh configuration have no say over the lab's addresses, and learn nothing of them.
@@ -24,7 +27,7 @@ def inventory(state: dict) -> dict:
         "ansible_ssh_common_args": shlex.join(["-F", "none", *(word for each in options for word in ("-o", each))]),
         "ansible_python_interpreter": "/usr/bin/python3",
     }
-    groups: dict = {name: {"hosts": []} for name in GROUPS.values()}
+    groups: dict[str, dict[str, list[str]]] = {name: {"hosts": []} for name in GROUPS.values()}
     hostvars = {}
     for name, node in state["nodes"].items():
         groups[GROUPS[node["role"]]]["hosts"].append(name)
