@@ -73,7 +73,8 @@ class RealSystem:
 
     def read(self, path: str) -> str | None:
         try:
-            with open(self._real(path), encoding="utf-8", errors="replace") as file:
+            # A user's line ends are theirs: newline="" keeps them.
+            with open(self._real(path), encoding="utf-8", errors="replace", newline="") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
@@ -107,7 +108,7 @@ class RealSystem:
             # The leading dot keeps kubelet, containerd's *.toml import and run-parts from reading a half-written file.
             handle, temporary = tempfile.mkstemp(prefix=".kubegpu-", dir=folder)
             try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
