@@ -51,5 +51,5 @@ def test_it_fails_where_pods_do_not_share(lab: Lab) -> None:
     """No image, no pods: the checks fail, with the table, and still nothing is left."""
     done = lab.playbook(PLAYBOOK, "-e", "acceptance_image=localhost/none:0", "-e", "acceptance_timeout=5")
     assert done.rc != 0
-    assert re.search(r"a  three pods of 1 unit run on one card +fail ", done.out), done.out[-6000:]
+    assert re.search(r"a +three pods of 1 unit run on one card +fail ", done.out), done.out[-6000:]
     assert left_behind(lab) == []
