@@ -168,11 +168,11 @@ def cpu(pid: int) -> float:
 
 def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float], float, Json]:
     times = []
-    for _ in range(requests // 10):
+    for _warmup in range(requests // 10):
         ask()
     before = cpu(pid)
     answer = b""
-    for _ in range(requests):
+    for _round in range(requests):
         began = time.perf_counter()
         answer = ask()
         times.append((time.perf_counter() - began) * 1000)

@@ -42,7 +42,7 @@ def parse_deb822(text: str) -> list[Source]:
             if line[:1].isspace():
                 fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
             elif ":" in line:
-                name, _, value = line.partition(":")
+                name, _colon, value = line.partition(":")
                 name = name.strip().lower()
                 fields[name] = value.strip()
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in ("no", "false"):

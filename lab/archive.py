@@ -62,7 +62,7 @@ def write(images: list[Image], target: Path, architecture: str) -> None:
                 "os": "linux",
                 "config": {"Env": list(image.environment), "Entrypoint": list(image.entrypoint) or None},
                 "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digests[each]}" for each in image.layers]},
-                "history": [{"created_by": "kubegpu-lab"} for _ in image.layers],
+                "history": [{"created_by": "kubegpu-lab"} for _layer in image.layers],
             }
             name = hashlib.sha256(json.dumps(config).encode()).hexdigest() + ".json"
             _add(tar, name, config)

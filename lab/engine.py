@@ -65,7 +65,7 @@ class Engine:
     def containers(self) -> dict[str, bool]:
         """Our containers by name, and whether each runs."""
         lines = self.out("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}\t{{.State}}").splitlines()
-        return {name: state == "running" for name, _, state in (line.partition("\t") for line in lines)}
+        return {name: state == "running" for name, _tab, state in (line.partition("\t") for line in lines)}
 
     def has_image(self, tag: str) -> bool:
         return self.docker("image", "inspect", tag, check=False).returncode == 0
@@ -292,7 +292,7 @@ def _remove_cgroups() -> None:
         # Processes that were killed leave their groups a moment later.
         end = time.monotonic() + 5
         while root.exists() and time.monotonic() < end:
-            for path, _, _ in os.walk(root, topdown=False):
+            for path, _folders, _files in os.walk(root, topdown=False):
                 try:
                     os.rmdir(path)
                 except OSError:

@@ -42,6 +42,19 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
     return done
 
 
+def unknown_to_git(share: Path) -> list[str]:
+    """Files of the built collection that are nobody's source: caches, environments, the state of a lab."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout.split(b"\0")
+    known = {os.fsdecode(name) for name in listed} | {"MANIFEST.json", "FILES.json"}
+    packed = {str(path.relative_to(share)) for path in share.rglob("*") if path.is_symlink() or path.is_file()}
+    return sorted(packed - known)
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -56,6 +69,10 @@ def main() -> int:
         share = folder / "collections/ansible_collections/kubegpu/share"
         if installed.returncode or not share.is_dir():
             print(installed.stdout + installed.stderr)
+            return 1
+        strangers = unknown_to_git(share)
+        if strangers:
+            print(f"files that git doesn't know: {strangers}")
             return 1
         for entry in share.iterdir():
             if entry.name not in KEPT:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import typing as t
 
-from ansible.plugins.action import ActionBase  # type: ignore[import-untyped]
+from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight import Host, Wish, examine
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _image_archive

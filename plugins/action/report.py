@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible.plugins.action import ActionBase  # type: ignore[import-untyped]
+from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types

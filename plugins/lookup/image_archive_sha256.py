@@ -40,8 +40,8 @@ _raw:
 import os
 import typing as t
 
-from ansible.errors import AnsibleLookupError  # type: ignore[import-untyped]
-from ansible.plugins.lookup import LookupBase  # type: ignore[import-untyped]
+from ansible.errors import AnsibleLookupError
+from ansible.plugins.lookup import LookupBase
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._image_archive import sha256
 

@@ -212,5 +212,5 @@ def own_words(done: Done) -> str:
     # apt only says that dpkg failed; dpkg says why.
     dpkg = [line for line in done.err.splitlines() if line.startswith("dpkg: error")]
     lines = dpkg if dpkg and (not errors or "Sub-process" in errors[0]) else errors
-    last = [line for line in (done.err or done.out).strip().splitlines()[-1:]]
+    last = (done.err or done.out).strip().splitlines()[-1:]
     return (lines[:1] or last or [f"it ended with status {done.rc}"])[0].strip().rstrip(":")

@@ -232,10 +232,12 @@ def quantity(value: t.Any) -> int:
         return 0
     number, exponent, suffix = found.groups()
     if exponent:
-        return int(number) * 10 ** min(int(exponent), 30)
-    if not suffix:
-        return int(number)
-    return int(number) * (1024 if suffix.endswith("i") else 1000) ** ("KMGTPE".index(suffix[0].upper()) + 1)
+        factor: int = 10 ** min(int(exponent), 30)
+    elif suffix:
+        factor = (1024 if suffix.endswith("i") else 1000) ** ("KMGTPE".index(suffix[0].upper()) + 1)
+    else:
+        factor = 1
+    return int(number) * factor
 
 
 def node_resource(node: Json, resource: str, field: str = "capacity") -> int:

@@ -23,10 +23,7 @@ import re
 import typing as t
 from fractions import Fraction
 
-from ansible.module_utils.common.yaml import (  # type: ignore[import-untyped]  # ansible-core carries no types
-    yaml_dump,
-    yaml_load_all,
-)
+from ansible.module_utils.common.yaml import yaml_dump, yaml_load_all
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 
 Json = t.Dict[str, t.Any]

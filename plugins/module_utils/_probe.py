@@ -18,7 +18,7 @@ Probe = t.Callable[[str], int]
 
 def probe(url: str) -> int:
     """Status of a GET on this machine, whatever the certificate: kube-scheduler signs its own."""
-    scheme, _, rest = url.partition("://")
+    scheme, _colon, rest = url.partition("://")
     address, slash, path = rest.partition("/")
     try:
         if scheme == "https":

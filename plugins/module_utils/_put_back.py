@@ -134,7 +134,7 @@ class PutBack:
 
     def _permissions(self, path: str) -> tuple[int, str]:
         done = self._system.run(["stat", "-c", "%a %u:%g", path])
-        mode, _, owner = done.out.strip().partition(" ")
+        mode, _blank, owner = done.out.strip().partition(" ")
         if done.rc != 0 or not owner:
             raise ShareError(f"the permissions of {path} can't be read: {done.err.strip()}")
         return int(mode, 8), owner

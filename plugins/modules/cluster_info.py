@@ -101,7 +101,7 @@ requests:
     GET: 2
 """
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import ARGUMENTS, look
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish

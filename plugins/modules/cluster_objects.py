@@ -121,7 +121,7 @@ requests:
     GET: 5
 """
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import ARGUMENTS, converge
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish

@@ -92,7 +92,7 @@ table:
 
 import typing as t
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._acceptance import Wish, run
 from ansible_collections.kubegpu.share.plugins.module_utils._acceptance_cluster import ApiCluster, RealClock
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments

@@ -77,7 +77,7 @@ requests:
     GET: 2
 """
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
 from ansible_collections.kubegpu.share.plugins.module_utils._verification import ARGUMENTS, look

@@ -214,7 +214,7 @@ def test_a_full_cluster_is_refused() -> None:
     cluster.spaces["theirs"] = {}
     for number in range(2):
         cluster.create_pod(plan.Workload("theirs", "image", {}, None).pod(f"p{number}", [1]))
-    for _ in range(3):
+    for _second in range(3):
         clock.sleep(1)
     with pytest.raises(BadInput, match=r"^no node of the cluster .* has aliyun\.com/gpu-mem free"):
         run(cluster, clock, Wish(), check=False)

@@ -386,7 +386,7 @@ def test_a_node_without_a_pod_of_the_daemonset_is_told(kube):
 names = st.sampled_from(["a", "b", "c"])
 scalars = st.sampled_from(["1", "2", "x"])
 keyed = st.lists(names, unique=True, max_size=3).flatmap(
-    lambda found: st.tuples(*(st.dictionaries(st.sampled_from(["value", "image"]), scalars) for _ in found)).map(
+    lambda found: st.tuples(*(st.dictionaries(st.sampled_from(["value", "image"]), scalars) for _name in found)).map(
         lambda items: [{"name": name, **item} for name, item in zip(found, items, strict=True)]
     )
 )

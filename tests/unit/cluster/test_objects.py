@@ -185,7 +185,8 @@ def test_secret_values_are_never_shown():
     ("one", "other"), [("1", 1), ("1k", "1000"), ("1e3", "1k"), ("1Ki", "1024"), ("100m", "0.1"), ("5u", "0.000005")]
 )
 def test_quantities_of_one_amount(one, other):
-    assert objects.amount(one) == objects.amount(other) is not None
+    assert objects.amount(one) is not None
+    assert objects.amount(one) == objects.amount(other)
 
 
 def test_not_a_quantity():

@@ -12,7 +12,7 @@ from fake_kube import FakeKube
 
 A, B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
 EXPECTED = {"cards": {"gpu1": [A, B]}, "control_plane": ["cp1"], "namespace": "gpushare-system"}
-CARDS = [contract.Card(0, A, 0, 16384, 16), contract.Card(1, B, 1, 16384, 16)]
+CARDS = (contract.Card(0, A, 0, 16384, 16), contract.Card(1, B, 1, 16384, 16))
 
 
 def node(name, cards=(), labels=None, capacity=None, allocatable=None):

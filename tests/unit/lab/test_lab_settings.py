@@ -23,7 +23,7 @@ def test_flags_win_over_the_environment_and_empty_is_not_given() -> None:
 
 
 def test_three_control_planes() -> None:
-    settings, _ = parse({"LAB_CONTROL_PLANES": "3"})
+    settings, _given = parse({"LAB_CONTROL_PLANES": "3"})
     assert settings.node_names() == ["cp1", "cp2", "cp3", "gpu1", "gpu2"]
 
 

@@ -181,7 +181,7 @@ class Admission:
         if not missing:
             return {}
         if len(missing) == 1:
-            namespace, _, name = missing[0].partition("/")
+            namespace, _slash, name = missing[0].partition("/")
             path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         else:
             path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._node}"

@@ -168,7 +168,7 @@ class Plugin:
                 return f"{name}: no answer for {now - when:.0f} s"
         return None
 
-    def _healthz(self, _: object) -> Response:
+    def _healthz(self, _request: object) -> Response:
         """Whether this container can still come to something; kubelet makes a new one otherwise."""
         reason = self._hanging()
         if reason is None and (blind := self.inventory.blind) > BLIND_SECONDS:

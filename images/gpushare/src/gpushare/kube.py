@@ -142,7 +142,7 @@ class KubeApi:
         if body is not None:
             headers["Content-Type"] = kind
         with _api_errors():
-            verb, url, headers, sent, _ = self._client.param_serialize(
+            verb, url, headers, sent, _form = self._client.param_serialize(
                 method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
             )
             answer = self._client.call_api(verb, url, headers, sent, None, timeout)

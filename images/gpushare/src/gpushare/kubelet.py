@@ -45,14 +45,12 @@ class Steering(t.Protocol):
 
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
         """:raises Refused: no card will do."""
-        ...
 
     def allocate(self, ids: tuple[str, ...]) -> dict[str, str]:
         """The environment of one container.
 
         :raises InvalidIds: not units of one card of this node.
         """
-        ...
 
 
 class DevicePlugin:

@@ -274,7 +274,7 @@ class Reconciler:
         have = pod["metadata"].get("annotations") or {}
         if not self._is_due(uid, dict(correction.annotations), have):
             return True
-        namespace, _, name = key.partition("/")
+        namespace, _slash, name = key.partition("/")
         # With its UID in the patch, a successor of the same name can't be hit: the API refuses.
         body: Json = {"metadata": {"uid": uid, "annotations": dict(correction.annotations)}}
         try:
@@ -319,7 +319,7 @@ class Reconciler:
         return True
 
     def _post(self, pod: Json, notice: Notice) -> None:
-        namespace, _, name = contract.pod_key(pod).partition("/")
+        namespace, _slash, name = contract.pod_key(pod).partition("/")
         kind = "Warning" if notice.warning else "Normal"
         self._events.pod(namespace, name, contract.pod_uid(pod), notice.reason, notice.message, kind)
 

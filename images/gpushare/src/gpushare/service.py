@@ -106,7 +106,7 @@ class Service:
             ("GET", "/version"): lambda _: text(gpushare.__version__),
             **(routes or {}),
         }
-        self._prefixes = sorted({prefix for _, prefix in self._routes}, key=len, reverse=True)
+        self._prefixes = sorted({prefix for _method, prefix in self._routes}, key=len, reverse=True)
         self._server: Any = None
         self._sockets: dict[int, Any] = {}
         self._stopping = threading.Event()
@@ -158,7 +158,7 @@ class Service:
         while not self._stopping.is_set():
             wasyncore.loop(timeout=0.2, use_poll=True, map=self._sockets, count=1)
 
-    def _readyz(self, _: Request) -> Response:
+    def _readyz(self, _request: Request) -> Response:
         reason = self._readiness()
         return text("ok") if reason is None else text(reason, 503)
 

@@ -194,7 +194,7 @@ def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext]
     found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
     service = ""
     for method, function in methods.items():
-        _, service, name = method.path.split("/")
+        _root, service, name = method.path.split("/")
         make = grpc.unary_stream_rpc_method_handler if method is LIST_AND_WATCH else grpc.unary_unary_rpc_method_handler
         found[name] = make(function, request_deserializer=decoder(method.request), response_serializer=encode)
     return grpc.method_handlers_generic_handler(service, found)

@@ -97,7 +97,7 @@ class ApiDouble:
 
     def pods(self) -> list[Json]:
         with self.lock:
-            return [copy.deepcopy(obj) for (kind, _, _), obj in self.objects.items() if kind == "pods"]
+            return [copy.deepcopy(obj) for (kind, _namespace, _name), obj in self.objects.items() if kind == "pods"]
 
     def compact(self) -> None:
         """Forget history: watches from before now, and pages of lists, are 410."""
@@ -143,7 +143,7 @@ class ApiDouble:
 
     def delete(self, path: str) -> Json:
         def delete() -> Json:
-            kind, namespace, name, _ = self._object(path)
+            kind, namespace, name, _sub = self._object(path)
             self.remove(kind, name, namespace)
             return {}
 
@@ -175,7 +175,7 @@ class ApiDouble:
         split = urlsplit(path)
         query = {key: values[0] for key, values in parse_qs(split.query).items()}
         if not COLLECTION.fullmatch(split.path):
-            kind, namespace, name, _ = self._object(path)
+            kind, namespace, name, _sub = self._object(path)
             return self.objects[(kind, namespace, name)]
         token, limit = query.get("continue", ""), int(query.get("limit", "0")) or 10**9
         if token:
@@ -198,7 +198,7 @@ class ApiDouble:
         return self.put(found["kind"], body)
 
     def _bind(self, path: str, body: Json) -> Json:
-        kind, namespace, name, _ = self._object(path)
+        kind, namespace, name, _sub = self._object(path)
         pod = self.objects[(kind, namespace, name)]
         metadata = body["metadata"]
         if metadata.get("uid") and metadata["uid"] != pod["metadata"]["uid"]:
@@ -216,7 +216,7 @@ class ApiDouble:
         return {"kind": "Status", "status": "Success"}
 
     def _patch(self, path: str, body: Json) -> Json:
-        kind, namespace, name, _ = self._object(path)
+        kind, namespace, name, _sub = self._object(path)
         now = self.objects[(kind, namespace, name)]["metadata"]
         for field in ("uid", "resourceVersion"):
             wanted = (body.get("metadata") or {}).get(field)
@@ -237,7 +237,7 @@ class ApiDouble:
         assert found, path
         return [
             obj
-            for (kind, namespace, _), obj in sorted(self.objects.items())
+            for (kind, namespace, _name), obj in sorted(self.objects.items())
             if kind == found["kind"] and (not found["namespace"] or namespace == found["namespace"])
         ]
 

@@ -181,7 +181,7 @@ def test_a_refusal_at_bind_is_an_event_and_only_one(api: ApiDouble, start: Start
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 9))
-    for _ in range(5):
+    for _try in range(5):
         assert client.bind(pod, "a") == "node a: largest healthy card holds 8 of 9 GiB"
     event = eventually(lambda: api.asked("POST", "/events$"))[0]
     assert (event["reason"], event["type"]) == ("GPUMemoryRefused", "Warning")
@@ -462,7 +462,7 @@ def test_not_ready_before_both_are_read(api: ApiDouble, start: Start) -> None:
     api.fail("GET", r"/pods\?", 500, times=10**6)
     client = start(ready=False)
     eventually(lambda: client.extender.nodes.synced and client.extender.pods.error)
-    status, body, _ = client.raw("GET", "/readyz")
+    status, body, _headers = client.raw("GET", "/readyz")
     assert (status, b"pods" in body, b"injected" in body) == (503, True, True)
     assert client.raw("GET", "/healthz")[0] == 200
     assert "isn't ready" in client.filter(make_pod("q", 1), "a")["Error"]
@@ -620,7 +620,7 @@ def test_names_that_would_lead_elsewhere_are_refused(served: Client, api: ApiDou
     for key in ("PodName", "PodNamespace", "Node"):
         body = {"PodName": "p", "PodNamespace": "default", "PodUID": "", "Node": "a", key: name}
         assert served.json("POST", "/gpushare-scheduler/bind", body)[0] == 400
-    assert not [path for method, path, _ in api.requests if "/pods/" in path]
+    assert not [path for _method, path, _body in api.requests if "/pods/" in path]
 
 
 def test_the_api_refusing_everything_is_a_failure_in_words(api: ApiDouble, start: Start) -> None:

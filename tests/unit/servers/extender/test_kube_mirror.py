@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gpushare.kube as kube
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
 from extender_kit import eventually
+from gpushare import kube
 from gpushare.kube import Json, KubeApi, KubeError, Mirror, from_environment, object_key
 from kubernetes import config as kube_config
 
@@ -153,7 +153,7 @@ def test_bookmarks_move_the_version_on(api: ApiDouble, follow: Follow) -> None:
     time.sleep(0.1)
     api.compact()
     api.cut()
-    eventually(lambda: [path for _, path, _ in api.requests if f"resourceVersion={at}&" in path])
+    eventually(lambda: [path for _method, path, _body in api.requests if f"resourceVersion={at}&" in path])
     assert mirror.lists == 1
 
 

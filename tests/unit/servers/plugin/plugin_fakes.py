@@ -106,7 +106,7 @@ class FakeKube:
             self._send(path, {"type": "DELETED", "object": self.objects.pop(path)})
 
     def pod(self, key: str) -> Json:
-        namespace, _, name = key.partition("/")
+        namespace, _slash, name = key.partition("/")
         with self._lock:
             return copy.deepcopy(self.objects[f"/api/v1/namespaces/{namespace}/pods/{name}"])
 
@@ -117,7 +117,7 @@ class FakeKube:
     def go_away(self) -> None:
         with self._lock:
             self.away = True
-            for _, stream in self._streams:
+            for _path, stream in self._streams:
                 stream.close()
 
     def reasons(self, key: str) -> list[str]:

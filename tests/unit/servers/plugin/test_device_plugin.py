@@ -226,7 +226,7 @@ def test_fault_15_kubelet_restarts(node: Node) -> None:
         assert node.annotations(before)[contract.POD_ASSIGNED] == "true"
         node.kubelet.readd(before)
     assert node.kubelet.envs == envs and node.agrees(before)
-    assert [path for path, _ in node.kube.patches[patches:] if "/pods/" in path] == []
+    assert [path for path, _patch in node.kube.patches[patches:] if "/pods/" in path] == []
     after = node.run(make_pod("after", 12, booked=1))
     assert node.visible(after) == {seen(0).uuid}
     until(lambda: node.agrees(after))
@@ -427,7 +427,7 @@ def test_patch_of_a_replaced_pod_is_refused_by_its_uid(node: Node) -> None:
     successor = make_pod("web-0", 4, booked=1)
     node.kube.put(successor)
     node.kubelet.add(pod)
-    until(lambda: any("/pods/" in path for path, _ in node.kube.patches))
+    until(lambda: any("/pods/" in path for path, _patch in node.kube.patches))
     time.sleep(0.3)
     assert node.annotations(successor)[contract.POD_ASSIGNED] == "false"
     assert all(

@@ -91,7 +91,7 @@ class Library(types.ModuleType):
         self.inits = self.shutdowns = 0
         self.init_error: Exception | None = None
         self.errors: dict[int, Exception] = {}
-        self.count_error: Exception | None = None
+        self.count_errors: list[Exception] = []
 
     def nvmlInit(self) -> None:
         if self.init_error:
@@ -102,9 +102,8 @@ class Library(types.ModuleType):
         self.shutdowns += 1
 
     def nvmlDeviceGetCount(self) -> int:
-        if self.count_error:
-            error, self.count_error = self.count_error, None
-            raise error
+        if self.count_errors:
+            raise self.count_errors.pop()
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
@@ -160,7 +159,7 @@ def test_nvml_one_lost_card_leaves_the_other(library: Library) -> None:
 def test_nvml_is_initialised_again(library: Library) -> None:
     door = nvml.NvidiaMl()
     door.cards()
-    library.count_error = library.NVMLError_Uninitialized()
+    library.count_errors.append(library.NVMLError_Uninitialized())
     assert len(door.cards()) == 2 and (library.inits, library.shutdowns) == (2, 1)
 
 

@@ -87,7 +87,7 @@ def test_pod_resources() -> None:
 
 @pytest.mark.parametrize("method", [one for one in vars(wire).values() if isinstance(one, wire.Method)])
 def test_methods_are_those_of_the_interfaces(method: wire.Method) -> None:
-    _, service, name = method.path.split("/")
+    _root, service, name = method.path.split("/")
     expected = {
         "v1beta1.Registration": {"Register"},
         "v1beta1.DevicePlugin": {
