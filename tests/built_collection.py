@@ -13,6 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,45 +57,60 @@ def unknown_to_git(share: Path) -> list[str]:
     return sorted(packed - known)
 
 
-def main() -> int:
+class Broken(Exception):
+    """The collection can't be built, installed or used from where it was installed; what the tools said."""
+
+
+@contextmanager
+def installed() -> Iterator[tuple[Path, str]]:
+    """The collection, built and installed elsewhere, with nothing but what it needs at run time.
+
+    :returns: a folder to work in, and the ANSIBLE_COLLECTIONS_PATH that finds it there.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         built = run("ansible-galaxy", "collection", "build", "--output-path", name, cwd=ROOT)
         tarballs = list(folder.glob("kubegpu-share-*.tar.gz"))
         if built.returncode or len(tarballs) != 1:
-            print(built.stdout + built.stderr)
-            return 1
-        paths = f"{folder / 'collections'}:{sysconfig.get_paths()['purelib']}"
+            raise Broken(built.stdout + built.stderr)
         install = ("ansible-galaxy", "collection", "install", "--no-deps", "--offline", str(tarballs[0]))
-        installed = run(*install, "-p", str(folder / "collections"), cwd=folder)
+        done = run(*install, "-p", str(folder / "collections"), cwd=folder)
         share = folder / "collections/ansible_collections/kubegpu/share"
-        if installed.returncode or not share.is_dir():
-            print(installed.stdout + installed.stderr)
-            return 1
+        if done.returncode or not share.is_dir():
+            raise Broken(done.stdout + done.stderr)
         strangers = unknown_to_git(share)
         if strangers:
-            print(f"files that git doesn't know: {strangers}")
-            return 1
+            raise Broken(f"files that git doesn't know: {strangers}")
         for entry in share.iterdir():
             if entry.name not in KEPT:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         leaked = [str(path) for path in share.rglob("*") if path.is_symlink() and not path.exists()]
         if leaked:
-            print(f"links that lead out of the collection: {leaked}")
-            return 1
-        (folder / "hosts.yml").write_text(INVENTORY)
-        for playbook in sorted(one.stem for one in (ROOT / "playbooks").glob("*.yml")):
-            tasks = ("ansible-playbook", "-i", "hosts.yml", f"kubegpu.share.{playbook}", "--list-tasks")
-            listed = run(*tasks, cwd=folder, ANSIBLE_COLLECTIONS_PATH=paths)
-            if listed.returncode or "TAGS" not in listed.stdout:
-                print(listed.stdout + listed.stderr)
-                return 1
-        # And it runs: with a kubeconfig that isn't there preflight must say so, from the installed copy.
-        play = ("ansible-playbook", "-i", "hosts.yml", "kubegpu.share.site")
-        site = run(*play, cwd=folder, ANSIBLE_COLLECTIONS_PATH=paths)
-        if site.returncode != 2 or "gpu_kubeconfig" not in site.stdout:
-            print(site.stdout + site.stderr)
-            return 1
+            raise Broken(f"links that lead out of the collection: {leaked}")
+        yield folder, f"{folder / 'collections'}:{sysconfig.get_paths()['purelib']}"
+
+
+def use(folder: Path, paths: str) -> None:
+    """Every playbook is found by its name, and one runs: with a kubeconfig that isn't there preflight must say so."""
+    (folder / "hosts.yml").write_text(INVENTORY)
+    for playbook in sorted(one.stem for one in (ROOT / "playbooks").glob("*.yml")):
+        tasks = ("ansible-playbook", "-i", "hosts.yml", f"kubegpu.share.{playbook}", "--list-tasks")
+        listed = run(*tasks, cwd=folder, ANSIBLE_COLLECTIONS_PATH=paths)
+        if listed.returncode or "TAGS" not in listed.stdout:
+            raise Broken(listed.stdout + listed.stderr)
+    play = ("ansible-playbook", "-i", "hosts.yml", "kubegpu.share.site")
+    site = run(*play, cwd=folder, ANSIBLE_COLLECTIONS_PATH=paths)
+    if site.returncode != 2 or "gpu_kubeconfig" not in site.stdout:
+        raise Broken(site.stdout + site.stderr)
+
+
+def main() -> int:
+    try:
+        with installed() as (folder, paths):
+            use(folder, paths)
+    except Broken as error:
+        print(error)
+        return 1
     return 0
 
 
