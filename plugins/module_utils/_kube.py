@@ -25,7 +25,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._objects import KIND
 try:
     from ansible_collections.kubernetes.core.plugins.module_utils.args_common import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
         AUTH_ARG_SPEC,
-        extract_sensitive_values_from_kubeconfig,
     )
     from ansible_collections.kubernetes.core.plugins.module_utils.k8s import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
         client as core,
@@ -47,6 +46,24 @@ except ImportError as error:
 TIMEOUT = (5.0, 30.0)
 PAGE = 500
 KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
+
+
+def _credentials(kubeconfig: Json) -> set[str]:
+    """Every text in the users' entries of a kubeconfig: keys, tokens, passwords, what a plugin is run with."""
+
+    def texts(value: t.Any) -> t.Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            for one in value.values():
+                yield from texts(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from texts(one)
+
+    users = kubeconfig.get("users")
+    entries = [one.get("user") for one in users if isinstance(one, dict)] if isinstance(users, list) else []
+    return {text for entry in entries for text in texts(entry) if text}
 
 
 class Kube(t.Protocol):
@@ -111,7 +128,7 @@ class RealKube:
         if MISSING:
             raise ShareError(f"the Python that runs this module lacks kubernetes.core or kubernetes: {MISSING}")
         if isinstance(module.params.get("kubeconfig"), dict):
-            module.no_log_values.update(extract_sensitive_values_from_kubeconfig(module.params["kubeconfig"]))
+            module.no_log_values.update(_credentials(module.params["kubeconfig"]))
         try:
             configuration = core._create_configuration(core._create_auth_spec(module))
             # Refused connections are told at once; waiting is the caller's decision.
