@@ -10,7 +10,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _apt
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._planned_action import PlannedAction
 
-Json = t.Dict[str, t.Any]
+Json = dict[str, t.Any]
 
 
 class ActionModule(PlannedAction):

@@ -11,7 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._errors import Share
 from ansible_collections.kubegpu.share.plugins.module_utils._image_import import ARGUMENTS, make_plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _image_archive
 
-Json = t.Dict[str, t.Any]
+Json = dict[str, t.Any]
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types

@@ -19,6 +19,8 @@ description:
     whether the new files mean what they should and lose nothing; then it is restarted, once, and has to come up with its CRI
     plugin. If it doesn't, the old files are put back, and the module fails with containerd's own words. Running pods go on.
   - A run that was cut short is finished by the next.
+requirements:
+  - tomlkit (on the controller)
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:

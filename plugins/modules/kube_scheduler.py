@@ -21,6 +21,9 @@ description:
     process with the configuration has to come up and be healthy. If it doesn't, the old files are put back, and the module
     fails with kube-scheduler's own words.
   - A run that was cut short is finished by the next.
+requirements:
+  - ruamel.yaml (on the controller)
+  - PyYAML (on the controller)
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:

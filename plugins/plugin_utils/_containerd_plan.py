@@ -25,9 +25,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _toml_splice as toml
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _toml_document as toml
 
-MARK = "kubegpu.share"
+OWNER = "kubegpu.share"
+MARK = f"# {OWNER}"
 NEW_FILE = f"{MARK}, new file"
 DEEP_MERGE_SINCE = (2, 1)
 RESTART = "containerd.service"
@@ -114,10 +115,7 @@ def _parse(observed: Json) -> dict[str, toml.Document]:
     for path, text in observed["files"].items():
         if "\ufffd" in text:
             raise BadInput(f"{path} isn't UTF-8; it is left as it is")
-        try:
-            documents[path] = toml.Document(text)
-        except toml.Unparsable as error:
-            raise BadInput(f"{path}, line {error.line}, can't be parsed ({error}); it is left as it is") from error
+        documents[path] = toml.Document(path, text)
     if observed["error"]:
         raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
     return documents
@@ -131,26 +129,25 @@ def _present(
 ) -> dict[str, str | None]:
     main = observed["config_path"]
     release = _containerd.release(observed["version"])
-    with _editing(main):
-        version = _file_version(main, documents, release, options)
-        _enable_cri(options, documents)
-        settings = _containerd.runtime_settings(seen, options.binary)
-        if release >= DEEP_MERGE_SINCE:
-            for document in documents.values():
-                _unmark(document)
-            _import(documents.setdefault(main, toml.Document("")), _pattern(main), _drop_in(main), main, version)
-            drop_in: str | None = _drop_in_text(version, options, seen, settings)
-        else:
-            _unimport(documents.get(main), main)
-            target = _section_file(main, documents, version)
-            if target == main:
-                documents.setdefault(main, toml.Document(""))
-            _edit(documents[target], version, options, seen, settings)
-            drop_in = None
-        return {
-            _drop_in(main): drop_in,
-            **{path: _checked(path, one) for path, one in documents.items() if path != _drop_in(main)},
-        }
+    version = _file_version(main, documents, release, options)
+    _enable_cri(options, documents)
+    settings = _containerd.runtime_settings(seen, options.binary)
+    if release >= DEEP_MERGE_SINCE:
+        for document in documents.values():
+            _unmark(document)
+        _import(documents.setdefault(main, toml.Document(main, "")), _pattern(main), _drop_in(main), main, version)
+        drop_in: str | None = _drop_in_text(version, options, seen, settings)
+    else:
+        _unimport(documents.get(main), main)
+        target = _section_file(main, documents, version)
+        if target == main:
+            documents.setdefault(main, toml.Document(main, ""))
+        _edit(documents[target], version, options, seen, settings)
+        drop_in = None
+    return {
+        _drop_in(main): drop_in,
+        **{path: one.checked() for path, one in documents.items() if path != _drop_in(main)},
+    }
 
 
 def _file_version(main: str, documents: dict[str, toml.Document], release: tuple[int, int], options: Options) -> int:
@@ -159,7 +156,7 @@ def _file_version(main: str, documents: dict[str, toml.Document], release: tuple
     document = documents.get(main)
     if document is None or not document.tree:
         mark = MARK if document is not None else NEW_FILE
-        document = documents.setdefault(main, toml.Document(""))
+        document = documents.setdefault(main, toml.Document(main, ""))
         document.set(("version",), newest, mark)
         return newest
     version = document.tree.get("version", 1)
@@ -187,7 +184,7 @@ def _enable_cri(options: Options, documents: dict[str, toml.Document]) -> None:
                     f"runtime_enable_cri: {path} switches containerd's CRI plugin off (disabled_plugins), so that "
                     "Kubernetes can't use it; set runtime_enable_cri: true to have it switched on"
                 )
-            document.take(("disabled_plugins",), name)
+            document.listed(("disabled_plugins",), name, present=False)
 
 
 def _import(document: toml.Document, pattern: str, drop_in: str, main: str, version: int) -> None:
@@ -195,7 +192,7 @@ def _import(document: toml.Document, pattern: str, drop_in: str, main: str, vers
     if imports is None:
         document.set(("imports",), [pattern], MARK)
     elif not any(_matches(main, one, drop_in) for one in imports):
-        document.append(("imports",), pattern)
+        document.listed(("imports",), pattern, present=True)
 
 
 def _matches(main: str, pattern: str, path: str) -> bool:
@@ -206,28 +203,22 @@ def _matches(main: str, pattern: str, path: str) -> bool:
 def _drop_in_text(version: int, options: Options, seen: _containerd.Effective, settings: _containerd.Flat) -> str:
     plugin: Path = ("plugins", _containerd.CRI_PLUGIN[version])
     table = (*plugin, "containerd", "runtimes", _containerd.RUNTIME_NAME)
-    lines = [f"# Written by {MARK}: what is changed here is lost.", f"version = {version}", ""]
+    document = toml.Document("", f"# Written by {OWNER}: what is changed here is lost.\nversion = {version}\n")
     if options.cdi and seen.cdi is not None:
-        lines += [toml.table_header(plugin), "  enable_cdi = true", ""]
+        document.add_table(plugin, {"enable_cdi": True})
     if options.default:
-        lines += [
-            toml.table_header((*plugin, "containerd")),
-            f"  default_runtime_name = {toml.literal(_containerd.RUNTIME_NAME)}",
-            "",
-        ]
+        document.add_table((*plugin, "containerd"), {"default_runtime_name": _containerd.RUNTIME_NAME})
     for sub in _tables(settings):
-        lines.append(toml.table_header((*table, *sub)))
-        lines += [f"  {toml.key_literal(key)} = {toml.literal(value)}" for key, value in _keys(settings, sub)]
-        lines.append("")
-    return "\n".join(lines[:-1]) + "\n"
+        document.add_table((*table, *sub), _keys(settings, sub))
+    return document.checked()
 
 
 def _tables(settings: _containerd.Flat) -> list[Path]:
     return sorted({path[:-1] for path in settings} | {()})
 
 
-def _keys(settings: _containerd.Flat, table: Path) -> list[tuple[str, t.Any]]:
-    return sorted((path[-1], value) for path, value in settings.items() if path[:-1] == table)
+def _keys(settings: _containerd.Flat, table: Path) -> Json:
+    return {path[-1]: settings[path] for path in sorted(settings) if path[:-1] == table}
 
 
 # --------------------------------------------------------------------------- in place
@@ -257,62 +248,57 @@ def _edit(
         if document.get((*runtimes, name)) is None:
             builtin = seen.runtime(name)
             for sub in _tables(builtin):
-                document.add_table((*runtimes, name, *sub), dict(_keys(builtin, sub)), MARK)
+                document.add_table((*runtimes, name, *sub), _keys(builtin, sub), MARK)
     table = (*runtimes, _containerd.RUNTIME_NAME)
     for sub in _tables(settings):
-        values = dict(_keys(settings, sub))
+        values = _keys(settings, sub)
         path = (*table, *sub)
-        header = document.statement(path, header=True)
-        if header is None and document.get(path) is None:
+        if document.get(path) is None:
             document.add_table(path, values, MARK)
-            continue
-        mine = header is not None and document.comment(header) == MARK
-        for key, value in values.items():
-            if mine and document.get((*path, key)) != value:
-                document.set((*path, key), value)
-            elif not mine:
+        elif document.comment(path) != MARK:
+            for key, value in values.items():
                 _put(document, (*path, key), value)
-        # A table that is all ours holds nothing but what is asked for.
-        for one in document.all() if mine else []:
-            if not one.header and one.table == path and one.path[-1] not in values:
-                document.delete(one.path)
+        else:
+            # A table that is all ours holds nothing but what is asked for.
+            for key, value in values.items():
+                if document.get((*path, key)) != value:
+                    document.set((*path, key), value)
+            for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
+                if key not in values:
+                    document.delete((*path, key))
 
 
 def _put(document: toml.Document, path: Path, value: t.Any) -> None:
     """Set a key and note beside it what it was."""
-    there = document.statement(path)
-    if document.get(path) == value and there is not None:
+    if document.get(path) == value:
         return
+    there, comment = document.find(path), document.comment(path)
     if there is None:
         document.set(path, value, MARK)
-    elif _marked(document.comment(there)):
+    elif _marked(comment):
         document.set(path, value)
     else:
-        was = document.text[there.value[0] : there.value[1]]
-        if "\n" in was:
-            raise toml.Unforeseen(f"{'.'.join(path)} is written in an unusual way")
-        document.set(path, value, f"{MARK}, was {was}")
+        document.set(path, value, f"{comment} {MARK}, was {there.as_string()}".strip())
 
 
 def _marked(comment: str) -> t.Match[str] | None:
-    return re.match(rf"^(?:(.*?)\s*#\s*)?{re.escape(MARK)}(?:, was (.+))?$", comment)
+    return re.match(rf"^(.*?)\s*{re.escape(MARK)}(?:, was (.+))?$", comment)
 
 
 def _take_back(document: toml.Document, path: Path) -> None:
-    there = document.statement(path)
-    found = _marked(document.comment(there)) if there is not None else None
-    if found and found.group(2):
-        document.replace(path, found.group(2), found.group(1) or "")
+    found = _marked(document.comment(path))
+    if found and found[2]:
+        document.set(path, document.written(found[2]), found[1])
     elif found:
         document.delete(path)
 
 
 def _unmark(document: toml.Document) -> None:
     """Take out all that ``_edit`` has put in."""
-    for one in reversed(document.all() if MARK in document.text else []):
-        if one.header and document.comment(one) == MARK:
-            document.delete_table(one.path)
-        elif not one.header and one.path not in (("version",), ("imports",)):
+    for one in reversed(document.places() if MARK in document.text else []):
+        if one.header and document.comment(one.path) == MARK:
+            document.delete(one.path)
+        elif one.path and not one.header and one.path not in (("version",), ("imports",)):
             _take_back(document, one.path)
 
 
@@ -321,33 +307,30 @@ def _unmark(document: toml.Document) -> None:
 
 def _absent(observed: Json, documents: dict[str, toml.Document]) -> dict[str, str | None]:
     main = observed["config_path"]
-    with _editing(main):
-        _unimport(documents.get(main), main)
-        for document in documents.values():
-            _unmark(document)
-        after: dict[str, str | None] = {}
-        for path, document in documents.items():
-            if path == _drop_in(main):
-                continue
-            version = document.statement(("version",))
-            mark = document.comment(version) if version is not None else ""
-            if mark in (MARK, NEW_FILE) and len(document.all()) == 1:
-                document.delete(("version",))
-            text = _checked(path, document)
-            after[path] = None if mark == NEW_FILE and not text.strip() else text
-        # The import goes before the file that it names.
-        return {**after, _drop_in(main): None}
+    _unimport(documents.get(main), main)
+    for document in documents.values():
+        _unmark(document)
+    after: dict[str, str | None] = {}
+    for path, document in documents.items():
+        if path == _drop_in(main):
+            continue
+        mark = document.comment(("version",))
+        if mark in (MARK, NEW_FILE) and [one.path for one in document.places() if one.path] == [("version",)]:
+            document.delete(("version",))
+        text = document.checked()
+        after[path] = None if mark == NEW_FILE and not text.strip() else text
+    # The import goes before the file that it names.
+    return {**after, _drop_in(main): None}
 
 
 def _unimport(document: toml.Document | None, main: str) -> None:
     imports = document.get(("imports",)) if document is not None else None
     if document is None or not imports or _pattern(main) not in imports:
         return
-    document.take(("imports",), _pattern(main))
-    there = document.statement(("imports",))
-    if there is not None and document.comment(there) == MARK:
+    document.listed(("imports",), _pattern(main), present=False)
+    if document.comment(("imports",)) == MARK:
         if document.get(("imports",)):
-            document.replace(("imports",), document.text[there.value[0] : there.value[1]], "")
+            document.set(("imports",), document.find(("imports",)), "")
         else:
             document.delete(("imports",))
 
@@ -365,31 +348,6 @@ def _pattern(main: str) -> str:
 
 def _ours(path: str) -> bool:
     return posixpath.basename(path) == _containerd.DROP_IN_NAME
-
-
-def _checked(path: str, document: toml.Document) -> str:
-    try:
-        return document.checked()
-    except toml.Unforeseen as error:
-        raise BadInput(
-            f"{path} is written in a way that can't be edited safely ({error}); it is left as it is"
-        ) from error
-
-
-class _editing:
-    """Turn "can't be edited" into a refusal that names the file."""
-
-    def __init__(self, main: str) -> None:
-        self._main = main
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: t.Any, error: BaseException | None, trace: t.Any) -> None:
-        if isinstance(error, toml.Unforeseen):
-            raise BadInput(
-                f"{self._main} is written in a way that can't be edited safely ({error}); it is left as it is"
-            ) from error
 
 
 def _differences(observed: Json, after: dict[str, str | None]) -> tuple[list[Json], list[Change]]:

@@ -20,7 +20,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
 
-Json = t.Dict[str, t.Any]
+Json = dict[str, t.Any]
 
 
 class HandedPlan(ActionBase):  # type: ignore[misc]  # ansible-core carries no types

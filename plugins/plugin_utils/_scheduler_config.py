@@ -15,7 +15,7 @@ import typing as t
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import RESOURCE_MEMORY
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _yaml_splice as splice
+from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document, Path
 
 Json = dict[str, t.Any]
 
@@ -186,29 +186,29 @@ def merged(path: str, text: str, minor: int, extender: Extender) -> str:
 
     :raises BadInput: it can't be: another extender binds, the file isn't one that this kube-scheduler reads.
     """
-    document = _document(path, text)
+    document = Document(path, text)
     check(path, text, minor)
     mine = _ours(path, document, extender.url)
     if mine is None:
         document.append(("extenders",), extender.entry())
     else:
         _refresh(document, mine, extender)
-    after = _done(path, document)
+    after = document.checked()
     check(path, after, minor)
     return after
 
 
 def without(path: str, text: str) -> str:
     """The user's configuration with our extender taken out."""
-    document = _document(path, text)
+    document = Document(path, text)
     mine = _ours(path, document, None)
     if mine is not None:
         document.delete(("extenders", mine))
-    return _done(path, document)
+    return document.checked()
 
 
-def _refresh(document: splice.Document, number: int, extender: Extender) -> None:
-    here: splice.Path = ("extenders", number)
+def _refresh(document: Document, number: int, extender: Extender) -> None:
+    here: Path = ("extenders", number)
     old = document.get(here)
     for key, value in extender.entry().items():
         if key == "managedResources":
@@ -221,7 +221,7 @@ def _refresh(document: splice.Document, number: int, extender: Extender) -> None
             document.delete((*here, key))
 
 
-def _refresh_resources(document: splice.Document, here: splice.Path) -> None:
+def _refresh_resources(document: Document, here: Path) -> None:
     resources = document.get((*here, "managedResources")) or []
     names = [one.get("name") for one in resources]
     if RESOURCE_MEMORY not in names:
@@ -230,7 +230,7 @@ def _refresh_resources(document: splice.Document, here: splice.Path) -> None:
         document.set((*here, "managedResources", names.index(RESOURCE_MEMORY), "ignoredByScheduler"), False)
 
 
-def _ours(path: str, document: splice.Document, url: str | None) -> int | None:
+def _ours(path: str, document: Document, url: str | None) -> int | None:
     """Number of the extender that is gpushare's: it manages the resource, or is reached where ours is.
 
     :raises BadInput: there are two, or another one binds too.
@@ -254,22 +254,6 @@ def _manages(extender: Json) -> bool:
     return any(one.get("name") == RESOURCE_MEMORY for one in extender.get("managedResources") or [])
 
 
-def _document(path: str, text: str) -> splice.Document:
-    try:
-        return splice.Document(text)
-    except splice.Unparsable as error:
-        raise BadInput(f"{path}, line {error.line}, can't be parsed ({error}); it is left as it is") from error
-
-
-def _done(path: str, document: splice.Document) -> str:
-    try:
-        return document.checked()
-    except splice.Unforeseen as error:
-        raise BadInput(
-            f"{path} is written in a way that can't be edited safely ({error}); it is left as it is"
-        ) from error
-
-
 # --------------------------------------------------------------------------- fields
 
 
@@ -281,7 +265,7 @@ def check(path: str, text: str, minor: int) -> None:
     config = yaml.safe_load(text)
     if not isinstance(config, dict) or config.get("kind") != KIND:
         raise BadInput(f"{path} isn't a {KIND}")
-    group, _, version = str(config.get("apiVersion")).partition("/")
+    group, _slash, version = str(config.get("apiVersion")).partition("/")
     _write, reads = api_versions(minor)
     if group != GROUP or version not in reads:
         raise BadInput(

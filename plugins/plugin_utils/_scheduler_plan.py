@@ -23,14 +23,14 @@ from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadIn
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _yaml_splice as splice
+from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document, Path, Step
 
 Json = dict[str, t.Any]
 
 CONTAINER = "kube-scheduler"
 VOLUME = "kubegpu-share"
 ANNOTATION = "kubegpu.share/scheduler-config-sha256"
-ANNOTATIONS: splice.Path = ("metadata", "annotations")
+ANNOTATIONS: Path = ("metadata", "annotations")
 # Removed in 1.23, and incompatible with a configuration file that has extenders.
 POLICY_FLAGS = ("policy-config-file", "policy-configmap")
 LIVEZ_SINCE = 31
@@ -105,7 +105,7 @@ def _unproven(observed: Json, named: str, present: bool) -> str:
     return "" if observed["health"] == 200 else "not healthy"
 
 
-Files = list[tuple[str, t.Optional[str], t.Optional[str]]]
+Files = list[tuple[str, str | None, str | None]]
 
 
 def _present(options: Options, observed: Json, manifest: _Manifest, minor: int) -> Files:
@@ -152,23 +152,18 @@ class _Manifest:
     """kube-scheduler's manifest under edit."""
 
     def __init__(self, text: str) -> None:
-        try:
-            self._document = splice.Document(text)
-        except splice.Unparsable as error:
-            raise BadInput(
-                f"{cp.MANIFEST}, line {error.line}, can't be parsed ({error}); it is left as it is"
-            ) from error
+        self._document = Document(cp.MANIFEST, text)
         containers = self._document.get(("spec", "containers"))
         names = [one.get("name") for one in containers] if isinstance(containers, list) else []
         if CONTAINER not in names:
             raise BadInput(f"{cp.MANIFEST} has no container {CONTAINER}; it is left as it is")
-        self._container: splice.Path = ("spec", "containers", names.index(CONTAINER))
+        self._container: Path = ("spec", "containers", names.index(CONTAINER))
 
     @property
     def image(self) -> str:
         return str(self._get("image") or "")
 
-    def _get(self, *steps: splice.Step) -> t.Any:
+    def _get(self, *steps: Step) -> t.Any:
         return self._document.get((*self._container, *steps))
 
     def _flag_list(self) -> str:
@@ -224,7 +219,7 @@ class _Manifest:
         # A folder, so that a new file in it is seen, and one that has to exist, so that a mistake shows.
         self._one(("spec", "volumes"), {"hostPath": {"path": cp.FOLDER, "type": "Directory"}, "name": VOLUME})
 
-    def _one(self, path: splice.Path, item: Json) -> None:
+    def _one(self, path: Path, item: Json) -> None:
         there = self._numbers(path)
         if len(there) == 1 and self._document.get((*path, there[0])) == item:
             return
@@ -232,7 +227,7 @@ class _Manifest:
             self._document.delete((*path, number))
         self._document.append(path, item)
 
-    def _numbers(self, path: splice.Path) -> list[int]:
+    def _numbers(self, path: Path) -> list[int]:
         return [n for n, one in enumerate(self._document.get(path) or []) if one.get("name") == VOLUME]
 
     def restore(self) -> None:
@@ -248,12 +243,7 @@ class _Manifest:
             self._document.delete((*ANNOTATIONS, ANNOTATION))
 
     def done(self) -> str:
-        try:
-            return self._document.checked()
-        except splice.Unforeseen as error:
-            raise BadInput(
-                f"{cp.MANIFEST} is written in a way that can't be edited safely ({error}); it is left as it is"
-            ) from error
+        return self._document.checked()
 
     # ----------------------------------------------------------------- health
 

@@ -30,10 +30,10 @@ WITH = (
     f"[{BASE}.runtimes.nvidia.options]\nBinaryName = '{BINARY}'\nSystemdCgroup = true\n"
 )
 WANTED = _containerd.Wanted(present=True, binary=BINARY)
-CHANGES = [
+CHANGES = (
     Replacement(DROP_IN, "", "# drop-in\n"),
     Replacement(MAIN, digest(_containerd.mask(OLD)), "imports = ['x']\n" + _containerd.mask(OLD)),
-]
+)
 OK = "io.containerd.grpc.v1 cri linux/amd64 ok\n"
 
 

@@ -148,7 +148,8 @@ extenders:
 
 def test_upstreams_extender_becomes_ours(tmp_path: Path) -> None:
     text = sc.merged("/c", UPSTREAM, 36, EXTENDER)
-    assert "# upstream's" in text and "bindVerb:   bind" in text
+    # ruamel.yaml writes one blank behind a colon.
+    assert "# upstream's" in text and "bindVerb: bind" in text
     [entry] = yaml.safe_load(text)["extenders"]
     resources = [*ENTRY["managedResources"], {"name": "aliyun.com/gpu-count", "ignoredByScheduler": False}]
     assert entry == {**ENTRY, "managedResources": resources}

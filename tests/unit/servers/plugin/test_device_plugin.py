@@ -230,7 +230,7 @@ def test_fault_15_kubelet_restarts(node: Node) -> None:
     after = node.run(make_pod("after", 12, booked=1))
     assert node.visible(after) == {seen(0).uuid}
     until(lambda: node.agrees(after))
-    assert node.kube.reasons("default/after") == ["GpuCardCorrected"]
+    until(lambda: node.kube.reasons("default/after") == ["GpuCardCorrected"])
     until(lambda: ready(node) == "ok")
 
 
