@@ -43,7 +43,9 @@ Signed-By:
 
 def test_deb822() -> None:
     assert parse_deb822(DEB822) == [
-        Source("http://mirror.example.org/debian", "bookworm", ("main",), "/usr/share/keyrings/debian-archive-keyring.gpg"),
+        Source(
+            "http://mirror.example.org/debian", "bookworm", ("main",), "/usr/share/keyrings/debian-archive-keyring.gpg"
+        ),
         Source(
             "http://mirror.example.org/debian",
             "bookworm-updates",
