@@ -109,8 +109,10 @@ def fresh_lab(count: Count) -> Iterator[bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stages", nargs="*", choices=STAGES, default=STAGES, metavar="stage")
-    stages = parser.parse_args().stages
+    parser.add_argument("stages", nargs="*", metavar="stage", help=f"any of {', '.join(STAGES)}; all by default")
+    stages = parser.parse_args().stages or STAGES
+    if not set(stages) <= set(STAGES):
+        parser.error(f"stages are {', '.join(STAGES)}")
     count = Count()
     started = time.monotonic()
     if "lint" in stages:
