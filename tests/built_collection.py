@@ -30,7 +30,9 @@ all:
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")} | environment
+    kept = "ANSIBLE_SSH_CONTROL_PATH_DIR"
+    variables = {key: value for key, value in os.environ.items() if key == kept or not key.startswith("ANSIBLE_")}
+    variables |= environment
     done = subprocess.run(
         [str(BIN / command[0]), *command[1:]],
         cwd=cwd,

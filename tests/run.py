@@ -96,6 +96,23 @@ def unit(count: Count) -> None:
 
 
 @contextmanager
+def own_connections() -> Iterator[None]:
+    """Ansible's lasting SSH connections in a folder of this run, closed at its end: nothing is left running."""
+    with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder:
+        os.environ["ANSIBLE_SSH_CONTROL_PATH_DIR"] = folder
+        try:
+            yield
+        finally:
+            for socket in Path(folder).iterdir():
+                subprocess.run(
+                    ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "lab"],
+                    check=False,
+                    capture_output=True,
+                    stdin=subprocess.DEVNULL,
+                )
+
+
+@contextmanager
 def fresh_lab(count: Count) -> Iterator[bool]:
     """A lab that nothing has touched, taken down at the end."""
     try:
@@ -120,7 +137,7 @@ def main() -> int:
     if "unit" in stages:
         unit(count)
     if "lab" in stages or "molecule" in stages:
-        with fresh_lab(count) as up:
+        with own_connections(), fresh_lab(count) as up:
             if up and "lab" in stages:
                 pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider")
             if up and "molecule" in stages:
