@@ -83,7 +83,7 @@ class ApiCluster:
         """What a command in a container prints, through the API's exec stream."""
         try:
             channel = stream(
-                CoreV1Api(self._kube._client.client).connect_get_namespaced_pod_exec,
+                CoreV1Api(self._kube.api_client).connect_get_namespaced_pod_exec,
                 pod,
                 namespace,
                 container=container,

@@ -35,13 +35,12 @@ class Initramfs:
     """How a family of distributions keeps its images: ``prefix`` + release is one; ``rebuild`` makes all of them."""
 
     prefix: str
-    kernel_prefix: str
     rebuild: tuple[str, ...]
 
 
 INITRAMFS = {
     # Without -k all only the newest kernel's image is made, and that needn't be the one that boots.
-    "debian": Initramfs("/boot/initrd.img-", "/boot/vmlinuz-", ("update-initramfs", "-u", "-k", "all")),
+    "debian": Initramfs("/boot/initrd.img-", ("update-initramfs", "-u", "-k", "all")),
 }
 
 

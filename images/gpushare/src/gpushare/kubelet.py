@@ -61,7 +61,6 @@ class DevicePlugin:
         self._steering = steering
         self._stopped = False
         self._streams = 0
-        self._last_stream = 0.0
 
     def handler(self) -> grpc.GenericRpcHandler:
         return wire.handlers(

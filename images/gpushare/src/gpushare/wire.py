@@ -77,8 +77,6 @@ _TABLE: t.Mapping[str, t.Mapping[str, Fields]] = {
             "containers": (3, "ContainerResources[]"),
         },
         "ListPodResourcesResponse": {"pod_resources": (1, "PodResources[]")},
-        "AllocatableResourcesRequest": {},
-        "AllocatableResourcesResponse": {"devices": (1, "ContainerDevices[]")},
     },
 }
 
@@ -156,11 +154,6 @@ PRE_START = Method(
     "/v1beta1.DevicePlugin/PreStartContainer", "v1beta1.PreStartContainerRequest", "v1beta1.PreStartContainerResponse"
 )
 POD_RESOURCES_LIST = Method("/v1.PodResourcesLister/List", "v1.ListPodResourcesRequest", "v1.ListPodResourcesResponse")
-POD_RESOURCES_ALLOCATABLE = Method(
-    "/v1.PodResourcesLister/GetAllocatableResources",
-    "v1.AllocatableResourcesRequest",
-    "v1.AllocatableResourcesResponse",
-)
 
 
 def encode(value: t.Any) -> bytes:
