@@ -4,13 +4,16 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""What a machine is: distribution, kernel, boot, services. Every function is one section, as plain JSON."""
+"""What a machine is: distribution, kernel, services. Every function is one section, as plain JSON."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import sys
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._node_info_files import names, target, text
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 
 Json = t.Dict[str, t.Any]
@@ -23,34 +26,67 @@ FAMILIES = {
     "rhel": "redhat",
     "fedora": "redhat",
     "centos": "redhat",
+    "rocky": "redhat",
+    "almalinux": "redhat",
+    "ol": "redhat",
     "amzn": "redhat",
     "suse": "suse",
     "sles": "suse",
+    "sled": "suse",
+    "sle-micro": "suse",
     "opensuse": "suse",
 }
-SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-SERVICES = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
+# vmlinuz on most; Image on SUSE's arm64.
+KERNELS = re.compile(r"(?:vmlinuz|Image)-(\d.*)")
+# The rescue kernel of Red Hat's family and what dpkg leaves aside are none that the node is to boot.
+NO_KERNEL = re.compile(r"0-rescue-|.*\.(?:dpkg-\w+|old|bak|hmac|efi\.signed)$")
+# Debian's packages call it nvidia-current, nvidia-tesla-470 and the like; its siblings are no driver by themselves.
+MODULE = re.compile(r"(?:^|/)(nvidia(?:-(?:current|legacy|tesla)[\w.-]*?)?)\.ko(?:\.(?:gz|xz|zst))?:", re.MULTILINE)
+SIBLINGS = ("-modeset", "-drm", "-uvm", "-peermem")
+# Of Debian's family, in its older place too, and of SUSE.
+REBOOT = ("/run/reboot-required", "/var/run/reboot-required", "/run/reboot-needed")
+SERVICES = (
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "docker.service",
+    "containerd.service",
+    "crio.service",
+    "kubelet.service",
+    "k3s.service",
+    "k3s-agent.service",
+    "rke2-server.service",
+    "rke2-agent.service",
+    "nvidia-cdi-refresh.path",
+    "unattended-upgrades.service",
+    "dnf-automatic.timer",
+    "dnf-automatic-install.timer",
+    "dnf5-automatic.timer",
+)
 
 
 def distribution(system: System) -> Json:
     """Who made the system; an unknown family is the distribution's own name."""
-    fields = os_release(system.read("/etc/os-release") or system.read("/usr/lib/os-release") or "")
-    name = fields.get("ID", "linux")
+    fields = os_release(text(system, "/etc/os-release") or text(system, "/usr/lib/os-release"))
+    name = fields.get("ID", "linux").lower()
     machine = system.run(["uname", "-m"]).out.strip()
-    known = [FAMILIES[word] for word in [name, *fields.get("ID_LIKE", "").split()] if word in FAMILIES]
+    known = [FAMILIES[word] for word in [name, *fields.get("ID_LIKE", "").lower().split()] if word in FAMILIES]
+    version = fields.get("VERSION_ID", "")
+    major = re.match(r"\d+", version)
     return {
         "id": name,
-        "version": fields.get("VERSION_ID", ""),
+        "name": fields.get("PRETTY_NAME", ""),
+        "version": version,
+        "major": int(major.group()) if major else 0,
         "codename": fields.get("VERSION_CODENAME", ""),
         "family": known[0] if known else name,
         "arch": ARCHITECTURES.get(machine, machine),
     }
 
 
-def os_release(text: str) -> dict[str, str]:
+def os_release(content: str) -> dict[str, str]:
     """The assignments of an os-release file."""
     fields = {}
-    for line in text.splitlines():
+    for line in content.splitlines():
         name, equals, value = line.strip().partition("=")
         if equals and not name.startswith("#"):
             try:
@@ -60,30 +96,67 @@ def os_release(text: str) -> dict[str, str]:
     return fields
 
 
+def python() -> Json:
+    """The interpreter that runs this."""
+    return {"version": ".".join(str(part) for part in sys.version_info[:3]), "executable": sys.executable or ""}
+
+
 def kernel(system: System) -> Json:
     """The running kernel, and those that this machine boots: a container has none of its own."""
-    release = (system.read("/proc/sys/kernel/osrelease") or "").strip()
-    prefix = "vmlinuz-"
+    release = text(system, "/proc/sys/kernel/osrelease")
+    found = [KERNELS.fullmatch(name) for name in names(system, "/boot")]
+    installed = [one.group(1) for one in found if one and not NO_KERNEL.match(one.group(1))]
     return {
         "release": release,
-        "installed": [name[len(prefix) :] for name in system.names("/boot") if name.startswith(prefix)],
-        "headers": system.exists(f"/lib/modules/{release}/build"),
+        "installed": installed,
+        "headers": headers(system, release),
+        "compiler": {"kernel": compiled_by(text(system, "/proc/version")), "gcc": gcc(system)},
+        "modules": {
+            one: {"headers": headers(system, one), "nvidia": bool(driver_modules(system, one))} for one in installed
+        },
+        "command_line": text(system, "/proc/cmdline"),
     }
+
+
+def headers(system: System, release: str) -> bool:
+    """A module can be built for this kernel; Red Hat's family has the link without its headers."""
+    return bool(release) and system.exists(target(system, f"/lib/modules/{release}/build") + "/Makefile")
+
+
+def driver_modules(system: System, release: str) -> list[str]:
+    """Names of NVIDIA's driver modules that modprobe would find for this kernel."""
+    found = MODULE.findall(text(system, f"/lib/modules/{release}/modules.dep")) if release else []
+    return [name for name in found if not name.endswith(SIBLINGS)]
+
+
+def compiled_by(version: str) -> str:
+    """The version of gcc that the kernel was compiled with, in /proc/version's words; empty with another compiler."""
+    found = re.search(r"gcc version (\d[\d.]*)|gcc[\w.-]*(?: \([^)]*\))? (\d[\d.]*)", version)
+    return (found.group(1) or found.group(2)).rstrip(".") if found else ""
+
+
+def gcc(system: System) -> str:
+    if not system.exists("/usr/bin/gcc"):
+        return ""
+    # Before release 7 the first option is unknown and the second answers; since then it is the other way round.
+    done = system.run(["/usr/bin/gcc", "-dumpfullversion", "-dumpversion"], timeout=10)
+    return done.out.strip() if done.rc == 0 else ""
 
 
 def reboot_required(system: System) -> bool:
     """The distribution asks for a reboot."""
-    return system.exists("/run/reboot-required") or system.exists("/var/run/reboot-required")
+    return any(system.exists(path) for path in REBOOT)
 
 
-def secure_boot(system: System) -> bool | None:
-    """Whether firmware checks signatures; None on a machine without UEFI."""
-    variable = system.read(SECURE_BOOT)
-    return None if not variable else variable[-1] == "\x01"
+def cgroup(system: System) -> Json:
+    """Which version the controllers are of; 0 where there are none."""
+    if system.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return {"version": 2}
+    return {"version": 1 if system.exists("/sys/fs/cgroup/memory") else 0}
 
 
 def services(system: System) -> Json:
-    """Which of NVIDIA's services there are, whether they run and whether they start at boot."""
+    """Which of the services there are, whether they run and whether they start at boot."""
     if not system.exists("/run/systemd/system"):
         return {}
     done = system.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState", *SERVICES], timeout=10)
@@ -91,8 +164,8 @@ def services(system: System) -> Json:
     for block in done.out.split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if fields.get("LoadState") == "loaded":
-            name = fields["Id"].rpartition(".")[0]
-            found[name] = {
+            name = fields.get("Id", "")
+            found[name[: -len(".service")] if name.endswith(".service") else name] = {
                 "active": fields.get("ActiveState") == "active",
                 "enabled": fields.get("UnitFileState") == "enabled",
             }

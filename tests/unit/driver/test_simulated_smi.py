@@ -8,7 +8,8 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._node_info_gpu import FIELDS, parse_smi
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_smi as node_info
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
 from simulated_driver import FIRST, SECOND, VERSION, Driver
 
 QUERY = (
@@ -43,14 +44,36 @@ def test_a_query_answers_every_field_with_its_unit(driver: Driver) -> None:
     assert second[:6] == ["1", SECOND, "Simulated NVIDIA GPU 8GiB", "8192 MiB", "1000 MiB", "6936 MiB"]
 
 
+def observed(driver: Driver) -> dict[str, object]:
+    """What gpu_node_info makes of the simulated nvidia-smi's answer to its own question."""
+    fields = [*node_info.FIELDS, *node_info.NEWER_FIELDS]
+    done = driver.smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    return node_info.told(Done(done.returncode, done.stdout, done.stderr), fields)
+
+
 def test_the_node_observer_reads_it(driver: Driver) -> None:
-    done = driver.smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
-    cards, other = parse_smi(done.stdout)
-    assert other == []
-    assert [(card["index"], card["uuid"], card["memory_mib"], card["address"]) for card in cards] == [
-        (0, FIRST, 16384, "0000:3b:00.0"),
-        (1, SECOND, 8192, "0000:c1:00.0"),
-    ]
+    seen = observed(driver)
+    assert (seen["version"], seen["code"], seen["error"]) == (VERSION, 0, None)
+    cards = [tuple(card[name] for name in ("index", "uuid", "memory_mib", "address")) for card in seen["cards"]]
+    assert cards == [(0, FIRST, 16384, "0000:3b:00.0"), (1, SECOND, 8192, "0000:c1:00.0")]
+    # The simulated cards have persistence mode off, and no MIG mode at all.
+    assert {(card["persistence"], card["mig"]) for card in seen["cards"]} == {(False, None)}
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("init:9", 9), ("init:18", 18), ("init:999", 999), ("count0", 6), ("card:1:15", 15), ("init:4", 4)],
+)
+def test_the_node_observer_reads_nvmls_code_in_its_words(driver: Driver, line: str, code: int) -> None:
+    driver.describe(f"fault {line}")
+    seen = observed(driver)
+    assert seen["code"] == code and seen["error"]
+
+
+def test_a_field_that_it_lacks_is_refused_in_the_words_that_the_node_observer_knows(driver: Driver) -> None:
+    done = driver.smi("--query-gpu=index,persistence_mode.extended", "--format=csv,noheader")
+    refused = node_info.REFUSED.search(done.stdout)
+    assert refused is not None and refused.group(1) == "persistence_mode.extended"
 
 
 @pytest.mark.parametrize("chosen", ["1", SECOND, "00000000:C1:00.0", "0000:c1:00.0"])

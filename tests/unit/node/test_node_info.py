@@ -1,153 +1,200 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_node_info: each section over made-up trees and scripted commands."""
+"""gpu_node_info: each section's corners, as tables; whole machines are in test_node_info_trees.py."""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _node_info, _nouveau_apply
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_driver as driver
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_files as files
 from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_gpu as gpu
 from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_host as host
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done, RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_modules as modules
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_packages as packages
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_security as security
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_smi as smi
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_toolkit as toolkit
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
 from node_fakes import AptMachine, FakeSystem
+from node_trees import TreeSystem
+
+# --------------------------------------------------------------------------- how it looks
 
 
-class TreeSystem(RealSystem):
-    """A real tree of files, scripted commands."""
-
-    def __init__(self, root):
-        super().__init__(str(root))
-
-    def run(self, argv, timeout=60, stdin=None):
-        return Done(0, "x86_64\n", "") if argv[0] == "uname" else Done(127, "", "")
+def test_a_command_that_was_run_is_not_run_again():
+    system = FakeSystem({}, {"a": Done(0, "1", "")})
+    once = files.Once(system)
+    assert [once.run(["a", "b"]).out, once.run(("a", "b")).out, once.run(["a"], stdin="x").out] == ["1", "1", "1"]
+    assert once.run(["a"], stdin="x").out == "1" and system.ran == ["a b", "a", "a"]
 
 
-def put(root, path, text=""):
-    target = root / path.lstrip("/")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text)
+def test_what_cant_be_read_is_not_there(monkeypatch):
+    def fail(_path):
+        raise ShareError("/sys/x can't be read: Input/output error")
+
+    def deny(_path):
+        raise PermissionError("no")
+
+    system = FakeSystem()
+    monkeypatch.setattr(system, "read", fail)
+    monkeypatch.setattr(system, "names", deny)
+    assert files.text(system, "/sys/x") == "" and files.names(system, "/x") == []
+
+
+@pytest.mark.parametrize(
+    ("links", "start", "end"),
+    [
+        ({}, "/a/b", "/a/b"),
+        ({"/a/b": "c"}, "/a/b", "/a/c"),
+        ({"/a/b": "../d/c", "/d/c": "/e"}, "/a/b", "/e"),
+        ({"/a": "/b", "/b": "/a"}, "/a", "/a"),
+    ],
+)
+def test_following_links(links, start, end):
+    system = FakeSystem()
+    system.links = links
+    assert files.target(system, start) == end
 
 
 # --------------------------------------------------------------------------- PCI
 
 
-def pci(root, address, vendor="0x10de", device="0x1eb8", kind="0x030200", driver=None):
-    for name, value in (("vendor", vendor), ("device", device), ("class", kind)):
-        put(root, f"{gpu.PCI}/{address}/{name}", value + "\n")
-    if driver:
-        (root / gpu.PCI.lstrip("/") / address / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
-
-
-def test_gpus_on_pci_with_what_each_is_bound_to(tmp_path):
-    pci(tmp_path, "0000:41:00.0", kind="0x030000", driver="nouveau")
-    pci(tmp_path, "0000:01:00.0", driver="vfio-pci")
-    pci(tmp_path, "0001:01:00.0", driver="nvidia")
-    pci(tmp_path, "0000:02:00.0")
-    pci(tmp_path, "0000:01:00.1", kind="0x040300")  # its audio function
-    pci(tmp_path, "0000:03:00.0", kind="0x068000")  # an NVSwitch
-    pci(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000")
-    found = gpu.gpus(TreeSystem(tmp_path))
-    assert [(one["address"], one["driver"]) for one in found] == [
-        ("0000:01:00.0", "vfio-pci"),
-        ("0000:02:00.0", None),
-        ("0000:41:00.0", "nouveau"),
-        ("0001:01:00.0", "nvidia"),
+def test_gpus_and_switches_on_pci(tmp_path):
+    system = TreeSystem(
+        tmp_path,
+        {
+            "pci": {
+                "0000:41:00.0": "10de:1eb8 030000 nouveau",
+                "0000:01:00.0": "10de:1eb8 030200 vfio-pci",
+                "0001:01:00.0": "10de:1eb8 030200 nvidia",
+                "0000:02:00.0": "10de:1eb8 030200",
+                "0000:01:00.1": "10de:10f8 040300",
+                "0000:03:00.0": "10de:1af1 068000 nvidia-nvswitch",
+                "0000:04:00.0": "8086:1234 068000",
+                "0000:00:02.0": "8086:3e92 030000 i915",
+            }
+        },
+    )
+    gpus, switches = gpu.pci(system)
+    assert [(one["address"], one["driver"], one["class"]) for one in gpus] == [
+        ("0000:01:00.0", "vfio-pci", "0x030200"),
+        ("0000:02:00.0", None, "0x030200"),
+        ("0000:41:00.0", "nouveau", "0x030000"),
+        ("0001:01:00.0", "nvidia", "0x030200"),
     ]
-    assert found[0] == {
-        "address": "0000:01:00.0",
-        "vendor": "0x10de",
-        "device": "0x1eb8",
-        "class": "0x030200",
-        "driver": "vfio-pci",
-    }
+    assert switches == [{"address": "0000:03:00.0", "device": "0x1af1", "driver": "nvidia-nvswitch"}]
+    assert gpu.pci(FakeSystem()) == ([], [])
 
 
-def test_machine_without_pci(tmp_path):
-    assert gpu.gpus(TreeSystem(tmp_path)) == []
-
-
-# --------------------------------------------------------------------------- driver
-
+# --------------------------------------------------------------------------- nvidia-smi
 
 ROWS = (
-    "0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, 00000000:07:00.0, 580.95.05\n"
-    "1, GPU-bbbb, NVIDIA H100, 80GB HBM3, 81559, 00000001:0F:00.0, 580.95.05\n"
+    "0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, 00000000:07:00.0, 580.95.05, Enabled, Disabled\n"
+    "1, GPU-bbbb, NVIDIA H100, 80GB HBM3, 81559, 00000001:0F:00.0, 580.95.05, Disabled, [N/A]\n"
 )
+ALL = (*smi.FIELDS, *smi.NEWER_FIELDS)
 
 
-def with_smi(done, **files):
-    system = FakeSystem({gpu.SMI: "", **files}, {"timeout -k 2 20 /usr/bin/nvidia-smi --query-gpu": done})
-    return gpu.driver(system)
+def test_cards_whose_names_have_commas_and_whose_modes_differ():
+    rows, other = smi.parse(ROWS, ALL)
+    assert other == []
+    assert rows[1] == {
+        "index": 1,
+        "uuid": "GPU-bbbb",
+        "name": "NVIDIA H100, 80GB HBM3",
+        "memory_mib": 81559,
+        "address": "0001:0f:00.0",
+        "driver_version": "580.95.05",
+        "persistence": False,
+        "mig": None,
+    }
+    assert (rows[0]["persistence"], rows[0]["mig"]) == (True, False)
 
 
-def test_cards_with_minors_that_have_gaps():
-    information = {f"{gpu.PROC}/gpus/0001:0f:00.0/information": "Model: \t x\nDevice Minor: \t 3\nGPU Excluded:\t No\n"}
-    seen = with_smi(Done(0, ROWS, ""), **information)
-    assert seen["version"] == "580.95.05" and seen["error"] is None
-    assert seen["cards"] == [
-        {
-            "index": 0,
-            "uuid": "GPU-aaaa",
-            "name": "NVIDIA A100-SXM4-40GB",
-            "memory_mib": 40960,
-            "address": "0000:07:00.0",
-            "minor": None,
-        },
-        {
-            "index": 1,
-            "uuid": "GPU-bbbb",
-            "name": "NVIDIA H100, 80GB HBM3",
-            "memory_mib": 81559,
-            "address": "0001:0f:00.0",
-            "minor": 3,
-        },
-    ]
+def test_minors_have_gaps():
+    information = {
+        f"{driver.PROC}/gpus/0001:0f:00.0/information": "Model: \t x\nDevice Minor: \t 3\nGPU Excluded:\t No\n"
+    }
+    system = FakeSystem({smi.SMI: "", **information}, {"timeout -k 2 20 /usr/bin/nvidia-smi": Done(0, ROWS, "")})
+    seen = driver.driver(system, [], {})
+    assert [card["minor"] for card in seen["cards"]] == [None, 3]
+    assert seen["persistence"] is False and seen["version"] == "580.95.05" and seen["code"] == 0
 
 
 @pytest.mark.parametrize(
-    ("done", "cards", "words"),
+    ("done", "cards", "words", "code"),
     [
-        (Done(124, "", "nvidia-smi didn't end within 20 s"), 0, "nvidia-smi didn't answer within 20 s"),
-        (Done(137, ROWS, ""), 0, "nvidia-smi didn't answer within 20 s"),
+        (Done(124, "", "nvidia-smi didn't end within 20 s"), 0, "nvidia-smi didn't answer within 20 s", None),
+        (Done(137, ROWS, ""), 0, "nvidia-smi didn't answer within 20 s", None),
         (
             Done(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure.\n\n", ""),
             0,
             "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure.",
+            9,
         ),
         (
             Done(18, "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n", ""),
             0,
             "Failed to initialize NVML: Driver/library version mismatch NVML library version: 580.95",
+            18,
         ),
-        (Done(6, "No devices were found\n", ""), 0, "No devices were found"),
+        (
+            Done(255, "Failed to initialize NVML: Unknown Error\n", ""),
+            0,
+            "Failed to initialize NVML: Unknown Error",
+            999,
+        ),
+        (Done(4, "Failed to initialize NVML: Insufficient Permissions\n", ""), 0, None, 4),
+        (Done(12, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please\n", ""), 0, None, 12),
+        (Done(6, "No devices were found\n", ""), 0, "No devices were found", 6),
         (
             Done(15, ROWS.splitlines()[0] + "\nUnable to determine the device handle: GPU is lost\n", ""),
             1,
             "Unable to determine the device handle: GPU is lost",
+            15,
         ),
-        (Done(0, "0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0, 580.95.05\n", ""), 1, None),
-        (Done(0, "0, [Unknown Error], x, 1, 0:1, 5\n", ""), 0, "0, [Unknown Error], x, 1, 0:1, 5"),
-        (Done(0, ROWS, "a warning that hurts nobody\n"), 2, None),
-        (Done(127, "", "nvidia-smi: libnvidia-ml.so.1 missing"), 0, "nvidia-smi: libnvidia-ml.so.1 missing"),
-        (Done(3, "", ""), 0, "nvidia-smi ended with status 3"),
+        (Done(0, "0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0, 580.95.05, Enabled, [N/A]\n", ""), 1, "", 0),
+        (Done(0, "0, [Unknown Error], x, 1, 0:1, 5, x, y\n", ""), 0, "0, [Unknown Error], x, 1, 0:1, 5, x, y", 999),
+        (Done(0, ROWS, "a warning that hurts nobody\n"), 2, "", 0),
+        (Done(127, "", "nvidia-smi: libnvidia-ml.so.1 missing"), 0, "nvidia-smi: libnvidia-ml.so.1 missing", None),
+        (Done(3, "", ""), 0, "nvidia-smi ended with status 3", None),
     ],
 )
-def test_nvidia_smi_that_fails_is_quoted(done, cards, words):
-    seen = with_smi(done)
-    assert len(seen["cards"]) == cards and seen["error"] == words
+def test_nvidia_smi_that_fails_is_quoted_and_its_code_told(done, cards, words, code):
+    seen = smi.told(done, ALL)
+    assert len(seen["cards"]) == cards and seen["code"] == code
+    assert seen["error"] == (words or None) if words is not None else seen["error"]
+
+
+@pytest.mark.parametrize(
+    "unknown", [["mig.mode.current"], ["persistence_mode"], ["persistence_mode", "mig.mode.current"]]
+)
+def test_a_driver_that_doesnt_know_a_field_is_asked_without_it(unknown, tmp_path):
+    card = {"uuid": "GPU-a", "pci.bus_id": "0:1", "persistence_mode": "Enabled", "mig.mode.current": "Enabled"}
+    common = {"name": "x", "memory.total": 1, "driver_version": "418.1"}
+    system = TreeSystem(tmp_path, {"smi": {"unknown": unknown, "all": common, "cards": [card]}})
+    seen = smi.ask(system)
+    assert seen["error"] is None and len(system.ran) == 1 + len(unknown)
+    assert seen["cards"][0]["persistence"] is (None if "persistence_mode" in unknown else True)
+    assert seen["cards"][0]["mig"] is (None if "mig.mode.current" in unknown else True)
+
+
+def test_a_driver_that_refuses_what_all_know_is_quoted(tmp_path):
+    system = TreeSystem(tmp_path, {"smi": {"unknown": ["uuid"], "all": {}, "cards": []}})
+    assert smi.ask(system)["error"] == 'Field "uuid" is not a valid field to query.' and len(system.ran) == 1
+
+
+# --------------------------------------------------------------------------- driver
 
 
 def test_no_driver_is_no_error_and_runs_nothing():
     system = FakeSystem()
-    seen = gpu.driver(system)
-    assert seen == {
-        "module_version": None,
-        "module_open": None,
-        "version": None,
-        "cards": [],
-        "error": None,
-        "others": [],
-    }
-    assert system.ran == []
+    seen = driver.driver(system, [], {})
+    assert (seen["loaded"], seen["module_version"], seen["module_open"], seen["version"], seen["error"]) == (
+        False, None, None, None, None,
+    )  # fmt: skip
+    assert seen["cards"] == [] and seen["others"] == [] and system.ran == []
 
 
 @pytest.mark.parametrize(
@@ -159,16 +206,105 @@ def test_no_driver_is_no_error_and_runs_nothing():
     ],
 )
 def test_kernel_module(text, version, is_open):
-    seen = gpu.driver(FakeSystem({f"{gpu.PROC}/version": text} if text else {}))
+    seen = driver.driver(FakeSystem({f"{driver.PROC}/version": text} if text else {}), [], {})
     assert (seen["module_version"], seen["module_open"]) == (version, is_open)
+
+
+def test_the_library_behind_debians_alternatives():
+    folder, alternative = "/usr/lib/x86_64-linux-gnu", "/etc/alternatives/glx--libnvidia-ml.so.1-x86_64-linux-gnu"
+    file = f"{folder}/nvidia/current/libnvidia-ml.so.535.261.03"
+    system = FakeSystem({file: ""})
+    system.links = {
+        f"{folder}/libnvidia-ml.so.1": alternative,
+        alternative: f"{folder}/nvidia/current/libnvidia-ml.so.1",
+        f"{folder}/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.535.261.03",
+    }
+    assert driver.library_version(system) == "535.261.03"
+    # A link that leads nowhere tells nothing.
+    del system.files[file]
+    assert driver.library_version(system) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "origin", "who"),
+    [
+        ("nvidia-driver-cuda", "3:580.95.05-1.el9", "NVIDIA Corporation", "nvidia"),
+        ("nvidia-dkms-open", "580.95.05-0ubuntu1", "cudatools <cudatools@nvidia.com>", "nvidia"),
+        (
+            "nvidia-kernel-dkms",
+            "535.261.03-1",
+            "Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.debian.org>",
+            "distribution",
+        ),
+        (
+            "nvidia-dkms-580-server",
+            "580.95.05-0ubuntu0.24.04.2",
+            "Ubuntu Core Developers <x@lists.ubuntu.com>",
+            "distribution",
+        ),
+        (
+            "nvidia-dkms-560",
+            "560.35.03-0ubuntu0~gpu24.04.5",
+            "Ubuntu Core Developers <x@lists.ubuntu.com>",
+            "graphics-ppa",
+        ),
+        ("akmod-nvidia", "3:570.153.02-1.el9", "RPM Fusion", "rpmfusion"),
+        ("kmod-nvidia", "570.1-1.el9_6.elrepo", "The ELRepo Project (https://elrepo.org)", "elrepo"),
+        ("dkms-nvidia", "3:570.153.02-1.el9", "negativo17.org", "negativo17"),
+        ("kmod-nvidia-open", "580.95.05-1.el9", "AlmaLinux Packaging Team <packager@almalinux.org>", "distribution"),
+        ("nvidia-open-driver-G06-signed-kmp-default", "1", "SUSE LLC <https://www.suse.com/>", "distribution"),
+        ("dkms-nvidia", "1", "", "negativo17"),
+        ("xorg-x11-drv-nvidia", "1", "", "rpmfusion"),
+        ("nvidia-x11-drv", "1", "", "elrepo"),
+        ("nvidia-driver", "1", "", ""),
+    ],
+)
+def test_who_made_a_package(name, version, origin, who):
+    assert driver.DRIVER_PACKAGE.fullmatch(name)
+    assert driver.maker(name, version, origin) == who
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "libnvidia-container1",
+        "nvidia-container-toolkit",
+        "libnvidia-egl-wayland1",
+        "nvidia-modprobe",
+        "nvidia-settings",
+        "nvidia-detect",
+        "nvidia-driver-pinning-580",
+        "nvidia-driver-assistant",
+        "nvidia-driver-local-repo-ubuntu2404-580",
+        "glx-alternative-nvidia",
+        "nvidia-support",
+        "nvidia-fabricmanager",
+        "cuda-drivers",
+        "kernel-devel",
+    ],
+)
+def test_packages_that_bring_no_driver_of_their_own(name):
+    assert driver.DRIVER_PACKAGE.fullmatch(name) is None
 
 
 def test_who_else_manages_the_driver():
     system = FakeSystem({"/usr/bin/nvidia-uninstall": "", "/run/nvidia/driver/usr/bin/nvidia-smi": ""})
-    assert gpu.other_managers(system) == ["runfile", "gpu-operator"]
+    package = {"kmod-nvidia-open-dkms": {"version": "3:1-1", "origin": "NVIDIA Corporation"}}
+    assert driver.other_managers(system, package) == ["runfile", "gpu-operator", "nvidia"]
     system = FakeSystem()
     system.folders.add("/run/nvidia/driver")
-    assert gpu.other_managers(system) == []
+    assert driver.other_managers(system, {}) == []
+
+
+def test_product_data_is_read_only_where_hidden_switches_can_be():
+    vpd = f"{driver.INFINIBAND}/mlx5_0/device/vpd"
+    system = FakeSystem({vpd: "SMDL=SW_MNG"})
+    for generation, needed in (("hopper", False), ("blackwell", True)):
+        assert driver.fabric(system, [{"generation": generation}], [])["needed"] is needed
+    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [{"generation": "blackwell"}], [])["needed"] is False
+
+
+# --------------------------------------------------------------------------- toolkit and CDI
 
 
 @pytest.mark.parametrize(
@@ -181,10 +317,65 @@ def test_who_else_manages_the_driver():
     ],
 )
 def test_toolkit(out, version):
-    files = {gpu.CTK: "", "/usr/bin/nvidia-cdi-hook": ""}
-    seen = gpu.toolkit(FakeSystem(files, {"/usr/bin/nvidia-ctk --version": Done(0, out, "")}))
-    assert seen == {"version": version, "binaries": ["nvidia-ctk", "nvidia-cdi-hook"]}
-    assert gpu.toolkit(FakeSystem()) == {"version": None, "binaries": []}
+    found = {toolkit.CTK: "", "/usr/bin/nvidia-cdi-hook": ""}
+    seen = toolkit.toolkit(FakeSystem(found, {"/usr/bin/nvidia-ctk --version": Done(0, out, "")}), {})
+    assert (seen["version"], seen["binaries"]) == (version, ["nvidia-ctk", "nvidia-cdi-hook"])
+    assert toolkit.toolkit(FakeSystem(), {})["version"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("", "auto"),
+        ('[nvidia-container-runtime]\nmode = "cdi"\n', "cdi"),
+        ("[nvidia-container-runtime]\n  mode = 'legacy' # mine\n", "legacy"),
+        ('[nvidia-container-runtime]\n#mode = "cdi"\n', "auto"),
+        ('[nvidia-container-runtime.modes.cdi]\nmode = "x"\n[nvidia-container-runtime]\nlog-level = "info"\n', "auto"),
+        ('mode = "x"\n', "auto"),
+    ],
+)
+def test_mode_of_the_runtime(text, mode):
+    assert toolkit.mode_in(text) == mode
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("kind: nvidia.com/gpu\ndevices:\n- name: a\n  containerEdits:\n    env:\n    - X=1\n- name: b\n", 2),
+        ("devices:\n  - name: a\n    containerEdits:\n      env:\n      - X=1\nkind: nvidia.com/gpu\n", 1),
+        ("kind: nvidia.com/gpu\ndevices: []\n", 0),
+        ("kind: nvidia.com/gpu\n", 0),
+    ],
+)
+def test_devices_of_a_spec(text, devices):
+    assert toolkit.parse_yaml(text)["devices"] == devices
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"devices": []}', '{"kind": 3}'])
+def test_what_is_no_spec(text):
+    assert toolkit.parse_json(text) is None and toolkit.parse_yaml(text) is None
+
+
+@pytest.mark.parametrize(
+    ("driver_version", "tools", "cgroup", "mig", "possible"),
+    [
+        ("615.10", "1.20.1", 2, None, True),
+        ("620.1", "1.21.0-rc.1", 2, False, True),
+        ("610.99.99", "1.20.1", 2, None, False),
+        ("615.10", "1.20.0", 2, None, False),
+        ("615.10", None, 2, None, False),
+        ("615.10", "1.20.1", 1, None, False),
+        ("615.10", "1.20.1", 0, None, False),
+        ("615.10", "1.20.1", 2, True, False),
+        (None, "1.20.1", 2, None, False),
+    ],
+)
+def test_whether_memory_can_be_limited(driver_version, tools, cgroup, mig, possible):
+    cards = [{"index": 0, "mig": mig}]
+    seen = toolkit.memory_limit(
+        {"module_version": driver_version, "version": None, "cards": cards}, {"version": tools}, {"version": cgroup}
+    )
+    assert seen["possible"] is possible and len(seen["why"]) == (0 if possible else 1)
 
 
 # --------------------------------------------------------------------------- host
@@ -193,19 +384,24 @@ def test_toolkit(out, version):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n', ("debian", "12", "bookworm", "debian")),
-        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', ("ubuntu", "24.04", "", "debian")),
-        ('# x\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n', ("rocky", "9.6", "", "redhat")),
-        ('ID="opensuse-leap"\nID_LIKE="suse opensuse"\nVERSION_ID="15.6"\n', ("opensuse-leap", "15.6", "", "suse")),
-        ("ID=linuxmint\nID_LIKE='ubuntu debian'\nVERSION_ID=22\n", ("linuxmint", "22", "", "debian")),
-        ("ID=alpine\nVERSION_ID=3.20\n", ("alpine", "3.20", "", "alpine")),
-        ("ID=debian\nPRETTY_NAME=\"it's\nVERSION_CODENAME=sid\n", ("debian", "", "sid", "debian")),
-        ("", ("linux", "", "", "linux")),
+        ('ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n', ("debian", "12", 12, "bookworm", "debian")),
+        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', ("ubuntu", "24.04", 24, "", "debian")),
+        ('# x\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n', ("rocky", "9.6", 9, "", "redhat")),
+        ('ID="almalinux"\nVERSION_ID="10.0"\n', ("almalinux", "10.0", 10, "", "redhat")),
+        ('ID="ol"\nID_LIKE="fedora"\nVERSION_ID="8.10"\n', ("ol", "8.10", 8, "", "redhat")),
+        ('ID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n', ("centos", "7", 7, "", "redhat")),
+        ('ID="amzn"\nID_LIKE="fedora"\nVERSION_ID="2023"\n', ("amzn", "2023", 2023, "", "redhat")),
+        ('ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n', ("sles", "15.6", 15, "", "suse")),
+        ('ID="opensuse-leap"\nID_LIKE="suse opensuse"\nVERSION_ID="15.6"\n', ("opensuse-leap", "15.6", 15, "", "suse")),
+        ("ID=linuxmint\nID_LIKE='ubuntu debian'\nVERSION_ID=22\n", ("linuxmint", "22", 22, "", "debian")),
+        ("ID=alpine\nVERSION_ID=3.20\n", ("alpine", "3.20", 3, "", "alpine")),
+        ("ID=debian\nPRETTY_NAME=\"it's\nVERSION_CODENAME=sid\n", ("debian", "", 0, "sid", "debian")),
+        ("", ("linux", "", 0, "", "linux")),
     ],
 )
 def test_distribution(text, expected):
     seen = host.distribution(FakeSystem({"/etc/os-release": text}))
-    assert (seen["id"], seen["version"], seen["codename"], seen["family"]) == expected
+    assert (seen["id"], seen["version"], seen["major"], seen["codename"], seen["family"]) == expected
 
 
 @pytest.mark.parametrize(("machine", "arch"), [("x86_64", "amd64"), ("aarch64", "arm64"), ("riscv64", "riscv64")])
@@ -213,81 +409,276 @@ def test_architecture(machine, arch):
     assert host.distribution(FakeSystem({}, {"uname -m": Done(0, machine + "\n", "")}))["arch"] == arch
 
 
-def test_kernels_of_a_machine_and_of_a_container():
-    files = {
-        "/proc/sys/kernel/osrelease": "6.1.0-22-amd64\n",
-        "/boot/vmlinuz-6.1.0-18-amd64": "",
-        "/boot/vmlinuz-6.1.0-22-amd64": "",
-        "/boot/config-6.1.0-22-amd64": "",
-    }
-    system = FakeSystem(files)
-    system.links["/lib/modules/6.1.0-22-amd64/build"] = "/usr/src/linux-headers-6.1.0-22-amd64"
-    assert host.kernel(system) == {
-        "release": "6.1.0-22-amd64",
-        "installed": ["6.1.0-18-amd64", "6.1.0-22-amd64"],
-        "headers": True,
-    }
-    assert host.kernel(FakeSystem({"/proc/sys/kernel/osrelease": "6.8\n"}))["installed"] == []
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [
+        ("vmlinuz-6.1.0-22-amd64", "6.1.0-22-amd64"),
+        ("vmlinuz-5.14.0-570.el9.x86_64", "5.14.0-570.el9.x86_64"),
+        ("Image-6.4.0-150600.21-default", "6.4.0-150600.21-default"),
+        ("vmlinuz-0-rescue-0123456789abcdef", None),
+        (".vmlinuz-5.14.0-570.el9.x86_64.hmac", None),
+        ("vmlinuz-6.1.0-22-amd64.dpkg-tmp", None),
+        ("vmlinuz", None),
+        ("vmlinuz.old", None),
+        ("config-6.1.0-22-amd64", None),
+    ],
+)
+def test_kernels_of_a_machine(name, release):
+    assert host.kernel(FakeSystem({f"/boot/{name}": ""}))["installed"] == ([release] if release else [])
 
 
-@pytest.mark.parametrize(("text", "expected"), [("\x06\0\0\0\x01", True), ("\x06\0\0\0\0", False), (None, None)])
-def test_secure_boot(text, expected):
-    assert host.secure_boot(FakeSystem({host.SECURE_BOOT: text} if text else {})) is expected
+def test_a_link_to_headers_that_arent_there():
+    system = FakeSystem({"/proc/sys/kernel/osrelease": "5.14\n"})
+    system.links["/lib/modules/5.14/build"] = "/usr/src/kernels/5.14"
+    assert host.kernel(system)["headers"] is False
+    system.files["/usr/src/kernels/5.14/Makefile"] = ""
+    assert host.kernel(system)["headers"] is True
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("updates/dkms/nvidia.ko:", ["nvidia"]),
+        ("kernel/nvidia-580-open/nvidia.ko.zst: kernel/x.ko", ["nvidia"]),
+        ("updates/dkms/nvidia-current.ko:", ["nvidia-current"]),
+        ("updates/dkms/nvidia-current-drm.ko: updates/dkms/nvidia-current.ko", []),
+        ("updates/dkms/nvidia-tesla-470.ko.xz:", ["nvidia-tesla-470"]),
+        ("updates/dkms/nvidia-uvm.ko: updates/dkms/nvidia.ko", []),
+        ("kernel/drivers/video/fbdev/nvidia/nvidiafb.ko:", []),
+        ("kernel/drivers/net/x.ko: updates/nvidia.ko", []),
+    ],
+)
+def test_modules_of_the_driver(line, names):
+    assert host.driver_modules(FakeSystem({"/lib/modules/6.1/modules.dep": line + "\n"}), "6.1") == names
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Linux version 6.1 (x@y) (gcc-12 (Debian 12.2.0-14) 12.2.0, GNU ld 2.40) #1", "12.2.0"),
+        ("Linux version 3.10 (x@y) (gcc version 4.8.5 20150623 (Red Hat 4.8.5-44) (GCC) ) #1", "4.8.5"),
+        ("Linux version 5.14 (x@y) (gcc (GCC) 11.5.0 20240719 (Red Hat 11.5.0-5), GNU ld) #1", "11.5.0"),
+        ("Linux version 6.8 (x@y) (x86_64-linux-gnu-gcc-13 (Ubuntu 13.3.0-6) 13.3.0, GNU ld) #1", "13.3.0"),
+        ("Linux version 6.12 (x@y) (Debian clang version 19.1.7, Debian LLD 19.1.7) #1", ""),
+        ("", ""),
+    ],
+)
+def test_compiler_of_a_kernel(text, version):
+    assert host.compiled_by(text) == version
+
+
+@pytest.mark.parametrize(
+    ("files", "version"),
+    [
+        ({"/sys/fs/cgroup/cgroup.controllers": "cpu"}, 2),
+        ({"/sys/fs/cgroup/memory/tasks": "", "/sys/fs/cgroup/unified/cgroup.controllers": ""}, 1),
+        ({}, 0),
+    ],
+)
+def test_cgroup(files, version):
+    assert host.cgroup(FakeSystem(files)) == {"version": version}
+
+
+@pytest.mark.parametrize("path", host.REBOOT)
+def test_the_distribution_asks_for_a_reboot(path):
+    assert host.reboot_required(FakeSystem({path: ""})) is True
+    assert host.reboot_required(FakeSystem()) is False
 
 
 def test_services_that_exist():
     shown = (
         "Id=nvidia-persistenced.service\nLoadState=loaded\nActiveState=active\nUnitFileState=enabled\n\n"
+        "Id=dnf-automatic.timer\nLoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\n\n"
         "Id=nvidia-fabricmanager.service\nLoadState=not-found\nActiveState=inactive\nUnitFileState=\n"
     )
     system = FakeSystem({}, {"systemctl show": Done(0, shown, "")})
     assert host.services(system) == {}
     system.folders.add("/run/systemd/system")
-    assert host.services(system) == {"nvidia-persistenced": {"active": True, "enabled": True}}
+    assert host.services(system) == {
+        "nvidia-persistenced": {"active": True, "enabled": True},
+        "dnf-automatic.timer": {"active": False, "enabled": False},
+    }
+
+
+# --------------------------------------------------------------------------- security
+
+
+@pytest.mark.parametrize(("text", "expected"), [("\x06\0\0\0\x01", True), ("\x06\0\0\0\0", False), (None, None)])
+def test_secure_boot(text, expected):
+    assert security.secure_boot(FakeSystem({security.SECURE_BOOT: text} if text else {})) is expected
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        ({"/sys/fs/selinux/enforce": "1", "/etc/selinux/config": ""}, "enforcing"),
+        ({"/sys/fs/selinux/enforce": "0"}, "permissive"),
+        ({"/etc/selinux/config": "SELINUX=disabled"}, "disabled"),
+        ({}, ""),
+    ],
+)
+def test_selinux(files, mode):
+    assert security.security(FakeSystem(files))["selinux"] == mode
+
+
+DROP_IN = f"{security.DKMS}.d/x.conf"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "files", "key"),
+    [
+        ("debian", {}, ""),
+        ("debian", {security.DKMS_KEY: "", security.SHIM_KEY: ""}, security.DKMS_KEY),
+        ("ubuntu", {security.DKMS_KEY: "", security.SHIM_KEY: ""}, security.SHIM_KEY),
+        ("rocky", {security.AKMODS_KEY: ""}, security.AKMODS_KEY),
+        ("debian", {security.DKMS: "#mok_certificate=/a\n", "/a": "", security.DKMS_KEY: ""}, security.DKMS_KEY),
+        ("debian", {security.DKMS: 'mok_certificate="/a"\n', "/a": "", security.DKMS_KEY: ""}, "/a"),
+        ("debian", {security.DKMS: "mok_certificate=/a", DROP_IN: "mok_certificate=/b", "/a": "", "/b": ""}, "/b"),
+        ("debian", {security.DKMS: "mok_certificate=$tree/mok.pub", security.DKMS_KEY: ""}, security.DKMS_KEY),
+    ],
+)  # fmt: skip
+def test_key_that_modules_are_signed_with(distribution, files, key):
+    assert security.signing_key(FakeSystem(files), distribution) == key
+
+
+@pytest.mark.parametrize(
+    ("words", "enrolled", "pending"),
+    [
+        ("/k is already enrolled\n", True, False),
+        ("/k is already in db\n", True, False),
+        ("/k is already in the enrollment request\n", False, True),
+        ("/k is not enrolled\n", False, False),
+        ("mokutil: not found\n", None, None),
+    ],
+)
+def test_whether_firmware_trusts_the_key(words, enrolled, pending):
+    system = FakeSystem({security.DKMS_KEY: ""}, {"mokutil --test-key": Done(1, words, "")})
+    assert security.mok(system, "debian", True) == {"key": security.DKMS_KEY, "enrolled": enrolled, "pending": pending}
+    assert security.mok(system, "debian", False)["enrolled"] is None
+    assert len(system.ran) == 1, "firmware that checks nothing needs no asking"
+
+
+# --------------------------------------------------------------------------- dkms and the log
+
+
+def test_every_state_that_dkms_knows():
+    tree = "/var/lib/dkms/nvidia"
+    system = FakeSystem(
+        {f"{tree}/580.1/6.1/x86_64/module/nvidia.ko": "", f"{tree}/580.1/6.2/x86_64/module/nvidia.ko": ""}
+    )
+    system.links = {
+        f"{tree}/580.1/source": "/usr/src/nvidia-580.1",
+        f"{tree}/590.1/source": "/usr/src/nvidia-590.1",
+        f"{tree}/kernel-6.2-x86_64": "580.1/6.2/x86_64",
+        f"{tree}/kernel-6.3-x86_64": "580.1/6.2/x86_64",
+    }
+    assert [(row["version"], row["kernel"], row["state"]) for row in modules.dkms(system)] == [
+        ("580.1", "6.1", "built"),
+        ("580.1", "6.2", "installed"),
+        ("580.1", "6.3", "installed-weak"),
+        ("590.1", "", "added"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("nvidia: Loading of unsigned module is rejected", "key_rejected"),
+        ("Loading of module with unavailable key is rejected", "key_rejected"),
+        ("modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", "key_rejected"),
+        ("NVRM: installed in this system is not supported by open", "unsupported_by_open"),
+        ("NVRM: installed in this system requires use of the NVIDIA open kernel modules.", "requires_open"),
+        ("nvidia: module verification failed: signature and/or required key missing - tainting kernel", None),
+        ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", None),
+    ],
+)
+def test_what_the_log_tells(line, key):
+    seen = modules.log(FakeSystem({}, {"dmesg": Done(0, f"[ 1.0] {line}\n", "")}), True)
+    assert [name for name in ("key_rejected", "unsupported_by_open", "requires_open") if seen[name]] == (
+        [key] if key else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "address"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "0000:3b:00.0"),
+        ("NVRM: Xid (0000:3B:00): 79", "0000:3b:00.0"),
+        ("NVRM: Xid (PCI:0000:3b:00.0): 79", "0000:3b:00.0"),
+    ],
+)
+def test_errors_that_cards_report(line, address):
+    assert list(modules.xids(line)) == [(address, 79)]
+
+
+def test_a_log_that_cant_be_read_is_empty():
+    system = FakeSystem({}, {"dmesg": Done(1, "", "dmesg: read kernel buffer failed: Operation not permitted")})
+    assert modules.log(system, True)["xids"] == []
 
 
 # --------------------------------------------------------------------------- nouveau
 
 
 def test_nouveau_section(tmp_path):
-    put(tmp_path, "/etc/modprobe.d/blacklist-nouveau.conf", "options nouveau modeset=0\n")
-    put(tmp_path, "/usr/lib/modprobe.d/nvidia.conf", "blacklist nouveau\n")
-    put(tmp_path, "/etc/modprobe.d/other.conf", "blacklist pcspkr\n")
-    put(tmp_path, "/etc/modprobe.d/nvidia.conf.dpkg-old", "blacklist nouveau\n")
-    put(tmp_path, "/sys/module/nouveau/refcnt", "2\n")
-    seen = _nouveau_apply.observe(TreeSystem(tmp_path), "debian", [])
-    assert sorted(seen["files"]) == ["/etc/modprobe.d/blacklist-nouveau.conf", "/usr/lib/modprobe.d/nvidia.conf"]
+    blacklist = "/usr/lib/modprobe.d/nvidia.conf"
+    system = TreeSystem(
+        tmp_path,
+        {
+            "files": {
+                "/etc/modprobe.d/blacklist-nouveau.conf": "options nouveau modeset=0\n",
+                blacklist: "blacklist nouveau\n",
+                "/etc/modprobe.d/other.conf": "blacklist pcspkr\n",
+                "/etc/modprobe.d/nvidia.conf.dpkg-old": "blacklist nouveau\n",
+                "/sys/module/nouveau/refcnt": "2\n",
+            }
+        },
+    )
+    seen = _nouveau_apply.observe(system, "debian", [])
+    assert sorted(seen["files"]) == ["/etc/modprobe.d/blacklist-nouveau.conf", blacklist]
     assert (seen["loaded"], seen["refcnt"], seen["blacklisted"]) == (True, 2, True)
-    put(tmp_path, "/usr/lib/modprobe.d/nvidia.conf", "#blacklist nouveau\n")
-    assert _nouveau_apply.observe(TreeSystem(tmp_path), "debian", [])["blacklisted"] is False
+    (tmp_path / blacklist.lstrip("/")).write_text("#blacklist nouveau\n")
+    assert _nouveau_apply.observe(system, "debian", [])["blacklisted"] is False
 
 
 # --------------------------------------------------------------------------- the whole
 
 
-def test_all_sections_from_few_commands(monkeypatch):
-    monkeypatch.setattr(_node_info.containerd, "observe", lambda system: {"version": "2.2.9"})
+def test_packages_that_are_told_of(monkeypatch):
     monkeypatch.setattr(_node_info.images, "observe", lambda system, references: {one: "" for one in references})
     node = AptMachine({})
     node.installed = {"nvidia-driver-cuda": "580.95.05-1", "bash": "5", "libnvidia-ml1": "1", "linux-image-amd64": "6"}
     node.held = {"nvidia-driver-cuda"}
     node.files["/etc/os-release"] = "ID=debian\nVERSION_ID=12\n"
     seen = _node_info.observe(node, ["example.org/a:1"], ["linux-image-*"])
-    assert set(seen) == {
-        "distribution", "kernel", "secure_boot", "reboot_required", "services", "gpus", "nouveau", "driver", "toolkit",
-        "apt", "packages", "runtimes", "images",
-    }  # fmt: skip
-    assert seen["packages"] == {
-        "nvidia-driver-cuda": {"version": "580.95.05-1", "held": True},
-        "libnvidia-ml1": {"version": "1", "held": False},
-        "linux-image-amd64": {"version": "6", "held": False},
+    assert {name: (one["version"], one["held"]) for name, one in seen["packages"].items()} == {
+        "nvidia-driver-cuda": ("580.95.05-1", True),
+        "libnvidia-ml1": ("1", False),
+        "linux-image-amd64": ("6", False),
     }
+    assert all("origin" in one for one in seen["packages"].values())
     assert seen["images"] == {"example.org/a:1": ""}
-    assert [line.split()[0] for line in node.ran] == ["uname", "dpkg-query"]
+
+
+@pytest.mark.parametrize(
+    ("family", "databases", "which"),
+    [
+        ("debian", ["dpkg"], "apt"),
+        ("debian", ["dpkg", "rpm"], "apt"),
+        ("redhat", ["rpm"], "rpm"),
+        ("redhat", ["dpkg", "rpm"], "rpm"),
+        ("suse", ["rpm"], "rpm"),
+        ("azurelinux", ["rpm"], "rpm"),
+        ("linuxfromscratch", ["dpkg"], "apt"),
+        ("alpine", [], None),
+    ],
+)
+def test_whose_packages_count(family, databases, which, tmp_path):
+    rows = [["dkms", "3.0-1", "x"]]
+    seen = packages.observe(TreeSystem(tmp_path, dict.fromkeys(databases, rows)), family, "amd64")
+    assert [name for name in ("apt", "rpm") if seen[name] is not None] == ([which] if which else [])
+    assert list(seen["packages"]) == (["dkms"] if which else [])
 
 
 def test_no_images_asked_for_no_runtime_asked(monkeypatch):
-    monkeypatch.setattr(_node_info.containerd, "observe", lambda system: None)
     monkeypatch.setattr(_node_info.images, "observe", lambda *_arguments: pytest.fail("asked"))
-    seen = _node_info.observe(FakeSystem(), [], [])
-    assert seen["images"] == {} and seen["runtimes"] == {"containerd": None} and seen["apt"] is None
+    assert _node_info.observe(FakeSystem())["images"] == {}
