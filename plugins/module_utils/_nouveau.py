@@ -6,8 +6,8 @@
 
 """Keep nouveau away from the cards: the modprobe.d file, and the initramfs of every kernel. Pure.
 
-What has been seen is plain JSON, as ``gpu_node_info`` returns it: ``nouveau`` {loaded, refcnt, blacklisted, files,
-images, boot_free}, ``kernel`` {release, installed} and ``distribution`` {family}.
+What has been seen is plain JSON, as ``gpu_node_info`` returns it: ``nouveau`` (see ``_nouveau_apply.observe``),
+``kernel`` {release, installed} and ``distribution`` {family}.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils import _initramfs as initramfs
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
 
@@ -24,6 +25,13 @@ PATH = "/etc/modprobe.d/blacklist-nouveau.conf"
 # The two lines of NVIDIA's installation guide: the first keeps it from being loaded, the second from driving a card.
 DIRECTIVES = ("blacklist nouveau", "options nouveau modeset=0")
 
+# dracut puts /etc/modprobe.d only into images for one host. Cloud machines have images for every host, nouveau inside.
+DRACUT_PATH = "/etc/dracut.conf.d/kubegpu-nouveau.conf"
+DRACUT_TEXT = f"""\
+# Images that aren't made for this host alone leave /etc/modprobe.d out.
+install_items+=" {PATH} "
+"""
+
 ARGUMENTS: Json = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "observed": {"type": "dict"},
@@ -31,35 +39,33 @@ ARGUMENTS: Json = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Initramfs:
-    """How a family of distributions keeps its images: ``prefix`` + release is one; ``rebuild`` makes all of them."""
-
-    prefix: str
-    rebuild: tuple[str, ...]
-
-
-INITRAMFS = {
-    # Without -k all only the newest kernel's image is made, and that needn't be the one that boots.
-    "debian": Initramfs("/boot/initrd.img-", ("update-initramfs", "-u", "-k", "all")),
-}
-
-
-@dataclasses.dataclass(frozen=True)
 class PutFile:
-    """``text`` is what the images are made with; ``remove`` takes the file away after that."""
+    """None takes the file away."""
 
-    text: str
-    remove: bool = False
+    path: str
+    text: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Rebuild:
-    """One image is older than the file."""
+    """One kernel's image doesn't hold what it should."""
+
+    path: str
+    release: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What an unfinished run left in /boot."""
+
+    path: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Unload:
-    """The module is loaded and nothing uses it."""
+    """The module is loaded and nothing but these consoles uses it."""
+
+    consoles: tuple[str, ...]
 
 
 def directives(text: str) -> list[str]:
@@ -75,23 +81,25 @@ def blacklisted(text: str) -> bool:
 def plan(present: bool, seen: Json) -> Plan:
     """What has to be done on a node that looks so.
 
-    :raises BadInput: no way is known to make this distribution's images, or /boot is too full for it.
+    :raises BadInput: no way is known to make this node's images, or /boot has no room for it or can't be written.
     """
-    family = seen["distribution"]["family"]
-    if family not in INITRAMFS:
-        raise BadInput(f"nouveau can't be kept away from a node of family {family!r}; known: {', '.join(INITRAMFS)}")
-    nouveau = seen["nouveau"]
-    file = _file_change(present, nouveau["files"].get(PATH))
-    stale = [one for one in nouveau["images"] if file or (nouveau["files"].get(PATH) is not None and not one["newer"])]
-    changes = [file] if file else []
-    if stale:
-        refuse_full_boot(nouveau)
+    family, nouveau = seen["distribution"]["family"], seen["nouveau"]
+    if family not in initramfs.FAMILIES:
+        known = ", ".join(initramfs.FAMILIES)
+        raise BadInput(f"nouveau can't be kept away from a node of family {family!r}; known: {known}")
+    files = [_file_change(present, nouveau["files"].get(PATH)), _dracut_change(present, nouveau)]
+    changes = [change for change in files if change is not None]
+    stale = [one for one in nouveau["images"] if _stale(present, one, files[0], nouveau["files"].get(PATH))]
+    sweeps = _sweeps(nouveau)
+    if stale or sweeps:
+        _refuse(nouveau)
+    changes += sweeps
     for one in stale:
         with_it = ("without nouveau's blacklist\n", "with nouveau's blacklist\n")
         before, after = with_it if present else with_it[::-1]
-        changes.append(Change(one["path"], before, after, Rebuild()))
+        changes.append(Change(one["path"], before, after, Rebuild(one["path"], one["release"])))
     if present and unloadable(seen):
-        changes.append(Change("module nouveau", "loaded\n", "", Unload()))
+        changes.append(Change("module nouveau", "loaded\n", "", Unload(tuple(nouveau.get("consoles", ())))))
     return Plan(tuple(changes))
 
 
@@ -103,7 +111,7 @@ def _file_change(present: bool, text: str | None) -> Change | None:
             return None
         start = have if not have or have.endswith("\n") else have + "\n"
         after = start + "".join(f"{line}\n" for line in missing)
-        return Change(PATH, have, after, PutFile(after))
+        return Change(PATH, have, after, PutFile(PATH, after))
     if text is None:
         return None
     rest = "".join(
@@ -111,15 +119,47 @@ def _file_change(present: bool, text: str | None) -> Change | None:
     )
     if rest == text and rest.strip():
         return None
-    # The emptied file outlives the images' making: an interrupted run still sees what there is to do.
-    return Change(PATH, text, rest if rest.strip() else "", PutFile(rest, remove=not rest.strip()))
+    if rest.strip():
+        return Change(PATH, text, rest, PutFile(PATH, rest))
+    return Change(PATH, text, "", PutFile(PATH, None))
 
 
-def refuse_full_boot(nouveau: Json) -> None:
+def _dracut_change(present: bool, nouveau: Json) -> Change | None:
+    needed = present and nouveau.get("tool") == "dracut" and nouveau["images"]
+    have, wanted = nouveau.get("dracut"), DRACUT_TEXT if needed else None
+    if have == wanted:
+        return None
+    return Change(DRACUT_PATH, have or "", wanted or "", PutFile(DRACUT_PATH, wanted))
+
+
+def _stale(present: bool, image: Json, change: Change | None, text: str | None) -> bool:
+    """Whether an image lacks the file, holds an older one, or one that isn't there any more."""
+    if change is not None or image.get("kept"):
+        return True
+    if text is not None:
+        return not image["newer"] or (present and image.get("blacklist") is False)
+    # A run that was killed after it had taken the file away.
+    return not present and image.get("blacklist") is True
+
+
+def _sweeps(nouveau: Json) -> list[Change]:
+    # What is kept of an image that is still there is put back by its rebuild.
+    kept = {initramfs.KEPT + one["release"] for one in nouveau["images"] if one.get("kept")}
+    left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
+    return [Change(path, "left by a run that didn't finish\n", "", Sweep(path)) for path in left]
+
+
+def _refuse(nouveau: Json) -> None:
     """A half-written image is a kernel that doesn't boot.
 
-    :raises BadInput: less is free than two of the largest image.
+    :raises BadInput: there is no tool, no room for two of the largest image, or no writing at all.
     """
+    if nouveau.get("boot_read_only"):
+        raise BadInput("/boot is mounted read-only, so that no initramfs can be made: mount it writable")
+    if not nouveau["images"]:
+        return
+    if nouveau.get("tool") is None:
+        raise BadInput("no initramfs can be made on this node: it has neither initramfs-tools nor dracut")
     need = 2 * max(one["bytes"] for one in nouveau["images"])
     if nouveau["boot_free"] < need:
         raise BadInput(
@@ -129,8 +169,19 @@ def refuse_full_boot(nouveau: Json) -> None:
 
 
 def unloadable(seen: Json) -> bool:
-    """Loaded, used by nobody, and this node's own: a container sees its host's modules and leaves them alone."""
-    return bool(seen["nouveau"]["loaded"] and seen["nouveau"]["refcnt"] == 0 and seen["kernel"]["installed"])
+    """Loaded, this node's own, and used by nobody, or by nothing but a console that is shown through it.
+
+    A container sees its host's modules and leaves them alone.
+    """
+    nouveau = seen["nouveau"]
+    if not nouveau["loaded"] or not seen["kernel"]["installed"]:
+        return False
+    if nouveau["refcnt"] == 0:
+        return True
+    # The console would go dark for good if it were another card's, whose driver stays.
+    only_ours = all("nouveau" in name for name in nouveau.get("framebuffers", ()))
+    idle = nouveau["refcnt"] is not None and not nouveau.get("holders") and not nouveau.get("users")
+    return bool(idle and only_ours and nouveau.get("consoles"))
 
 
 def reboot_required(present: bool, seen: Json) -> bool:

@@ -11,9 +11,13 @@ short_description: Keep the nouveau driver away from a node's cards
 version_added: 1.0.0
 description:
   - Writes C(/etc/modprobe.d/blacklist-nouveau.conf) with the two lines of NVIDIA's guide, keeping what else stands there.
-  - Makes the initramfs of every installed kernel anew when the file changed or an image is older than it. Refuses to begin
-    when C(/boot) hasn't twice the room of the largest image.
-  - Unloads the module when nothing uses it. Otherwise says so in RV(reboot_required); it never reboots.
+  - Makes the initramfs of every installed kernel anew that doesn't hold the file, or an older one, by initramfs-tools or dracut, whichever
+    the machine has. Images of rescue kernels and of crash dumps are left alone. With dracut, C(/etc/dracut.conf.d/kubegpu-nouveau.conf)
+    puts the file also into images that are made for every host.
+  - A new image that can't be trusted (the tool failed, it can't be read, it is a scrap, the file isn't inside) leaves the old one in its
+    place, and the module fails. What a run that was killed left is mended by the next one. Refuses to begin when C(/boot) is mounted
+    read-only or hasn't twice the room of the largest image.
+  - Unloads the module when nothing but a console uses it. Otherwise says so in RV(reboot_required); it never reboots.
   - On a machine without a kernel of its own, which is a container, there is only the file.
 author:
   - The kubegpu.share authors (@kubegpu)

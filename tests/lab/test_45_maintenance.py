@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Another driver on one node of a cluster at work: that node is emptied and given back, the others notice nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from _lab import RESOURCE, Done, Json, Lab, until
+
+NAMESPACE = "lab-maintenance"
+PLAYBOOK = "playbooks/nodes.yml"
+OLDER = "580.82.07"
+# In the lab a unit plays the kernel module.
+SERVICES = ["nvidia-sim"]
+ANNOTATION = "kubegpu.share/maintenance"
+
+
+@pytest.fixture(scope="module")
+def namespace(lab: Lab) -> Iterator[str]:
+    with lab.api.namespace(NAMESPACE) as name:
+        yield name
+
+
+def maintain(lab: Lab, folder: Path, node: str, **variables: object) -> Done:
+    """Run the playbook for the nodes, with variables that only one of them has."""
+    extra = folder / "one.yml"
+    extra.write_text(yaml.safe_dump({"all": {"hosts": {node: {"maintenance_services": SERVICES, **variables}}}}))
+    return lab.playbook(PLAYBOOK, "-i", str(extra), "-e", "gpu_maintenance=drain")
+
+
+def deployment(lab: Lab, namespace: str, name: str, node: str) -> None:
+    """One pod that holds a part of a card of one node, and that somebody brings back."""
+    labels = {"app": name}
+    container: Json = {
+        "name": "c0",
+        "image": lab.image(),
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "3600"],
+        "resources": {"limits": {RESOURCE: "2"}},
+    }
+    spec: Json = {
+        "containers": [container],
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "nodeSelector": {"kubernetes.io/hostname": node},
+    }
+    body: Json = {
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+    lab.api.call("POST", f"/apis/apps/v1/namespaces/{namespace}/deployments", body)
+
+
+def running(lab: Lab, namespace: str, app: str) -> Json:
+    """The app's only pod, once it runs with its card."""
+
+    def found() -> Json:
+        pods = [one for one in lab.api.pods(namespace) if one["metadata"]["labels"].get("app") == app]
+        assert [one["status"].get("phase") for one in pods] == ["Running"], [one["status"] for one in pods]
+        lab.assert_one_story(pods)
+        return pods[0]
+
+    pod: Json = until(found, f"pod of {app} Running", 120)
+    return pod
+
+
+def witnesses(lab: Lab, node: str) -> Json:
+    """What an undisturbed node keeps."""
+    own = lab.api.node(node)
+    script = "systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd nvidia-sim nvidia-persistenced"
+    pods = [pod for pod in lab.api.items("/api/v1/pods") if pod["spec"].get("nodeName") == node]
+    return {
+        "driver": driver(lab, node),
+        "services": lab.ssh(node, script),
+        "unschedulable": own["spec"].get("unschedulable", False),
+        "containers": sorted(
+            (one["containerID"], one["restartCount"]) for pod in pods for one in pod["status"]["containerStatuses"]
+        ),
+    }
+
+
+def driver(lab: Lab, node: str) -> tuple[str, str]:
+    """The loaded module's version and the library's."""
+    module = lab.ssh(node, "sed -n 's/.*Kernel Module for [^ ]*  \\([0-9.]*\\)  .*/\\1/p' /proc/driver/nvidia/version")
+    library = lab.ssh(node, "nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u")
+    return module.strip(), library.strip()
+
+
+def given_back(lab: Lab, node: str, version: str) -> None:
+    assert driver(lab, node) == (version, version)
+    own = lab.api.node(node)
+    assert not own["spec"].get("unschedulable") and ANNOTATION not in own["metadata"]["annotations"]
+    assert lab.ssh(node, "systemctl is-active kubelet nvidia-sim nvidia-persistenced").split() == ["active"] * 3
+    assert lab.ssh(node, "ls -A /var/lib/kubegpu-share 2>/dev/null; true").split().count("kernel-driver.json") == 0
+    total = sum(card["units"] for card in lab.cards(node))
+    until(lambda: lab.allocatable(node) == total, f"{RESOURCE} allocatable on {node}", 90)
+
+
+def test_other_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path: Path) -> None:
+    node, other = lab.gpu_nodes[-1], lab.gpu_nodes[0]
+    assert node != other
+    newer = str(lab.state["settings"]["driver_version"])
+    assert driver(lab, node) == (newer, newer)
+    deployment(lab, namespace, "tenant", node)
+    deployment(lab, namespace, "neighbour", other)
+    tenant = running(lab, namespace, "tenant")
+    running(lab, namespace, "neighbour")
+    plugin = next(one for one in lab.server_pods("gpushare-device-plugin") if one["spec"]["nodeName"] == node)
+    before = witnesses(lab, other)
+
+    for version, variables in ((OLDER, {"driver_version": OLDER}), (newer, {})):
+        done = maintain(lab, tmp_path, node, **variables)
+        assert done.rc == 0, done.out[-8000:]
+        given_back(lab, node, version)
+        evicted, tenant = tenant, running(lab, namespace, "tenant")
+        assert tenant["metadata"]["uid"] != evicted["metadata"]["uid"]
+        # The DaemonSet's pod stayed, and its container was made anew, with the new driver's library.
+        later = next(one for one in lab.server_pods("gpushare-device-plugin") if one["spec"]["nodeName"] == node)
+        assert later["metadata"]["uid"] == plugin["metadata"]["uid"]
+        assert (
+            later["status"]["containerStatuses"][0]["restartCount"]
+            > (plugin["status"]["containerStatuses"][0]["restartCount"])
+        )
+        plugin = later
+        assert witnesses(lab, other) == before
+        maintain(lab, tmp_path, node, **variables).assert_unchanged()
+
+
+def test_node_that_was_cordoned_before_stays_so(lab: Lab, namespace: str, tmp_path: Path) -> None:
+    node = lab.gpu_nodes[-1]
+    newer = str(lab.state["settings"]["driver_version"])
+    path, kind = f"/api/v1/nodes/{node}", "application/merge-patch+json"
+    lab.api.call("PATCH", path, {"spec": {"unschedulable": True}}, kind)
+    try:
+        done = maintain(lab, tmp_path, node, driver_version=OLDER)
+        assert done.rc == 0, done.out[-8000:]
+        assert lab.api.node(node)["spec"]["unschedulable"] is True
+        assert driver(lab, node) == (OLDER, OLDER)
+    finally:
+        lab.api.call("PATCH", path, {"spec": {"unschedulable": None}}, kind)
+    done = maintain(lab, tmp_path, node)
+    assert done.rc == 0, done.out[-8000:]
+    given_back(lab, node, newer)
+
+
+def test_pod_that_nothing_brings_back_is_in_the_way(lab: Lab, namespace: str, tmp_path: Path) -> None:
+    """Nothing of the driver is touched, the node stays cordoned, and the next run goes on."""
+    node = lab.gpu_nodes[-1]
+    newer = str(lab.state["settings"]["driver_version"])
+    lab.api.create_pod(namespace, "lonely", [1], lab.image(), node)
+    pod = lab.api.wait_running(namespace, ["lonely"])[0]
+    done = maintain(lab, tmp_path, node, driver_version=OLDER)
+    assert done.rc != 0
+    assert f"{namespace}/lonely" in done.out and f"Node {node} stays cordoned" in done.out, done.out[-6000:]
+    assert driver(lab, node) == (newer, newer)
+    own = lab.api.node(node)
+    assert own["spec"]["unschedulable"] is True and ANNOTATION in own["metadata"]["annotations"]
+    assert lab.api.pod(namespace, "lonely")["metadata"]["uid"] == pod["metadata"]["uid"]
+    lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/lonely")
+    until(lambda: "lonely" not in json.dumps([one["metadata"]["name"] for one in lab.api.pods(namespace)]), "gone", 60)
+    # The driver is as it was: what is left to do is to give the node back.
+    done = maintain(lab, tmp_path, node)
+    assert done.rc == 0, done.out[-8000:]
+    given_back(lab, node, newer)
