@@ -8,6 +8,7 @@ import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _apt
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._package_files import packages_in
 from ansible_collections.kubegpu.share.plugins.plugin_utils._planned_action import PlannedAction
 
 Json = dict[str, t.Any]
@@ -18,6 +19,10 @@ class ActionModule(PlannedAction):
 
     arguments = _apt.ARGUMENTS
     sections = ("apt", "packages")
+    folder_option = "node_dir"
 
     def plan(self, params: Json, observed: Json) -> Plan:
         return _apt.plan(_apt.package_set(params), observed)
+
+    def files(self, params: Json) -> list[str]:
+        return packages_in(params, ".deb")

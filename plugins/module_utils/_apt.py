@@ -20,11 +20,17 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import hashlib
 import re
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._package_names import (
+    check_patterns,
+    described,
+    matches_any,
+    refuse_conflicts,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import check_key, sha256_of
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
 
 Json = t.Dict[str, t.Any]
@@ -37,7 +43,6 @@ MARK = "kubegpu-"
 
 WRITTEN_BY = "Written by kubegpu.share; what is changed here by hand is written again."
 KEY_COMMENT = "# Key: "
-ARMOUR = ("-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----")
 
 ARGUMENTS: Json = {
     "name": {"type": "str", "required": True},
@@ -72,6 +77,12 @@ ARGUMENTS: Json = {
     "packages": {"type": "list", "elements": "str", "default": []},
     "hold": {"type": "bool", "default": True},
     "never_upgrade": {"type": "list", "elements": "str", "default": []},
+    "conflicts": {"type": "list", "elements": "str", "default": []},
+    "replaces": {"type": "list", "elements": "str", "default": []},
+    "source_dir": {"type": "path"},
+    "node_dir": {"type": "path"},
+    "keep": {"type": "list", "elements": "str", "default": []},
+    "erase_dependencies": {"type": "bool", "default": False},
     "observed": {"type": "dict"},
 }
 
@@ -143,6 +154,11 @@ class PackageSet:
     packages: tuple[Package, ...]
     hold: bool
     never_upgrade: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    replaces: tuple[str, ...]
+    node_dir: str
+    keep: tuple[str, ...]
+    erase_dependencies: bool
 
     @property
     def preferences_path(self) -> str:
@@ -207,6 +223,13 @@ class Purge:
     held: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """It stays, and its hold goes."""
+
+    name: str
+
+
 # --------------------------------------------------------------------------- from the module's options
 
 
@@ -230,6 +253,7 @@ def package_set(params: Json) -> PackageSet:
     for pattern in params["never_upgrade"]:
         if not re.fullmatch(r'[^"\s]+', pattern):
             raise BadInput(f"never_upgrade: {pattern!r} isn't a pattern of package names")
+    check_patterns(params, ("conflicts", "replaces", "keep"))
     return PackageSet(
         name=params["name"],
         present=params["state"] == "present",
@@ -238,6 +262,11 @@ def package_set(params: Json) -> PackageSet:
         packages=packages,
         hold=params["hold"],
         never_upgrade=tuple(params["never_upgrade"]),
+        conflicts=tuple(params["conflicts"]),
+        replaces=tuple(params["replaces"]),
+        node_dir=params["node_dir"] or "",
+        keep=tuple(params["keep"]),
+        erase_dependencies=params["erase_dependencies"],
     )
 
 
@@ -292,27 +321,6 @@ def _line(option: str, value: str) -> None:
         raise BadInput(f"{option}: {value!r} isn't one line of text")
 
 
-def sha256_of(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def check_key(repository: Repository, text: str) -> None:
-    """Refuse what isn't the key that was asked for.
-
-    :raises ShareError: not an armoured key, or another one than key_sha256 says.
-    """
-    lines = [line.strip() for line in text.splitlines()]
-    if any(line not in lines for line in ARMOUR):
-        raise ShareError(
-            f"repositories: {repository.name}: the key ({repository.key_origin}) isn't an armoured OpenPGP public key"
-        )
-    if repository.key_sha256 and sha256_of(text) != repository.key_sha256:
-        raise ShareError(
-            f"repositories: {repository.name}: the key ({repository.key_origin}) has SHA-256 {sha256_of(text)}, "
-            f"and key_sha256 says {repository.key_sha256}"
-        )
-
-
 # --------------------------------------------------------------------------- the plan
 
 
@@ -330,6 +338,8 @@ def plan(wanted: PackageSet, seen: Json) -> Plan:
         halves = [package for package in wanted.packages if package.name in unfinished]
         first = (finish,) if halves or (removals and (interrupted or unfinished)) else ()
         return Plan((*first, *removals, *_file_removals(wanted, seen)))
+    own = {package.name for package in wanted.packages}
+    refuse_conflicts(wanted.conflicts, own, seen["packages"], "apt-get purge")
     for repository in wanted.repositories:
         refuse_conflict(repository, seen["apt"]["sources"])
     changes: list[Change] = []
@@ -395,8 +405,8 @@ def _package_changes(package: Package, hold: bool, seen: Json) -> list[Change]:
     return [
         Change(
             f"package {package.name}",
-            "" if have is None else _described(have["version"], held),
-            _described(version, hold),
+            "" if have is None else described(have["version"], held),
+            described(version, hold),
             SetPackage(package, install, held),
         )
     ]
@@ -405,9 +415,13 @@ def _package_changes(package: Package, hold: bool, seen: Json) -> list[Change]:
 def _removals(wanted: PackageSet, seen: Json) -> t.Iterator[Change]:
     for package in wanted.packages:
         have = seen["packages"].get(package.name)
-        if have is not None:
+        if have is not None and matches_any(package.name, wanted.keep):
+            if have["held"] and wanted.hold:
+                after = described(have["version"], False)
+                yield Change(f"package {package.name}", described(have["version"], True), after, Release(package.name))
+        elif have is not None:
             step = Purge(package.name, have["held"])
-            yield Change(f"package {package.name}", _described(have["version"], have["held"]), "", step)
+            yield Change(f"package {package.name}", described(have["version"], have["held"]), "", step)
 
 
 def _file_removals(wanted: PackageSet, seen: Json) -> t.Iterator[Change]:
@@ -419,7 +433,3 @@ def _file_removals(wanted: PackageSet, seen: Json) -> t.Iterator[Change]:
         if repository.key_path in seen["apt"]["keys"]:
             before = f"key with SHA-256 {seen['apt']['keys'][repository.key_path]}\n"
             yield Change(repository.key_path, before, "", RemoveFile(repository.key_path))
-
-
-def _described(version: str, held: bool) -> str:
-    return f"{version}, held\n" if held else f"{version}\n"

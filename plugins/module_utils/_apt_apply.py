@@ -15,12 +15,16 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils import _apt as apt
 from ansible_collections.kubegpu.share.plugins.module_utils._apt_observe import observe
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._package_names import matches_any
+from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import Fetch, fetch_key, key_of
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done, System
 
 Json = t.Dict[str, t.Any]
 
-APT_GET = ("apt-get", "-y", "-o", "DPkg::Lock::Timeout=300")
+# Nothing of ours restarts services on a node that runs GPU pods, or reloads systemd to ask whether it should.
+QUIET = ("env", "NEEDRESTART_SUSPEND=1", "NEEDRESTART_MODE=l")
+APT_GET = (*QUIET, "apt-get", "-y", "-o", "DPkg::Lock::Timeout=300")
 # What a user changed in a package's configuration stays.
 KEEP_CONFIGURATION = ("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold")
 # Our dependencies may come from lists that this machine has never fetched, or fetched long ago.
@@ -30,17 +34,10 @@ STALE_LISTS = re.compile(
 # The key at its address may have been replaced since it was fetched.
 OTHER_KEY = re.compile(r"NO_PUBKEY|EXPKEYSIG|KEYEXPIRED|REVKEYSIG|is not signed|Missing key")
 LOCKED = re.compile(r"Could not get lock|Unable to lock|Unable to acquire the dpkg|locked by another process")
+HIDDEN = re.compile(r"--force|--no-remove|--with-source|[A-Z_]+=")
+REMOVAL_REFUSED = re.compile(r"remove is disabled")
+SIMULATED = re.compile(r"^(?:Remv|Purg) ([^\s:]+)", re.MULTILINE)
 LOCK_TRIES, LOCK_PAUSE = 60, 5.0
-
-Fetch = t.Callable[[str], bytes]
-
-
-def fetch_key(url: str) -> bytes:
-    """What stands at an address; proxies are those of the environment."""
-    from ansible.module_utils.urls import open_url
-
-    with open_url(url, timeout=30) as answer:
-        return t.cast(bytes, answer.read())
 
 
 class AptConcern:
@@ -69,12 +66,17 @@ class AptConcern:
     def apply(self, seen: Json, plan: Plan) -> None:
         steps = [change.step for change in plan.changes]
         # The network is asked first: a key that can't be had leaves everything as it is.
-        keys = {step.repository.key_path: self._key(step.repository) for step in steps if isinstance(step, apt.PutKey)}
+        keys = {
+            step.repository.key_path: key_of(step.repository, self._fetch)
+            for step in steps
+            if isinstance(step, apt.PutKey)
+        }
         if any(isinstance(step, apt.FinishDpkg) for step in steps):
-            self._run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], 3600)
+            self._run([*QUIET, "dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], 3600)
             # What that brought to its end needn't be done again.
             steps = [change.step for change in self.plan(self.observe()).changes]
         self._purge([step for step in steps if isinstance(step, apt.Purge)])
+        self._unhold([step.name for step in steps if isinstance(step, apt.Release)])
         before = self._put_files(steps, keys)
         packages = [step for step in steps if isinstance(step, apt.SetPackage)]
         install = [step for step in packages if step.install]
@@ -86,18 +88,6 @@ class AptConcern:
     @staticmethod
     def _of_repository(step: t.Any) -> bool:
         return isinstance(step, apt.PutKey) or (isinstance(step, apt.PutFile) and step.repository)
-
-    def _key(self, repository: apt.Repository) -> str:
-        text = repository.key_text
-        if not text:
-            try:
-                text = self._fetch(repository.key_url).decode("utf-8", "replace")
-            except Exception as error:
-                raise ShareError(
-                    f"repositories: {repository.name}: the key at {repository.key_url} can't be fetched: {error}"
-                ) from error
-        apt.check_key(repository, text)
-        return text
 
     def _put_files(self, steps: t.Iterable[t.Any], keys: t.Mapping[str, str]) -> dict[str, str | None]:
         """Write and remove files; returns what those of repositories held before."""
@@ -138,7 +128,7 @@ class AptConcern:
         done = self._unlocked(argv, 600)
         if done.rc != 0 and repository.key_url and OTHER_KEY.search(done.err) and repository.key_path not in before:
             before[repository.key_path] = self._system.read(repository.key_path)
-            self._system.write(repository.key_path, self._key(repository))
+            self._system.write(repository.key_path, key_of(repository, self._fetch))
             done = self._unlocked(argv, 600)
         self._refuse(argv, done)
 
@@ -147,31 +137,119 @@ class AptConcern:
             return
         # Our own holds are lifted, and no other: what the user holds isn't to be changed on the way.
         held = [step.package.name for step in steps if step.held]
-        if held:
-            self._run(["apt-mark", "unhold", *held], 60)
+        self._unhold(held)
         argv = [*APT_GET, *KEEP_CONFIGURATION, "install", "--no-install-recommends", "--allow-downgrades"]
-        argv += [str(step.package) for step in steps]
+        argv += [*self._files(), *(str(step.package) for step in steps)]
         try:
-            done = self._unlocked(argv, 3600)
-            if done.rc != 0 and STALE_LISTS.search(done.out + done.err):
-                self._run([*APT_GET, "update"], 900)
-                done = self._unlocked(argv, 3600)
-            self._refuse(argv, done)
+            self._install_and_remove(argv, "--no-remove")
         except ShareError:
             if held:
                 self._run(["apt-mark", "hold", *held], 60)
             raise
 
+    def _files(self) -> list[str]:
+        """The package files of a folder, as one more place that apt chooses from."""
+        folder = self._wanted.node_dir
+        if not folder:
+            return []
+        names = [name for name in self._system.names(folder) if name.endswith(".deb")]
+        if not names:
+            raise ShareError(f"node_dir: {folder} holds no .deb file")
+        return [f"--with-source={folder}/{name}" for name in names]
+
+    def _install_and_remove(self, argv: t.Sequence[str], guard: str) -> None:
+        """Install; what would have to go for it goes only where ``replaces`` covers it."""
+        guarded = [*argv, guard]
+        done = self._unlocked(guarded, 3600)
+        if done.rc != 0 and STALE_LISTS.search(done.out + done.err):
+            refreshed = self._unlocked([*APT_GET, "update"], 900)
+            # With packages at hand the lists of a node that reaches no repository needn't be had.
+            if refreshed.rc != 0 and not self._wanted.node_dir:
+                self._refuse([*APT_GET, "update"], refreshed)
+            done = self._unlocked(guarded, 3600)
+        going = parse_removed(done.out) if done.rc != 0 and REMOVAL_REFUSED.search(done.err) else []
+        foreign = [name for name in going if not matches_any(name, self._wanted.replaces)]
+        if foreign:
+            raise ShareError(
+                f"{shown(argv)} would remove {', '.join(foreign)}; "
+                "remove them first if they may go, or name them in replaces"
+            )
+        if going:
+            self._run(argv, 3600)
+        else:
+            self._refuse(guarded, done)
+
     def _hold(self, names: t.Sequence[str]) -> None:
         if names:
             self._run(["apt-mark", "hold" if self._wanted.hold else "unhold", *names], 60)
 
+    def _unhold(self, names: t.Sequence[str]) -> None:
+        if names:
+            self._run(["apt-mark", "unhold", *names], 60)
+
+    # ----------------------------------------------------------------------- removal
+
     def _purge(self, steps: t.Sequence[apt.Purge]) -> None:
+        if not steps:
+            return
         held = [step.name for step in steps if step.held]
-        if held:
-            self._run(["apt-mark", "unhold", *held], 60)
-        if steps:
-            self._run([*APT_GET, "purge", *(step.name for step in steps)], 3600)
+        self._unhold(held)
+        try:
+            self._remove([step.name for step in steps])
+        except ShareError:
+            if held:
+                self._run(["apt-mark", "hold", *held], 60)
+            raise
+
+    def _remove(self, names: t.Sequence[str]) -> None:
+        clean = self._wanted.erase_dependencies
+        automatic = self._automatic()
+        self._refuse_dependents(names, automatic if clean else ())
+        options = ["--auto-remove"] if clean else []
+        # What nobody needed before we came, and what is to stay, counts as the user's own for this one run.
+        spared = [name for name in self._spared(automatic) if name not in names] if clean else []
+        if spared:
+            self._run(["apt-mark", "manual", *spared], 60)
+        try:
+            going = self._going([*APT_GET, "-s", "purge", *options, *names])
+            torn = [name for name in going if name not in names and matches_any(name, self._wanted.keep)]
+            if torn:
+                raise ShareError(f"keep: {', '.join(torn)} can't stay without {', '.join(names)}")
+            self._run([*APT_GET, "purge", *options, *names], 3600)
+        finally:
+            if spared:
+                self._run(["apt-mark", "auto", *spared], 60)
+
+    def _automatic(self) -> list[str]:
+        argv = ["apt-mark", "showauto"]
+        done = self._unlocked(argv, 60)
+        self._refuse(argv, done)
+        return done.out.split()
+
+    def _spared(self, automatic: t.Iterable[str]) -> list[str]:
+        unneeded = set(self._going([*APT_GET, "-s", "autoremove"]))
+        return [name for name in automatic if name in unneeded or matches_any(name, self._wanted.keep)]
+
+    def _refuse_dependents(self, names: t.Sequence[str], automatic: t.Container[str]) -> None:
+        """Refuse to tear what others installed.
+
+        :param automatic: packages that may go with the set: they came as somebody's dependency.
+        :raises ShareError: the sentence names it.
+        """
+        going = self._going([*APT_GET, "-s", "purge", *names])
+        others = [name for name in going if name not in names and name not in automatic]
+        others = sorted(name for name in others if not matches_any(name, self._wanted.replaces))
+        if others:
+            raise ShareError(
+                f"packages: {', '.join(others)} need {', '.join(names)}; "
+                f"remove them first: apt-get purge {' '.join(others)}"
+            )
+
+    def _going(self, argv: t.Sequence[str]) -> list[str]:
+        """What a simulated command would remove."""
+        done = self._unlocked(argv, 600)
+        self._refuse(argv, done)
+        return SIMULATED.findall(done.out)
 
     def _unlocked(self, argv: t.Sequence[str], timeout: float) -> Done:
         """Run a command; while another package manager is at work, wait for it."""
@@ -201,9 +279,15 @@ def shown(argv: t.Sequence[str]) -> str:
     """The command as a person would type it."""
     words = []
     for before, word in zip(("", *argv), argv):
-        if word not in ("-o", "-y") and before != "-o" and not word.startswith("--force"):
+        if word not in ("-o", "-y", "env") and before != "-o" and not HIDDEN.match(word):
             words.append(word)
     return " ".join(words)
+
+
+def parse_removed(text: str) -> list[str]:
+    """The packages that apt says it would remove."""
+    found = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", text, re.MULTILINE)
+    return [word.rstrip("*") for word in found.group(1).split()] if found else []
 
 
 def own_words(done: Done) -> str:
@@ -212,5 +296,9 @@ def own_words(done: Done) -> str:
     # apt only says that dpkg failed; dpkg says why.
     dpkg = [line for line in done.err.splitlines() if line.startswith("dpkg: error")]
     lines = dpkg if dpkg and (not errors or "Sub-process" in errors[0]) else errors
+    # Of dependencies that can't be met apt speaks elsewhere.
+    unmet = re.search(r"^The following packages have unmet dependencies:\n +(.+)", done.out, re.MULTILINE)
+    if unmet and lines and "held broken packages" in lines[0]:
+        return f"{lines[0].strip()} {' '.join(unmet.group(1).split())}"
     last = (done.err or done.out).strip().splitlines()[-1:]
     return (lines[:1] or last or [f"it ended with status {done.rc}"])[0].strip().rstrip(":")

@@ -17,14 +17,14 @@ from ansible_collections.kubegpu.share.plugins.module_utils._apt import (
     MARK,
     PREFERENCES,
     SOURCES,
-    sha256_of,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import sha256_of
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 
 Json = t.Dict[str, t.Any]
 
-QUERY = ("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Version}\\t${Architecture}\\n")
+QUERY = ("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Version}\\t${Architecture}\\t${Maintainer}\\n")
 STATUS = "/var/lib/dpkg/status"
 JOURNAL = "/var/lib/dpkg/updates"
 
@@ -68,12 +68,12 @@ def parse_query(text: str, native: str) -> tuple[dict[str, Json], list[str], boo
     unfinished = []
     triggers = False
     for line in text.splitlines():
-        status, name, version, architecture = line.split("\t")
-        if architecture not in (native, "all"):
+        status, name, version, architecture, maintainer = ([*line.split("\t", 4), "", "", ""])[:5]
+        if not status or architecture not in (native, "all"):
             continue
         # First letter: what is wanted (h is hold). Second: what is (W and t wait for triggers and do work).
         if status[1] in "iWt":
-            packages[name] = {"version": version, "held": status[0] == "h"}
+            packages[name] = {"version": version, "held": status[0] == "h", "origin": maintainer}
             triggers = triggers or status[1] != "i"
         elif status[1] in "HUF":
             unfinished.append(name)

@@ -18,6 +18,9 @@ description:
     names the same repository with another key is refused, because apt then reads no list at all.
   - A run of dpkg that was interrupted is finished first. While another package manager holds the lock this waits.
   - A new repository that can't be read is taken out again.
+  - Nothing that others installed is removed on the way; what would have to go is named, and refused unless O(replaces)
+    covers it.
+  - needrestart is kept from restarting services because of it.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
@@ -29,7 +32,7 @@ options:
     required: true
   state:
     description:
-      - With V(absent) the packages are purged and the files of the set are removed.
+      - With V(absent) the packages are purged, unless O(keep) says otherwise, and the files of the set are removed.
     type: str
     choices: [present, absent]
     default: present
@@ -109,6 +112,36 @@ options:
     type: list
     elements: str
     default: []
+  conflicts:
+    description: Patterns of names of packages that can't be beside these; where one is installed the task fails and names the command that removes it.
+    type: list
+    elements: str
+    default: []
+  replaces:
+    description: Patterns of names of installed packages that may be removed where the new ones can't be beside them.
+    type: list
+    elements: str
+    default: []
+  source_dir:
+    description:
+      - Folder of C(.deb) files on the controller. On drift all of them travel to a temporary folder of the node, apt chooses
+        from them as from a repository, and the folder is removed.
+      - What isn't in it comes from the repositories.
+    type: path
+  node_dir:
+    description: Folder of C(.deb) files on the node, used like O(source_dir) and left as it is.
+    type: path
+  keep:
+    description: Patterns of names of packages that stay installed with O(state=absent), such as those that were there before.
+    type: list
+    elements: str
+    default: []
+  erase_dependencies:
+    description:
+      - Whether O(state=absent) also purges what was installed only for the packages and nothing else needs; O(keep) excepted,
+        and what nothing needed before either.
+    type: bool
+    default: false
   observed:
     description:
       - The node as M(kubegpu.share.gpu_node_info) returned it.

@@ -22,6 +22,9 @@ option ``observed`` (a dict, ignored on the node)::
             return make_plan(params, observed)  # the very function that the module plans with; pure
 
 ``required_if`` and its like, where the module has them, go into ``rules`` (the keywords of AnsibleModule).
+
+A module that needs files of the controller on the node says which (``files``) and by which of its options it is told
+the folder that holds them there (``folder_option``). They travel on drift alone, never in check mode, and go after it.
 """
 
 from __future__ import annotations
@@ -29,19 +32,21 @@ from __future__ import annotations
 import typing as t
 from abc import abstractmethod
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._transfer import Transferring
 
 Json = dict[str, t.Any]
 
 
-class PlannedAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class PlannedAction(Transferring):
     """Plans from ``observed`` on the controller and executes the module of the same name only on drift."""
 
     arguments: t.ClassVar[Json]
     sections: t.ClassVar[tuple[str, ...]]
     rules: t.ClassVar[Json] = {}
+    # The module's option that names the temporary folder with ``files``; never a user's to set with them.
+    folder_option: t.ClassVar[str] = ""
 
     @abstractmethod
     def plan(self, params: Json, observed: Json) -> Plan:
@@ -56,11 +61,19 @@ class PlannedAction(ActionBase):  # type: ignore[misc]  # ansible-core carries n
         """What the module would return beside ``changed`` and ``diff`` when there is nothing to do."""
         return {}
 
+    def files(self, params: Json) -> list[str]:
+        """Files of the controller that the module needs on the node when there is something to do.
+
+        :raises ShareError: they can't be had; the task fails and nothing is touched.
+        """
+        return []
+
     def run(self, tmp: str | None = None, task_vars: Json | None = None) -> Json:
         result: Json = super().run(tmp, task_vars)
         _spec, params = self.validate_argument_spec(argument_spec=self.arguments, **self.rules)
         observed = params.get("observed")
-        if observed and all(section in observed for section in self.sections):
+        planned = bool(observed) and all(section in observed for section in self.sections)
+        if planned:
             try:
                 plan = self.plan(params, observed)
                 if plan.empty:
@@ -69,7 +82,35 @@ class PlannedAction(ActionBase):  # type: ignore[misc]  # ansible-core carries n
             except ShareError as error:
                 result.update(error.details, failed=True, msg=str(error))
                 return result
+        try:
+            paths = self.files(params)
+        except ShareError as error:
+            result.update(error.details, failed=True, msg=str(error))
+            return result
+        result.update(self._execute(paths, planned, task_vars))
+        return result
+
+    def _execute(self, paths: list[str], planned: bool, task_vars: Json | None) -> Json:
+        """Execute the module, with the files where there are any."""
         # The node needn't be sent what it will see for itself.
         arguments = {name: value for name, value in self._task.args.items() if name != "observed"}
-        result.update(self._execute_module(module_args=arguments, task_vars=task_vars))
-        return result
+        if paths and not planned and not self._task.check_mode:
+            # Nobody has looked yet, and the files may be large: look first.
+            look = self._look(arguments, task_vars)
+            if look.get("failed") or not look.get("changed"):
+                return look
+        if paths and not self._task.check_mode:
+            return self.execute_with_files(
+                paths, lambda folder, _there: {**arguments, self.folder_option: folder}, task_vars
+            )
+        done: Json = self._execute_module(module_args=arguments, task_vars=task_vars)
+        return done
+
+    def _look(self, arguments: Json, task_vars: Json | None) -> Json:
+        """What the module would change."""
+        self._task.check_mode = True
+        try:
+            look: Json = self._execute_module(module_args=arguments, task_vars=task_vars)
+        finally:
+            self._task.check_mode = False
+        return look

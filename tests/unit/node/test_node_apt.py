@@ -8,7 +8,7 @@ import hashlib
 
 import pytest
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from ansible_collections.kubegpu.share.plugins.module_utils import _apt, _apt_observe
+from ansible_collections.kubegpu.share.plugins.module_utils import _apt, _apt_observe, _repository_key
 from ansible_collections.kubegpu.share.plugins.module_utils._apt_apply import AptConcern, own_words, shown
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import run
@@ -17,7 +17,7 @@ from node_fakes import AptMachine, Killed
 
 URL = "http://repo.example.org/cuda/"
 KEY_URL = "http://repo.example.org/key.asc"
-KEY = f"{_apt.ARMOUR[0]}\n\nabc=\n{_apt.ARMOUR[1]}\n"
+KEY = f"{_repository_key.ARMOUR[0]}\n\nabc=\n{_repository_key.ARMOUR[1]}\n"
 OTHER_KEY = KEY.replace("abc", "xyz")
 SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
 SOURCES = "/etc/apt/sources.list.d/kubegpu-cuda.sources"
@@ -408,7 +408,7 @@ def test_machine_without_apt():
 def test_query_tells_native_packages_their_holds_and_what_is_by_half():
     text = "\n".join(
         [
-            "ii \ta\t1\tamd64",
+            "ii \ta\t1\tamd64\tA. N. Other <a@example.org>",
             "hi \tb\t2\tall",
             "rc \tc\t3\tamd64",
             "un \td\t\t",
@@ -420,9 +420,9 @@ def test_query_tells_native_packages_their_holds_and_what_is_by_half():
     )
     packages, unfinished, triggers = _apt_observe.parse_query(text, "amd64")
     assert packages == {
-        "a": {"version": "1", "held": False},
-        "b": {"version": "2", "held": True},
-        "g": {"version": "5", "held": False},
+        "a": {"version": "1", "held": False, "origin": "A. N. Other <a@example.org>"},
+        "b": {"version": "2", "held": True, "origin": ""},
+        "g": {"version": "5", "held": False, "origin": ""},
     }
     assert unfinished == ["e", "f"] and triggers
 
@@ -436,6 +436,15 @@ def test_query_tells_native_packages_their_holds_and_what_is_by_half():
             "dpkg: error processing package x (--configure)",
         ),
         (Done(127, "", "apt-get: not installed"), "apt-get: not installed"),
+        (
+            Done(
+                100,
+                "The following packages have unmet dependencies:\n a : Depends: b (= 1) but 2 is to be installed\n",
+                "E: Unable to correct problems, you have held broken packages.\n",
+            ),
+            "E: Unable to correct problems, you have held broken packages. a : Depends: b (= 1) but 2 is to be "
+            "installed",
+        ),
         (Done(9, "", ""), "it ended with status 9"),
     ],
 )
@@ -445,3 +454,98 @@ def test_own_words(done, words):
 
 def test_shown_command_is_what_a_person_would_type():
     assert shown(["apt-get", "-y", "-o", "A::B=1", "install", "x=1"]) == "apt-get install x=1"
+
+
+# --------------------------------------------------------------------------- what else is installed
+
+
+def test_what_can_not_be_beside_the_set_is_refused_with_the_command_that_removes_it():
+    node = converged()
+    node.installed["nvidia-legacy-390xx-driver"] = "390"
+    before = copy.deepcopy(node.state())
+    with pytest.raises(
+        BadInput, match=r"^conflicts: nvidia-legacy-390xx-driver 390 .* apt-get purge nvidia-legacy-390xx"
+    ):
+        go(node, options(conflicts=["nvidia-legacy-*"]))
+    assert node.state() == before
+    # The set's own packages are never meant.
+    assert not go(converged(), options(conflicts=["nvidia-*"]))["changed"]
+
+
+def test_install_removes_only_what_it_may_replace():
+    node = machine()
+    node.installed["nvidia-kernel-dkms"] = "580.95.05-1"
+    node.excludes["nvidia-kernel-open-dkms"] = {"nvidia-kernel-dkms"}
+    with pytest.raises(ShareError, match=r"apt-get install .* would remove nvidia-kernel-dkms; remove them first"):
+        go(node, options())
+    assert "nvidia-kernel-dkms" in node.installed and "nvidia-driver-cuda" not in node.installed
+    go(node, options(replaces=["nvidia-kernel-*"]))
+    assert set(node.installed) == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms"}
+
+
+def test_packages_of_a_folder_are_one_more_source():
+    node = machine()
+    node.files["/tmp/x/nvidia-driver-cuda_1.deb"] = node.files["/tmp/x/README"] = ""
+    go(node, options(node_dir="/tmp/x"))
+    install = next(line for line in node.ran if " install " in line)
+    assert "--with-source=/tmp/x/nvidia-driver-cuda_1.deb nvidia-driver-cuda=" in install
+    with pytest.raises(ShareError, match=r"node_dir: /tmp/y holds no \.deb file"):
+        go(node, options(node_dir="/tmp/y", packages=["other"]))
+
+
+def with_dependencies():
+    node = converged()
+    node.installed.update({"libnvidia-ml1": "580", "old-orphan": "1", "orphans-lib": "1", "mine": "1", "shared": "1"})
+    node.automatic |= {"libnvidia-ml1", "old-orphan", "orphans-lib", "shared"}
+    node.needs = {
+        "nvidia-driver-cuda": {"libnvidia-ml1", "orphans-lib", "shared"},
+        "old-orphan": {"orphans-lib"},
+        "mine": {"shared"},
+    }
+    return node
+
+
+def test_absent_erases_dependencies_that_nothing_else_needs_and_that_were_needed_before():
+    node = with_dependencies()
+    go(node, options(state="absent"))
+    assert set(node.installed) == {"libnvidia-ml1", "old-orphan", "orphans-lib", "mine", "shared"}
+    node = with_dependencies()
+    go(node, options(state="absent", erase_dependencies=True))
+    assert set(node.installed) == {"old-orphan", "orphans-lib", "mine", "shared"}
+    assert node.automatic >= {"old-orphan", "orphans-lib", "shared"}
+    node = with_dependencies()
+    go(node, options(state="absent", erase_dependencies=True, keep=["libnvidia-*"]))
+    assert "libnvidia-ml1" in node.installed and "libnvidia-ml1" in node.automatic
+
+
+def test_absent_keeps_what_was_there_before_and_only_lets_go_of_it():
+    node = with_dependencies()
+    go(node, options(state="absent", erase_dependencies=True, keep=["nvidia-driver-cuda"]))
+    assert "nvidia-kernel-open-dkms" not in node.installed
+    assert {"nvidia-driver-cuda", "libnvidia-ml1"} <= set(node.installed) and node.held == set()
+    assert not go(node, options(state="absent", erase_dependencies=True, keep=["nvidia-driver-cuda"]))["changed"]
+
+
+def test_absent_refuses_to_tear_what_a_user_installed():
+    node = with_dependencies()
+    node.installed["cuda-toolkit"] = "13"
+    node.needs["cuda-toolkit"] = {"nvidia-driver-cuda"}
+    before = copy.deepcopy(node.state())
+    with pytest.raises(
+        ShareError, match=r"^packages: cuda-toolkit need .*; remove them first: apt-get purge cuda-toolkit"
+    ):
+        go(node, options(state="absent", erase_dependencies=True))
+    assert node.state() == before
+    go(node, options(state="absent", replaces=["cuda-*"]))
+    assert "cuda-toolkit" not in node.installed
+
+
+def test_needrestart_is_kept_out_of_every_run():
+    # The fake refuses apt-get and dpkg behind an env that doesn't say so; nothing calls them without one.
+    node = converged()
+    seen = []
+    node.commands["apt-get"] = node.commands["dpkg --"] = lambda argv: seen.append(argv) or Done(0, "", "")
+    del node.commands["env"]
+    with pytest.raises(ShareError, match="env: not installed"):
+        go(node, options(packages=["other"]))
+    assert seen == []

@@ -1,0 +1,185 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What rpm and the package managers above it know, as plain JSON: one command, and files for the rest."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import typing as t
+
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import sha256_of
+from ansible_collections.kubegpu.share.plugins.module_utils._rpm import (
+    KEY_MARK,
+    KEYS,
+    MANAGERS,
+    MARK,
+    Manager,
+    install_only,
+    newest,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._rpm_locks import Lock
+from ansible_collections.kubegpu.share.plugins.module_utils._system import System
+
+Json = t.Dict[str, t.Any]
+
+QUERY = (
+    "rpm",
+    "-qa",
+    "--qf",
+    "%{NAME}\\t%|EPOCH?{%{EPOCH}}:{0}|\\t%{VERSION}-%{RELEASE}\\t%{ARCH}\\t%{INSTALLTIME}\\t%{VENDOR}\\n",
+)
+DATABASES = ("/var/lib/rpm", "/usr/lib/sysimage/rpm")
+DATABASE_FILES = ("rpmdb.sqlite", "Packages", "Packages.db")
+# Where yum writes down what a transaction has to do until it is done.
+YUM_JOURNAL = "/var/lib/yum"
+MODULES = "/etc/dnf/modules.d"
+UNKNOWN = "(none)"
+
+
+class Installed(t.NamedTuple):
+    """One row of rpm's list."""
+
+    name: str
+    version: str
+    arch: str
+    time: int
+    vendor: str
+
+
+def observe(system: System) -> Json:
+    """Both sections that a plan reads.
+
+    :returns: ``rpm`` (None on a node without rpm or without a package manager above it) and ``packages``, all that are
+        installed; one of which several versions are installed has them all as ``versions``, the newest first.
+    """
+    manager = manager_of(system)
+    if manager is None:
+        return {"rpm": None, "packages": {}}
+    done = system.run(QUERY, timeout=60)
+    if done.rc != 0:
+        raise ShareError(f"rpm's list of packages can't be read: {done.err.strip() or done.rc}")
+    rows = parse_query(done.out)
+    lock_plugin, lock_path = _lock_plugin(system, manager)
+    locks = manager.locks.parse(system.read(lock_path) or "")
+    double = duplicates(rows)
+    left = manager.name == "yum" and any(name.startswith("transaction-all.") for name in system.names(YUM_JOURNAL))
+    files = [f"{manager.repositories}/{name}" for name in system.names(manager.repositories) if name.endswith(".repo")]
+    keys = [f"{KEYS}/{name}" for name in system.names(KEYS) if name.startswith(KEY_MARK)]
+    texts = {path: system.read(path) or "" for path in files}
+    return {
+        "rpm": {
+            "manager": manager.name,
+            "files": {path: text for path, text in texts.items() if posixpath.basename(path).startswith(MARK)},
+            "keys": {path: sha256_of(system.read(path) or "") for path in keys},
+            "imported": sorted(row.version for row in rows if row.name == "gpg-pubkey"),
+            "repositories": [one for path, text in texts.items() for one in parse_repositories(path, text)],
+            "lock_path": lock_path,
+            "lock_plugin": lock_plugin,
+            "locks": [lock.json() for lock in locks],
+            "streams": _streams(system) if manager.streams else {},
+            "duplicates": double,
+            "interrupted": left or bool(double),
+        },
+        "packages": packages_of(rows, locks),
+    }
+
+
+def manager_of(system: System) -> Manager | None:
+    """The package manager that works with this machine's rpm."""
+    if not any(name in DATABASE_FILES for folder in DATABASES for name in system.names(folder)):
+        return None
+    if system.exists("/usr/bin/zypper"):
+        return MANAGERS["zypper"]
+    if system.exists("/usr/bin/dnf"):
+        # Where dnf 5 is the machine's own it has taken the name.
+        return MANAGERS["dnf5" if (system.link("/usr/bin/dnf") or "").endswith("dnf5") else "dnf"]
+    if system.exists("/usr/bin/dnf5"):
+        return MANAGERS["dnf5"]
+    return MANAGERS["yum"] if system.exists("/usr/bin/yum") else None
+
+
+def parse_query(text: str) -> list[Installed]:
+    rows = []
+    for line in text.splitlines():
+        name, epoch, version, arch, time, vendor = (line.split("\t", 5) + [""] * 6)[:6]
+        if version:
+            whole = version if epoch in ("0", UNKNOWN, "") else f"{epoch}:{version}"
+            moment = int(time) if time.isdigit() else 0
+            rows.append(Installed(name, whole, arch, moment, "" if vendor == UNKNOWN else vendor))
+    return rows
+
+
+def packages_of(rows: t.Iterable[Installed], locks: t.Sequence[Lock]) -> dict[str, Json]:
+    """By name; the newest where several are installed, which is usual for kernels."""
+    found: dict[str, dict[str, Installed]] = {}
+    for row in rows:
+        if row.name != "gpg-pubkey":
+            found.setdefault(row.name, {})[row.version] = row
+    packages = {}
+    for name, by_number in found.items():
+        versions = newest(by_number)
+        packages[name] = {
+            "version": versions[0],
+            "held": any(lock.keeps(name, versions[0]) for lock in locks),
+            "origin": by_number[versions[0]].vendor,
+        }
+        if len(versions) > 1:
+            packages[name]["versions"] = versions
+    return packages
+
+
+def duplicates(rows: t.Iterable[Installed]) -> list[str]:
+    """Packages that are there twice though rpm keeps one: a transaction was killed before it removed the old one."""
+    seen: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if not install_only(row.name):
+            seen[row.name, row.arch] = seen.get((row.name, row.arch), 0) + 1
+    return sorted({name for (name, _arch), count in seen.items() if count > 1})
+
+
+def parse_repositories(path: str, text: str) -> t.Iterator[Json]:
+    """The repositories of a .repo file."""
+    for found in re.finditer(r"^\[([^\]\n]+)\][^\n]*\n?((?:(?!\[)[^\n]*\n?)*)", text, re.MULTILINE):
+        fields = {}
+        for line in found.group(2).splitlines():
+            key, equals, value = line.partition("=")
+            if equals and not line.lstrip().startswith(("#", ";")):
+                fields[key.strip().lower()] = value.strip()
+        if found.group(1) != "main":
+            yield {
+                "file": path,
+                "id": found.group(1),
+                "url": next((fields[key] for key in ("baseurl", "metalink", "mirrorlist") if fields.get(key)), ""),
+                "enabled": fields.get("enabled", "1").lower() in ("1", "yes", "true", "on"),
+            }
+
+
+def _lock_plugin(system: System, manager: Manager) -> tuple[str, str]:
+    """Whether locks have an effect (``enabled``, ``disabled``, or empty: the plugin isn't there), and their file."""
+    if not manager.lock_plugin:
+        return "enabled", manager.lock_path
+    text = system.read(manager.lock_plugin_file)
+    if text is None:
+        return "", manager.lock_path
+    settings = dict(re.findall(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
+    state = "disabled" if settings.get("enabled", "1").lower() in ("0", "no", "false", "off") else "enabled"
+    return state, re.sub(r"^file:(//)?", "", settings.get("locklist", "")) or manager.lock_path
+
+
+def _streams(system: System) -> dict[str, str]:
+    """The enabled streams, by module."""
+    found = {}
+    for name in system.names(MODULES):
+        if name.endswith(".module"):
+            text = system.read(f"{MODULES}/{name}") or ""
+            for block in re.split(r"^\[", text, flags=re.MULTILINE)[1:]:
+                fields = dict(re.findall(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", block, re.MULTILINE))
+                if fields.get("state") == "enabled" and fields.get("stream"):
+                    found[fields.get("name") or block.partition("]")[0]] = fields["stream"]
+    return found

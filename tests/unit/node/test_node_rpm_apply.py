@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""rpm_packages over scripted managers: yum and dnf 5, which can't be had for real, and what is hard to bring about."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible_collections.kubegpu.share.plugins.module_utils import _repository_key, _rpm
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._rpm_apply import RpmConcern
+from ansible_collections.kubegpu.share.plugins.module_utils._rpm_drivers import (
+    own_words,
+    parse_list,
+    parse_removed,
+    parse_xml_removed,
+    shown,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._rpm_files import Need, missing
+from ansible_collections.kubegpu.share.plugins.module_utils._runner import run
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from node_fakes import FakeSystem, Killed
+
+KEY = f"{_repository_key.ARMOUR[0]}\n\nabc=\n{_repository_key.ARMOUR[1]}\n"
+KEY_URL = "http://repo.example.org/key.asc"
+PROGRAMS = {"dnf": "/usr/bin/dnf", "dnf5": "/usr/bin/dnf5", "yum": "/usr/bin/yum"}
+
+
+class RpmMachine(FakeSystem):
+    """A node with rpm and one manager above it; packages have no dependencies unless ``needs`` says so."""
+
+    def __init__(self, manager: str) -> None:
+        super().__init__(
+            {"/var/lib/rpm/Packages": "", PROGRAMS[manager]: "", "/etc/yum.conf": "", "/etc/dnf/dnf.conf": ""}
+        )
+        self.manager = _rpm.MANAGERS[manager]
+        self.available = {
+            "nvidia-open": ["3:570.10-1", "3:580.95-1", "3:590.44-1"],
+            "nvidia-modprobe": ["3:580.95-1"],
+            **({self.manager.lock_plugin: ["4-1"]} if self.manager.lock_plugin else {}),
+        }
+        if self.manager.lock_plugin:
+            self.files[self.manager.lock_plugin_file] = "[main]\nenabled = 1\n"
+        self.installed: dict[str, str] = {}
+        self.automatic: set[str] = set()
+        self.broken = ""
+        self.locked = 0
+        self.commands.update({"env": self._env, "rpm": self._rpm})
+
+    def state(self):
+        return dict(self.files), dict(self.installed)
+
+    def ran_of_managers(self):
+        return [line for line in self.ran if not line.startswith(("rpm", "uname"))]
+
+    def _rpm(self, argv):
+        if argv[1] == "-qa":
+            rows = [(name, *version.rpartition(":")[::2]) for name, version in sorted(self.installed.items())]
+            return Done(0, "".join(f"{name}\t{epoch or 0}\t{rest}\tnoarch\t1\tN\n" for name, epoch, rest in rows), "")
+        return Done(1 if argv[1] == "-q" else 0, "", "")
+
+    def _env(self, argv):
+        self.ran.pop()
+        words = [word for word in argv[1:] if not re.match(r"[A-Z_]+=", word)]
+        self.ran.append(" ".join(words))
+        assert words[0] == {"yum": "yum", "dnf": "dnf", "dnf5": "dnf5"}[self.manager.name]
+        if self.locked:
+            self.locked -= 1
+            return Done(
+                200,
+                "",
+                "Error: can't create transaction lock on /var/lib/rpm/.rpm.lock (Resource temporarily unavailable)",
+            )
+        options = [word for word in words[1:] if word.startswith("-")]
+        command, *names = [word for word in words[1:] if not word.startswith("-") and word != "%{name} %{reason}\n"]
+        return getattr(self, f"_{command}")(options, names)
+
+    def _clean(self, options, names):
+        return Done(0, "", "")
+
+    def _makecache(self, options, names):
+        assert names in ([], ["fast"]) and any(word.endswith(".skip_if_unavailable=0") for word in options)
+        return (
+            Done(1, "", f"Error: Failed to download metadata for repo 'kubegpu-cuda': {self.broken}")
+            if self.broken
+            else Done(0, "", "")
+        )
+
+    def _list(self, options, names):
+        rows = [f"{name}.noarch   {one}   kubegpu-cuda\n" for name in names for one in self.available.get(name, [])]
+        return (
+            Done(0, "Available Packages\n" + "".join(rows), "")
+            if rows
+            else Done(1, "", "Error: No matching Packages to list")
+        )
+
+    def _repoquery(self, options, names):
+        if "--installed" in options:
+            return Done(
+                0, "".join(f"{name} {'Dependency' if name in self.automatic else 'User'}\n" for name in names), ""
+            )
+        names = [name for name in names if "\t" not in name]
+        return Done(0, "".join(f"{name}\t{one}\n" for name in names for one in self.available.get(name, [])), "")
+
+    def _spec(self, spec):
+        for name, versions in self.available.items():
+            for version in versions:
+                epoch, _colon, rest = version.rpartition(":")
+                if spec in (f"{name}-{epoch or 0}:{rest}", f"{epoch}:{name}-{rest}" if epoch else f"{name}-{rest}"):
+                    return name, version
+        return (spec, self.available[spec][-1]) if spec in self.available else None
+
+    def _install(self, options, names, older=False):
+        for spec in names:
+            found = self._spec(spec)
+            if found is None:
+                return Done(1, "", f"Error: Unable to find a match: {spec}")
+            name, version = found
+            have = self.installed.get(name, "")
+            if self.manager.name == "yum" and have and (version < have) != older:
+                return Done(0, f"Package matching {spec} already installed. Checking for update.\nNothing to do\n", "")
+            if name == self.manager.lock_plugin:
+                self.files[self.manager.lock_plugin_file] = "[main]\nenabled = 1\n"
+            self.step()
+            self.installed[name] = version
+        self.step()
+        return Done(0, "", "")
+
+    def _downgrade(self, options, names):
+        return self._install(options, names, older=True)
+
+    def _remove(self, options, names):
+        clean = any(word.endswith("clean_requirements_on_remove=1") for word in options)
+        going = [name for name in self.installed if name in names or (clean and name in self.automatic)]
+        if "--assumeno" in options:
+            return Done(
+                1,
+                "Removing:\n" + "".join(f" {name}   noarch   1   @r   0\n" for name in going) + "\n",
+                "Operation aborted.",
+            )
+        for name in going:
+            self.step()
+            del self.installed[name]
+        self.step()
+        return Done(0, "", "")
+
+    def _mark(self, options, names):
+        (self.automatic.discard if names[0] == "user" else self.automatic.add)(names[1])
+        return Done(0, "", "")
+
+
+def go(node, check=False, fetch=lambda _url: KEY.encode(), sleep=lambda _seconds: None, **changes):
+    params = {
+        "name": "driver",
+        "repositories": [{"name": "cuda", "url": "http://repo.example.org/x/", "key_url": KEY_URL}],
+        "packages": ["nvidia-open=580.95"],
+        **changes,
+    }
+    result = ArgumentSpecValidator(_rpm.ARGUMENTS).validate(params)
+    assert not result.error_messages
+    return run(RpmConcern(_rpm.package_set(result.validated_parameters), node, fetch, sleep), check)
+
+
+@pytest.fixture(params=["yum", "dnf5", "dnf"])
+def node(request):
+    return RpmMachine(request.param)
+
+
+def test_everything_from_a_bare_machine_then_nothing_then_gone(node):
+    before = node.state()
+    predicted = go(node, check=True, fetch=None)
+    assert node.state() == before and node.ran_of_managers() == []
+    assert go(node)["diff"] == predicted["diff"]
+    assert node.installed["nvidia-open"] == "3:580.95-1"
+    node.ran.clear()
+    assert go(node, fetch=None) == {"changed": False, "diff": []} and node.ran_of_managers() == []
+    go(node, state="absent")
+    assert node.installed == {}
+    assert {path: text for path, text in node.files.items() if text or path in before[0]} == before[0]
+
+
+def test_yum_goes_back_by_a_command_of_its_own():
+    node = RpmMachine("yum")
+    go(node, packages=["nvidia-open=590.44"])
+    node.ran.clear()
+    go(node, packages=["nvidia-open=570*", "nvidia-modprobe"])
+    assert [line for line in node.ran_of_managers() if "install" in line or "downgrade" in line] == [
+        "yum -y downgrade 3:nvidia-open-570.10-1",
+        "yum -y install nvidia-modprobe",
+    ]
+    assert node.installed["nvidia-open"] == "3:570.10-1"
+    assert "3:nvidia-open-570.10-1.?*\n" in node.files["/etc/yum/pluginconf.d/versionlock.list"]
+
+
+def test_plugin_that_makes_locks_work_is_installed_and_goes_with_the_last_lock():
+    for manager in ("dnf", "yum"):
+        node = RpmMachine(manager)
+        plugin = node.manager.lock_plugin
+        del node.files[node.manager.lock_plugin_file]
+        result = go(node)
+        assert f"package {plugin}" in [one["before_header"] for one in result["diff"]]
+        assert plugin in node.installed
+        go(node, state="absent", erase_dependencies=True, keep=[plugin])
+        assert plugin in node.installed
+        go(node)
+        node.files[node.manager.lock_path] += "mine-0:1-1.*\n"
+        go(node, state="absent", erase_dependencies=True)
+        assert plugin in node.installed
+        go(node)
+        node.files[node.manager.lock_path] = node.files[node.manager.lock_path].replace("mine-0:1-1.*\n", "")
+        go(node, state="absent", erase_dependencies=True)
+        assert node.installed == {}
+
+
+def test_dependencies_go_and_what_is_to_stay_is_marked_for_that_time():
+    node = RpmMachine("dnf5")
+    go(node)
+    node.installed["nvidia-modprobe"] = "3:580.95-1"
+    node.automatic = {"nvidia-modprobe"}
+    go(node, state="absent", erase_dependencies=True, keep=["nvidia-modprobe"])
+    assert set(node.installed) == {"nvidia-modprobe"} and node.automatic == {"nvidia-modprobe"}
+    go(node)
+    go(node, state="absent", erase_dependencies=True)
+    assert node.installed == {}
+
+
+def test_locks_of_another_set_are_there_again_after_dependencies_went():
+    node = RpmMachine("dnf")
+    go(node, hold_also=["nvidia-*"])
+    go(node, name="tools", repositories=[], packages=["nvidia-modprobe"])
+    assert "nvidia-modprobe-3:580.95-1.?*" in node.files[node.manager.lock_path]
+    # What came along and went is no longer locked, though the set's own patterns aren't given.
+    go(node, state="absent", erase_dependencies=True)
+    assert node.files[node.manager.lock_path] == "nvidia-modprobe-3:580.95-1.?*\n"
+    node.installed["libx"], node.automatic = "1-1", {"libx"}
+    node.files[node.manager.lock_path] += "libx-0:1-1.?*\n"
+    go(node, name="tools", repositories=[], packages=["nvidia-modprobe"], state="absent", erase_dependencies=True)
+    assert node.installed == {} and node.files[node.manager.lock_path] == ""
+
+
+def test_yum_which_marks_nothing_leaves_all_dependencies_where_one_is_to_stay():
+    node = RpmMachine("yum")
+    go(node)
+    node.installed.update({"nvidia-modprobe": "3:580.95-1", "libother": "1-1"})
+    node.automatic = {"nvidia-modprobe", "libother"}
+    go(node, state="absent", erase_dependencies=True, keep=["nvidia-modprobe"])
+    assert set(node.installed) == {"nvidia-modprobe", "libother"}
+
+
+def test_another_manager_at_work_is_waited_for(node):
+    node.locked = 3
+    slept = []
+    go(node, sleep=slept.append)
+    assert len(slept) == 3 and "nvidia-open" in node.installed
+    node.locked = 1000
+    with pytest.raises(ShareError, match="can't create transaction lock"):
+        go(node, packages=["nvidia-modprobe"])
+
+
+def test_repository_that_fails_is_put_back(node):
+    before = node.state()
+    node.broken = "Cannot download repomd.xml"
+    with pytest.raises(
+        ShareError, match=r"makecache( fast)? failed: Error: Failed to download .*Cannot download repomd.xml"
+    ):
+        go(node)
+    assert node.state() == before
+
+
+@pytest.mark.parametrize(
+    ("fetch", "words"),
+    [
+        (lambda _url: b"<html>", "isn't an armoured OpenPGP public key"),
+        (lambda _url: 1 / 0, f"the key at {KEY_URL} can't be fetched: division by zero"),
+    ],
+)
+def test_key_that_can_not_be_had_leaves_everything_as_it_was(node, fetch, words):
+    before = node.state()
+    with pytest.raises(ShareError) as caught:
+        go(node, fetch=fetch)
+    assert words in str(caught.value) and node.state() == before
+
+
+def test_failed_install_leaves_the_old_version_locked(node):
+    go(node)
+    before = node.state()
+    with pytest.raises(
+        ShareError, match=r"no repository has nvidia-open=600; there is 3:590.44-1, 3:580.95-1, 3:570.10-1"
+    ):
+        go(node, packages=["nvidia-open=600"])
+    assert node.state() == before
+
+
+def test_change_that_does_not_show_is_an_error():
+    node = RpmMachine("dnf")
+    node._install = lambda options, names, older=False: Done(0, "Nothing to do.\n", "")
+    with pytest.raises(NotInEffect, match="package nvidia-open"):
+        go(node)
+
+
+def test_unfinished_yum_transaction_is_ended_first_or_the_way_is_told():
+    node = RpmMachine("yum")
+    node.files["/var/lib/yum/transaction-all.2026"] = "x"
+    with pytest.raises(ShareError, match="install yum-utils and run: yum-complete-transaction --cleanup-only"):
+        go(node)
+
+    def complete(_argv):
+        del node.files["/var/lib/yum/transaction-all.2026"]
+        return Done(0, "", "")
+
+    node.commands["yum-complete-transaction"] = complete
+    go(node)
+    assert node.installed["nvidia-open"] == "3:580.95-1"
+
+
+@pytest.mark.parametrize("manager", ["dnf", "dnf5", "yum"])
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_killed_at_any_step_the_next_run_ends_in_the_same_state(manager, state):
+    def fresh():
+        node = RpmMachine(manager)
+        if state == "absent":
+            go(node)
+        node.events = 0
+        return node
+
+    whole = fresh()
+    go(whole, state=state)
+    for moment in range(1, whole.events + 1):
+        node = fresh()
+        node.kill_at = moment
+        with pytest.raises(Killed):
+            go(node, state=state)
+        node.kill_at = 0
+        go(node, state=state)
+        assert node.state() == whole.state(), moment
+        assert not go(node, state=state)["changed"], moment
+
+
+# --------------------------------------------------------------------------- words, as they were recorded
+
+DNF_CONFLICT = """Error:
+ Problem: problem with installed package kmod-open-3:590.44-1.el9.noarch
+  - package kmod-open-3:590.44-1.el9.noarch conflicts with kmod-latest provided by kmod-latest-3:580.95-1.el9.noarch
+  - conflicting requests
+"""
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (
+            Done(1, "", DNF_CONFLICT),
+            "Problem: problem with installed package kmod-open-3:590.44-1.el9.noarch; "
+            "package kmod-open-3:590.44-1.el9.noarch conflicts with kmod-latest provided by "
+            "kmod-latest-3:580.95-1.el9.noarch",
+        ),
+        (Done(1, "", "Error: Unable to find a match: x-1\n"), "Error: Unable to find a match: x-1"),
+        (Done(104, "Loading repository data...\nPackage 'x' not found.\n", ""), "Package 'x' not found."),
+        (
+            Done(
+                4,
+                "Problem: a requires b, but this requirement cannot be provided\n  not installable providers: b[r]\n",
+                "",
+            ),
+            "Problem: a requires b, but this requirement cannot be provided; not installable providers: b[r]",
+        ),
+        (
+            Done(4, '<?xml version="1.0"?>\n<message type="error">Repository \'x\' failed.</message>', ""),
+            "Repository 'x' failed.",
+        ),
+        (Done(127, "", "env: 'dnf': No such file or directory"), "env: 'dnf': No such file or directory"),
+        (Done(9, "", ""), "it ended with status 9"),
+    ],
+)
+def test_own_words(done, words):
+    assert own_words(done) == words
+
+
+def test_shown_command_is_what_a_person_would_type():
+    argv = ["env", "A_B=1", "dnf", "-y", "-q", "--setopt=x=1", "install", "a-0:1-1"]
+    assert shown(argv) == "dnf install a-0:1-1"
+
+
+def test_list_that_breaks_its_lines():
+    text = (
+        "Installed Packages\na.noarch   1-1   @r\nAvailable Packages\n"
+        "a-name-that-is-much-too-long-for-its-column.x86_64\n                     3:580.95-1.el7      cuda\n"
+        "a.noarch  0:2-1  r\n"
+    )
+    assert parse_list(text) == {"a": {"1-1", "2-1"}, "a-name-that-is-much-too-long-for-its-column": {"3:580.95-1.el7"}}
+
+
+def test_removals_of_every_kind():
+    text = (
+        "Dependencies resolved.\n====\n Package   Arch\n====\nRemoving:\n a    noarch 1 @r 0\n"
+        "Installing:\n b  noarch 1 r 0\n     replacing  old.noarch 1-1\n"
+        "Removing dependent packages:\n a-very-long-name\n          noarch 1 @r 0\n"
+        "Removing unused dependencies:\n c    noarch 1 @r 0\n\nTransaction Summary\n====\nRemove  3 Packages\n"
+    )
+    assert parse_removed(text) == ["a", "a-very-long-name", "c"]
+    yum = "Removing:\n a  noarch 1 @r 0\nRemoving for dependencies:\n d  noarch 1 @r 0\n\nTransaction Summary\n"
+    assert parse_removed(yum) == ["a", "d"]
+    xml = (
+        '<to-install>\n<solvable type="package" name="x"/></to-install>'
+        '<to-remove>\n<solvable type="package" name="y" a="b">\n</to-remove>'
+    )
+    assert parse_xml_removed(xml) == ["y"] and parse_xml_removed("<stream/>") == []
+
+
+def test_what_rpm_says_is_missing():
+    text = (
+        "error: Failed dependencies:\n\tkmod = 3:580.95 is needed by nvidia-open-3:580.95-1.noarch\n"
+        "\tlibx.so()(64bit) is needed by a-1-1.x86_64\n\tb >= 2 is needed by a-1-1.x86_64\n"
+        "\told = 1 is needed by (installed) old-tools-1-1.noarch\n\t(c or d) is needed by a-1-1.x86_64\n"
+    )
+    assert missing(text) == [
+        Need("kmod", "3:580.95"),
+        Need("libx.so()(64bit)", ""),
+        Need("b", ""),
+        Need("old", "1", "old-tools"),
+        Need("(c or d)", ""),
+    ]
