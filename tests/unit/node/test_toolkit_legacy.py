@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Stale lists and forerunners of the toolkit: what goes, what stays, and that all of it comes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _toolkit_legacy as legacy
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit_legacy_apply import LegacyConcern, installed, work
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit_legacy_observe import kept, observe
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit_legacy_sources import clean, named_nowhere
+from hypothesis import given
+from hypothesis import strategies as st
+from node_fakes import FakeSystem, Killed
+
+LISTS = "/etc/apt/sources.list.d"
+NV = "https://nvidia.github.io"
+
+DOCKER_LIST = f"""deb {NV}/libnvidia-container/stable/ubuntu18.04/$(ARCH) /
+#deb {NV}/libnvidia-container/experimental/ubuntu18.04/$(ARCH) /
+deb {NV}/nvidia-container-runtime/stable/ubuntu18.04/$(ARCH) /
+deb {NV}/nvidia-docker/ubuntu18.04/$(ARCH) /
+"""
+KEY = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
+TOOLKIT_LIST = f"deb [signed-by={KEY} arch=amd64] {NV}/libnvidia-container/stable/deb/$(ARCH) /\n"
+MIXED = f"""# the house's own
+deb [signed-by=/etc/apt/keyrings/house.asc] http://apt.example.org stable main
+# containers on cards
+deb {NV}/nvidia-docker/debian11/amd64 /
+deb-src {NV}/nvidia-docker/debian11/amd64 /
+"""
+DEB822 = f"""# ours
+
+Types: deb
+URIs: http://apt.example.org
+Suites: stable
+Components: main
+
+# of the card's maker
+Types: deb
+URIs: {NV}/libnvidia-container/stable/deb/amd64
+Suites: /
+Signed-By: /etc/apt/keyrings/nvidia.asc
+
+"""
+DEB822_TWO = f"""Types: deb
+URIs: http://mirror.example.org/a
+ {NV}/nvidia-docker/debian11/amd64
+ http://mirror.example.org/b
+Suites: /
+"""
+DEB822_ONE = f"Types: deb\r\nURIs: {NV}/nvidia-docker/x http://a.example.org\r\nSuites: /\r\n"
+PLAIN = "deb http://deb.example.org stable main\n"
+ELSEWHERE = "deb http://nvidia.github.io.example.org/ /\n"
+REPO = f"""[libnvidia-container]
+name=libnvidia-container
+baseurl={NV}/libnvidia-container/stable/centos7/$basearch
+repo_gpgcheck=1
+gpgcheck=0
+enabled=1
+
+[libnvidia-container-experimental]
+baseurl={NV}/libnvidia-container/experimental/centos7/$basearch
+enabled=0
+"""
+REPO_MIXED = f"""# kept by the house
+[base]
+name=Base
+baseurl=http://mirror.example.org/base
+
+[nvidia-docker]
+# do not touch
+baseurl=http://mirror.example.org/nvidia-docker/centos7/x86_64
+gpgkey={NV}/nvidia-docker/gpgkey
+"""
+REPO_MIXED_LEFT = """# kept by the house
+[base]
+name=Base
+baseurl=http://mirror.example.org/base
+
+# do not touch
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "active", "left", "keyrings"),
+    [
+        (f"{LISTS}/nvidia-docker.list", DOCKER_LIST, True, None, ()),
+        (f"{LISTS}/nvidia-container-toolkit.list", TOOLKIT_LIST, True, None, (KEY,)),
+        (f"{LISTS}/x.list", f"# deb {NV}/nvidia-docker/x /\n", False, None, ()),
+        (f"{LISTS}/x.list", PLAIN, False, PLAIN, ()),
+        (f"{LISTS}/x.list", ELSEWHERE, False, ELSEWHERE, ()),
+        (
+            "/etc/apt/sources.list",
+            MIXED,
+            True,
+            "".join(line for line in MIXED.splitlines(keepends=True) if "nvidia" not in line),
+            (),
+        ),
+        ("/etc/apt/sources.list", f"deb {NV}/nvidia-docker/debian11/amd64 /\n", True, "", ()),
+        (
+            f"{LISTS}/all.sources",
+            DEB822,
+            True,
+            DEB822.split("Types: deb\nURIs: https")[0],
+            ("/etc/apt/keyrings/nvidia.asc",),
+        ),
+        (
+            f"{LISTS}/two.sources",
+            DEB822_TWO,
+            True,
+            DEB822_TWO.replace(f" {NV}/nvidia-docker/debian11/amd64\n", ""),
+            (),
+        ),
+        (f"{LISTS}/one.sources", DEB822_ONE, True, DEB822_ONE.replace(f" {NV}/nvidia-docker/x", ""), ()),
+        (f"{LISTS}/off.sources", f"Types: deb\nURIs: {NV}/nvidia-docker/x\nSuites: /\nEnabled: no\n", False, None, ()),
+        ("/etc/yum.repos.d/nvidia-docker.repo", REPO, True, None, ()),
+        ("/etc/yum.repos.d/off.repo", REPO.replace("enabled=1", "enabled=0"), False, None, ()),
+        ("/etc/zypp/repos.d/house.repo", REPO_MIXED, True, REPO_MIXED_LEFT, ()),
+    ],
+)  # fmt: skip
+def test_what_is_stale_goes_and_all_else_stays(path, text, active, left, keyrings):
+    found = clean(path, text)
+    assert (found.active, found.text, found.keyrings) == (active, left, keyrings)
+    if active and left is not None:
+        assert not clean(path, left).active, "nothing is left to do"
+
+
+LINES = st.sampled_from(
+    [
+        "# a comment",
+        "",
+        "deb http://deb.example.org/debian stable main",
+        "deb [signed-by=/k.gpg arch=amd64] http://deb.example.org/debian sid main  # why",
+        f"deb {NV}/libnvidia-container/stable/deb/amd64 /",
+        f"deb-src [trusted=yes] {NV}/nvidia-docker/ubuntu20.04/amd64 /",
+        "\tdeb   cdrom:[Debian]/ stable main",
+        "garbage ][ \x01",
+    ]
+)
+
+
+@given(st.lists(LINES), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["a.list", "a.sources", "a.repo"]))
+def test_no_foreign_line_is_ever_lost(lines, end, name):
+    text = end.join(lines)
+    found = clean(f"{LISTS}/{name}", text)
+    left = found.text or ""
+    foreign = [line for line in text.splitlines(keepends=True) if "nvidia" not in line]
+    if found.text is not None and name == "a.list":
+        assert left == "".join(foreign)
+    if not found.active and found.text is not None:
+        assert left == text
+    assert clean(f"{LISTS}/{name}", left).text in (found.text, None)
+
+
+def test_a_keyring_that_another_list_names_stays():
+    assert named_nowhere(["/k/a.gpg", "/k/b.gpg"], ["Signed-By: /k/b.gpg\n", "deb [signed-by=/k/a.gpg.old] x /"]) == [
+        "/k/a.gpg"
+    ]
+
+
+# --------------------------------------------------------------------------- a whole node
+
+
+class Node(FakeSystem):
+    """A node on which cp, mv and dpkg do what they do; a removal takes Docker's file along, as rpm's does."""
+
+    def __init__(self, files, packages=None, dpkg=True):
+        super().__init__(files)
+        self.packages = dict(packages or {})
+        self.takes_along = {"nvidia-docker2": ["/etc/docker/daemon.json"]}
+        self.folders |= {"/var/lib"}
+        if dpkg:
+            self.files["/var/lib/dpkg/status"] = ""
+        self.commands.update(
+            {
+                "mkdir": Done(0, "", ""),
+                "cp -a": self._cp,
+                "mv": self._mv,
+                "rm -r": self._rm,
+                "cmp": lambda argv: Done(0 if self.files.get(argv[2], 1) == self.files.get(argv[3], 2) else 1, "", ""),
+                "stat": Done(0, "640 0:0\n", ""),
+                "dpkg -S": Done(1, "", "no path found"),
+                "dpkg-query": self._query,
+                "rpm -q": self._rpm_query,
+                "rpm -e": self._remove,
+                "apt-get": self._remove,
+                "apt-mark": self._unhold,
+            }
+        )
+
+    def _cp(self, argv):
+        self.step()
+        self.files[argv[-1]] = self.files[argv[-2]]
+        return Done(0, "", "")
+
+    def _mv(self, argv):
+        self.step()
+        self.files[argv[-1]] = self.files.pop(argv[-2])
+        return Done(0, "", "")
+
+    def _rm(self, argv):
+        self.step()
+        for path in [one for one in self.files if one.startswith(argv[2] + "/")]:
+            del self.files[path]
+        return Done(0, "", "")
+
+    def _query(self, argv):
+        rows = [f"{'h' if held else 'i'}i \t{n}\t{v}" for n, (v, held) in self.packages.items() if n in argv]
+        return Done(1, "\n".join(rows), "")
+
+    def _rpm_query(self, argv):
+        rows = [f"{n}\t{v}" for n, (v, _held) in self.packages.items() if n in argv]
+        return Done(1, "\n".join([*rows, "package other is not installed"]), "")
+
+    def _unhold(self, argv):
+        self.step()
+        for name in argv[2:]:
+            self.packages[name] = (self.packages[name][0], False)
+        return Done(0, "", "")
+
+    def _remove(self, argv):
+        for name in [name for name in argv if name in self.packages]:
+            assert not self.packages[name][1], "held"
+            self.step()
+            for path in self.takes_along.get(name, []):
+                if path in self.files:
+                    self.files[path + ".rpmsave"] = self.files.pop(path)
+            self.step()
+            del self.packages[name]
+        self.step()
+        return Done(0, "", "")
+
+
+DAEMON = '{\n  "log-driver": "local",   "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}\n}\n'
+BEFORE = {
+    f"{LISTS}/nvidia-docker.list": DOCKER_LIST,
+    f"{LISTS}/nvidia-container-toolkit.list": TOOLKIT_LIST,
+    "/etc/apt/sources.list": MIXED,
+    KEY: "key",
+    "/etc/apt/keyrings/house.asc": "house",
+    "/etc/docker/daemon.json": DAEMON,
+    f"{LISTS}/kubegpu-nvidia-container-toolkit.sources": f"URIs: {NV}/libnvidia-container/stable/deb/amd64/\n",
+}
+PACKAGES = {"nvidia-docker2": ("2.13.0-1", True), "nvidia-container-toolkit": ("1.13.5-1", False)}
+WANT = legacy.Wanted(False, True, ("nvidia-docker2",))
+BACK = legacy.Wanted(True, True, ())
+
+
+def etc(node):
+    return {path: text for path, text in node.files.items() if not path.startswith(("/var/lib/", "/proc"))}
+
+
+@pytest.mark.parametrize("dpkg", [True, False])
+def test_migration_and_back(dpkg):
+    node = Node(BEFORE, PACKAGES if dpkg else {"nvidia-docker2": ("2.13.0-1", False)}, dpkg)
+    done = work(WANT, False, node)
+    assert done["changed"] and done["packages"] == {"nvidia-docker2": "2.13.0-1"}
+    assert node.files["/etc/docker/daemon.json"] == DAEMON
+    assert f"{LISTS}/nvidia-docker.list" not in node.files and KEY not in node.files
+    assert "nvidia.github.io" not in node.files["/etc/apt/sources.list"]
+    assert f"{LISTS}/kubegpu-nvidia-container-toolkit.sources" in node.files
+    assert not [path for path in node.files if path.endswith(".rpmsave") or "/.kubegpu" in path]
+    assert not [path for path in node.files if path.startswith(legacy.STORE) and "daemon.json" in path], (
+        "no copy is left"
+    )
+    assert "nvidia-docker2" not in node.packages
+    again = work(WANT, False, node)
+    assert not again["changed"] and again["packages"] == {"nvidia-docker2": "2.13.0-1"}
+    back = work(BACK, False, node)
+    assert back["changed"] and back["packages"] == {"nvidia-docker2": "2.13.0-1"}
+    assert etc(node) == BEFORE
+    assert not [path for path in node.files if path.startswith("/var/lib/kubegpu-share")]
+    assert not work(BACK, False, node)["changed"]
+
+
+def test_check_mode_shows_everything_and_touches_nothing():
+    node = Node(BEFORE, PACKAGES)
+    before = dict(node.files)
+    done = work(WANT, True, node)
+    assert node.files == before and not node.events
+    assert [one["before_header"] for one in done["diff"]] == [
+        KEY,
+        "/etc/apt/sources.list",
+        f"{LISTS}/nvidia-container-toolkit.list",
+        f"{LISTS}/nvidia-docker.list",
+        "package nvidia-docker2",
+    ]
+
+
+@pytest.mark.parametrize("dpkg", [True, False])
+def test_killed_anywhere_the_next_run_finishes(dpkg):
+    packages = PACKAGES if dpkg else {"nvidia-docker2": ("2.13.0-1", False)}
+    whole = Node(BEFORE, packages, dpkg)
+    work(WANT, False, whole)
+    assert whole.events > 15
+    for at in range(1, whole.events + 1):
+        node = Node(BEFORE, packages, dpkg)
+        node.kill_at = at
+        with pytest.raises(Killed):
+            work(WANT, False, node)
+        controller = {
+            "sources_stale": observe(node),
+            "toolkit_legacy": kept(node),
+            "packages": installed(node, WANT.packages),
+        }
+        pending = not legacy.plan(WANT, controller).empty
+        work(WANT, False, node)
+        assert etc(node) == etc(whole) and node.packages == whole.packages, at
+        assert pending or at >= whole.events - 1, f"killed at {at}: the controller wouldn't have noticed"
+        node.kill_at = 0
+        work(BACK, False, node)
+        assert etc(node) == BEFORE, at
+
+
+def test_killed_while_giving_back():
+    whole = Node(BEFORE, PACKAGES)
+    work(WANT, False, whole)
+    start = whole.events
+    work(BACK, False, whole)
+    for at in range(start + 1, whole.events + 1):
+        node = Node(BEFORE, PACKAGES)
+        work(WANT, False, node)
+        node.kill_at = at
+        with pytest.raises(Killed):
+            work(BACK, False, node)
+        node.kill_at = 0
+        work(BACK, False, node)
+        assert etc(node) == BEFORE, at
+
+
+def test_what_somebody_wrote_since_is_theirs():
+    node = Node(BEFORE, PACKAGES)
+    work(WANT, False, node)
+    node.files["/etc/apt/sources.list"] += "deb http://new.example.org stable main\n"
+    node.files[f"{LISTS}/nvidia-docker.list"] = "# not again\n"
+    work(BACK, False, node)
+    assert "new.example.org" in node.files["/etc/apt/sources.list"]
+    assert node.files[f"{LISTS}/nvidia-docker.list"] == "# not again\n"
+    assert node.files[f"{LISTS}/nvidia-container-toolkit.list"] == TOOLKIT_LIST
+
+
+def test_a_keyring_that_a_package_brought_stays():
+    node = Node(BEFORE)
+    node.commands["dpkg -S"] = Done(0, "cuda-keyring: " + KEY, "")
+    work(WANT, False, node)
+    assert node.files[KEY] == "key"
+
+
+def test_a_removal_that_fails_says_why_and_the_file_comes_back_later():
+    node = Node(BEFORE, PACKAGES)
+    node.commands["apt-get"] = Done(100, "", "E: Could not get lock\nE: more")
+    with pytest.raises(ShareError, match="nvidia-docker2 failed: E: Could not get lock"):
+        work(WANT, False, node)
+    assert node.files["/etc/docker/daemon.json"] == DAEMON
+    node.commands["apt-get"] = node._remove
+    assert work(WANT, False, node)["changed"] and node.files["/etc/docker/daemon.json"] == DAEMON
+
+
+def test_drop_ins_are_only_told_of():
+    path = "/etc/crio/conf.d/99-nvidia.toml"
+    node = Node({path: "[crio]\n"})
+    done = work(WANT, False, node)
+    assert not done["changed"] and done["drop_ins"] == [path] and node.files[path]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', json.dumps({"schema": 1, "files": 3})])
+def test_a_record_of_another_version_is_refused(text):
+    node = Node({legacy.RECORD: text})
+    with pytest.raises(ShareError, match=r"record\.json isn't one of this version"):
+        work(BACK, False, node)
+
+
+def test_a_name_that_is_no_package_is_refused():
+    with pytest.raises(BadInput, match="packages: '-x'"):
+        legacy.wanted({"state": "absent", "sources": True, "packages": ["-x"]})
+
+
+def test_the_plan_on_the_controller_is_the_node_s():
+    node = Node(BEFORE, PACKAGES)
+    seen = {
+        "sources_stale": observe(node),
+        "toolkit_legacy": kept(node),
+        "packages": installed(node, ["nvidia-docker2"]),
+    }
+    here = {change.header for change in legacy.plan(WANT, seen).changes}
+    there = {change.header for change in legacy.plan(WANT, LegacyConcern(WANT, node).observe()).changes}
+    assert there - here == {KEY}
