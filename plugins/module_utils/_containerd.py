@@ -36,7 +36,22 @@ CRI_PLUGIN = {
     4: "io.containerd.cri.v1.runtime",
 }
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|#[^\n]*|\[|\]')
+CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
+# Formats that a containerd reads, the newest one; from 2.3 on each imported file is brought up to date by itself.
+NEWEST_FORMAT = (((2, 3), 4), ((2, 0), 3), ((0, 0), 2))
+EACH_FILE_ITS_FORMAT = (2, 3)
+# containerd takes the options' names in any case; "systemdCgroup" is a usual one.
+OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
+# Shims that run what BinaryName says.
+RUNC_SHIMS = ("io.containerd.runc.v2", "io.containerd.runc.v1")
+
+_PIECE = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|'
+    + r"'''.*?'''|"
+    + r'"(?:[^"\\\n]|\\.)*"|'
+    + r"'[^'\n]*'|#[^\n]*|[\[\]{}=,\n]|[^\s\"'#\[\]{}=,]+",
+    re.DOTALL,
+)
 _SECRET = re.compile(
     r"(?i)(\b(?:password|auth|identitytoken|identity_token|authorization|token)\b[\"']?\s*=\s*\[?\s*)"
     r"(\"(?:[^\"\\\n]|\\.)+\"|'[^'\n]+')"
@@ -61,22 +76,34 @@ def release(version: str) -> tuple[int, int]:
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
+def newest_format(release: tuple[int, int]) -> int:
+    """The newest format of configuration files that a release reads."""
+    return next(number for since, number in NEWEST_FORMAT if release >= since)
+
+
 # --------------------------------------------------------------------------- files
 
 
 def imports_of(text: str) -> list[str]:
     """What a configuration file imports, as it is written there."""
-    found = re.search(r"(?m)^[ \t]*imports[ \t]*=[ \t]*\[", text)
-    header = re.search(r"(?m)^[ \t]*\[", text)
-    # Below a table's header the key would belong to that table.
-    if not found or (header and header.start() < found.start()):
-        return []
-    paths = []
-    for token in _TOKEN.finditer(text, found.end()):
-        if token.group() == "]":
-            break
-        if token.group()[0] in "\"'":
-            paths.append(token.group()[1:-1])
+    paths: list[str] = []
+    depth, key = 0, ""
+    for piece in _PIECE.findall(text.lstrip("\ufeff")):
+        if piece[0] == "#" or (piece == "\n" and depth):
+            continue
+        if piece == "\n":
+            key = ""
+        elif piece in ("[", "{"):
+            if not key:
+                # Below a table's header the key would belong to that table.
+                break
+            depth += 1
+        elif piece in ("]", "}"):
+            depth -= 1
+        elif not key:
+            key = piece.strip("\"'")
+        elif key == "imports" and depth == 1 and piece[0] in "\"'":
+            paths.append(str(_value(piece[2:-2] if piece[:3] in ('"""', "'''") else piece)))
     return paths
 
 
@@ -89,22 +116,28 @@ def resolve(parent: str, imports: t.Sequence[str], names: t.Callable[[str], list
     paths: list[str] = []
     for one in imports:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(parent), one))
-        if "*" in path:
-            folder, pattern = posixpath.split(path)
-            # Go's Glob: a star matches a leading dot too.
-            paths.extend(
-                posixpath.join(folder, name) for name in sorted(names(folder)) if fnmatch.fnmatchcase(name, pattern)
-            )
-        else:
-            paths.append(path)
+        paths.extend(_glob(path, names) if "*" in path else [path])
     return paths
+
+
+def _glob(path: str, names: t.Callable[[str], list[str]]) -> list[str]:
+    folder, pattern = posixpath.split(path)
+    folders = _glob(folder, names) if "*" in folder else [folder]
+    # Go's Glob: a star matches a leading dot too.
+    return [
+        posixpath.join(one, name)
+        for one in folders
+        for name in sorted(names(one))
+        if fnmatch.fnmatchcase(name, pattern)
+    ]
 
 
 def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
     """The files that make up a configuration in the order in which containerd merges them; the later one wins."""
 
     def names(folder: str) -> list[str]:
-        return [posixpath.basename(path) for path in texts if posixpath.dirname(path) == folder]
+        start = folder.rstrip("/") + "/"
+        return list({path[len(start) :].partition("/")[0] for path in texts if path.startswith(start)})
 
     order: list[str] = []
     pending = [main]
@@ -115,6 +148,19 @@ def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
         order.append(path)
         pending.extend(resolve(path, imports_of(texts[path]), names))
     return order
+
+
+def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, str]]:
+    """Files that are imported by their name and don't exist, each behind the file that imports it.
+
+    containerd doesn't start with them, and from 2.0 on its dump doesn't say so.
+    """
+    return [
+        (path, one)
+        for path in load_order(main, texts)
+        for one in resolve(path, [name for name in imports_of(texts[path]) if "*" not in name], lambda _folder: [])
+        if one not in texts
+    ]
 
 
 # --------------------------------------------------------------------------- secrets
@@ -155,12 +201,17 @@ def read_dump(text: str) -> Flat:
     """All values of a ``containerd config dump`` by their full path; empty tables are ``{}``."""
     flat: Flat = {}
     table: tuple[str, ...] = ()
+    rows: dict[tuple[str, ...], int] = {}
     for line in text.splitlines():
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         if line.startswith("["):
             table = _path(line.strip("[]"))
+            if line.startswith("[["):
+                # One row of several: its number is part of its path.
+                rows[table] = rows.get(table, -1) + 1
+                table = (*table, str(rows[table]))
             flat.setdefault(table, {})
             continue
         key, rest = _first_key(line)
@@ -234,7 +285,16 @@ class Effective:
 
     @property
     def default_runtime(self) -> str:
+        # A table of old that decides over the name, in 1.x; the dump shows both.
+        if self.value("containerd", "default_runtime", "runtime_type"):
+            return "default"
         return str(self.value("containerd", "default_runtime_name") or "")
+
+    @property
+    def socket(self) -> str:
+        """Where this containerd listens."""
+        moved = ("plugins", "io.containerd.server.v1.grpc", "address")
+        return str(self.flat.get(("grpc", "address")) or self.flat.get(moved) or DEFAULT_SOCKET)
 
     @property
     def cdi(self) -> bool | None:
@@ -249,16 +309,30 @@ class Effective:
     def runtime(self, name: str) -> Flat:
         """One runtime's settings that say something: empty strings, zeros and empty lists are left out."""
         base = (*self._base, "containerd", "runtimes", name)
-        found = {path[len(base) :]: value for path, value in self.flat.items() if path[: len(base)] == base}
+        found = {_spelled(path[len(base) :]): value for path, value in self.flat.items() if path[: len(base)] == base}
         return {path: value for path, value in found.items() if path and value not in ("", 0, [], {})}
 
-    def model(self) -> str:
-        """The runtime that ours is a copy of: runc, else the first other one that runc's shim serves."""
+    def models(self) -> list[str]:
+        """Runtimes that ours can be a copy of, for runc's shim serves them: runc, then the others."""
         names = [name for name in self.runtimes() if name != RUNTIME_NAME]
-        if "runc" in names:
-            return "runc"
-        fitting = [name for name in names if self.runtime(name).get(("runtime_type",)) == "io.containerd.runc.v2"]
-        return fitting[0] if fitting else ""
+        fitting = [name for name in names if self.runtime(name).get(("runtime_type",), RUNC_SHIMS[0]) in RUNC_SHIMS]
+        return sorted(fitting, key=lambda name: (name != "runc", name))
+
+    def model(self, default: str = "") -> str:
+        """The runtime that ours is a copy of: what pods get when they ask for none, else runc, else another one.
+
+        :param default: the default runtime without ours.
+        """
+        fitting = self.models()
+        return default if default in fitting else (fitting[0] if fitting else "")
+
+    def bare_runc(self) -> bool:
+        """Nobody says anything of runc: it is there because containerd brings it."""
+        return set(self.runtime("runc")) <= {("runtime_type",), ("sandboxer",)}
+
+
+def _spelled(path: tuple[str, ...]) -> tuple[str, ...]:
+    return ("options", OPTIONS.get(path[1].lower(), path[1])) if len(path) == 2 and path[0] == "options" else path
 
 
 def effective(dump: str) -> Effective:
@@ -269,10 +343,17 @@ def effective(dump: str) -> Effective:
     return Effective(flat, known[0] if known else "")
 
 
-def runtime_settings(seen: Effective, binary: str) -> Flat:
+def runtime_settings(seen: Effective, binary: str, model: str) -> Flat:
     """What our runtime's table has to hold: all that its model has, and another binary."""
-    settings = dict(seen.runtime(seen.model()))
-    settings.setdefault(("runtime_type",), "io.containerd.runc.v2")
+    settings = dict(seen.runtime(model)) if model else {}
+    # Of the shims of old alone: with any other the CRI plugin doesn't load.
+    for old in ("runtime_engine", "runtime_root"):
+        settings.pop((old,), None)
+    if settings.get(("sandboxer",)) == "podsandbox":
+        # What containerd takes by itself, and says in its dump only.
+        del settings[("sandboxer",)]
+    if settings.get(("runtime_type",)) not in RUNC_SHIMS:
+        settings[("runtime_type",)] = RUNC_SHIMS[0]
     settings[("options", "BinaryName")] = binary
     settings[("options", "SystemdCgroup")] = bool(settings.get(("options", "SystemdCgroup"), False))
     return settings
@@ -280,22 +361,45 @@ def runtime_settings(seen: Effective, binary: str) -> Flat:
 
 def shortcomings(seen: Effective, wanted: Wanted) -> list[str]:
     """Why a dump isn't what is wanted, each in a few words; none where it is."""
-    if not seen.plugin:
-        return ["the CRI plugin isn't in containerd's configuration"] if wanted.present else []
-    is_default = seen.default_runtime == RUNTIME_NAME
     if not wanted.present:
         return []
+    if not seen.plugin:
+        return ["the CRI plugin isn't in containerd's configuration"]
     found = []
-    if wanted.default and not is_default:
+    if wanted.default and seen.default_runtime != RUNTIME_NAME:
         found.append(f"default_runtime_name is {seen.default_runtime!r}")
-    ours = seen.runtime(RUNTIME_NAME)
-    for path, value in sorted(runtime_settings(seen, wanted.binary).items()):
-        if ours.get(path, False if value is False else None) != value:
-            found.append(f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}")
+    # A copy of any runtime that there is; of itself, where nobody has set up another.
+    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() else [])
+    found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
     if wanted.cdi and seen.cdi is False:
         found.append("enable_cdi is false")
     if cri_disabled(seen):
         found.append('disabled_plugins holds "cri"')
+    return found
+
+
+def _differences(seen: Effective, binary: str, model: str) -> list[str]:
+    ours = seen.runtime(RUNTIME_NAME)
+    return [
+        f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
+        for path, value in sorted(runtime_settings(seen, binary, model).items())
+        if ours.get(path, False if value is False else None) != value
+    ]
+
+
+def obstacles(seen: Effective) -> list[tuple[tuple[str, ...], str]]:
+    """Settings of old, in 1.x, with which our runtime can't be the default, as keys of the CRI plugin and words.
+
+    No dump says so: only the daemon does when it starts.
+    """
+    found: list[tuple[tuple[str, ...], str]] = []
+    if seen.value("containerd", "default_runtime", "runtime_type"):
+        words = "containerd.default_runtime decides over default_runtime_name; make it one of containerd.runtimes"
+        found.append((("containerd", "default_runtime"), words))
+    for old in ("systemd_cgroup", "no_pivot"):
+        if seen.value(old):
+            words = f"{old} = true only works with a default runtime of type io.containerd.runtime.v1.linux; "
+            found.append(((old,), words + "say it in the options of each runtime"))
     return found
 
 
@@ -316,13 +420,16 @@ def losses(before: Effective, after: Effective, wanted: Wanted) -> list[str]:
     }
     if wanted.enable_cri:
         ours.add(("disabled_plugins",))
-    table = (*after._base, "containerd", "runtimes", RUNTIME_NAME)
+    hidden = [(*after._base, "containerd", "runtimes", RUNTIME_NAME)]
+    if wanted.enable_cri and (cri_disabled(before) or not before.plugin):
+        # A dump leaves out what is switched off.
+        hidden += [("plugins", name) for name in CRI_PARTS]
 
     def theirs(flat: Flat) -> Flat:
         return {
             path: value
             for path, value in flat.items()
-            if path not in ours and path[: len(table)] != table and value not in ("", 0, [], {})
+            if path not in ours and not any(path[: len(one)] == one for one in hidden) and value not in ("", 0, [], {})
         }
 
     old, new = theirs(before.flat), theirs(after.flat)

@@ -12,7 +12,8 @@ import posixpath
 import re
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._observe_containerd import EMBEDDED, process_age
+from ansible_collections.kubegpu.share.plugins.module_utils._observe_containerd import EMBEDDED
+from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import process_age
 from ansible_collections.kubegpu.share.plugins.module_utils._probe import Probe, probe
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 

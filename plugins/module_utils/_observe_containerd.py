@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
-import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import stale, unit
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 
 UNIT = "containerd.service"
-# A file is written and the daemon restarted within the same second; clocks read from /proc are off by hundredths.
-STALE_AFTER_SECONDS = 1.0
 
 # Distributions of Kubernetes with a containerd of their own, configured in their own way, by the folder they own.
 EMBEDDED = {
@@ -41,17 +39,9 @@ class Service:
 
 def service(system: System) -> Service:
     """The unit as systemd knows it: which binary with which configuration, and whether it runs."""
-    done = system.run(["systemctl", "show", UNIT, "-p", "ExecStart", "-p", "ActiveState", "-p", "MainPID"])
-    values = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
-    start = values.get("ExecStart", "")
-    binary = re.search(r"\bpath=(\S+)", start)
-    config = re.search(r"argv\[\]=[^;]*?(?:--config|\s-c)[ =](\S+)", start)
-    return Service(
-        binary=binary.group(1) if binary else "",
-        config_path=config.group(1) if config else _containerd.DEFAULT_CONFIG,
-        active=values.get("ActiveState") == "active",
-        pid=int(values.get("MainPID") or 0) if (values.get("MainPID") or "0").isdigit() else 0,
-    )
+    found = unit(system, UNIT)
+    config = found.values("--config", "-c")
+    return Service(found.binary, config[-1] if config else _containerd.DEFAULT_CONFIG, found.active, found.pid)
 
 
 def read_files(system: System, main: str) -> dict[str, str]:
@@ -88,49 +78,26 @@ def observe(system: System) -> dict[str, t.Any] | None:
     masked; ``stale`` is "a file is newer than the running daemon", ``pending`` "a run of ours was cut short".
     """
     embedded = next((name for name, path in EMBEDDED.items() if system.exists(path)), "")
-    unit = service(system)
-    binary = unit.binary or "containerd"
+    daemon = service(system)
+    binary = daemon.binary or "containerd"
     version = _containerd.version_of(system.run([binary, "--version"]).out)
     if not version and not embedded:
         return None
-    texts = read_files(system, unit.config_path)
-    text, error = dump(system, binary, unit.config_path) if version else ("", "")
+    texts = read_files(system, daemon.config_path)
+    text, error = dump(system, binary, daemon.config_path) if version else ("", "")
     return {
         "version": version,
-        "config_path": unit.config_path,
+        "config_path": daemon.config_path,
         "files": {path: _containerd.mask(one) for path, one in texts.items()},
         # The file that would be ours, even where nothing imports it.
-        "drop_in": system.read(posixpath.join(posixpath.dirname(unit.config_path), "conf.d", _containerd.DROP_IN_NAME)),
+        "drop_in": system.read(
+            posixpath.join(posixpath.dirname(daemon.config_path), "conf.d", _containerd.DROP_IN_NAME)
+        ),
         "dump": _containerd.mask(text),
         "error": error,
-        "service_active": unit.active,
-        "stale": unit.active and stale(system, unit.pid, list(texts)),
+        "service_active": daemon.active,
+        "stale": daemon.active and stale(system, daemon.pid, list(texts)),
         "pending": system.exists(_containerd.PENDING_PATH),
         "embedded": embedded,
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
     }
-
-
-def stale(system: System, pid: int, paths: t.Sequence[str]) -> bool:
-    """Any of these files is newer than the process."""
-    age = process_age(system, pid)
-    if age is None or not paths:
-        return False
-    done = system.run(["stat", "-c", "%.6Y", *paths])
-    now = system.run(["date", "+%s.%N"])
-    try:
-        started = float(now.out) - age
-        return any(float(line) > started + STALE_AFTER_SECONDS for line in done.out.split())
-    except ValueError:
-        return False
-
-
-def process_age(system: System, pid: int) -> float | None:
-    """Seconds that a process has been running, or None where there is no such process."""
-    stat = system.read(f"/proc/{pid}/stat")
-    uptime = system.read("/proc/uptime")
-    if not stat or not uptime:
-        return None
-    # The name in parentheses may hold blanks; field 22 counts hundredths of a second since boot on every Linux.
-    fields = stat.rpartition(")")[2].split()
-    return float(uptime.split()[0]) - int(fields[19]) / 100

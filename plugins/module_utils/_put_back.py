@@ -21,6 +21,9 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 
+# As many links in a row as Linux follows.
+MOST_LINKS = 40
+
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
@@ -120,11 +123,14 @@ class PutBack:
         # Refuses while others' records are in it.
         self._system.run(["rmdir", posixpath.dirname(self._record)])
 
+    def rewrite(self, path: str, text: str) -> None:
+        """Give one file another text; it keeps its permissions. There is no way back from it."""
+        mode, owner = self._permissions(path) if self._system.exists(path) else (0o644, "")
+        self._set(path, text, Kept(path, None, mode, owner, ""))
+
     def _set(self, path: str, text: str | None, like: Kept) -> None:
-        link = self._system.link(path)
-        if link is not None:
-            # The file behind a link is replaced, never the link.
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+        # The file behind a link is replaced, never the link.
+        path = self._behind(path)
         if text is None:
             self._system.remove(path)
             return
@@ -132,7 +138,16 @@ class PutBack:
         if like.owner not in ("", "0:0"):
             self._system.run(["chown", like.owner, path])
 
+    def _behind(self, path: str) -> str:
+        for _hop in range(MOST_LINKS):
+            link = self._system.link(path)
+            if link is None:
+                break
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+        return path
+
     def _permissions(self, path: str) -> tuple[int, str]:
+        path = self._behind(path)
         done = self._system.run(["stat", "-c", "%a %u:%g", path])
         mode, _blank, owner = done.out.strip().partition(" ")
         if done.rc != 0 or not owner:

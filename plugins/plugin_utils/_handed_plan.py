@@ -27,6 +27,8 @@ class HandedPlan(ActionBase):  # type: ignore[misc]  # ansible-core carries no t
     """Plans from ``observed`` and executes the module of the same name, with the option ``plan``, only on drift."""
 
     arguments: t.ClassVar[Json]
+    # What ``make`` wants the user to know though it stops nothing.
+    notices: t.Sequence[str] = ()
 
     @abstractmethod
     def make(self, params: Json, task_vars: Json | None) -> tuple[Plan, Json]:
@@ -52,6 +54,8 @@ class HandedPlan(ActionBase):  # type: ignore[misc]  # ansible-core carries no t
             if not plan.empty and not self._task.check_mode:
                 result.update(self.carry_out(params, handed, task_vars))
                 result["diff"] = plan.diff()
+            if self.notices:
+                result["warnings"] = [*result.get("warnings", []), *self.notices]
         except ShareError as error:
             result.update(error.details, failed=True, msg=str(error))
         return result

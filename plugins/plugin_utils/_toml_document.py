@@ -23,6 +23,10 @@ except ImportError:
 Path = tuple[str, ...]
 
 
+class Unparsable(BadInput):
+    """It isn't TOML."""
+
+
 class Place(t.NamedTuple):
     """A key's value, a table's header, or a comment or blank line (no path), and the list that it stands in."""
 
@@ -42,24 +46,35 @@ class Place(t.NamedTuple):
 class Document:
     """A TOML file under edit; ``tree`` is what is asked for so far.
 
-    :raises BadInput: it isn't TOML, or (any method) is written in a way that can't be edited.
+    :raises Unparsable: it isn't TOML.
+    :raises BadInput: it (any method) is written in a way that can't be edited.
     """
 
     def __init__(self, path: str, text: str) -> None:
         if tomlkit is None:
             raise ShareError("containerd_runtime needs the Python package tomlkit on the controller")
+        # containerd 1.x takes a byte order mark, for which TOML has no place.
+        self._bom, text = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
         self._file, self._before = path, text
+        self._line_end = "\r\n" if "\r\n" in text else "\n"
         try:
             self.tree = tomllib.loads(text)
-            self._document = tomlkit.parse(text if text.endswith("\n") or not text else text + "\n")
-        except (tomllib.TOMLDecodeError, tomlkit.exceptions.TOMLKitError) as error:
+        except tomllib.TOMLDecodeError as error:
             found = re.search(r" \(?at line ([0-9]+).*$", str(error))
             line, reason = (found[1], str(error)[: found.start()]) if found else (text.count("\n") + 1, error)
-            raise BadInput(f"{path}, line {line}, can't be parsed ({reason}); it is left as it is") from error
+            raise Unparsable(f"{path}, line {line}, can't be parsed ({reason}); it is left as it is") from error
+        self._document = self._parsed(text if text.endswith("\n") or not text else text + self._line_end)
+
+    def _parsed(self, text: str) -> tomlkit.TOMLDocument:
+        """As tomlkit sees it, which doesn't understand every order of tables."""
+        try:
+            return tomlkit.parse(text)
+        except tomlkit.exceptions.TOMLKitError as error:
+            raise self.unsafe(str(error)) from error
 
     @property
     def text(self) -> str:
-        return self._document.as_string()
+        return self._bom + self._document.as_string()
 
     def get(self, path: Path) -> t.Any:
         tree: t.Any = self.tree
@@ -77,6 +92,10 @@ class Document:
                     yield Place(path, item, body)
                 if isinstance(item, Table):
                     yield from walk(item.value.body, path)
+                elif isinstance(item, AoT):
+                    # Of several tables of one name only what stands between their keys.
+                    for row in item.body:
+                        yield from (one for one in walk(row.value.body, path) if not one.path)
 
         return list(walk(self._document.body, ()))
 
@@ -94,7 +113,7 @@ class Document:
         try:
             return tomlkit.value(literal)
         except tomlkit.exceptions.TOMLKitError as error:
-            raise self._unsafe(f"{literal} isn't a value") from error
+            raise self.unsafe(f"{literal} isn't a value") from error
 
     def set(self, path: Path, value: t.Any, comment: str | None = None) -> None:
         """Set a key, and the comment beside it if one is given; the value may be an item as it was written once."""
@@ -108,28 +127,38 @@ class Document:
             keys = [n for n, (key, one) in enumerate(body) if key and not isinstance(one, (AoT, Table))]
             deeper = "" if table is None else table.trivia.indent + "  "
             new.trivia.indent = body[keys[-1]][1].trivia.indent if keys else deeper
+            new.trivia.trail = self._line_end
             body.insert(keys[-1] + 1 if keys else 0, (SingleKey(path[-1]), new))
         else:
             self.add_table(path[:-1], {path[-1]: value}, comment or "")
             return
         if "\n" in (comment or ""):
-            raise self._unsafe(f"{'.'.join(path)} spans lines")
+            raise self.unsafe(f"{'.'.join(path)} spans lines")
         if comment is not None:
-            new.trivia.comment, new.trivia.comment_ws = comment, (new.trivia.comment_ws or " ") if comment else ""
+            trivia, end = new.trivia, new.trivia.trail.lstrip(" \t")
+            # One blank is ours where there was no comment; all others stay: taking ours out gives the bytes back.
+            if comment and not trivia.comment:
+                trivia.comment_ws += trivia.trail.removesuffix(end) + " "
+                trivia.trail = end
+            elif trivia.comment and not comment:
+                trivia.comment_ws = trivia.comment_ws.removesuffix(" ")
+            trivia.comment = comment
         self._asked(path[:-1])[path[-1]] = new.unwrap()
 
     def add_table(self, path: Path, values: dict[str, t.Any], comment: str = "") -> None:
         """Write a whole new table behind all that there is."""
         lines = ["" if self.text else None, f"[{tomlkit.key(path).as_string()}] {comment}".rstrip()]
         lines += [f"  {tomlkit.key(key).as_string()} = {tomlkit.item(values[key]).as_string()}" for key in values]
-        self._document.body.extend(tomlkit.parse("".join(f"{one}\n" for one in lines if one is not None)).body)
+        self._document.body.extend(
+            tomlkit.parse("".join(f"{one}{self._line_end}" for one in lines if one is not None)).body
+        )
         self._asked(path).update(values)
 
     def listed(self, path: Path, item: str, present: bool) -> None:
         """Add a string to the end of an array, or take it out."""
         array, asked = self.find(path), self.get(path)
         if not isinstance(array, Array):
-            raise self._unsafe(f"{'.'.join(path)} isn't an array")
+            raise self.unsafe(f"{'.'.join(path)} isn't an array")
         if present:
             array.append(item)
             asked.append(item)
@@ -153,18 +182,21 @@ class Document:
         headless.value.body.extend(one for one in item.value.body if isinstance(one[1], Table))
         places[number].replace(headless)
         if number and isinstance(above.item, Whitespace):
-            above.replace(Whitespace(above.item.s.replace("\n", "", 1)))
+            above.replace(Whitespace(above.item.s.replace(self._line_end, "", 1)))
 
     def checked(self) -> str:
         """The edited text, known to hold what it held and what was asked for, and nothing else."""
         # A text without a line feed at its end stays one.
-        text = self.text.removesuffix("\n") if self._before[-1:] not in ("", "\n") else self.text
+        text = self.text.removesuffix(self._line_end) if self._before[-1:] not in ("", "\n") else self.text
         try:
-            done = tomllib.loads(text)
+            done = tomllib.loads(text.removeprefix("\ufeff"))
         except tomllib.TOMLDecodeError as error:
-            raise self._unsafe(f"the edit doesn't fit in: {error}") from error
+            raise self.unsafe(f"the edit doesn't fit in: {error}") from error
         if _without_empty(done) != _without_empty(self.tree):
-            raise self._unsafe("the edit would have changed more than it should")
+            raise self.unsafe("the edit would have changed more than it should")
+        if text != self._bom + self._before:
+            # What can't be read again couldn't be taken out again.
+            self._parsed(text.removeprefix("\ufeff"))
         return text
 
     def _asked(self, table: Path) -> t.Any:
@@ -172,10 +204,11 @@ class Document:
         for part in table:
             tree = tree.setdefault(part, {})
             if not isinstance(tree, dict):
-                raise self._unsafe(f"{'.'.join(table)} isn't a table")
+                raise self.unsafe(f"{'.'.join(table)} isn't a table")
         return tree
 
-    def _unsafe(self, reason: str) -> BadInput:
+    def unsafe(self, reason: str) -> BadInput:
+        """The error that says why this file stays as it is."""
         return BadInput(f"{self._file} is written in a way that can't be edited safely ({reason}); it is left as it is")
 
 

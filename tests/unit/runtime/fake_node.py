@@ -21,6 +21,8 @@ class FakeNode:
         self.log: list[str] = []
 
     def read(self, path: str) -> str | None:
+        while path in self.links:
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), self.links[path]))
         return self.files.get(path)
 
     def names(self, path: str) -> list[str]:
@@ -71,3 +73,28 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
+
+
+class Killed(BaseException):
+    """What no code catches, as a SIGKILL."""
+
+
+def killed(node: FakeNode, at: int, work: Callable[[], object]) -> bool:
+    """Do some work that is killed before its n-th write or command; False where it was done before that."""
+    count, write, run = 0, node.write, node.run
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise Killed
+
+    node.write = lambda *args, **kw: (step(), write(*args, **kw))[1]  # type: ignore[method-assign,assignment]
+    node.run = lambda *args, **kw: (step(), run(*args, **kw))[1]  # type: ignore[method-assign,assignment]
+    try:
+        work()
+    except Killed:
+        return True
+    finally:
+        node.write, node.run = write, run  # type: ignore[method-assign]
+    return False

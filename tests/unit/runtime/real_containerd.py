@@ -1,42 +1,76 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real containerd binaries of this machine, to judge every file that is written."""
+"""Real containerd programs, one per release that matters, to judge every file that is written."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+import real_parts
 from ansible_collections.kubegpu.share.plugins.module_utils import _containerd, _observe_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+
+_SOURCES: dict[str, Callable[[], Path]] = {
+    "1.6": lambda: real_parts.debian("bookworm") / "containerd",
+    "1.7": lambda: real_parts.debian("trixie") / "containerd",
+    "2.0": lambda: real_parts.built("containerd-2.0") / "containerd",
+    "2.1": lambda: real_parts.debian("sid") / "containerd",
+    "2.2": lambda: real_parts.built("containerd") / "containerd",
+    "2.4": lambda: real_parts.built("containerd-2.4") / "containerd",
+}
+RELEASES = tuple(_SOURCES)
+
+
+@cache
+def find(release: str) -> str:
+    """The containerd of a release: the machine's own if it is that, else one of the cache.
+
+    :raises real_parts.Missing: it can't be had.
+    """
+    ready = [Path(os.environ["LAB_BIN"]) / "containerd"] if os.environ.get("LAB_BIN") else []
+    for path in [*ready, Path("/usr/bin/containerd")]:
+        if _release_of(path) == release:
+            return str(path)
+    path = _SOURCES[release]()
+    if _release_of(path) != release:
+        # Suites move on to newer releases.
+        raise real_parts.Missing(
+            f"no containerd {release}: {path} is {real_parts.version_words(path).strip() or 'dead'}"
+        )
+    return str(path)
+
+
+def _release_of(path: Path) -> str:
+    return ".".join(map(str, _containerd.release(version(str(path)))))
+
+
+@cache
+def version(binary: str) -> str:
+    return _containerd.version_of(real_parts.version_words(binary))
+
+
+def of(release: str) -> str:
+    """The containerd of a release; the test that asks is skipped where it can't be had."""
+    try:
+        return find(release)
+    except real_parts.Missing as missing:
+        pytest.skip(str(missing))
 
 
 @cache
 def binaries() -> tuple[str, ...]:
-    """The lab's containerd 2.x (LAB_BIN or its cache) and the distribution's own, one per version."""
-    cache_home = os.environ.get("KUBEGPU_CACHE") or (
-        os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kubegpu-share")
-    )
-    folders = [Path(os.environ["LAB_BIN"])] if os.environ.get("LAB_BIN") else []
-    found = [folder / "containerd" for folder in folders] + sorted(Path(cache_home).glob("bin/containerd-*/containerd"))
-    versions = {}
-    for path in [*found, Path("/usr/bin/containerd")]:
-        if os.access(path, os.X_OK):
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-            if version := _containerd.version_of(done.stdout):
-                versions.setdefault(_containerd.release(version), str(path))
-    return tuple(versions.values())
-
-
-def of_release(major: int) -> str:
-    for path in binaries():
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-        if re.search(rf"\bv?{major}\.", done.stdout.partition("containerd")[2]):
-            return path
-    pytest.skip(f"no containerd {major}.x on this machine: neither in LAB_BIN, nor in the lab's cache, nor in /usr/bin")
+    """All that can be had, the oldest release first."""
+    found = []
+    for release in RELEASES:
+        try:
+            found.append(find(release))
+        except real_parts.Missing:
+            continue
+    return tuple(found)
 
 
 class Machine(RealSystem):
@@ -44,6 +78,7 @@ class Machine(RealSystem):
 
     def __init__(self, binary: str, config: str) -> None:
         super().__init__(run_command=self._run_it)
+        self._binary = binary
         self._unit = (
             f"ExecStart={{ path={binary} ; argv[]={binary} --config {config} ; ignore_errors=no }}\n"
             "ActiveState=active\nMainPID=0\n"
@@ -56,6 +91,8 @@ class Machine(RealSystem):
     def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
         if "systemctl" in argv:
             return 0, self._unit, ""
+        if list(argv[-1:]) == ["--version"]:
+            return 0, f"containerd c {version(self._binary)} x\n", ""
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
@@ -74,4 +111,4 @@ def apply(files: tuple[dict[str, str | None], ...]) -> None:
             path.unlink(missing_ok=True)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(row["after"])
+            path.write_bytes(row["after"].encode())

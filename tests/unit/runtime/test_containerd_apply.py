@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _containerd, _observe_containerd
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd_apply import Apply, work
+from ansible_collections.kubegpu.share.plugins.module_utils._containerd_apply import Containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import Replacement, digest
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import work
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime_apply import Apply
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
 from fake_node import Clock, FakeNode
 
@@ -65,7 +67,7 @@ def apply(
     made: FakeNode, changes: Sequence[Replacement] = CHANGES, wanted: _containerd.Wanted = WANTED
 ) -> dict[str, object]:
     clock = Clock()
-    return Apply(made, 10, clock.sleep, clock.now).run(changes, wanted)
+    return Apply(made, Containerd(made, wanted), 10, clock.sleep, clock.now).run(changes)
 
 
 def restarts(made: FakeNode) -> int:
@@ -87,7 +89,7 @@ def test_written_proven_and_restarted_once() -> None:
     assert _containerd.PENDING_PATH not in made.files
     assert made.log.index(f"write {_containerd.PENDING_PATH}") < made.log.index(f"write {DROP_IN}")
     assert made.log.index(f"write {DROP_IN}") < made.log.index(f"write {MAIN}"), "a file before its import"
-    assert done == {"dump": WITH}
+    assert done == {"effective": WITH, "restarted": True}
 
 
 def test_the_record_is_for_root_alone() -> None:
@@ -163,8 +165,8 @@ def test_a_cri_plugin_that_fails_is_noticed_at_once() -> None:
 def test_a_daemon_that_never_answers_is_waited_for_only_so_long() -> None:
     made = node(plugins=lambda n: "" if DROP_IN in n.files else OK)
     clock = Clock()
-    with pytest.raises(NotInEffect, match="didn't answer in time"):
-        Apply(made, 10, clock.sleep, clock.now).run(CHANGES, WANTED)
+    with pytest.raises(NotInEffect, match="didn't answer"):
+        Apply(made, Containerd(made, WANTED), 10, clock.sleep, clock.now).run(CHANGES)
     assert 10 <= clock.time < 12
     assert_as_before(made)
 
@@ -246,10 +248,64 @@ def test_only_a_restart() -> None:
 
 
 def test_taking_out_removes_an_empty_folder_too() -> None:
-    made = node(dump=lambda n: PLAIN)
+    made = node(dump=lambda n: WITH if DROP_IN in n.files else PLAIN)
     made.files[DROP_IN] = "# ours\n"
     apply(made, [Replacement(DROP_IN, digest("# ours\n"), None)], _containerd.Wanted(present=False))
     assert DROP_IN not in made.files and "rmdir /etc/containerd/conf.d" in made.log
+
+
+@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system", "Operation not permitted"])
+def test_a_file_that_cant_be_written_leaves_all_as_it_was(reason: str) -> None:
+    made = node()
+    write = made.write
+
+    def refuse(path: str, text: str, mode: int = 0o644) -> None:
+        if path == MAIN:
+            raise ShareError(f"{path} can't be written: {reason}")
+        write(path, text, mode)
+
+    made.write = refuse  # type: ignore[method-assign]
+    with pytest.raises(ShareError, match=f"{reason}.*; containerd's configuration is as it was") as refused:
+        apply(made)
+    assert ("lsattr" in str(refused.value)) is (reason == "Operation not permitted")
+    assert_as_before(made)
+    assert restarts(made) == 0 and _containerd.PENDING_PATH not in made.files
+
+
+def test_a_disk_too_full_to_put_back_leaves_the_way_back() -> None:
+    made = node()
+    made.files[DROP_IN] = "# older\n"
+    write, full = made.write, False
+
+    def fill(path: str, text: str, mode: int = 0o644) -> None:
+        nonlocal full
+        if full:
+            raise ShareError(f"{path} can't be written: No space left on device")
+        write(path, text, mode)
+        full = path == DROP_IN
+
+    made.write = fill  # type: ignore[method-assign]
+    changes = [Replacement(DROP_IN, digest("# older\n"), "# drop-in\n"), CHANGES[1]]
+    with pytest.raises(ShareError, match=r"failed too .* run again when there is room"):
+        apply(made, changes)
+    assert _containerd.PENDING_PATH in made.files and restarts(made) == 0
+
+
+def test_files_that_mean_the_same_need_no_restart() -> None:
+    made = node(dump=lambda n: WITH)
+    done = apply(made, [Replacement(MAIN, digest(_containerd.mask(OLD)), _containerd.mask(OLD) + "# a comment\n")])
+    assert done["restarted"] is False and restarts(made) == 0 and made.files[MAIN] == OLD + "# a comment\n"
+
+
+def test_a_crictl_that_says_otherwise_is_believed() -> None:
+    made = node()
+    made.files["/usr/bin/crictl"] = ""
+    said = {"containerd": {"defaultRuntimeName": "runc", "runtimes": {"runc": {"options": {}}}}}
+    made.answers["crictl"] = lambda argv: Done(0, json.dumps({"status": {}, "config": said}), "")
+    with pytest.raises(NotInEffect, match="its default runtime is 'runc'; it has no runtime 'nvidia'"):
+        apply(made)
+    del made.files["/usr/bin/crictl"]
+    assert_as_before(made)
 
 
 def test_a_linked_file_stays_a_link() -> None:
@@ -265,7 +321,8 @@ def test_the_module_needs_a_plan() -> None:
     with pytest.raises(BadInput, match="action plugin"):
         work({**params, "plan": None}, node())
     rows = [{"path": one.path, "before": one.before, "after": one.after} for one in CHANGES]
-    assert work({**params, "plan": {"files": rows}}, node())["changed"] is True
+    done = work({**params, "plan": {"runtime": "containerd", "files": rows}}, node())
+    assert done["changed"] is True and done["runtime"] == "containerd"
 
 
 # --------------------------------------------------------------------------- the look

@@ -206,3 +206,15 @@ def test_append_and_take_give_the_bytes_back(text: str, item: str) -> None:
     document = toml.Document("/c", document.checked())
     document.listed(("imports",), f"new {item}", present=False)
     assert document.checked() == before
+
+
+@pytest.mark.parametrize("end", ["", "  ", " # c", "# c", "\t# c"])
+@pytest.mark.parametrize("value", ['"x"', "''", "[ 1 ]", "true"])
+def test_a_note_comes_and_goes_without_a_trace(value: str, end: str) -> None:
+    text = f"a = {value}{end}\nb = 1\n"
+    document = toml.Document("/c", text)
+    comment = document.comment(("a",))
+    document.set(("a",), "y", f"{comment} # ours".strip())
+    document = toml.Document("/c", document.checked())
+    document.set(("a",), document.written(value), comment)
+    assert document.checked() == text

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import manifests
 import pytest
-from ansible_collections.kubegpu.share.plugins.action import containerd_runtime, image_import, kube_scheduler
+from ansible_collections.kubegpu.share.plugins.action import container_runtime, image_import, kube_scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 
 
@@ -92,7 +92,7 @@ def test_a_refusal_is_a_failure_in_one_sentence() -> None:
     result = made.run()
     assert result["failed"] and result["msg"].startswith("scheduler_mode: ") and made.executed == []
     assert "observed:" in action(kube_scheduler, {"observed": {"x": 1}}).run()["msg"]
-    assert "observed:" in action(containerd_runtime, {"observed": {"x": 1}}).run()["msg"]
+    assert "observed:" in action(container_runtime, {"observed": {"x": 1}}).run()["msg"]
 
 
 def test_the_file_behind_a_mount_is_looked_at() -> None:
@@ -106,7 +106,10 @@ def test_the_file_behind_a_mount_is_looked_at() -> None:
 
 
 def test_a_node_without_containerd_is_refused() -> None:
-    result = action(containerd_runtime, {"observed": {"runtimes": {"containerd": None}}}).run()
+    node = {"runtimes": {"containerd": None}, "kubelet": None}
+    result = action(container_runtime, {"observed": node}).run()
+    assert result["failed"] and "runtime_name: no container runtime is installed" in result["msg"]
+    result = action(container_runtime, {"observed": node, "runtime": "containerd"}).run()
     assert result["failed"] and "runtime_name: containerd isn't installed" in result["msg"]
 
 

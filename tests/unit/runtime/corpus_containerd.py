@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Configurations of containerd as people have them, what ours and NVIDIA's tool make of them, and who is right.
+
+``corpus/containerd/<name>/`` holds the files under their paths and ``meta.yml``::
+
+    what: a sentence
+    origin: where such a file comes from
+    releases: [...]        # of containerd; all where it isn't given
+    generate: default      # the file is what that containerd prints
+    replace: {old: new}    # in a generated file
+    spelling: [crlf, bom, latin-1]
+    present: [...]         # paths that exist on the node
+    options: {...}         # of the role beside its defaults
+    refused: [{releases: [...], words: a pattern}]   # all others are configured
+    systemd_cgroup: ...    # what nvidia has to have
+    runtimes: [...]        # what there is in the end
+
+Every ``/etc/containerd`` in them becomes a folder of the test's own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import difflib
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+import typing as t
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import real_containerd
+import real_parts
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils import _containerd, _observe_containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.plugin_utils._containerd_plan import MARK, Options, make_plan
+
+from lab.paths import cache_root
+
+CORPUS = Path(__file__).parent / "corpus" / "containerd"
+BINARY = "/usr/bin/nvidia-container-runtime"
+ETC = "/etc/containerd"
+MAIN = f"{ETC}/config.toml"
+Flat = dict[tuple[str, ...], t.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One configuration; ``refused`` are the words with which it has to be refused, by release."""
+
+    name: str
+    what: str
+    origin: str
+    releases: tuple[str, ...]
+    refused: dict[str, str]
+    meta: dict[str, t.Any]
+
+    def options(self, present: bool = True) -> Options:
+        return Options(present=present, binary=BINARY, **self.meta.get("options", {}))
+
+    def texts(self, release: str) -> dict[str, bytes]:
+        folder = CORPUS / self.name
+        found = {
+            f"/{path.relative_to(folder)}": path.read_text()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path != folder / "meta.yml"
+        }
+        if "generate" in self.meta:
+            found[MAIN] = default_of(release)
+            for old, new in self.meta.get("replace", {}).items():
+                found[MAIN] = found[MAIN].replace(old, new)
+        return {path: self._spelled(text) for path, text in found.items()}
+
+    def _spelled(self, text: str) -> bytes:
+        ways = self.meta.get("spelling", [])
+        text = text.replace("\n", "\r\n") if "crlf" in ways else text
+        return text.encode("latin-1" if "latin-1" in ways else "utf-8-sig" if "bom" in ways else "utf-8")
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    found = []
+    for path in sorted(CORPUS.glob("*/meta.yml")):
+        meta = yaml.safe_load(path.read_text())
+        refused = {release: one["words"] for one in meta.get("refused", []) for release in one["releases"]}
+        releases = tuple(meta.get("releases", real_containerd.RELEASES))
+        found.append(Row(path.parent.name, meta["what"], meta["origin"], releases, refused, meta))
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------- a node
+
+
+@cache
+def default_of(release: str) -> str:
+    binary = real_containerd.find(release)
+    return subprocess.run([binary, "config", "default"], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _identity(binary: str) -> str:
+    status = os.stat(binary)
+    return f"{binary} {status.st_size} {status.st_mtime_ns}"
+
+
+class Node(real_containerd.Machine):
+    """A made-up node whose containerd is real; what that says of the same files is asked once and kept."""
+
+    def __init__(self, row: Row, release: str, root: Path) -> None:
+        self.release, self.root = release, root
+        self.binary = real_containerd.find(release)
+        self._present = row.meta.get("present", [])
+        self.put(row.texts(release))
+        super().__init__(self.binary, f"{root}{MAIN}")
+
+    def put(self, texts: dict[str, bytes]) -> None:
+        """These files and no others."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        for name, text in texts.items():
+            path = Path(f"{self.root}{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.replace(ETC.encode(), f"{self.root}{ETC}".encode()))
+
+    def texts(self) -> dict[str, bytes]:
+        return {
+            str(path).removeprefix(str(self.root)): path.read_bytes().replace(
+                f"{self.root}{ETC}".encode(), ETC.encode()
+            )
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file()
+        }
+
+    def apply(self, files: tuple[dict[str, t.Any], ...]) -> None:
+        """As the node's part does it: with the credentials of the real file."""
+        real = [
+            {**row, "after": row["after"] and _containerd.unmask(row["after"], self.read(row["path"]) or "")}
+            for row in files
+        ]
+        real_containerd.apply(tuple(real))
+
+    def exists(self, path: str) -> bool:
+        return path in self._present or super().exists(path)
+
+    def observe(self) -> dict[str, t.Any]:
+        seen = _observe_containerd.observe(self)
+        assert seen is not None
+        return seen
+
+    def dump(self) -> tuple[str, str]:
+        return _observe_containerd.dump(self, self.binary, f"{self.root}{MAIN}")
+
+    def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
+        if "config" not in argv:
+            return super()._run_it(argv, data, environ_update)
+        parts = [_identity(self.binary), argv[-1], *(repr(one) for one in self.texts().items())]
+        kept = cache_root() / "dumps" / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+        if not kept.exists():
+            answer = super()._run_it(argv, data, environ_update)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            fresh = kept.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(answer).replace(str(self.root), "@ROOT@"))
+            fresh.rename(kept)
+        return tuple(json.loads(kept.read_text().replace("@ROOT@", str(self.root))))
+
+
+# --------------------------------------------------------------------------- what came of it
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one configuration on one release.
+
+    :param refused: the words of the refusal; empty where the files were changed.
+    :param wrong: what is wrong with the result, in a few words each; none where it is right.
+    """
+
+    refused: str = ""
+    wrong: list[str] = dataclasses.field(default_factory=list)
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    cri: dict[str, t.Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Cell:
+    """One configuration on one release: ours, and NVIDIA's tool beside it."""
+
+    row: Row
+    release: str
+    before: dict[str, bytes]
+    ours: Outcome
+    theirs: Outcome | None = None
+
+
+@cache
+def nvidia_ctk() -> str:
+    try:
+        return str(real_parts.built("toolkit") / "nvidia-ctk")
+    except real_parts.Missing:
+        return ""
+
+
+@cache
+def results() -> dict[tuple[str, str], Cell]:
+    """All of the corpus on all releases that can be had."""
+    with tempfile.TemporaryDirectory() as folder:
+        # All that is fetched or built is there before the work is shared out.
+        nvidia_ctk()
+        cells = [(row, release, Path(folder)) for row in rows() for release in row.releases if there(release)]
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+            return {
+                (cell.row.name, cell.release): cell for cell in pool.map(_cell, *zip(*cells, strict=True), chunksize=8)
+            }
+
+
+def there(release: str) -> bool:
+    with contextlib.suppress(real_parts.Missing):
+        return bool(real_containerd.find(release))
+    return False
+
+
+def _cell(row: Row, release: str, folder: Path) -> Cell:
+    root = folder / f"{row.name}-{release}"
+    node = Node(row, release, root)
+    before = node.texts()
+    dumped = node.dump()[0]
+    cell = Cell(row, release, before, _ours(node, row, before, dumped))
+    if nvidia_ctk():
+        node.put(before)
+        cell.theirs = _nvidia_ctk(node, row, before, dumped)
+    shutil.rmtree(root, ignore_errors=True)
+    return cell
+
+
+def _ours(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
+    try:
+        planned = make_plan(row.options(), node.observe())
+    except BadInput as error:
+        wrong = [] if node.texts() == before else ["changes files and refuses"]
+        return Outcome(refused=str(error).replace(f"{node.root}/", "/"), wrong=wrong)
+    node.apply(planned.files)
+    after = node.texts()
+    outcome = judge(node, row, before, dumped)
+    outcome.wrong += _foreign_lines(before, after)
+    try:
+        seen = node.observe()
+        if not make_plan(row.options(), seen).plan.empty:
+            outcome.wrong.append("a second run changes something")
+        node.apply(make_plan(Options(present=False, binary=""), seen).files)
+    except ShareError as error:
+        outcome.wrong.append(f"a second run fails: {error}")
+    if node.texts() != before:
+        outcome.wrong.append("taking it out doesn't give the files back")
+    elif not make_plan(Options(present=False, binary=""), {**seen, **_files_of(node)}).plan.empty:
+        outcome.wrong.append("taking it out a second time changes something")
+    return outcome
+
+
+def _files_of(node: Node) -> dict[str, t.Any]:
+    texts = _observe_containerd.read_files(node, f"{node.root}{MAIN}")
+    return {"files": {path: _containerd.mask(text) for path, text in texts.items()}, "drop_in": None}
+
+
+def _nvidia_ctk(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
+    etc = f"{node.root}{ETC}"
+    command = [nvidia_ctk(), "runtime", "configure", "--runtime=containerd", f"--config={etc}/config.toml"]
+    command += [f"--drop-in-config={etc}/conf.d/99-nvidia.toml", "--set-as-default", "--cdi.enabled"]
+    done = subprocess.run(
+        [*command, f"--nvidia-runtime-path={BINARY}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines()[-1].replace(f"{node.root}/", "/")
+        kept = [] if node.texts() == before else ["and leaves changed files"]
+        return Outcome(refused=re.sub(r'^.*?level=\w+ msg="?|"$', "", words), wrong=kept)
+    outcome = judge(node, row, before, dumped)
+    lost = sum((comments(before) - comments(node.texts())).values())
+    if lost:
+        outcome.wrong.append(f"{lost} comment{'s' if lost > 1 else ''} lost")
+    return outcome
+
+
+# --------------------------------------------------------------------------- the judge
+
+
+def judge(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
+    """What the real containerd makes of the files now."""
+    text, error = node.dump()
+    outcome = Outcome(files=node.texts())
+    if error or not text:
+        words = error.rpartition(": ")[2] if error.startswith("containerd: failed") else error
+        outcome.wrong.append(f"containerd doesn't start: {words}")
+        return outcome
+    was, now = tomllib.loads(dumped) if dumped else {}, tomllib.loads(text)
+    outcome.cri = cri = _cri(now)
+    old = _cri(was)
+    tables = cri.get("containerd", {})
+    disabled = [one for one in now.get("disabled_plugins") or [] if one == "cri" or ".cri" in one]
+    if disabled or not cri:
+        outcome.wrong.append("the CRI stays switched off")
+        return outcome
+    name = "default" if tables.get("default_runtime", {}).get("runtime_type") else tables.get("default_runtime_name")
+    if name != "nvidia":
+        outcome.wrong.append(f"the default is {name or 'none'}")
+    elif cri.get("systemd_cgroup"):
+        outcome.wrong.append("the CRI doesn't load: systemd_cgroup")
+    ours = tables.get("runtimes", {}).get("nvidia")
+    if ours is None:
+        outcome.wrong.append("no runtime nvidia: the CRI doesn't load" if name == "nvidia" else "no runtime nvidia")
+        return outcome
+    if ours.get("runtime_engine") and ours.get("runtime_type") != "io.containerd.runtime.v1.linux":
+        outcome.wrong.append("the CRI doesn't load: runtime_engine")
+    if ours.get("runtime_type") not in _containerd.RUNC_SHIMS:
+        outcome.wrong.append(f"nvidia by the shim {ours.get('runtime_type')}")
+    binaries = {value for key, value in ours.get("options", {}).items() if key.lower() == "binaryname"}
+    if binaries != {BINARY}:
+        outcome.wrong.append(f"nvidia runs {' or '.join(sorted(map(str, binaries))) or 'nothing of NVIDIA'}")
+    runc = tables.get("runtimes", {}).get("runc", {})
+    wanted = row.meta.get("systemd_cgroup")
+    if wanted is None:
+        wanted = _systemd(runc) == {True} if runc.get("runtime_type") in _containerd.RUNC_SHIMS else None
+    if (wanted is not None and _systemd(ours) - {wanted}) or (wanted and not _systemd(ours)):
+        outcome.wrong.append(f"nvidia {'without' if wanted else 'with'} SystemdCgroup")
+    if "runtimes" in row.meta and sorted(tables["runtimes"]) != row.meta["runtimes"]:
+        outcome.wrong.append(f"the runtimes are {', '.join(sorted(tables['runtimes']))}")
+    if dumped:
+        # Of files that containerd couldn't read there are no settings that could be lost.
+        outcome.wrong += _lost(was, now, hidden=not old or bool(row.meta.get("options", {}).get("enable_cri")))
+    return outcome
+
+
+def _systemd(runtime: dict[str, t.Any]) -> set[bool]:
+    return {bool(value) for key, value in runtime.get("options", {}).items() if key.lower() == "systemdcgroup"}
+
+
+def _cri(dump: dict[str, t.Any]) -> dict[str, t.Any]:
+    plugins = dump.get("plugins", {})
+    return dict(plugins.get(_containerd.CRI_PLUGIN[3]) or plugins.get(_containerd.CRI_PLUGIN[2]) or {})
+
+
+def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool) -> list[str]:
+    """Settings of others that aren't what they were."""
+    plugins = (_containerd.CRI_PLUGIN[3], _containerd.CRI_PLUGIN[2])
+    ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
+    ours |= {
+        ("plugins", one, *key) for one in plugins for key in (("containerd", "default_runtime_name"), ("enable_cdi",))
+    }
+    tables = [("plugins", one, "containerd", "runtimes", "nvidia") for one in plugins]
+    if hidden:
+        tables += [("plugins", one) for one in _containerd.CRI_PARTS]
+
+    def theirs(tree: dict[str, t.Any]) -> Flat:
+        return {
+            path: value
+            for path, value in _flat(tree).items()
+            if path not in ours and not any(path[: len(one)] == one for one in tables) and value not in ("", 0, [], {})
+        }
+
+    old, new = theirs(was), theirs(now)
+    changed = sorted({path for path in {*old, *new} if old.get(path) != new.get(path)})
+    if not changed:
+        return []
+    names = list(dict.fromkeys(".".join(path[-2:] if path[-1] == "SystemdCgroup" else path[-1:]) for path in changed))
+    shown = ", ".join(names[:3]) + (", …" if names[3:] else "")
+    return [f"{len(changed)} other setting{'s' if changed[1:] else ''} changed ({shown})"]
+
+
+def _flat(tree: t.Any, path: tuple[str, ...] = ()) -> Flat:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    found: Flat = {}
+    for key, value in tree.items():
+        found.update(_flat(value, (*path, key)))
+    return found
+
+
+_PIECES = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+
+
+def comments(files: dict[str, bytes]) -> collections.Counter[str]:
+    """Comments of all files; what we have added to one isn't part of it."""
+    found: collections.Counter[str] = collections.Counter()
+    for text in files.values():
+        pieces = (one.group() for one in _PIECES.finditer(text.decode(errors="replace")))
+        found.update(one.partition(MARK)[0].rstrip() for one in pieces if one.startswith("#"))
+    return found
+
+
+def _foreign_lines(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    """Bytes outside our keys that aren't what they were."""
+    wrong = []
+    for path, old in before.items():
+        if path not in after:
+            wrong.append(f"{path} is gone")
+            continue
+        for line in changed_lines(old.decode(errors="replace"), after[path].decode(errors="replace")):
+            wrong.append(f"changed in {path}: {line!r}")
+    return wrong
+
+
+def changed_lines(old: str, new: str) -> Iterator[str]:
+    """Lines of the old text that are neither in the new one nor, with our note beside it, a key of ours there."""
+    a, b = old.splitlines(), new.splitlines()
+    for kind, a1, a2, b1, b2 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if kind in ("equal", "insert"):
+            continue
+        instead = b[b1:b2]
+        for line in a[a1:a2]:
+            key = line.partition("=")[0].strip()
+            noted = [one for one in instead if MARK in one and key and one.partition("=")[0].strip() == key]
+            longer = [one for one in instead if one.startswith(line.rstrip().rstrip("]")) and "kubegpu" in one]
+            within = [one for one in b if f"{MARK}, was" in one and line.strip() in one]
+            comma = [
+                one for one in instead if one in (f"{line},", line.replace(" #", ", #", 1), line.replace("'", "',", 2))
+            ]
+            if line.strip() and not noted and not longer and not within and not comma:
+                yield line
+
+
+def explain(cell: Cell) -> str:
+    """The files of a cell, to be printed when it is wrong."""
+    return "\n".join(f"--- {path}\n{text.decode(errors='replace')}" for path, text in cell.ours.files.items())

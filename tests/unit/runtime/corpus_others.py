@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Configurations of Docker and CRI-O as people have them, beside those of containerd.
+
+``corpus/docker/<name>/`` and ``corpus/crio/<name>/`` are laid out as containerd's are; ``refused`` is a pattern here.
+Docker's results are judged by real daemons (``dockerd --validate``); CRI-O can't be had as a program of its own, so its
+documented rules of merging are written down once more in ``crio_merged``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+import typing as t
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import corpus_containerd
+import real_dockerd
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils import _docker
+from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _crio_plan, _docker_plan
+
+CORPUS = Path(__file__).parent / "corpus"
+BINARY = corpus_containerd.BINARY
+PRESENT, ABSENT = Wanted(present=True, binary=BINARY), Wanted(present=False)
+Outcome = corpus_containerd.Outcome
+DAEMON = "/etc/docker/daemon.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One configuration; ``refused`` is a pattern, empty where it is configured."""
+
+    name: str
+    what: str
+    meta: dict[str, t.Any]
+    texts: dict[str, bytes]
+
+    @property
+    def refused(self) -> str:
+        return str(self.meta.get("refused", ""))
+
+
+@cache
+def rows(engine: str) -> tuple[Row, ...]:
+    found = []
+    for path in sorted((CORPUS / engine).glob("*/meta.yml")):
+        meta = yaml.safe_load(path.read_text())
+        ways = meta.get("spelling", [])
+        code = "latin-1" if "latin-1" in ways else "utf-8-sig" if "bom" in ways else "utf-8"
+        texts = {
+            f"/{one.relative_to(path.parent)}": one.read_bytes()
+            .decode()
+            .replace("\n", "\r\n" if "crlf" in ways else "\n")
+            .encode(code)
+            for one in sorted(path.parent.rglob("*"))
+            if one.is_file() and one != path
+        }
+        found.append(Row(path.parent.name, meta["what"], meta, texts))
+    return tuple(found)
+
+
+@dataclasses.dataclass
+class Cell:
+    row: Row
+    ours: Outcome
+    theirs: Outcome | None = None
+
+
+@cache
+def results(engine: str) -> dict[str, Cell]:
+    work = _docker_cell if engine == "docker" else _crio_cell
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = pool.map(lambda row: work(row, Path(folder) / row.name), rows(engine))
+        return {cell.row.name: cell for cell in done}
+
+
+def _put(root: Path, texts: dict[str, bytes]) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    for name, text in texts.items():
+        path = Path(f"{root}{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+
+
+def _texts(root: Path) -> dict[str, bytes]:
+    return {str(path).removeprefix(str(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def _nvidia_ctk(root: Path, row: Row, runtime: str, *options: str) -> tuple[dict[str, bytes], Outcome]:
+    """What NVIDIA's tool makes of the files, and its refusal if it did."""
+    _put(root, row.texts)
+    command = [corpus_containerd.nvidia_ctk(), "runtime", "configure", f"--runtime={runtime}", *options]
+    command += ["--set-as-default", "--cdi.enabled", f"--nvidia-runtime-path={BINARY}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    after = _texts(root)
+    if not done.returncode:
+        return after, Outcome()
+    words = "panics" if "panic:" in done.stderr else done.stderr.strip().splitlines()[-1].replace(f"{root}/", "/")
+    wrong = [words] if words == "panics" else []
+    wrong += [] if after == row.texts else ["leaves changed files"]
+    return after, Outcome(refused=re.sub(r'^.*?level=\w+ msg="?|"$', "", words), wrong=wrong)
+
+
+# --------------------------------------------------------------------------- Docker
+
+
+def _docker_cell(row: Row, root: Path) -> Cell:
+    cell = Cell(row, _ours_docker(row))
+    if corpus_containerd.nvidia_ctk():
+        after, cell.theirs = _nvidia_ctk(root, row, "docker", f"--config={root}{DAEMON}")
+        if not cell.theirs.refused:
+            cell.theirs.wrong = _judge_docker(row.texts.get(DAEMON), after.get(DAEMON))
+    return cell
+
+
+def _docker_seen(text: bytes | None, error: str, was: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
+    shown = None if text is None else _docker.mask(text.decode(errors="replace"))
+    return {
+        "version": "28.5.2",
+        "config_path": DAEMON,
+        "text": shown,
+        "flags": {},
+        "default_runtime": "",
+        "runtimes": {},
+        "cgroup_driver": "",
+        "live_restore": True,
+        "containers": 0,
+        "rootless": "",
+        "service_active": False,
+        "answers": False,
+        "error": error,
+        "was": was,
+        "ours": was is not None,
+        "pending": False,
+        "operator": False,
+    }
+
+
+def _ours_docker(row: Row) -> Outcome:
+    before = row.texts.get(DAEMON)
+    error = _refuses(before) if before is not None else ""
+    try:
+        planned = _docker_plan.make_plan(PRESENT, _docker_seen(before, error))
+    except BadInput as refusal:
+        return Outcome(refused=str(refusal))
+    after = before
+    for one in planned.files:
+        after = _docker.unmask(one["after"], (before or b"").decode()).encode()
+    outcome = Outcome(files={DAEMON: after or b""}, wrong=_judge_docker(before, after))
+    was = {"text": None if before is None else _docker.mask(before.decode()), "untouched": True}
+    again = _docker_plan.make_plan(PRESENT, _docker_seen(after, "", was))
+    if again.files:
+        outcome.wrong.append("a second run changes something")
+    (back,) = _docker_plan.make_plan(ABSENT, _docker_seen(after, "", was)).files or ({"after": None},)
+    text = None if back["after"] is None else _docker.unmask(back["after"], (before or b"").decode()).encode()
+    if planned.files and text != before:
+        outcome.wrong.append("taking it out doesn't give the file back")
+    return outcome
+
+
+@cache
+def _refuses(text: bytes) -> str:
+    """Why a daemon wouldn't start with a file."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        for binary in real_dockerd.binaries():
+            fine, words = real_dockerd.validate(binary, file.name)
+            if not fine:
+                return words.splitlines()[-1].replace(file.name, DAEMON)
+    return ""
+
+
+def _judge_docker(before: bytes | None, after: bytes | None) -> list[str]:
+    if after is None:
+        return ["no daemon.json"]
+    error = _refuses(after)
+    if error:
+        return [f"Docker doesn't start: {error.rpartition(': ')[2]}"]
+    now = json.loads(after.decode("utf-8-sig"))
+    was = json.loads(before.decode("utf-8-sig")) if before and before.strip() else {}
+    wrong = []
+    if now.get("default-runtime") != "nvidia":
+        wrong.append(f"the default is {now.get('default-runtime')}")
+    nvidia = (now.get("runtimes") or {}).get("nvidia", {})
+    if nvidia.get("path") != BINARY:
+        wrong.append(f"nvidia runs {nvidia.get('path')}")
+    if (now.get("features") or {}).get("cdi") is not True:
+        wrong.append("CDI is off")
+    old, new = _theirs(was), _theirs(now)
+    changed = sorted({key for key in {*old, *new} if old.get(key) != new.get(key)})
+    if changed:
+        names = ", ".join(dict.fromkeys(".".join(key[-2:]) for key in changed))
+        wrong.append(f"{len(changed)} other setting{'s' if changed[1:] else ''} changed ({names})")
+    return wrong
+
+
+def _theirs(tree: dict[str, t.Any]) -> dict[tuple[str, ...], t.Any]:
+    ours = (("default-runtime",), ("runtimes", "nvidia", "path"), ("features", "cdi"))
+    return {
+        path: value
+        for path, value in corpus_containerd._flat(tree).items()
+        if path not in ours and value not in (None, {}, [])
+    }
+
+
+# --------------------------------------------------------------------------- CRI-O
+
+
+def crio_merged(texts: dict[str, bytes]) -> dict[str, t.Any]:
+    """What the files amount to: crio.conf, then the folder by name; keys one by one, a runtime's table as a whole."""
+    done: dict[str, t.Any] = {}
+
+    def lay(over: dict[str, t.Any], under: dict[str, t.Any], path: tuple[str, ...]) -> None:
+        for key, value in over.items():
+            whole = path in (("crio", "runtime", "runtimes"), ("crio", "runtime", "workloads"))
+            if isinstance(value, dict) and not whole:
+                lay(value, under.setdefault(key, {}), (*path, key))
+            else:
+                under[key] = value
+
+    for name in sorted(texts, key=lambda one: (one != "/etc/crio/crio.conf", one)):
+        if name == "/etc/crio/crio.conf" or name.startswith("/etc/crio/crio.conf.d/"):
+            lay(tomllib.loads(texts[name].decode()), done, ())
+    return done
+
+
+def _crio_cell(row: Row, root: Path) -> Cell:
+    cell = Cell(row, _ours_crio(row))
+    if corpus_containerd.nvidia_ctk():
+        etc = f"{root}/etc/crio"
+        options = (f"--config={etc}/crio.conf", f"--drop-in-config={etc}/crio.conf.d/99-nvidia.toml")
+        after, cell.theirs = _nvidia_ctk(root, row, "crio", *options)
+        if not cell.theirs.refused:
+            cell.theirs.wrong = _judge_crio(row, after)
+            lost = sum((corpus_containerd.comments(row.texts) - corpus_containerd.comments(after)).values())
+            cell.theirs.wrong += [f"{lost} comment{'s' if lost > 1 else ''} lost"] if lost else []
+    return cell
+
+
+def _crio_seen(texts: dict[str, bytes]) -> dict[str, t.Any]:
+    toolkit = texts.get("/etc/nvidia-container-runtime/config.toml")
+    return {
+        "version": "1.31.0",
+        "config_path": "/etc/crio/crio.conf",
+        "folder": "/etc/crio/crio.conf.d",
+        "files": {path: text.decode(errors="replace") for path, text in texts.items() if path.startswith("/etc/crio/")},
+        "flags": {},
+        "default_runtime": "",
+        "runtimes": {},
+        "cgroup_driver": "",
+        "answers": False,
+        "error": "",
+        "service_active": False,
+        "stale": False,
+        "toolkit_config": None if toolkit is None else toolkit.decode(),
+        "on_path": [],
+        "ours": any("kubegpu" in path for path in texts),
+        "pending": False,
+        "operator": False,
+    }
+
+
+def _ours_crio(row: Row) -> Outcome:
+    try:
+        planned = _crio_plan.make_plan(PRESENT, _crio_seen(row.texts))
+    except BadInput as refusal:
+        return Outcome(refused=str(refusal))
+    after = _with(row.texts, planned.files)
+    outcome = Outcome(files=after, wrong=_judge_crio(row, after))
+    outcome.wrong += [f"{path} changed" for path, text in row.texts.items() if after.get(path) != text]
+    if _crio_plan.make_plan(PRESENT, _crio_seen(after)).files:
+        outcome.wrong.append("a second run changes something")
+    if _with(after, _crio_plan.make_plan(ABSENT, _crio_seen(after)).files) != row.texts:
+        outcome.wrong.append("taking it out doesn't give the files back")
+    return outcome
+
+
+def _with(texts: dict[str, bytes], files: t.Iterable[dict[str, t.Any]]) -> dict[str, bytes]:
+    done = dict(texts)
+    for one in files:
+        if one["after"] is None:
+            done.pop(one["path"], None)
+        else:
+            done[one["path"]] = one["after"].encode()
+    return done
+
+
+def _judge_crio(row: Row, after: dict[str, bytes]) -> list[str]:
+    try:
+        was, now = crio_merged(row.texts), crio_merged(after)
+    except tomllib.TOMLDecodeError:
+        return ["CRI-O doesn't start"]
+    runtime = now.get("crio", {}).get("runtime", {})
+    name, tables = runtime.get("default_runtime"), runtime.get("runtimes", {})
+    wrong = [] if name == "nvidia" else [f"the default is {name}"]
+    nvidia = tables.get("nvidia")
+    if nvidia is None:
+        return [*wrong, "no runtime nvidia"]
+    if nvidia.get("runtime_path") != BINARY:
+        wrong.append(f"nvidia runs {nvidia.get('runtime_path')}")
+    if row.meta.get("monitor_path", nvidia.get("monitor_path")) != nvidia.get("monitor_path"):
+        wrong.append("conmon isn't found: nvidia without monitor_path")
+    old, new = (collections.Counter(_crio_theirs(tree)) for tree in (was, now))
+    changed = sorted({key[-1] for key in {*old, *new} if old[key] != new[key]})
+    return wrong + ([f"other settings changed ({', '.join(changed)})"] if changed else [])
+
+
+def _crio_theirs(tree: dict[str, t.Any]) -> dict[tuple[str, ...], str]:
+    return {
+        path: repr(value)
+        for path, value in corpus_containerd._flat(tree).items()
+        if path[-1] != "default_runtime" and path[:4] != ("crio", "runtime", "runtimes", "nvidia")
+    }

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whatever is in containerd's files: nothing of others is lost, and what can't be read is left as it is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing as t
+
+import pytest
+import tomlkit
+from ansible_collections.kubegpu.share.plugins.module_utils import _containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._containerd_plan import MARK, Options, make_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+BINARY = "/usr/bin/nvidia-container-runtime"
+PRESENT = Options(present=True, binary=BINARY)
+ABSENT = Options(present=False, binary="")
+MAIN = "/etc/containerd/config.toml"
+DROP_IN = "/etc/containerd/conf.d/99-kubegpu-nvidia.toml"
+OLD, NEW = _containerd.CRI_PLUGIN[2], _containerd.CRI_PLUGIN[3]
+
+
+def observed(files: dict[str, str], release: str) -> dict[str, t.Any]:
+    """As gpu_node_info would show it; the dump has what containerd brings, and is of no account here."""
+    plugin = NEW if release >= "2" else OLD
+    base = f"plugins.'{plugin}'.containerd"
+    done = DROP_IN in files or any(MARK in text for text in files.values())
+    dump = f"[{base}]\ndefault_runtime_name = '{'nvidia' if done else 'runc'}'\n"
+    dump += f"[{base}.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
+    if done:
+        dump += f"[{base}.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n"
+        dump += f"[{base}.runtimes.nvidia.options]\nBinaryName = '{BINARY}'\nSystemdCgroup = false\n"
+    return {
+        "version": release,
+        "config_path": MAIN,
+        "files": {path: text for path, text in files.items() if path in _containerd.load_order(MAIN, files)},
+        "drop_in": files.get(DROP_IN),
+        "dump": dump,
+        "error": "",
+        "service_active": True,
+        "stale": False,
+        "pending": False,
+        "embedded": "",
+        "operator": False,
+    }
+
+
+def applied(files: dict[str, str], options: Options, release: str) -> dict[str, str]:
+    done = dict(files)
+    for row in make_plan(options, observed(files, release)).files:
+        if row["after"] is None:
+            done.pop(row["path"], None)
+        else:
+            done[row["path"]] = row["after"]
+    return done
+
+
+# --------------------------------------------------------------------------- any valid file
+
+KEYS = st.sampled_from(["gid", "level", "sandbox_image", "x y", "ünï", "a.b", "", "default_runtime_name", "nvidia"])
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=8),
+    st.datetimes().map(lambda one: one.replace(microsecond=0)),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+TABLES = st.lists(
+    st.sampled_from(
+        [
+            ("grpc",),
+            ("debug",),
+            ("plugins",),
+            ("plugins", "cri"),
+            ("plugins", OLD),
+            ("plugins", NEW),
+            ("plugins", OLD, "containerd"),
+            ("plugins", OLD, "registry", "mirrors", "docker.io"),
+            ("plugins", OLD, "containerd", "runtimes", "runc"),
+            ("plugins", OLD, "containerd", "runtimes", "runc", "options"),
+            ("plugins", OLD, "containerd", "runtimes", "nvidia", "options"),
+            ("plugins", NEW, "containerd", "runtimes", "runc", "options"),
+            ("proxy_plugins", "x"),
+        ]
+    ),
+    max_size=6,
+    unique=True,
+)
+NOISE = st.sampled_from(["", "# a comment", "  # ]", "", "\t"])
+
+
+@st.composite
+def files(draw: st.DrawFn) -> str:
+    """A TOML file with containerd's tables in any order, comments, and values of every kind."""
+    lines = [draw(NOISE)]
+    version = draw(st.sampled_from([None, 2, 2, 3]))
+    lines += [f"version = {version} # v"] if version else []
+    lines += draw(st.sampled_from([[], ["imports = []"], ["imports = [", '  "/none/*.toml" # none', "]"]]))
+    for table in draw(TABLES):
+        lines += [draw(NOISE), f"[{tomlkit.key(list(table)).as_string()}]{draw(st.sampled_from(['', ' # t']))}"]
+        for key, value in draw(st.dictionaries(KEYS, VALUES, max_size=3)).items():
+            if isinstance(value, dict):
+                written = (
+                    "{" + ", ".join(f"{tomlkit.key([k]).as_string()} = {_literal(v)}" for k, v in value.items()) + "}"
+                )
+            else:
+                written = _literal(value)
+            lines.append(
+                f"{draw(st.sampled_from(['', '  ']))}{tomlkit.key([key]).as_string()} = {written}{draw(NOISE)}"
+            )
+    end = draw(st.sampled_from(["\n", "\r\n"]))
+    text = end.join(lines) + draw(st.sampled_from(["", end]))
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return ""
+    return text
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{tomlkit.key([k]).as_string()} = {_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(one) for one in value) + "]"
+    return str(tomlkit.item(value).as_string())
+
+
+def flat(tree: object, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {key: one for name, value in tree.items() for key, one in flat(value, (*path, name)).items()}
+
+
+def ours(path: tuple[str, ...]) -> bool:
+    within = path[:1] == ("plugins",) and path[2:]
+    named = within and within[:3] == ("containerd", "runtimes", "nvidia")
+    return (
+        path in (("imports",), ("version",))
+        or bool(named)
+        or within in (("containerd", "default_runtime_name"), ("enable_cdi",))
+    )
+
+
+@settings(max_examples=80)
+@given(files(), st.sampled_from(["1.6.20", "1.7.24", "2.0.14", "2.2.9", "2.4.2"]))
+def test_nothing_of_others_is_lost(text: str, release: str) -> None:
+    before = {MAIN: text}
+    try:
+        after = applied(before, PRESENT, release)
+    except BadInput:
+        return
+    new = tomllib.loads(after[MAIN])
+    old = {path: value for path, value in flat(tomllib.loads(text)).items() if not ours(path)}
+    now = flat(new)
+    assert {path: now.get(path) for path in old} == old
+    # Runtimes that old containerd brings are written down beside ours; all else is nobody's.
+    added = {path for path in now if path not in flat(tomllib.loads(text)) and not ours(path)}
+    assert all(path[2:5] == ("containerd", "runtimes", "runc") for path in added)
+    kept = [line for line in text.splitlines() if line.strip()]
+    there = after[MAIN].splitlines()
+    for line in kept:
+        key = line.partition("=")[0].strip()
+        noted = [one for one in there if MARK in one and (one.partition("=")[0].strip() == key or line.strip() in one)]
+        assert line in there or noted or any(one.startswith(line.rstrip("] ,")) for one in there if "kubegpu" in one)
+    assert make_plan(PRESENT, observed(after, release)).files == (), "a second run changes nothing"
+    back = applied(after, ABSENT, release)
+    assert back == before
+
+
+# --------------------------------------------------------------------------- anything at all
+
+
+@settings(max_examples=150)
+@given(st.one_of(st.binary(max_size=60), st.text("[]{}=\"'#\n\\.,ab1 ", max_size=40).map(str.encode)))
+def test_what_cant_be_read_is_left_as_it_is(raw: bytes) -> None:
+    # As the node reads it, and as JSON brings it here.
+    text = raw.decode(errors="replace")
+    try:
+        tomllib.loads(text.removeprefix("\ufeff"))
+        broken = "\ufffd" in text
+    except tomllib.TOMLDecodeError:
+        broken = True
+    for options in (PRESENT, ABSENT):
+        try:
+            make_plan(options, observed({MAIN: text}, "2.2.9"))
+        except BadInput as error:
+            assert MAIN in str(error)
+            if broken:
+                assert re.match(rf"{re.escape(MAIN)}(, line \d+, | is a template)", str(error))
+        else:
+            assert not broken
+
+
+@pytest.mark.parametrize("release", ["1.7.24", "2.2.9"])
+def test_credentials_come_back(release: str) -> None:
+    text = f'version = 2\n[plugins."{OLD}".registry.configs."r".auth]\n  password = "p#[" # c\n'
+    masked = _containerd.mask(text)
+    after = applied({MAIN: masked}, PRESENT, release)
+    assert 'password = "p#[" # c' in _containerd.unmask(after[MAIN], text)

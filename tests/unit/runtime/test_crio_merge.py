@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How CRI-O puts its files together, as crio.conf.d(5) and its configuration loader have it: a table."""
+
+from __future__ import annotations
+
+import tomllib
+import typing as t
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _crio
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._crio_plan import merged, parse
+
+# rule: files in CRI-O's order, and what of crio they amount to
+RULES: dict[str, tuple[list[str], dict[str, t.Any]]] = {
+    "the file sorted last wins": (
+        ['[crio.runtime]\ndefault_runtime = "runc"', '[crio.runtime]\ndefault_runtime = "crun"'],
+        {"runtime": {"default_runtime": "crun"}},
+    ),
+    "what a later file doesn't name stays": (
+        ['[crio.runtime]\nlog_level = "info"\ndefault_runtime = "runc"', '[crio.runtime]\ndefault_runtime = "crun"'],
+        {"runtime": {"log_level": "info", "default_runtime": "crun"}},
+    ),
+    "a later list replaces a list": (
+        ['[crio.runtime]\ndefault_sysctls = ["a=1"]', '[crio.runtime]\ndefault_sysctls = ["b=2"]'],
+        {"runtime": {"default_sysctls": ["b=2"]}},
+    ),
+    "an empty list empties it": (
+        ['[crio.runtime]\nhooks_dir = ["/a"]', "[crio.runtime]\nhooks_dir = []"],
+        {"runtime": {"hooks_dir": []}},
+    ),
+    "storage options add up, the last appearance counts": (
+        ['[crio]\nstorage_option = ["a", "b"]', '[crio]\nstorage_option = ["c", "a"]'],
+        {"storage_option": ["b", "c", "a"]},
+    ),
+    "an empty root keeps the earlier one": (['[crio]\nroot = "/r"', '[crio]\nroot = ""'], {"root": "/r"}),
+    "an empty default runtime is none": (
+        ['[crio.runtime]\ndefault_runtime = "runc"', '[crio.runtime]\ndefault_runtime = ""'],
+        {"runtime": {"default_runtime": ""}},
+    ),
+    "another runtime is added": (
+        ['[crio.runtime.runtimes.crun]\nruntime_path = "/c"', '[crio.runtime.runtimes.runc]\nruntime_path = "/r"'],
+        {"runtime": {"runtimes": {"crun": {"runtime_path": "/c"}, "runc": {"runtime_path": "/r"}}}},
+    ),
+    "a later table of a runtime replaces the whole table: its monitor is lost": (
+        [
+            '[crio.runtime.runtimes.crun]\nruntime_path = "/c"\nmonitor_path = "/usr/libexec/crio/conmon"',
+            '[crio.runtime.runtimes.crun]\nruntime_path = "/d"',
+        ],
+        {"runtime": {"runtimes": {"crun": {"runtime_path": "/d"}}}},
+    ),
+    "an empty later table too": (
+        ['[crio.runtime.runtimes.crun]\nruntime_path = "/c"', "[crio.runtime.runtimes.crun]"],
+        {"runtime": {"runtimes": {"crun": {}}}},
+    ),
+    "workloads as runtimes": (
+        [
+            '[crio.runtime.workloads.w]\nactivation_annotation = "a"\n'
+            "[crio.runtime.workloads.w.resources]\ncpushares = 1",
+            '[crio.runtime.workloads.w]\nactivation_annotation = "b"',
+        ],
+        {"runtime": {"workloads": {"w": {"activation_annotation": "b"}}}},
+    ),
+    "other tables are merged deeply": (
+        ["[crio.metrics]\nenable_metrics = true\nmetrics_port = 1", "[crio.metrics]\nmetrics_port = 2"],
+        {"metrics": {"enable_metrics": True, "metrics_port": 2}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "amount_to"), RULES.values(), ids=list(RULES))
+def test_files_amount_to(files: list[str], amount_to: dict[str, t.Any]) -> None:
+    assert merged(tomllib.loads(text) for text in files).get("crio") == amount_to
+
+
+def test_every_file_of_the_folder_is_read_in_the_order_of_names() -> None:
+    """filepath.Walk: hidden ones, backups and folders of folders too, of whatever suffix."""
+    tree = {
+        "/d": ["99-nvidia.toml", "10-crio.conf", ".hidden", "20-more", "10-crio.conf.bak", "99-nvidia.conf"],
+        "/d/20-more": ["b", "a"],
+    }
+    assert _crio.in_order(lambda path: tree.get(path, []), lambda path: path in tree, "/d") == [
+        "/d/.hidden",
+        "/d/10-crio.conf",
+        "/d/10-crio.conf.bak",
+        "/d/20-more/a",
+        "/d/20-more/b",
+        "/d/99-nvidia.conf",
+        "/d/99-nvidia.toml",
+    ]
+
+
+@pytest.mark.parametrize("other", ["99-nvidia.conf", "99-nvidia.toml", "99-runtimes.conf", "10-crio.conf", "01-ctrcfg"])
+def test_ours_is_read_after_those_of_nvidia_and_openshift(other: str) -> None:
+    assert other < _crio.DROP_IN_NAME
+
+
+def test_what_cant_be_parsed_is_refused_with_its_place() -> None:
+    with pytest.raises(BadInput, match=r"^/x, line 2, can't be parsed \(.*\); it is left as it is$"):
+        parse("/x", "[crio]\nroot = \n")
+    with pytest.raises(BadInput, match="isn't UTF-8"):
+        parse("/x", "# \ufffd")
+
+
+PRINTED = """# The CRI-O configuration file
+[crio]
+
+# root = "/var/lib/containers/storage"
+[crio.runtime]
+# default_runtime = "crun"
+default_runtime = "nvidia"
+hooks_dir = [
+\t"/a",
+\t"/b",
+]
+[crio.runtime.runtimes]
+[crio.runtime.runtimes.nvidia]
+runtime_path = "/usr/bin/nvidia-container-runtime"
+allowed_annotations = [ "x" ]
+runtime_root = ""
+[crio.runtime.runtimes."my.one"]
+"""
+
+
+def test_what_crio_prints() -> None:
+    found = _crio.read_shown(PRINTED)
+    assert found.default_runtime == "nvidia" and found.names() == ["my.one", "nvidia"]
+    assert found.runtime("nvidia") == {
+        "runtime_path": '"/usr/bin/nvidia-container-runtime"',
+        "allowed_annotations": '["x"]',
+    }
+    assert found.flat[("crio", "runtime", "hooks_dir")] == '["/a", "/b"]'
+    assert ("crio", "root") not in found.flat
+    other = _crio.read_shown(PRINTED.replace('"/b"', '"/c"').replace('= "nvidia"', '= "crun"'))
+    assert _crio.losses(found, other) == ["crio.runtime.hooks_dir"]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A real Docker engine with a folder of its own gets our settings by a reload, keeps running, and loses them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import private_dockerd
+import pytest
+import real_dockerd
+from ansible_collections.kubegpu.share.plugins.module_utils import _docker, _observe_docker
+from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
+from ansible_collections.kubegpu.share.plugins.module_utils._docker_apply import Docker
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._put_back import replacements
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime_apply import Apply
+from ansible_collections.kubegpu.share.plugins.plugin_utils._docker_plan import Planned, make_plan
+
+# A program that is there and can be asked for its version.
+BINARY = "/usr/bin/runc"
+PRESENT = Wanted(True, True, BINARY, True, False)
+ABSENT = Wanted(False, True, BINARY, True, False)
+TEXT = '{\n  "labels": ["a=b"],\n  "shutdown-timeout": 15,  \n  "features": {"buildkit": true}\n}'
+
+
+@pytest.fixture(params=["installed", "newer", "newest"])
+def machine(request: pytest.FixtureRequest) -> Iterator[private_dockerd.Machine]:
+    binary = private_dockerd.binary()
+    if request.param != "installed":
+        newer = [one for one in real_dockerd.binaries() if one != binary]
+        if len(newer) < (2 if request.param == "newest" else 1):
+            pytest.skip("no newer dockerd than the others")
+        binary = newer[0 if request.param == "newer" else -1]
+    engine = private_dockerd.Dockerd(binary)
+    engine.config.write_text(TEXT)
+    try:
+        if why := engine.start():
+            pytest.skip(f"this dockerd doesn't run here: {why}")
+        yield private_dockerd.Machine(engine)
+    finally:
+        engine.remove()
+
+
+def observe(machine: private_dockerd.Machine) -> dict[str, object]:
+    seen = _observe_docker.observe(machine)
+    assert seen is not None
+    return seen
+
+
+def apply(machine: private_dockerd.Machine, wanted: Wanted, planned: Planned) -> dict[str, object]:
+    docker = Docker(machine, wanted, planned.restart)
+    return Apply(machine, docker, 60).run(replacements(planned.files))
+
+
+def test_there_and_back_again(machine: private_dockerd.Machine) -> None:
+    engine = machine.engine
+    newer = _docker.major(str(observe(machine)["version"])) >= _docker.CDI_SINCE
+    pid = engine.pid
+    planned = make_plan(PRESENT, observe(machine))
+    assert [one.header for one in planned.plan.changes] == [str(engine.config), _docker.UNIT]
+    assert planned.restart is newer, "CDI is switched on only in a restart, and no container runs"
+    done = apply(machine, PRESENT, planned)
+    assert done["restarted"] is newer and (newer or engine.pid == pid)
+    assert engine.info()["DefaultRuntime"] == "nvidia" and engine.info()["Runtimes"]["nvidia"]["path"] == BINARY
+    assert '"shutdown-timeout": 15,  \n' in engine.config.read_text(), "the user's layout stays"
+    assert make_plan(PRESENT, observe(machine)).plan.empty, "a second run changes nothing"
+
+    pid = engine.pid
+    back = make_plan(ABSENT, observe(machine))
+    assert apply(machine, ABSENT, back)["restarted"] is False
+    assert engine.pid == pid, "ours go away by a reload"
+    assert engine.config.read_text() == TEXT, "to the byte"
+    assert engine.info()["DefaultRuntime"] == "runc" and "nvidia" not in engine.info()["Runtimes"]
+    assert make_plan(ABSENT, observe(machine)).plan.empty
+    assert not (engine.folder / "root/var/lib/kubegpu-share").exists(), "no trace of us"
+    assert not any("daemon-reload" in one for one in machine.log)
+
+
+def test_what_docker_refuses_is_put_back(machine: private_dockerd.Machine) -> None:
+    engine = machine.engine
+    planned = make_plan(PRESENT, observe(machine))
+    row = dict(planned.files[0])
+    row["after"] = str(row["after"]).replace('"shutdown-timeout"', '"no-such-directive"')
+    with pytest.raises(NotInEffect, match="no-such-directive"):
+        Apply(machine, Docker(machine, PRESENT, planned.restart), 60).run(replacements([row]))
+    assert engine.config.read_text() == TEXT
+    assert engine.info()["DefaultRuntime"] == "runc", "and it runs as before"
+    assert make_plan(ABSENT, observe(machine)).plan.empty
+
+
+def test_a_start_with_both_a_flag_and_a_key_is_what_we_refuse() -> None:
+    engine = private_dockerd.Dockerd(private_dockerd.binary(), ["--default-runtime=runc"])
+    try:
+        engine.config.write_text('{"default-runtime": "runc"}')
+        assert "both as a flag and in the configuration file: default-runtime" in engine.start()
+    finally:
+        engine.remove()
