@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import importlib
 import os
 import shutil
 import subprocess
@@ -40,6 +41,29 @@ def generate(folder: Path) -> None:
     )
 
 
+FINDINGS = """\
+Findings of preflight
++++++++++++++++++++++
+
+Each has an id. Those of the first table say that something was asked for that can't be served. Those of the second
+may be known to you better than to preflight: ``preflight_ignore: [boot-full, card-lost@gpu7]`` goes on despite them.
+
+{}
+May be ignored
+--------------
+
+{}"""
+
+
+def findings(folder: Path) -> None:
+    """The page of what preflight can find, from the checks themselves."""
+    sys.path.insert(0, str(ROOT / ".collections"))
+    rooms = importlib.import_module("ansible_collections.kubegpu.share.plugins.module_utils._preflight")
+    groups = (rooms.INPUT, rooms.described())
+    tables = ["".join(f"``{id}``\n    {meaning}\n\n" for id, meaning in group.items()) for group in groups]
+    (folder / "preflight_findings.rst").write_text(FINDINGS.format(*tables))
+
+
 def differences(old: Path, new: Path) -> list[str]:
     """Names of pages that aren't the same in both folders."""
     names = {path.name for folder in (old, new) if folder.is_dir() for path in folder.iterdir()}
@@ -59,6 +83,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         new = Path(name)
         generate(new)
+        findings(new)
         stale = differences(PAGES, new)
         if check:
             verdict = f"not current: {', '.join(stale)}; run `make docs`" if stale else "current"

@@ -6,16 +6,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import typing as t
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils import _runtime as _container_runtime
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._findings import PROBLEM, WARNING
+from ansible_collections.kubegpu.share.plugins.module_utils._node_failures import NodeWish
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight import Host, Wish, examine
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _image_archive
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime_plan import make_plan
 
 ARGUMENTS: dict[str, t.Any] = {
-    "cluster": {"type": "dict", "required": True},
+    "cluster": {"type": "dict"},
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "control_plane": {"type": "list", "elements": "str", "default": []},
     "backend": {"type": "str", "default": "gpushare"},
@@ -26,8 +32,19 @@ ARGUMENTS: dict[str, t.Any] = {
     "image_archive": {"type": "path", "default": ""},
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
+    "ignore": {"type": "list", "elements": "str", "default": []},
 }
 WISH = ("backend", "memory_unit", "placement", "image_delivery", "extender_image", "device_plugin_image")
+
+# The module's options by the variables of role runtime, and the fact in which role driver keeps its choice.
+RUNTIME = {
+    "runtime": "runtime_name",
+    "binary": "runtime_nvidia_binary",
+    "set_default": "runtime_set_default",
+    "cdi": "runtime_cdi",
+    "enable_cri": "runtime_enable_cri",
+}
+DRIVER_CHOICE = "__driver_choice"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
@@ -42,14 +59,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
         hosts = [_host(name, name in params["gpu_nodes"], hostvars[name]) for name in names]
-        found = examine(Wish(**{name: params[name] for name in WISH}), params["cluster"], hosts)
-        if params["image_delivery"] == "import":
-            found.problems += _archive(params["image_archive"], params["image"])
-        result.update(changed=False, problems=found.problems, notes=found.notes)
+        wish = Wish(**{name: params[name] for name in WISH})
+        try:
+            found = examine(wish, params["cluster"], hosts, params["ignore"])
+        except BadInput as error:
+            result.update(failed=True, msg=str(error))
+            return result
+        if params["cluster"] is not None and params["image_delivery"] == "import":
+            for sentence in _archive(params["image_archive"], params["image"]):
+                found.problem("image-archive", sentence)
+        result.update(
+            changed=False,
+            problems=found.problems,
+            notes=found.notes,
+            findings=[dataclasses.asdict(one) for one in found.all],
+        )
         if found.warnings:
             result["warnings"] = found.warnings
-        for note in found.notes:
-            self._display.display(note)
+        if found.all:
+            self._display.display(found.table().rstrip("\n"))
         if found.problems:
             count = len(found.problems)
             result.update(
@@ -73,4 +101,53 @@ def _archive(archive: str, image: str) -> list[str]:
 
 
 def _host(name: str, gpu: bool, variables: t.Mapping[str, t.Any]) -> Host:
-    return Host(name, str(variables.get("gpu_node_name") or name), gpu, variables.get("gpu_node"))
+    seen = variables.get("gpu_node")
+    return Host(
+        name,
+        str(variables.get("gpu_node_name") or name),
+        gpu,
+        seen,
+        _node_wish(variables),
+        (*_driver(variables), *_runtime(name, seen, variables)) if gpu and seen else (),
+    )
+
+
+def _driver(variables: t.Mapping[str, t.Any]) -> t.Iterator[tuple[str, str, str]]:
+    """What role driver chose for the host (its tasks ``judge``), as far as it can't be."""
+    for sentence in (variables.get(DRIVER_CHOICE) or {}).get("refusals") or []:
+        yield "driver-refused", PROBLEM, str(sentence)
+
+
+def _runtime(
+    host: str, seen: t.Mapping[str, t.Any], variables: t.Mapping[str, t.Any]
+) -> t.Iterator[tuple[str, str, str]]:
+    """What role runtime's own plan says of the host."""
+    if "runtimes" not in seen:
+        return
+    given = {option: variables.get(variable) for option, variable in RUNTIME.items()}
+    params = {
+        name: spec.get("default") if given.get(name) is None else given[name]
+        for name, spec in _container_runtime.ARGUMENTS.items()
+    }
+    try:
+        # Ansible's values carry tags, with which the files' libraries don't know what to do.
+        plain = json.loads(json.dumps({"runtimes": seen["runtimes"], "kubelet": seen.get("kubelet"), "params": params}))
+        wanted = _container_runtime.wanted_of(plain["params"])
+        planned = make_plan(plain["params"]["runtime"], wanted, plain["runtimes"], plain["kubelet"])
+    except ShareError as error:
+        yield "runtime-refused", PROBLEM, f"host {host}: {error}"
+    else:
+        for sentence in planned.warnings:
+            yield "runtime-warning", WARNING, f"host {host}: {sentence}"
+
+
+def _node_wish(variables: t.Mapping[str, t.Any]) -> NodeWish:
+    """What the nodes' roles will be asked for; what isn't set has the roles' defaults."""
+    defaults = NodeWish()
+    names = {"maintenance": "gpu_maintenance"}
+    return NodeWish(
+        **{
+            field.name: str(variables.get(names.get(field.name, field.name), getattr(defaults, field.name)))
+            for field in dataclasses.fields(NodeWish)
+        }
+    )

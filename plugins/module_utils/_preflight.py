@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""What would stop site.yml, told before it changes anything: one sentence each, naming the variable. No I/O."""
+"""What would stop site.yml, told before it changes anything: findings that name the variable or the host. No I/O."""
 
 from __future__ import annotations
 
@@ -12,18 +12,50 @@ import dataclasses
 import re
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils import _driver_conflicts as driver_conflicts
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils import _node_failures as node_failures
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_unit
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import node_cards
+from ansible_collections.kubegpu.share.plugins.module_utils._findings import NOTE, WARNING, Findings
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
 
 BACKENDS = ("gpushare",)
 PLACEMENTS = ("binpack", "spread")
 DELIVERIES = ("import", "registry")
 # What the node roles can set up; a role that learns another one adds it here.
-FAMILIES = ("debian",)
+FAMILIES = ("debian", "redhat", "suse")
 ARCHITECTURES = ("amd64", "arm64")
-RUNTIMES = ("containerd",)
+# As nodes name them in their status.
+RUNTIMES = ("containerd", "docker", "cri-o")
+MAINTENANCE = ("never", "drain", "reboot")
+# What was asked for can't be served: there is nothing to go on with, and it can't be ignored.
+INPUT = {
+    "unknown-value": "A variable has a value that isn't known.",
+    "no-gpu-nodes": "The group gpu_nodes is empty.",
+    "unknown-node": "A host isn't a node of the cluster.",
+    "twin-nodes": "Two hosts are said to be the same node.",
+    "image-archive": "The servers' image is to be imported and its archive isn't there, or holds another image.",
+}
+# What is said of the cluster and the machines. The user may know better.
+KNOWN = {
+    "old-image": "An image of upstream's is from 2019 and can't bind a pod on this cluster.",
+    "node-not-ready": "A node isn't Ready.",
+    "runtime": "The node's container runtime isn't one of those that can be set up.",
+    "image-delivery": "Images are to be imported and the node's runtime isn't containerd.",
+    "foreign-plugin": "Another device plugin gives away the same cards.",
+    "distribution": "The machine's distribution isn't of a family that can be set up.",
+    "architecture": "The machine's architecture has no driver or no servers.",
+    "no-gpu": "No NVIDIA GPU is on the machine's PCI bus.",
+    "unknown-cards": "The driver isn't loaded, so that its cards' memory can't be judged yet.",
+    "device-list": "The memory unit makes more device IDs than kubelet takes.",
+    "small-card": "A card has less memory than one unit.",
+    "unit-change": "The memory unit is another than now, and pods hold memory in the old one.",
+    "driver-refused": "Role driver can't do what is asked for on this machine.",
+    "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
+    "runtime-refused": "Role runtime can't configure this machine's container runtime.",
+    "runtime-warning": "Something of the container runtime deserves a look: its cgroup driver isn't kubelet's, say.",
+}
 
 # Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
 OLD_IMAGES = {"gpushare_extender_image": "1.11-d170d8a", "gpushare_device_plugin_image": "v2-1.11-aff8a23"}
@@ -54,48 +86,64 @@ class Host:
     :param node: its name in the cluster.
     :param gpu: it is in gpu_nodes (and not only in control_plane).
     :param seen: its observation (``gpu_node``); None where it wasn't looked at in this run.
+    :param wish: what the nodes' roles are asked for on it.
+    :param plans: what these roles' own plans say, as (id, severity, sentence).
     """
 
     host: str
     node: str
     gpu: bool
     seen: t.Mapping[str, t.Any] | None
+    wish: node_failures.NodeWish = dataclasses.field(default_factory=node_failures.NodeWish)
+    plans: tuple[tuple[str, str, str], ...] = ()
 
 
-@dataclasses.dataclass
-class Findings:
-    """``problems`` stop the run, ``warnings`` deserve a look, ``notes`` can't be known yet."""
-
-    problems: list[str] = dataclasses.field(default_factory=list)
-    warnings: list[str] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-
-def examine(wish: Wish, cluster: Json, hosts: t.Sequence[Host]) -> Findings:
+def examine(wish: Wish, cluster: Json | None, hosts: t.Sequence[Host], ignore: t.Sequence[str] = ()) -> Findings:
     """All that would stop the run.
 
-    :param cluster: as the module ``cluster_info`` returns it.
+    :param cluster: as the module ``cluster_info`` returns it; None to judge the machines alone.
+    :param ignore: findings that the user knows of: ``id`` or ``id@host``.
+    :raises BadInput: ``ignore`` names no such finding.
     """
     found = Findings()
     _values(wish, found)
+    if not any(host.gpu for host in hosts):
+        found.problem("no-gpu-nodes", "gpu_nodes: the group names no host, so that there is nothing to set up")
+    if cluster is not None:
+        _cluster(wish, cluster, hosts, found)
+    for host in hosts:
+        if host.gpu and host.seen is not None:
+            _machine(wish, host, found)
+    found.ignore(ignore, ids())
+    return found
+
+
+def ids() -> tuple[str, ...]:
+    """Ids of all findings that can be ignored."""
+    return tuple(described())
+
+
+def described() -> dict[str, str]:
+    """Id and meaning of every finding that can be ignored, for the documentation."""
+    return {**KNOWN, **dict(node_failures.described()), **driver_conflicts.IDS}
+
+
+def _cluster(wish: Wish, cluster: Json, hosts: t.Sequence[Host], found: Findings) -> None:
     _images(wish, str(cluster.get("version", "")), found)
     nodes = {node["name"]: node for node in cluster.get("nodes") or []}
-    if not any(host.gpu for host in hosts):
-        found.problems.append("gpu_nodes: the group names no host, so that there is nothing to set up")
     for host in hosts:
         twins = [other.host for other in hosts if other.node == host.node]
         if len(twins) > 1 and twins[0] == host.host:
-            found.problems.append(f"gpu_node_name: the hosts {', '.join(twins)} are all said to be node {host.node}")
+            found.problem(
+                "twin-nodes", f"gpu_node_name: the hosts {', '.join(twins)} are all said to be node {host.node}"
+            )
         node = nodes.get(host.node)
         if node is None:
             _stranger(host, nodes, found)
         else:
-            _node(host, node, found)
-        if host.gpu and host.seen is not None:
-            _machine(wish, host, found)
+            _node(wish, host, node, found)
     if wish.memory_unit in contract.MIB_PER_UNIT:
         _unit_change(wish, nodes.values(), cluster.get("sharing_pods") or [], found)
-    return found
 
 
 def _values(wish: Wish, found: Findings) -> None:
@@ -106,7 +154,7 @@ def _values(wish: Wish, found: Findings) -> None:
         ("gpushare_image_delivery", wish.image_delivery, DELIVERIES),
     ):
         if value not in known:
-            found.problems.append(f"{variable}: {value!r} isn't known; it can be {' or '.join(known)}")
+            found.problem("unknown-value", f"{variable}: {value!r} isn't known; it can be {' or '.join(known)}")
 
 
 def _images(wish: Wish, version: str, found: Findings) -> None:
@@ -118,10 +166,12 @@ def _images(wish: Wish, version: str, found: Findings) -> None:
         ("gpushare_device_plugin_image", wish.device_plugin_image),
     ):
         if any(tag in image for tag in OLD_IMAGES.values()):
-            found.problems.append(
+            found.problem(
+                "old-image",
                 f"{variable}: {image} is a build of 2019 whose Kubernetes 1.11 client drops the fields of a pod that "
                 f"it doesn't know when it writes the pod back, which the API server of this cluster ({version}) "
-                "refuses, so that no pod could be bound or assigned; leave the variable unset, or name a newer build"
+                "refuses, so that no pod could be bound or assigned",
+                "leave the variable unset, or name a newer build",
             )
 
 
@@ -129,30 +179,44 @@ def _stranger(host: Host, nodes: t.Mapping[str, Json], found: Findings) -> None:
     group = "gpu_nodes" if host.gpu else "control_plane"
     known = ", ".join(sorted(nodes)[:10]) + (", …" if len(nodes) > 10 else "")
     named = "" if host.node == host.host else f" (as gpu_node_name says: {host.node})"
-    found.problems.append(
-        f"{group}: host {host.host}{named} isn't a node of the cluster, whose nodes are {known or 'none'}; "
-        "set gpu_node_name where a host is called otherwise there"
+    found.problem(
+        "unknown-node",
+        f"{group}: host {host.host}{named} isn't a node of the cluster, whose nodes are {known or 'none'}",
+        "set gpu_node_name where a host is called otherwise there",
+        host.host,
     )
 
 
-def _node(host: Host, node: Json, found: Findings) -> None:
+def _node(wish: Wish, host: Host, node: Json, found: Findings) -> None:
     if not node["ready"]:
-        found.warnings.append(f"node {host.node} isn't Ready")
+        found.add("node-not-ready", WARNING, f"node {host.node} isn't Ready", host=host.host)
     if not host.gpu:
         return
     runtime = str(node["runtime"]).partition(":")[0]
     if runtime not in RUNTIMES:
-        found.problems.append(
-            f"gpu_nodes: node {host.node} runs {node['runtime'] or 'an unknown container runtime'}; "
-            f"what can be set up is {' or '.join(RUNTIMES)}"
+        found.problem(
+            "runtime",
+            f"gpu_nodes: node {host.node} runs {node['runtime'] or 'an unknown container runtime'}",
+            f"what can be set up is {' or '.join(RUNTIMES)}",
+            host.host,
+        )
+    elif runtime != "containerd" and wish.image_delivery == "import":
+        found.problem(
+            "image-delivery",
+            f"gpushare_image_delivery: node {host.node} runs {runtime}, and images are imported into containerd only",
+            "put the servers' image into a registry and set it to registry",
+            host.host,
         )
     foreign = sorted(
         name for name, value in node["capacity"].items() if FOREIGN.fullmatch(name) and contract.quantity(value) > 0
     )
     if foreign:
-        found.problems.append(
+        found.problem(
+            "foreign-plugin",
             f"gpu_nodes: node {host.node} announces {', '.join(foreign)} already, so another device plugin gives away "
-            "the same cards; take that plugin off the node, or the node out of gpu_nodes"
+            "the same cards",
+            "take that plugin off the node, or the node out of gpu_nodes",
+            host.host,
         )
 
 
@@ -160,35 +224,62 @@ def _machine(wish: Wish, host: Host, found: Findings) -> None:
     seen = host.seen or {}
     distribution = seen.get("distribution") or {}
     if distribution.get("family") not in FAMILIES:
-        found.problems.append(
+        found.problem(
+            "distribution",
             f"gpu_nodes: host {host.host} runs {distribution.get('id', 'an unknown system')} "
-            f"{distribution.get('version', '')}; what can be set up is the family of {' or '.join(FAMILIES)}"
+            f"{distribution.get('version', '')}",
+            f"what can be set up is a family of {' or '.join(FAMILIES)}",
+            host.host,
         )
     if distribution.get("arch") not in ARCHITECTURES:
-        found.problems.append(
-            f"gpu_nodes: host {host.host} is of architecture {distribution.get('arch', 'unknown')}; "
-            f"the driver and the servers are there for {' and '.join(ARCHITECTURES)}"
+        found.problem(
+            "architecture",
+            f"gpu_nodes: host {host.host} is of architecture {distribution.get('arch', 'unknown')}",
+            f"the driver and the servers are there for {' and '.join(ARCHITECTURES)}",
+            host.host,
         )
     if not seen.get("gpus"):
-        found.problems.append(f"gpu_nodes: host {host.host} has no NVIDIA GPU on its PCI bus")
+        found.problem("no-gpu", f"gpu_nodes: host {host.host} has no NVIDIA GPU on its PCI bus", host=host.host)
+    if host.wish.maintenance not in MAINTENANCE:
+        found.problem(
+            "unknown-value",
+            f"gpu_maintenance: {host.wish.maintenance!r} isn't known; it can be {' or '.join(MAINTENANCE)}",
+            host=host.host,
+        )
+    found.all += node_failures.examine(seen, host.wish, host.host)
+    for clash in driver_conflicts.conflicts(seen, host.wish.driver()):
+        found.problem(clash["id"], f"host {host.host} {clash['found']}", clash["do"], host.host)
+    for id, severity, sentence in host.plans:
+        found.add(id, severity, sentence, host=host.host)
+    _memory(wish, host, found)
+
+
+def _memory(wish: Wish, host: Host, found: Findings) -> None:
     if wish.memory_unit not in contract.MIB_PER_UNIT:
         return
-    cards = _cards((seen.get("driver") or {}).get("cards") or [], wish.memory_unit)
+    rows = ((host.seen or {}).get("driver") or {}).get("cards") or []
+    # A card that the driver can't read has no size; node-side checks tell of it.
+    cards = _cards([row for row in rows if row.get("memory_mib")], wish.memory_unit)
     if not cards:
-        found.notes.append(
+        found.add(
+            "unknown-cards",
+            NOTE,
             f"gpushare_memory_unit: host {host.host} shows no card before its driver is loaded, so that the device "
-            f"plugin itself will judge whether {wish.memory_unit} makes too many device IDs there"
+            f"plugin itself will judge whether {wish.memory_unit} makes too many device IDs there",
+            host=host.host,
         )
         return
     try:
         contract.check_device_list(cards, wish.memory_unit)
     except contract.ContractError as error:
-        found.problems.append(f"{error} (host {host.host})")
+        found.problem("device-list", f"{error} (host {host.host})", host=host.host)
     small = [card for card in cards if card.units <= 0]
     if small:
-        found.problems.append(
+        found.problem(
+            "small-card",
             f"gpushare_memory_unit: card {small[0].index} of host {host.host} has {small[0].memory_mib} MiB, "
-            f"not one whole {wish.memory_unit}"
+            f"not one whole {wish.memory_unit}",
+            host=host.host,
         )
 
 
@@ -210,9 +301,10 @@ def _unit_change(wish: Wish, nodes: t.Iterable[Json], pods: t.Sequence[Json], fo
     held = [pod for pod in pods if pod["node"] in other]
     if other and held:
         named = ", ".join(f"{pod['namespace']}/{pod['name']}" for pod in held[:3]) + (", …" if len(held) > 3 else "")
-        found.problems.append(
+        found.problem(
+            "unit-change",
             f"gpushare_memory_unit: {wish.memory_unit} isn't what node{'s' if len(other) > 1 else ''} "
             f"{', '.join(other)} count{'' if len(other) > 1 else 's'} in now, and {len(held)} "
-            f"pod{'s' if len(held) > 1 else ''} there ({named}) would hold another amount than they asked for; "
-            "delete them first"
+            f"pod{'s' if len(held) > 1 else ''} there ({named}) would hold another amount than they asked for",
+            "delete them first",
         )

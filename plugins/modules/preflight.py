@@ -11,15 +11,16 @@ module: preflight
 short_description: Say what would stop the set-up, before anything changes
 version_added: 1.0.0
 description:
-  - Judges variables, the cluster and the observed machines together, and fails with one sentence for each problem, which names the variable.
-  - Runs on the controller alone. It reads each host's observation (the fact C(gpu_node)) and C(gpu_node_name) from its host variables.
+  - Judges variables, the cluster and the observed machines together, prints a table of what it found and what to do, and fails with one
+    sentence for each problem.
+  - Runs on the controller alone. It reads each host's observation (the fact C(gpu_node)) and C(gpu_node_name) from its host variables, and of the
+    nodes' roles C(driver_state), C(driver_source), C(driver_version), C(toolkit_state) and C(gpu_maintenance) from the task's.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
 options:
   cluster:
-    description: What M(kubegpu.share.cluster_info) returned.
+    description: What M(kubegpu.share.cluster_info) returned. Without it the machines alone are judged.
     type: dict
-    required: true
   gpu_nodes:
     description: Hosts of the inventory whose GPUs are to be shared.
     type: list
@@ -62,6 +63,11 @@ options:
     description: The variable C(gpushare_device_plugin_image).
     type: str
     default: ""
+  ignore:
+    description: Ids of findings that shall not stop the run; V(id@host) for one host only.
+    type: list
+    elements: str
+    default: []
 author:
   - The kubegpu.share authors (@kubegpu)
 """
@@ -86,6 +92,12 @@ problems:
   description: What stops the run, one sentence each. The task fails where there is any.
   type: list
   elements: str
+  returned: always
+findings:
+  description: >-
+    All of it, each with C(id), C(severity) (V(problem), V(warning), V(note) or V(ignored)), C(found), C(do) and C(host).
+  type: list
+  elements: dict
   returned: always
 notes:
   description: What can't be known yet.

@@ -67,7 +67,11 @@ def test_hosts_are_known_by_their_node_names(tmp_path):
         image_archive=archive(tmp_path / "image.tar", image),
     )
     assert result["problems"] == [] and not result.get("failed")
-    assert said == result["notes"] and "host one shows no card" in said[0]
+    assert "host one shows no card" in result["notes"][0]
+    assert (
+        said[0].splitlines()[1].startswith("note     unknown-cards one  gpushare_memory_unit: host one shows no card")
+    )
+    assert [one["id"] for one in result["findings"]] == ["unknown-cards"]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,20 @@ def test_a_wrong_archive_is_named_and_two_problems_are_told_together(tmp_path, g
     assert result["msg"].splitlines()[0] == "2 problems:"
     registry = act(preflight, {"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
     assert registry[0]["msg"] == registry[0]["problems"][0]
+
+
+def test_what_a_host_is_asked_for_comes_from_its_own_variables():
+    gpu = {**SEEN, "driver": {"cards": [], "others": ["runfile"]}}
+    hostvars = {"one": {"gpu_node": gpu}, "two": {"gpu_node": gpu, "driver_state": "external"}}
+    result, _said = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"])
+    assert result["problems"] == [
+        "host one has its driver from a .run file; run '/usr/bin/nvidia-uninstall --silent', "
+        "or set driver_state to external"
+    ]
+    ignored, _said = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"], ignore=["driver-runfile@one"])
+    assert ignored["problems"] == [] and not ignored.get("failed")
+    wrong, _said = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one"], ignore=["nonsense"])
+    assert wrong["failed"] and wrong["msg"].startswith("preflight_ignore: 'nonsense'")
 
 
 def evaluated(role, file, name, **variables):

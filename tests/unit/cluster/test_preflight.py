@@ -8,7 +8,9 @@ import copy
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import look
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight import Host, Wish, examine
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._node_failures import NodeWish
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight import Host, Wish, described, examine
 from fake_kube import FakeKube
 
 UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000"
@@ -55,12 +57,12 @@ def gpu_pod(name="p", on="gpu1"):
 HOSTS = (Host("gpu1", "gpu1", True, seen()), Host("cp1", "cp1", False, seen(gpus=0, count=0)))
 
 
-def found(wish=None, objects=None, hosts=HOSTS, version="v1.36.3"):
+def found(wish=None, objects=None, hosts=HOSTS, version="v1.36.3", ignore=()):
     wish = wish or Wish()
     kube = FakeKube(*(objects or [node("gpu1"), node("cp1")]))
     kube.version_answer = {"gitVersion": version}
     unit = wish.memory_unit if wish.memory_unit in contract.MIB_PER_UNIT else None
-    return examine(wish, look(kube, unit), hosts)
+    return examine(wish, look(kube, unit), hosts, ignore)
 
 
 def test_all_is_well():
@@ -90,9 +92,15 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
         ({"objects": [node("cp1")]}, "gpu_nodes", "gpu1 isn't a node of the cluster, whose nodes are cp1"),
         ({"objects": [node("gpu1")]}, "control_plane", "cp1 isn't a node of the cluster"),
         ({"hosts": with_gpu1(seen=seen(gpus=0))}, "gpu_nodes", "gpu1 has no NVIDIA GPU on its PCI bus"),
-        ({"hosts": with_gpu1(seen=seen(family="redhat"))}, "gpu_nodes", "the family of debian"),
+        ({"hosts": with_gpu1(seen=seen(family="arch"))}, "gpu_nodes", "a family of debian or redhat or suse"),
+        ({"hosts": with_gpu1(wish=NodeWish(maintenance="now"))}, "gpu_maintenance", "'now' isn't known"),
         ({"hosts": with_gpu1(seen=seen(arch="riscv64"))}, "gpu_nodes", "architecture riscv64"),
-        ({"objects": [node("gpu1", runtime="cri-o://1.36.0"), node("cp1")]}, "gpu_nodes", "runs cri-o://1.36.0"),
+        ({"objects": [node("gpu1", runtime="rkt://1.30"), node("cp1")]}, "gpu_nodes", "runs rkt://1.30"),
+        (
+            {"objects": [node("gpu1", runtime="cri-o://1.36.0"), node("cp1")]},
+            "gpushare_image_delivery",
+            "gpu1 runs cri-o, and images are imported into containerd only",
+        ),
         (
             {"objects": [node("gpu1", {"nvidia.com/gpu": "2"}), node("cp1")]},
             "gpu_nodes",
@@ -149,7 +157,7 @@ def test_what_is_no_problem(arguments):
 
 def test_all_problems_are_told_at_once():
     wish = Wish(backend="cuda", placement="worst")
-    assert len(found(wish, [node("gpu1", runtime="docker://20.10")], with_gpu1(seen=seen(gpus=0))).problems) == 5
+    assert len(found(wish, [node("gpu1", runtime="rkt://1.30")], with_gpu1(seen=seen(gpus=0))).problems) == 5
 
 
 def test_what_cant_be_known_before_the_driver_is_said():
@@ -175,3 +183,52 @@ def test_the_observation_isnt_changed():
     before = copy.deepcopy(HOSTS)
     found(Wish(memory_unit="MiB"))
     assert before == HOSTS
+
+
+CROWDED = {"objects": [node("gpu1", {"nvidia.com/gpu": "2"}), node("cp1")]}
+
+
+@pytest.mark.parametrize(
+    ("ignore", "left"),
+    [((), 1), (["foreign-plugin"], 0), (["foreign-plugin@gpu1"], 0), (["foreign-plugin@cp1"], 1), (["no-gpu"], 1)],
+)
+def test_a_finding_is_ignored_by_id_and_by_host(ignore, left):
+    result = found(**CROWDED, ignore=ignore)
+    assert len(result.problems) == left
+    assert [one.severity for one in result.all] == ["problem" if left else "ignored"]
+
+
+@pytest.mark.parametrize("word", ["foreign", "unknown-value", "no-gpu-nodes@gpu1", ""])
+def test_what_cant_be_ignored_is_refused(word):
+    with pytest.raises(BadInput, match=f"preflight_ignore: '{word}' isn't the id of a finding that can be ignored"):
+        found(ignore=[word])
+
+
+def test_what_the_roles_refuse_is_told_before_they_run():
+    hosts = with_gpu1(plans=(("driver-refused", "problem", "a card of 2014"), ("runtime-warning", "warning", "hm")))
+    assert found(hosts=hosts).problems == ["a card of 2014"]
+    assert found(hosts=hosts).warnings == ["hm"]
+    assert found(hosts=hosts, ignore=["driver-refused"]).problems == []
+
+
+def test_the_machines_alone_can_be_judged():
+    result = examine(Wish(), None, with_gpu1(node="gpu9", seen=seen(gpus=0)))
+    assert [one.id for one in result.all] == ["no-gpu"]
+
+
+def test_the_table_has_the_worst_first_and_fits_a_terminal():
+    broken = {**seen(count=0, gpus=1), "sources_stale": [{"file": "/etc/apt/sources.list.d/nvidia-docker.list"}]}
+    result = found(**CROWDED, hosts=with_gpu1(seen=broken))
+    lines = result.table().splitlines()
+    assert [line.split()[:3] for line in lines if not line.startswith(" ")] == [
+        ["problem", "foreign-plugin", "gpu1"],
+        ["note", "stale-sources", "gpu1"],
+        ["note", "unknown-cards", "gpu1"],
+    ]
+    assert max(map(len, lines)) <= 120
+    assert any(line.strip().startswith("→ take that plugin off") for line in lines)
+    assert found().table() == ""
+
+
+def test_every_finding_means_something():
+    assert all(meaning.endswith(".") for meaning in described().values())

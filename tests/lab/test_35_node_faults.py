@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nodes that fail at the worst moment: each is named in a sentence, and is as before or finished by the next run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+from _lab import ROOT, Lab, until
+from _snapshot import node_state
+
+from lab import engine as engines
+
+SITE = "playbooks/site.yml"
+PREFLIGHT = "playbooks/preflight.yml"
+# A change of the runtime's configuration that one variable asks for.
+CHANGE = ("-e", "runtime_set_default=false")
+DROP_IN = "/etc/containerd/conf.d/99-kubegpu-nvidia.toml"
+UNIT = "/run/systemd/system/containerd.service.d/kubegpu-test.conf"
+
+
+@pytest.fixture
+def node(lab: Lab) -> str:
+    return lab.gpu_nodes[0]
+
+
+@contextlib.contextmanager
+def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
+    """A fault of the simulated driver while it lasts."""
+    path = ROOT / lab.nodes[node]["hardware"] / "cards"
+    healthy = path.read_text()
+    cards = lab.cards(node)
+    try:
+        path.write_text(f"{healthy}fault {words}\n")
+        yield
+    finally:
+        path.write_text(healthy)
+    until(lambda: lab.cards(node) == cards and lab.allocatable(node) > 0, "the cards as before", 120)
+
+
+@pytest.mark.parametrize(
+    ("words", "id", "said"),
+    [
+        ("init:9", "driver-fails", "couldn't communicate with the NVIDIA driver"),
+        ("init:18", "driver-mismatch", "version mismatch"),
+        ("init:999", "driver-fails", "Unknown Error"),
+        ("slow:60", "driver-fails", "didn't answer within 20 s"),
+    ],
+)
+def test_a_driver_that_fails_is_named_and_changes_nothing(lab: Lab, node: str, words: str, id: str, said: str) -> None:
+    before = node_state(lab, node)
+    with fault(lab, node, words):
+        told = lab.playbook(PREFLIGHT)
+        assert id in told.out and node in told.out, told.out[-4000:]
+        done = lab.playbook(SITE)
+        assert done.rc != 0
+        sentence = [line for line in done.out.splitlines() if node in line and said in line]
+        assert sentence, done.out[-6000:]
+        assert done.recap[node]["changed"] == 0
+    assert node_state(lab, node) == before
+    lab.playbook(SITE).assert_unchanged()
+
+
+def test_a_runtime_that_refuses_to_start_gets_its_old_files_back(lab: Lab, node: str) -> None:
+    before = node_state(lab, node)
+    lab.ssh(
+        node,
+        f"mkdir -p $(dirname {UNIT}); printf '[Service]\\nExecStartPre=/bin/grep -q default_runtime_name {DROP_IN}\\n'"
+        f" > {UNIT}; systemctl daemon-reload",
+    )
+    try:
+        done = lab.playbook(SITE, *CHANGE)
+        assert done.rc != 0
+        assert "runs with the old one again" in done.out, done.out[-6000:]
+        assert lab.ssh(node, "systemctl is-active containerd").strip() == "active"
+        assert node_state(lab, node) == before
+    finally:
+        lab.ssh(node, f"rm -f {UNIT}; systemctl daemon-reload")
+    lab.playbook(SITE).assert_unchanged()
+
+
+def test_a_full_disk_changes_nothing(lab: Lab, node: str) -> None:
+    before = node_state(lab, node)
+    folder = "/etc/containerd/conf.d"
+    # A file system of one page over the folder, filled: what is there can be read and nothing can be written.
+    lab.ssh(
+        node,
+        f"cp -a {folder} /run/kubegpu-test && mount -t tmpfs -o size=8k,nr_inodes=4 none {folder}"
+        f" && cp -a /run/kubegpu-test/. {folder}/ && (dd if=/dev/zero of={folder}/fill bs=4k 2>/dev/null; true)",
+    )
+    try:
+        done = lab.playbook(SITE, *CHANGE)
+        assert done.rc != 0
+        assert "No space left on device" in done.out, done.out[-6000:]
+        assert lab.ssh(node, "systemctl is-active containerd").strip() == "active"
+    finally:
+        lab.ssh(node, f"umount {folder}; rm -rf /run/kubegpu-test")
+    assert node_state(lab, node) == before
+    lab.playbook(SITE).assert_unchanged()
+
+
+def test_a_node_that_disappears_in_the_middle_is_finished_by_the_next_run(lab: Lab, node: str) -> None:
+    before = node_state(lab, node)
+    container, engine = lab.nodes[node]["container"], engines.find()
+    assert engine is not None
+    # The node goes the moment that its new configuration is there.
+    watch = f"while grep -q default_runtime_name {DROP_IN}; do sleep 0.05; done"
+    gone = threading.Thread(
+        target=lambda: (engine.docker("exec", container, "sh", "-c", watch), engine.docker("kill", container))
+    )
+    gone.start()
+    try:
+        done = lab.playbook(SITE, *CHANGE)
+        assert done.rc != 0
+        gone.join(60)
+        assert not gone.is_alive() and not engine.containers()[container]
+    finally:
+        lab.manage("up")
+    until(lambda: lab.allocatable(node) > 0, "the node back", 180)
+    again = lab.playbook(SITE, *CHANGE)
+    assert again.rc == 0, again.out[-6000:]
+    # And back to what it was.
+    assert lab.playbook(SITE).rc == 0
+    assert node_state(lab, node) == before
+    lab.playbook(SITE).assert_unchanged()
+
+
+def test_nothing_of_the_faults_is_left(lab: Lab, node: str) -> None:
+    assert lab.ssh(node, f"ls {UNIT} /run/kubegpu-test 2>/dev/null; true").strip() == ""
