@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._image_import import ARGUMENTS, make_plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _image_archive
+from ansible_collections.kubegpu.share.plugins.plugin_utils._transfer import Transferring
 
 Json = dict[str, t.Any]
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ActionModule(Transferring):
     """Copies an image archive to a node only when the node's runtime lacks what is in it."""
 
     def run(self, tmp: str | None = None, task_vars: Json | None = None) -> Json:
@@ -43,12 +43,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
         _image_archive.require(archive, reference)
         if self._task.check_mode:
             return {"changed": True, "diff": plan.diff()}
-        try:
-            folder = self._make_tmp_path()
-            remote = self._connection._shell.join_path(folder, "image.tar")
-            self._transfer_file(archive, remote)
-            self._fixup_perms2((folder, remote))
-            done: Json = self._execute_module(module_args={**arguments, "remote_path": remote}, task_vars=task_vars)
-        finally:
-            self._remove_tmp_path(self._connection._shell.tmpdir)
-        return done
+        return self.execute_with_files(
+            [archive], lambda _folder, there: {**arguments, "remote_path": there[0]}, task_vars
+        )

@@ -111,8 +111,7 @@ class Containerd:
         return {"effective": _containerd.mask(self.meaning().what), "restarted": self.restarted}
 
     def _socket(self) -> str:
-        found = _containerd.effective(self.meaning().what or "")
-        return str(found.flat.get(("grpc", "address")) or _containerd.DEFAULT_SOCKET)
+        return _containerd.effective(self.meaning().what or "").socket
 
     def _cri(self) -> str:
         """State of the CRI plugin by the running daemon: ok, error, or nothing while it can't be asked."""

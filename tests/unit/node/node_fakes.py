@@ -89,12 +89,16 @@ class AptMachine(FakeSystem):
         self.fetched: set[str] = set()
         self.keys = {}  # what signs a repository now, by its URL; any key does where none stands here
         self.locked = 0
+        self.automatic: set[str] = set()
+        self.needs: dict[str, set[str]] = {}  # what an installed package depends on
+        self.excludes: dict[str, set[str]] = {}  # what can't stay beside a package
         self.commands.update(
             {
                 "dpkg-query": self._query,
                 "dpkg --": self._configure,
                 "apt-get": self._apt_get,
                 "apt-mark": self._apt_mark,
+                "env": self._env,
             }
         )
 
@@ -104,6 +108,12 @@ class AptMachine(FakeSystem):
 
     def changing_commands(self) -> list[str]:
         return [line for line in self.ran if not line.startswith(("dpkg-query", "uname"))]
+
+    def _env(self, argv: Sequence[str]) -> Done:
+        """A command with variables before it; it is noted as the command that it is."""
+        self.ran.pop()
+        assert "NEEDRESTART_SUSPEND=1" in argv
+        return self.run([word for word in argv[1:] if not re.match(r"[A-Z_]+=", word)])
 
     def _query(self, argv: Sequence[str]) -> Done:
         rows = [f"{'h' if n in self.held else 'i'}i \t{n}\t{v}\tamd64" for n, v in sorted(self.installed.items())]
@@ -120,9 +130,14 @@ class AptMachine(FakeSystem):
         return Done(0, "", "")
 
     def _apt_mark(self, argv: Sequence[str]) -> Done:
+        if argv[1] == "showauto":
+            return Done(0, "\n".join(sorted(self.automatic & set(self.installed))), "")
         self.step()
         for name in argv[2:]:
-            (self.held.add if argv[1] == "hold" else self.held.discard)(name)
+            if argv[1] in ("auto", "manual"):
+                (self.automatic.add if argv[1] == "auto" else self.automatic.discard)(name)
+            else:
+                (self.held.add if argv[1] == "hold" else self.held.discard)(name)
         self.step()
         return Done(0, "", "")
 
@@ -135,7 +150,8 @@ class AptMachine(FakeSystem):
         words = [
             word for before, word in itertools.pairwise(["", *argv]) if before != "-o" and not word.startswith("-")
         ]
-        return {"update": self._update, "install": self._install, "purge": self._purge}[words[1]](argv, words[2:])
+        does = {"update": self._update, "install": self._install, "purge": self._purge, "autoremove": self._unneeded}
+        return does[words[1]](argv, words[2:])
 
     def _update(self, argv: Sequence[str], _words: Sequence[str]) -> Done:
         only = [word.split("=", 1)[1] for word in argv if word.startswith("Dir::Etc::sourcelist=")]
@@ -172,6 +188,12 @@ class AptMachine(FakeSystem):
                     100, "", "E: Held packages were changed and -y was used without --allow-change-held-packages."
                 )
             chosen[name] = found[-1]
+        going = sorted(one for name in chosen for one in self.excludes.get(name, set()) if one in self.installed)
+        if going and "--no-remove" in argv:
+            listed = f"The following packages will be REMOVED:\n  {' '.join(going)}\n"
+            return Done(100, listed, "E: Packages need to be removed but remove is disabled.")
+        for name in going:
+            del self.installed[name]
         self.unpacked = dict(chosen)
         for name in chosen:
             self.files["/var/lib/dpkg/updates/0001"] = "journal"
@@ -186,8 +208,28 @@ class AptMachine(FakeSystem):
         self.step()
         return Done(0, "", "")
 
-    def _purge(self, _argv: Sequence[str], words: Sequence[str]) -> Done:
-        for name in words:
+    def _without(self, names: Sequence[str], clean: bool) -> list[str]:
+        """What goes with packages: those that depend on them, and with ``clean`` what nobody needs after."""
+        going = set(names)
+        while True:
+            more = {name for name in self.installed if self.needs.get(name, set()) & going} - going
+            if clean:
+                left = set(self.installed) - going
+                needed = set().union(*(self.needs.get(name, set()) for name in left))
+                more |= {name for name in left & self.automatic if name not in needed}
+            if not more:
+                return sorted(name for name in going if name in self.installed)
+            going |= more
+
+    def _unneeded(self, argv: Sequence[str], _words: Sequence[str]) -> Done:
+        assert "-s" in argv
+        return Done(0, "".join(f"Remv {name} [1]\n" for name in self._without([], clean=True)), "")
+
+    def _purge(self, argv: Sequence[str], words: Sequence[str]) -> Done:
+        going = self._without(words, clean="--auto-remove" in argv)
+        if "-s" in argv:
+            return Done(0, "".join(f"Purg {name} [1]\n" for name in going), "")
+        for name in going:
             self.step()
             self.installed.pop(name, None)
         self.step()

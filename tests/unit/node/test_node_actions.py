@@ -6,17 +6,18 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
 from ansible.playbook.task import Task
 from ansible.template import Templar
 from ansible_collections.kubegpu.share.plugins.action import apt_packages, nouveau
-from ansible_collections.kubegpu.share.plugins.module_utils import _apt, _nouveau
+from ansible_collections.kubegpu.share.plugins.module_utils import _apt, _nouveau, _repository_key
 from ansible_collections.kubegpu.share.plugins.module_utils._apt_apply import AptConcern
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import run
 from node_fakes import AptMachine
 
 URL = "http://repo.example.org/"
-KEY = f"{_apt.ARMOUR[0]}\n\nabc=\n{_apt.ARMOUR[1]}\n"
+KEY = f"{_repository_key.ARMOUR[0]}\n\nabc=\n{_repository_key.ARMOUR[1]}\n"
 SET = {"name": "toolkit", "repositories": [{"name": "tk", "url": URL, "key_text": KEY}], "packages": ["a1=1"]}
 
 
@@ -51,8 +52,7 @@ def node():
 
 def converged():
     machine = node()
-    params = {"state": "present", "pins": [], "hold": True, "never_upgrade": [], **SET}
-    params["repositories"] = [{"suites": ["/"], "components": [], "architectures": [], **SET["repositories"][0]}]
+    params = ArgumentSpecValidator(_apt.ARGUMENTS).validate(SET).validated_parameters
     run(AptConcern(_apt.package_set(params), machine, "amd64"), check=False)
     return machine
 
