@@ -195,12 +195,12 @@ def _headers(node: Node) -> Found | None:
 def _compiler(node: Node) -> Found | None:
     """The kernel was built by another major version of gcc than is installed, with which its modules may not build."""
     kernel, gcc = str(node.get("kernel.compiler.kernel") or ""), str(node.get("kernel.compiler.gcc") or "")
-    if not kernel or not gcc or kernel.split(".")[0] == gcc.split(".")[0] or not node.own_kernel:
+    if not kernel or not gcc or kernel.partition(".")[0] == gcc.partition(".")[0] or not node.own_kernel:
         return None
     return Found(
         WARNING,
         f"has gcc {gcc} and a kernel that was built by gcc {kernel}",
-        f"install gcc {kernel.split('.')[0]} (Oracle's UEK: the gcc-toolset of that version) before the driver",
+        f"install gcc {kernel.partition('.')[0]} (Oracle's UEK: the gcc-toolset of that version) before the driver",
     )
 
 

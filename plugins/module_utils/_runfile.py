@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def branch(self) -> int:
-        return int(self.version.split(".")[0])
+        return int(self.version.partition(".")[0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -183,7 +183,8 @@ def _check_formats(main: str, documents: dict[str, toml.Document], release: tupl
     newest, version = _containerd.newest_format(release), 0
     for path in _order(main, documents):
         own = documents[path].tree.get("version", 0)
-        if type(own) is not int or own not in (0, *_containerd.CRI_PLUGIN):
+        # true and false are numbers to Python.
+        if not isinstance(own, int) or isinstance(own, bool) or own not in (0, *_containerd.CRI_PLUGIN):
             raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't known here")
         if own > newest:
             # 1.6 says nothing and runs with its defaults.

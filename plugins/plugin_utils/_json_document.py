@@ -99,7 +99,8 @@ class Document:
     def written(self, path: Path) -> str:
         """A value as it is written."""
         node = self._node(path)
-        assert node is not None, path
+        if node is None:
+            raise KeyError(path)
         return self._text[node.start : node.end]
 
     def set(self, path: Path, value: t.Any) -> None:
@@ -167,8 +168,7 @@ class Document:
 
     def _between(self, above: Node) -> str:
         """What stands between the last comma and the last key."""
-        assert above.members is not None
-        last, one = list(above.members.values())[-1], list(above.members.values())[-2]
+        *_others, one, last = (above.members or {}).values()
         return self._text[one.value.end : last.start].split(",", 1)[1]
 
     def _breaks(self, depth: int) -> tuple[str, str]:

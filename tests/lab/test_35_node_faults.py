@@ -121,8 +121,11 @@ def test_a_node_that_disappears_in_the_middle_is_finished_by_the_next_run(lab: L
     again = lab.playbook(NODES, "--limit", node, *CHANGE)
     assert again.rc == 0, again.out[-6000:]
     assert "containerd.json" not in lab.ssh(node, "ls /var/lib/kubegpu-share")
-    # And back to what it was: with nvidia by default the plugin's next container sees the cards again.
+    # And back to what it was. A pod keeps the runtime that it was made with, so the plugin's is made anew.
     assert lab.playbook(NODES, "--limit", node).rc == 0
+    for pod in lab.server_pods("gpushare-device-plugin"):
+        if pod["spec"]["nodeName"] == node:
+            lab.api.delete(f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}")
     until(lambda: lab.allocatable(node) > 0, "the cards announced again", 180)
     assert node_state(lab, node) == before
     lab.playbook(NODES, "--limit", node).assert_unchanged()

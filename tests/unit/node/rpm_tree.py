@@ -127,6 +127,7 @@ class Tree:
             input=data,
             text=True,
             capture_output=True,
+            check=False,
             env={**ENVIRONMENT, **(environ_update or {})},
         )
         return done.returncode, done.stdout, done.stderr

@@ -286,7 +286,7 @@ def test_nouveau_that_needs_a_reboot_is_left_to_maintenance_where_that_is_allowe
         }
         return {"gpu_node": gpu_node, "gpu_maintenance": maintenance, "ansible_host": "192.0.2.1"}
 
-    hosts = {name: host(name.split("-")[0]) for name in ("never-1", "drain-1", "reboot-1")}
+    hosts = {name: host(name.partition("-")[0]) for name in ("never-1", "drain-1", "reboot-1")}
     hosts["reboot-2"] = host("reboot", loaded=False)
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
     (tmp_path / "play.yml").write_text(PLAN)

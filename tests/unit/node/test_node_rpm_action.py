@@ -47,8 +47,8 @@ class Node:
     def _execute(self, module_args, task_vars):
         self.executed.append((self.action._task.check_mode, dict(module_args), sorted(self.files)))
         answer = self.answers.pop(0) if self.answers else {"changed": True}
-        if isinstance(answer, Exception):
-            raise answer
+        if isinstance(answer, BaseException):
+            raise answer  # pylint: disable=raising-bad-type
         return answer
 
     def run(self):

@@ -105,7 +105,7 @@ baseurl=http://mirror.example.org/base
             f"{LISTS}/all.sources",
             DEB822,
             True,
-            DEB822.split("Types: deb\nURIs: https")[0],
+            DEB822.partition("Types: deb\nURIs: https")[0],
             ("/etc/apt/keyrings/nvidia.asc",),
         ),
         (
