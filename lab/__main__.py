@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`python -m lab up | down | status | image | packages`."""
+"""`python -m lab up | down | status | image | packages | machine up | machine down`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def main() -> int:
     commands.add_parser("status", help="say what is up")
     commands.add_parser("image", help="build the servers' image again if its sources changed")
     commands.add_parser("packages", help="build the driver and toolkit packages again if their sources changed")
+    machine = commands.add_parser("machine", help="machines without a cluster, of several distributions")
+    machine.add_argument("what", choices=("up", "down"), help="bring up, or take away")
+    machine.add_argument("kinds", nargs="*", metavar="kind", help="which; all where none is named")
     arguments = vars(parser.parse_args())
     command = arguments.pop("command")
     signal.signal(signal.SIGINT, _leave)
@@ -41,6 +44,10 @@ def main() -> int:
 
         if command == "up":
             lab.up(arguments)
+        elif command == "machine":
+            from lab import machine_commands
+
+            {"up": machine_commands.up, "down": machine_commands.down}[arguments["what"]](arguments["kinds"])
         elif command == "status":
             return lab.status()
         else:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.shell import LabError
@@ -62,6 +62,11 @@ def choose(sources: list[Source], codename: str) -> Source:
         if source.suite == codename and "main" in source.components and re.match(r"(https?|file|copy)://?", source.uri):
             return source
     raise LabError(f"this machine's apt sources name no archive of its own release {codename!r} to make nodes from.")
+
+
+def of_suite(source: Source, suite: str) -> Source:
+    """Another release from the same archive."""
+    return replace(source, suite=suite)
 
 
 def codename(os_release: str) -> str:

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.packages import sysroot_flags
 from lab.paths import cache_root, made_once
 from lab.shell import LabError, output, run, say, step
 
@@ -108,7 +109,7 @@ def find_go() -> str:
     return str(go)
 
 
-def key_of(tools: ToolSet, go: str) -> str:
+def key_of(tools: ToolSet, go: str, sysroot: Path | None = None) -> str:
     """Changes when anything changes that goes into the binaries."""
     digest = hashlib.sha256()
     for part in (
@@ -116,12 +117,13 @@ def key_of(tools: ToolSet, go: str) -> str:
         (tools.folder / "go.sum").read_bytes(),
         repr((tools.flags(), tools.cgo, tools.binaries)).encode(),
         output([go, "env", "GOVERSION", "GOOS", "GOARCH"]).encode(),
+        *([repr(sysroot_flags(sysroot)).encode()] if sysroot else []),
     ):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()[:16]
 
 
-def _build(tools: ToolSet, go: str, target: Path) -> None:
+def _build(tools: ToolSet, go: str, target: Path, sysroot: Path | None) -> None:
     with made_once(target) as fresh:
         if fresh is None:
             return
@@ -130,9 +132,11 @@ def _build(tools: ToolSet, go: str, target: Path) -> None:
             "CGO_ENABLED": "1" if tools.cgo else "0",
             "GOBIN": str(fresh),
             "GOWORK": "off",
+            **({"CC": " ".join(("gcc", *sysroot_flags(sysroot)))} if sysroot else {}),
         }
         command = ["nice", go, "install", "-mod=readonly", *tools.flags(), "tool"]
-        with step(f"building {tools.name} {tools.version} from source"):
+        where = f" for {sysroot.name}" if sysroot else ""
+        with step(f"building {tools.name} {tools.version} from source{where}"):
             run(command, tied=True, env=environment, cwd=str(tools.folder))
         if tools.name == "etcd":
             # Its main package is called server.
@@ -146,11 +150,14 @@ def _all_there(tools: ToolSet, folder: Path) -> None:
         raise LabError(f"{folder} lacks {', '.join(missing)} of {tools.name} {tools.version}.")
 
 
-def binaries(name: str) -> Path:
-    """The folder with the binaries of a tool set, built if need be; LAB_BIN names a folder with ready ones."""
+def binaries(name: str, sysroot: Path | None = None) -> Path:
+    """The folder with the binaries of a tool set, built if need be; LAB_BIN names a folder with ready ones.
+
+    :param sysroot: the system whose C library they are for, if not this machine's.
+    """
     tools = SETS[name]
     ready = os.environ.get("LAB_BIN")
-    if ready:
+    if ready and not sysroot:
         folder = Path(ready).expanduser().resolve()
         try:
             _all_there(tools, folder)
@@ -158,9 +165,9 @@ def binaries(name: str) -> Path:
             raise LabError(f"LAB_BIN: {error}") from None
         return folder
     go = find_go()
-    target = cache_root() / "bin" / f"{name}-{tools.version}-{key_of(tools, go)}"
+    target = cache_root() / "bin" / f"{name}-{tools.version}-{key_of(tools, go, sysroot)}"
     if not target.exists():
-        _build(tools, go, target)
+        _build(tools, go, target, sysroot)
     return target
 
 

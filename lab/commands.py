@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from lab import (
@@ -21,6 +22,7 @@ from lab import (
     network,
     nodeimage,
     nodes,
+    publish,
     repository,
     rootfs,
     state,
@@ -39,15 +41,28 @@ def up(flags: Mapping[str, str | None]) -> None:
     host.prepare(need_engine=engine.find() is None)
     with only_one():
         found = engine.find()
-        _refuse_foreign(found)
+        refuse_foreign(found)
         known = state.read()
         if known and known.get("phase") == "up":
             _keep(known, wanted, given)
             return
-        if known or (found and found.containers()):
+        laid = known if known and known.get("phase") == "machines" else None
+        if laid:
+            wanted = _beside_machines(laid, wanted, given)
+        elif known or (found and found.containers()):
             say("clearing away what an `up` that did not end left")
-            _remove()
-        _create(wanted, "subnet" in given)
+            remove()
+        _create(wanted, "subnet" in given, laid)
+
+
+def _beside_machines(known: state.State, wanted: Settings, given: set[str]) -> Settings:
+    """The settings of a cluster beside machines that are up: network and repository are one for all."""
+    shared = {name: known["settings"][name] for name in ("subnet", "driver_version")}
+    other = differences(shared, wanted, given & set(shared))
+    if other:
+        sentence = "; ".join(other)
+        raise LabError(f"machines are up with other values ({sentence}); run `python -m lab machine down` first.")
+    return replace(wanted, **shared)
 
 
 def _keep(known: state.State, wanted: Settings, given: set[str]) -> None:
@@ -84,7 +99,7 @@ def _keep(known: state.State, wanted: Settings, given: set[str]) -> None:
     say(f"the lab is up: {', '.join(names)}")
 
 
-def _create(wanted: Settings, fixed_subnet: bool) -> None:
+def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> None:
     source = aptsources.read_machine()
     # The network brings the one and the processor makes the other: side by side.
     folders: dict[str, Path] = {}
@@ -102,21 +117,12 @@ def _create(wanted: Settings, fixed_subnet: bool) -> None:
 
     host.raise_limits()
     running = engine.ensure()
-    used = network.routed_networks(json.loads(engine.used_networks()))
-    subnet = network.free_subnet(wanted.subnet, used, fixed_subnet)
-    known = _plan(wanted, subnet, running, source.suite)
+    subnet = wanted.subnet if laid else free_subnet(wanted, fixed_subnet)
+    known = {**_plan(wanted, subnet, running, source.suite), "machines": laid["machines"] if laid else {}}
     state.write(known)
     image = nodeimage.node_image(running, systems["node"], folders)
-    running.docker(
-        "network",
-        "create",
-        "--driver=bridge",
-        f"--subnet={subnet}",
-        f"--gateway={known['gateway']}",
-        f"--opt=com.docker.network.bridge.name={NAME}",
-        f"--label={LABEL}",
-        NAME,
-    )
+    if not laid:
+        running.make_network(subnet, known["gateway"])
     table = {"gateway": known["gateway"], "repository": known["repository"]["address"]}
     table.update({name: node["address"] for name, node in known["nodes"].items()})
     cidrs = {name: node["pod_cidr"] for name, node in known["nodes"].items()}
@@ -133,7 +139,9 @@ def _create(wanted: Settings, fixed_subnet: bool) -> None:
     control_planes = wanted.control_plane_names()
 
     def kubernetes() -> None:
-        nodes.bring_up(running, image, made, table, (wanted.card_mib, wanted.driver_version))
+        images_of = {node.name: image for node in made}
+        others = {name: machine["address"] for name, machine in known["machines"].items()}
+        nodes.bring_up(running, images_of, made, table, (wanted.card_mib, wanted.driver_version), others)
         cluster.load_images(running, made, set(control_planes), archives)
         cluster.form(running, made, control_planes)
         cluster.wait_until_ready(running, made[0].container, wanted.node_names(), wanted.control_planes)
@@ -141,12 +149,18 @@ def _create(wanted: Settings, fixed_subnet: bool) -> None:
     def beside() -> None:
         _offer_kubectl(folders["kubernetes"])
         _fill_repository(known, folders["toolkit"])
-        repository.serve(running, image, known["repository"]["address"])
+        repository.ensure(running, image, known["repository"]["address"])
         images.ensure(running)
 
     each(lambda work: work(), [kubernetes, beside])
     state.write({**known, "phase": "up"})
     say(f"the lab is up: {', '.join(wanted.node_names())}; export KUBECONFIG={cluster.KUBECONFIG}")
+
+
+def free_subnet(wanted: Settings, fixed: bool) -> str:
+    """A network of the lab's own that this machine doesn't use."""
+    used = network.routed_networks(json.loads(engine.used_networks()))
+    return network.free_subnet(wanted.subnet, used, fixed)
 
 
 def _offer_kubectl(folder: Path) -> None:
@@ -157,19 +171,15 @@ def _offer_kubectl(folder: Path) -> None:
     link.symlink_to(folder / "kubectl")
 
 
-def _plan(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
-    """Everything that is known before anything is made."""
-    table = network.addresses(subnet, wanted.control_plane_names(), wanted.gpu_node_names())
-    cidrs = network.pod_cidrs(wanted.node_names())
-    relative = LAB.relative_to(CHECKOUT)
+def ground(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
+    """What a cluster and machines without one have in common: network, repository, SSH."""
+    table = network.addresses(subnet, [], [])
     return {
-        "format": 1,
+        "format": 2,
         "phase": "starting",
         "settings": {**wanted.as_dict(), "subnet": subnet},
         "gateway": table["gateway"],
         "repository": {"address": table["repository"], "url": repository.url(table["repository"])},
-        "api": f"https://{table['cp1']}:6443",
-        "kubeconfig": str(relative / "kubeconfig"),
         "ssh": {
             "user": "root",
             "key": str(nodes.KEY.relative_to(CHECKOUT)),
@@ -177,6 +187,20 @@ def _plan(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.S
         },
         "docker_host": running.host,
         "suite": suite,
+        "nodes": {},
+        "machines": {},
+    }
+
+
+def _plan(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
+    """Everything that is known before anything is made."""
+    table = network.addresses(subnet, wanted.control_plane_names(), wanted.gpu_node_names())
+    cidrs = network.pod_cidrs(wanted.node_names())
+    relative = LAB.relative_to(CHECKOUT)
+    return {
+        **ground(wanted, subnet, running, suite),
+        "api": f"https://{table['cp1']}:6443",
+        "kubeconfig": str(relative / "kubeconfig"),
         "gpushare_image": images.reference(),
         "versions": {name: tools.version for name, tools in build.SETS.items()},
         "base_image": components.BASE_IMAGE,
@@ -200,7 +224,7 @@ def _cards(name: str, wanted: Settings) -> list[str]:
     return [hardware.card_uuid(name, index) for index in range(wanted.cards)] if name in wanted.gpu_node_names() else []
 
 
-def _refuse_foreign(found: Engine | None) -> None:
+def refuse_foreign(found: Engine | None) -> None:
     """One machine holds one lab: leave that of another checkout alone, if that checkout still exists."""
     if found is None:
         return
@@ -216,15 +240,15 @@ def down() -> None:
     if os.geteuid() != 0:
         raise LabError("the lab must be taken down as root.")
     with only_one():
-        _refuse_foreign(engine.find())
+        refuse_foreign(engine.find())
         if engine.find() is None and engine.leftovers() and shutil.which("dockerd"):
             # An engine of ours that died, with containers and volumes that only an engine can remove in good order.
             engine.start()
-        _remove()
+        remove()
         say("the lab is down; what was built stays in the cache")
 
 
-def _remove() -> None:
+def remove() -> None:
     found = engine.find()
     if found:
         with step("removing the lab's containers, network and images"):
@@ -245,21 +269,32 @@ def status() -> int:
     found = engine.find()
     running = found.containers() if found else {}
     ready: set[str] = set()
-    if found and running.get(known["nodes"]["cp1"]["container"]):
+    if found and "cp1" in known["nodes"] and running.get(known["nodes"]["cp1"]["container"]):
         ready = cluster.Api(found, known["nodes"]["cp1"]["container"]).ready_nodes()
-    healthy = known["phase"] == "up"
-    print(f"{'NODE':8} {'ROLE':14} {'ADDRESS':16} {'CONTAINER':10} {'KUBERNETES':11} SIMULATED CARDS")
+    healthy = known["phase"] in ("up", "machines")
+    row = "{:20} {:14} {:16} {:10} {:11} {}"
+    print(row.format("NODE", "ROLE", "ADDRESS", "CONTAINER", "KUBERNETES", "SIMULATED CARDS"))
     for name, node in known["nodes"].items():
         runs, is_ready = running.get(node["container"], False), name in ready
         healthy &= runs and is_ready
         words = ("running" if runs else "stopped", "Ready" if is_ready else "not Ready", len(node["cards"]))
-        print(f"{name:8} {node['role']:14} {node['address']:16} {words[0]:10} {words[1]:11} {words[2]}")
+        print(row.format(name, node["role"], node["address"], *words))
+    for name, machine in known["machines"].items():
+        runs = running.get(machine["container"], False)
+        healthy &= runs
+        print(
+            row.format(
+                name, "machine", machine["address"], "running" if runs else "stopped", "-", len(machine["cards"])
+            )
+        )
     serving = repository.answers(known["repository"]["address"])
     healthy &= serving
-    print(f"apt repository {known['repository']['url']}: {'answers' if serving else 'does not answer'}")
-    print(f"kubeconfig: {CHECKOUT / known['kubeconfig']}")
+    print(f"package repository {known['repository']['url']}: {'answers' if serving else 'does not answer'}")
+    if "kubeconfig" in known:
+        print(f"kubeconfig: {CHECKOUT / known['kubeconfig']}")
     if not healthy:
-        print("The lab is not wholly up; `python -m lab up` starts what is stopped.")
+        starts = "machine up" if known["phase"] == "machines" else "up"
+        print(f"The lab is not wholly up; `python -m lab {starts}` starts what is stopped.")
     return 0 if healthy else 1
 
 
@@ -279,7 +314,7 @@ def image() -> None:
 
 
 def packages() -> None:
-    """Build the apt repository again if the packages' sources changed."""
+    """Build the package repository again if the packages' sources changed."""
     host.prepare(need_engine=engine.find() is None)
     with only_one():
         known = _of_the_lab_that_is_up()
@@ -287,4 +322,5 @@ def packages() -> None:
 
 
 def _fill_repository(known: state.State, toolkit: Path) -> None:
-    repository.fill(toolkit, known["settings"]["driver_version"], build.SETS["toolkit"].version, known["suite"])
+    wanted = publish.tree(publish.DEBIAN[known["suite"]], own=True)
+    repository.fill(toolkit, known["settings"]["driver_version"], build.SETS["toolkit"].version, wanted)

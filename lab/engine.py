@@ -70,6 +70,19 @@ class Engine:
     def has_image(self, tag: str) -> bool:
         return self.docker("image", "inspect", tag, check=False).returncode == 0
 
+    def make_network(self, subnet: str, gateway: str) -> None:
+        """The lab's own network, with a bridge of its name on the machine."""
+        self.docker(
+            "network",
+            "create",
+            "--driver=bridge",
+            f"--subnet={subnet}",
+            f"--gateway={gateway}",
+            f"--opt=com.docker.network.bridge.name={NAME}",
+            f"--label={LABEL}",
+            NAME,
+        )
+
 
 def bounding_set() -> int:
     """The capabilities that any process of this machine can have."""

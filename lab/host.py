@@ -28,6 +28,8 @@ PROGRAMS = {
     "setpriv": "util-linux",
     "unshare": "util-linux",
 }
+# Only machines of RPM's families need these.
+RPM_PROGRAMS = {"rpmbuild": "rpm", "rpmsign": "rpm", "createrepo_c": "createrepo-c"}
 FILES = {"/usr/include/stdio.h": "libc6-dev"}
 # Every systemd, kubelet and pod takes a few inotify instances, and all nodes share what the kernel allows one user.
 LIMITS = {"fs/inotify/max_user_instances": 2048, "fs/inotify/max_user_watches": 524288}
@@ -36,10 +38,11 @@ _SYSCTL = Path("/proc/sys")
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def missing_packages(need_engine: bool = True) -> list[str]:
+def missing_packages(need_engine: bool = True, rpm: bool = False) -> list[str]:
     """Packages whose programs or files the machine lacks, sorted."""
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
-    lacking = {package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)}
+    programs = PROGRAMS | (RPM_PROGRAMS if rpm else {})
+    lacking = {package for program, package in programs.items() if not shutil.which(program, path=path)}
     lacking |= {package for file, package in FILES.items() if not Path(file).exists()}
     if not need_engine and shutil.which("docker", path=path):
         # A running engine needs no dockerd on this side.
@@ -47,12 +50,12 @@ def missing_packages(need_engine: bool = True) -> list[str]:
     return sorted(lacking)
 
 
-def prepare(need_engine: bool = True) -> None:
+def prepare(need_engine: bool = True, rpm: bool = False) -> None:
     """Install what is missing, or say in one sentence what is."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SBIN}"
     if os.geteuid() != 0:
         raise LabError("the lab must be run as root: it makes containers, mounts and networks.")
-    lacking = missing_packages(need_engine)
+    lacking = missing_packages(need_engine, rpm)
     if not lacking:
         return
     if not shutil.which("apt-get"):

@@ -49,6 +49,11 @@ def addresses(subnet: str, control_planes: list[str], gpu_nodes: list[str]) -> d
     return table
 
 
+def machine_address(subnet: str, number: int) -> str:
+    """The fixed address of a machine without a cluster."""
+    return str(ipaddress.IPv4Network(subnet).network_address + number)
+
+
 def pod_cidrs(names: Iterable[str]) -> dict[str, str]:
     """A /24 of the pod network for each node."""
     return {name: f"10.244.{number}.0/24" for number, name in enumerate(names)}

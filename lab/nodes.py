@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,10 @@ class Node:
     cards: int
     pod_cidr: str
     files: tuple[tuple[str, int, str], ...]
+    # Folders of /var/lib with a file system of their own, beside those that every node has.
+    volumes: tuple[str, ...] = ()
+    # What answers once the node is up.
+    services: tuple[str, ...] = ("containerd",)
 
     @property
     def container(self) -> str:
@@ -75,6 +80,7 @@ def create(engine: Engine, image: str, node: Node, table: dict[str, str], cards:
     host_key = SSH / "hosts" / node.name
     host_public = keypair(host_key, node.name)
     mounts = [f"--volume={node.folder / 'pci'}:/sys/bus/pci/devices"]
+    mounts += [f"--volume=/var/lib/{each}" for each in node.volumes]
     if node.cards:
         mounts.append(f"--volume={node.folder / 'hardware'}:/var/lib/kubegpu-lab/hardware")
     others = [f"--add-host={name}:{address}" for name, address in table.items() if name != "gateway"]
@@ -89,7 +95,10 @@ def create(engine: Engine, image: str, node: Node, table: dict[str, str], cards:
         *others,
         *mounts,
         *engines.node_flags(engines.bounding_set(), engines.cgroup_v2()),
+        "--env=container=docker",
+        "--stop-signal=SIGRTMIN+3",
         image,
+        "/usr/local/lib/kubegpu-lab/init",
     )
     own = (
         ("root/.ssh/authorized_keys", 0o600, keypair(KEY, "kubegpu-lab")),
@@ -99,23 +108,35 @@ def create(engine: Engine, image: str, node: Node, table: dict[str, str], cards:
     copy_in(engine, node.container, (*own, *node.files))
 
 
-def known_hosts(nodes: list[Node]) -> str:
-    """The nodes' host keys, by address and by name."""
+def known_hosts(addresses: Mapping[str, str]) -> str:
+    """The host keys of nodes, by address and by name."""
     lines = []
-    for node in nodes:
-        kind, key = (SSH / "hosts" / f"{node.name}.pub").read_text().split()[:2]
-        lines.append(f"{node.address},{node.name} {kind} {key}\n")
+    for name, address in addresses.items():
+        kind, key = (SSH / "hosts" / f"{name}.pub").read_text().split()[:2]
+        lines.append(f"{address},{name} {kind} {key}\n")
     return "".join(lines)
 
 
-def bring_up(engine: Engine, image: str, nodes: list[Node], table: dict[str, str], cards: tuple[int, str]) -> None:
-    """All nodes, side by side, until SSH answers on each."""
-    with step(f"starting {len(nodes)} nodes"):
+def bring_up(
+    engine: Engine,
+    images: Mapping[str, str],
+    nodes: Sequence[Node],
+    table: dict[str, str],
+    cards: tuple[int, str],
+    others: Mapping[str, str] | None = None,
+) -> None:
+    """All nodes, side by side, until SSH answers on each.
+
+    :param images: the image of each node.
+    :param others: addresses of what is up already and stays known.
+    """
+    addresses = {node.name: node.address for node in nodes}
+    with step(f"starting {', '.join(addresses)}"):
         keypair(KEY, "kubegpu-lab")
-        each(lambda node: create(engine, image, node, table, cards), nodes)
-        private_file(KNOWN_HOSTS, known_hosts(nodes))
+        each(lambda node: create(engine, images[node.name], node, table, cards), nodes)
+        private_file(KNOWN_HOSTS, known_hosts({**(others or {}), **addresses}))
         engine.docker("start", *(node.container for node in nodes))
-        wait_until_reachable({node.name: node.address for node in nodes})
+        wait_until_reachable(addresses, {node.name: node.services for node in nodes})
 
 
 def ssh(address: str, *command: str) -> list[str]:
@@ -124,11 +145,15 @@ def ssh(address: str, *command: str) -> list[str]:
     return ["ssh", "-F", "none", "-i", str(KEY), *(f"-o{each}" for each in options), f"root@{address}", *command]
 
 
-def wait_until_reachable(addresses: dict[str, str], seconds: float = 90) -> None:
+def wait_until_reachable(
+    addresses: Mapping[str, str], services: Mapping[str, Sequence[str]] | None = None, seconds: float = 90
+) -> None:
     """Until every node takes an SSH login and has its runtime up."""
 
     def one(name: str) -> None:
-        command = ssh(addresses[name], "systemctl is-active --quiet containerd kubegpu-lab-node")
-        wait_for(f"SSH and containerd on {name}", lambda: run(command, check=False).returncode == 0, seconds, 0.5)
+        wanted = (services or {}).get(name, ("containerd",))
+        command = ssh(addresses[name], f"systemctl is-active --quiet {' '.join(wanted)} kubegpu-lab-node")
+        what = f"SSH and {' and '.join(wanted)} on {name}"
+        wait_for(what, lambda: run(command, check=False).returncode == 0, seconds, 0.5)
 
     each(one, list(addresses))

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's apt repository: filled from packages.py, served on the lab's network by a container."""
+"""The lab's package repository: filled from publish.py, served on the lab's network by a container."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from lab import packages
+from lab import publish
 from lab.engine import LABEL, NAME, Engine
 from lab.network import REPOSITORY_PORT
 from lab.paths import CHECKOUT, LAB, cache_root
+from lab.publish import Tree
 from lab.shell import wait_for
 
 FOLDER = LAB / "repo"
@@ -22,15 +24,41 @@ def url(address: str) -> str:
     return f"http://{address}:{REPOSITORY_PORT}/"
 
 
-def fill(toolkit: Path, driver_version: str, toolkit_version: str, suite: str) -> None:
-    """Write the packages and the signed indexes; the cache knows what they were made from."""
-    made = cache_root() / "repo"
-    packages.build(made, toolkit, driver_version, toolkit_version, suite)
+def fill(toolkit: Path, driver_version: str, toolkit_version: str, wanted: Tree, sysroot: Path | None = None) -> None:
+    """Serve a distribution's packages, made anew if what they are made from changed."""
+    made = cache_root() / "repos" / f"{wanted.distribution}-{wanted.toolkit_folder}"
+    publish.build(made, toolkit, driver_version, toolkit_version, wanted, sysroot)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # The folder itself stays: a running server has it mounted.
-    for old in FOLDER.iterdir():
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    architecture = publish.architecture_here()
+    served, fresh = publish.folders(FOLDER, wanted, architecture), publish.folders(made, wanted, architecture)
+    # Each build has new keys: what has the same is the same, and others may be downloading from it.
+    keys = ((served.cuda_key, fresh.cuda_key), (served.toolkit_key, fresh.toolkit_key))
+    if all(old.exists() and old.read_bytes() == new.read_bytes() for old, new in keys):
+        return
+    for old in (served.cuda.parent, served.toolkit.parent, served.own.parent):
+        shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(made, FOLDER, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+
+
+def places(wanted: Tree) -> dict[str, str]:
+    """Where a distribution's packages are served, without the server, and what their keys are."""
+    served = publish.folders(FOLDER, wanted, publish.architecture_here())
+
+    def inside(path: Path) -> str:
+        return path.relative_to(FOLDER).as_posix()
+
+    def digest(path: Path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    return {
+        "driver": f"{inside(served.cuda)}/",
+        "driver_key": inside(served.cuda_key),
+        "driver_key_sha256": digest(served.cuda_key),
+        "toolkit": f"{inside(served.toolkit)}/",
+        "toolkit_key": inside(served.toolkit_key),
+        "toolkit_key_sha256": digest(served.toolkit_key),
+        **({"own_key": inside(served.own_key)} if served.own_key.exists() else {}),
+    }
 
 
 def serve(engine: Engine, image: str, address: str) -> None:
@@ -53,7 +81,16 @@ def serve(engine: Engine, image: str, address: str) -> None:
         "--directory=/srv",
         str(REPOSITORY_PORT),
     )
-    wait_for("the lab's apt repository", lambda: answers(address), 30, 0.3)
+    wait_for("the lab's package repository", lambda: answers(address), 30, 0.3)
+
+
+def ensure(engine: Engine, image: str, address: str) -> None:
+    """The server, unless somebody has started it before."""
+    there = engine.containers().get(CONTAINER)
+    if there is None:
+        serve(engine, image, address)
+    elif not there:
+        engine.docker("start", CONTAINER)
 
 
 def answers(address: str) -> bool:

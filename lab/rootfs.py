@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +54,11 @@ def _debootstrap(folder: Path, packages: Sequence[str], source: Source) -> None:
         ],
         tied=True,
     )
+    _pack(folder, system)
+
+
+def _pack(folder: Path, system: Path) -> None:
+    """The tar file of a system, without what each machine makes for itself."""
     unwanted = ("etc/ssh/ssh_host_*", "etc/hostname", "var/cache/apt/*.bin", "var/lib/apt/lists/*_*", "var/log/*.log")
     for path in [path for pattern in unwanted for path in system.glob(pattern)]:
         path.unlink()
@@ -62,3 +69,75 @@ def _debootstrap(folder: Path, packages: Sequence[str], source: Source) -> None:
     command = ["tar", "-C", str(system), "--numeric-owner", *(f"--exclude={each}" for each in exclude)]
     run([*command, "-cf", str(folder / "rootfs.tar"), "."])
     run(["rm", "-rf", str(system)])
+
+
+# Bump when the steps below change what comes out.
+GROWN = 2
+_IN_A_ROOM_OF_ITS_OWN = """\
+set -eu
+system=$1; debs=$2; laid=$3; shift 3
+mount -t proc proc "$system/proc"
+# Devices of its own: what a package does to /dev is nothing to this machine's.
+mount -t tmpfs -o mode=755 dev "$system/dev"
+for each in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0"; do
+    mknod -m 666 "$system/dev/${each%% *}" c ${each#* }
+done
+ln -s /proc/self/fd "$system/dev/fd"
+mkdir -p "$system/var/cache/apt/archives" "$debs/partial"
+mount --bind "$debs" "$system/var/cache/apt/archives"
+cp /etc/resolv.conf "$system/etc/resolv.conf"
+# Nothing is started in a system that only is made.
+printf '#!/bin/sh\\nexit 101\\n' >"$system/usr/sbin/policy-rc.d"
+chmod 755 "$system/usr/sbin/policy-rc.d"
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C
+chroot "$system" apt-get -q update
+chroot "$system" apt-get -q -y --no-install-recommends -o APT::Keep-Downloaded-Packages=true install "$@"
+# After the packages, which would ask about files that are there before them.
+cp -a "$laid/." "$system/"
+chroot "$system" /machine/finish $FINISH
+rm -f "$system/usr/sbin/policy-rc.d"
+"""
+
+
+def grown(name: str, base: Path, packages: Sequence[str], parts: Sequence[Path], finish: Sequence[str]) -> Path:
+    """A system made of another one: packages from where that one came from, folders laid over it, /machine/finish run.
+
+    :param parts: folders whose content is laid over the system, later ones over earlier ones; one has machine/finish.
+    :param finish: the arguments of /machine/finish.
+    """
+    digest = hashlib.sha256(repr((GROWN, base.parent.name, sorted(packages), list(finish))).encode())
+    for part in parts:
+        for path in sorted(part.rglob("*")):
+            inside = path.relative_to(part).as_posix()
+            content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+            digest.update(f"{inside} {os.access(path, os.X_OK)}\n".encode() + content)
+    target = cache_root() / "rootfs" / f"{name}-{digest.hexdigest()[:16]}"
+    with made_once(target) as fresh:
+        if fresh:
+            with step(f"making the {name} system"):
+                _grow(fresh, base, packages, parts, finish)
+            _forget_other(target)
+    return target / "rootfs.tar"
+
+
+def _forget_other(target: Path) -> None:
+    """A system that was changed isn't needed any more as it was; it takes hundreds of megabytes."""
+    for other in target.parent.glob(f"{target.name.rpartition('-')[0]}-{'[0-9a-f]' * 16}"):
+        if other != target:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _grow(folder: Path, base: Path, packages: Sequence[str], parts: Sequence[Path], finish: Sequence[str]) -> None:
+    system, debs = folder / "system", cache_root() / "debs"
+    debs.mkdir(parents=True, exist_ok=True)
+    system.mkdir()
+    run(["tar", "-C", str(system), "--numeric-owner", "-xf", str(base)])
+    laid = folder / "laid"
+    for part in parts:
+        shutil.copytree(part, laid, symlinks=True, dirs_exist_ok=True)
+    run(["chmod", "-R", "u=rwX,go=rX", str(laid)])
+    environment = {**os.environ, "FINISH": " ".join(finish)}
+    arguments = (str(system), str(debs), str(laid), *packages)
+    run(["sh", "-c", _IN_A_ROOM_OF_ITS_OWN, "grow", *arguments], tied=True, env=environment)
+    shutil.rmtree(laid)
+    _pack(folder, system)

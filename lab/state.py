@@ -34,6 +34,9 @@ def write(state: State) -> None:
 def private_file(path: Path, text: str) -> None:
     """A file that only root can read, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+    # In one step: others may be reading it.
+    fresh.replace(path)

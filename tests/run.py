@@ -2,7 +2,7 @@
 """The whole test run, or some stages of it: lint, unit, lab, molecule.
 
 Goes on after a failure, takes the lab down whatever happens, and ends with one line: ``N passed, N failed, N skipped``.
-A check of the lint stage counts as one test.
+A check of the lint stage counts as one test, and so does a scenario of molecule.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 STAGES = ("lint", "unit", "lab", "molecule")
+PRINTING = threading.Lock()
 
 
 class Count:
@@ -41,12 +45,13 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def run(*command: str, cwd: Path = ROOT, **environment: str) -> int:
-    """Run one command of the virtual environment, its output being ours."""
+def run(*command: str, cwd: Path = ROOT, sink: IO[bytes] | None = None, **environment: str) -> int:
+    """Run one command of the virtual environment, its output being ours or going into a file."""
     # PYTHON* of the caller would leak another interpreter's packages into the tools.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     variables |= {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"} | environment
-    return subprocess.run(command, cwd=cwd, env=variables, check=False, stdin=subprocess.DEVNULL).returncode
+    aside: dict[str, Any] = {"stdout": sink, "stderr": subprocess.STDOUT} if sink else {}
+    return subprocess.run(command, cwd=cwd, env=variables, check=False, stdin=subprocess.DEVNULL, **aside).returncode
 
 
 def check(count: Count, name: str, *command: str, cwd: Path = ROOT, **environment: str) -> None:
@@ -124,6 +129,30 @@ def fresh_lab(count: Count) -> Iterator[bool]:
         check(count, "lab down", "python", "-m", "lab", "down")
 
 
+def molecule(count: Count, cluster: bool) -> None:
+    """Every scenario; all but `default` bring up machines of their own, need no cluster and run two at a time."""
+    names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    if cluster:
+        check(count, "molecule default", "molecule", "test", "--scenario-name", "default")
+    else:
+        print("==> molecule default: left out, its lab isn't up", flush=True)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(lambda name: scenario(count, name), (name for name in names if name != "default")))
+
+
+def scenario(count: Count, name: str) -> None:
+    """One scenario, its output shown when it has ended."""
+    started = time.monotonic()
+    print(f"==> molecule {name}: started", flush=True)
+    with tempfile.TemporaryFile() as log:
+        failed = run("molecule", "test", "--scenario-name", name, sink=log) != 0
+        log.seek(0)
+        verdict = f"molecule {name}: {'FAILED' if failed else 'ok'} after {time.monotonic() - started:.0f} s"
+        with PRINTING:
+            print(f"==> molecule {name}\n{log.read().decode(errors='replace')}    {verdict}", flush=True)
+            count.add(f"molecule {name}", int(not failed), int(failed), 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stages", nargs="*", metavar="stage", help=f"any of {', '.join(STAGES)}; all by default")
@@ -140,8 +169,8 @@ def main() -> int:
         with own_connections(), fresh_lab(count) as up:
             if up and "lab" in stages:
                 pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider")
-            if up and "molecule" in stages:
-                check(count, "molecule", "molecule", "test", "--all")
+            if "molecule" in stages:
+                molecule(count, up)
     print(f"{time.monotonic() - started:.0f} s; broken: {', '.join(count.broken) or 'nothing'}", flush=True)
     print(count, flush=True)
     return int(count.failed > 0)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lab import packages
+from lab import debs, packages, publish
 from lab.shell import LabError
 
 NEEDED = ("gcc", "dpkg-deb", "apt-ftparchive", "apt-get", "gpg", "gpgv")
 VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.1"
+DEBIAN = publish.tree("debian12", own=True)
 DRIVER_PACKAGES = {
     "firmware-nvidia-gsp",
     "libcuda1",
@@ -55,7 +56,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing:
         pytest.skip(f"this machine lacks {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("repository")
-    packages.build(folder / "repo", make_toolkit(folder / "toolkit"), VERSION, TOOLKIT, "bookworm")
+    publish.build(folder / "repo", make_toolkit(folder / "toolkit"), VERSION, TOOLKIT, DEBIAN)
     return folder / "repo"
 
 
@@ -244,10 +245,10 @@ def test_an_unchanged_repository_is_left_alone_and_a_changed_one_made_anew(repos
     (served,) = (repo / "libnvidia-container" / "stable" / "deb").iterdir()
     (repo / "somebody-elses").write_text("kept")
     before = (served / "InRelease").read_bytes()
-    packages.build(repo, toolkit, VERSION, TOOLKIT, "bookworm")
+    publish.build(repo, toolkit, VERSION, TOOLKIT, DEBIAN)
     assert (served / "InRelease").read_bytes() == before
     (toolkit / "nvidia-ctk").write_text("#!/bin/sh\necho another\n")
-    packages.build(repo, toolkit, VERSION, TOOLKIT, "bookworm")
+    publish.build(repo, toolkit, VERSION, TOOLKIT, DEBIAN)
     assert (served / "InRelease").read_bytes() != before
     assert (repo / "somebody-elses").read_text() == "kept"
     assert sorted(path.name for path in repo.iterdir()) == [
@@ -261,8 +262,8 @@ def test_an_unchanged_repository_is_left_alone_and_a_changed_one_made_anew(repos
 def test_the_same_sources_make_the_same_packages(repository: Path, cuda: Path, tmp_path: Path) -> None:
     architecture = next(each for each in packages.ARCHITECTURES.values() if each.cuda == cuda.name)
     packages.compile_driver(tmp_path / "built", VERSION)
-    for package in packages.driver_packages(tmp_path / "built", VERSION, architecture):
-        packages.make_deb(package, architecture, tmp_path)
+    for package in debs.driver_packages(tmp_path / "built", VERSION, architecture):
+        debs.make_deb(package, architecture, tmp_path)
         (again,) = tmp_path.glob(f"{package.name}_*.deb")
         assert again.read_bytes() == (cuda / again.name).read_bytes()
         again.unlink()
@@ -287,7 +288,6 @@ def test_the_older_version_is_of_the_same_branch(version: str, older: str) -> No
     [
         ({"driver_version": "580"}, "driver version '580'"),
         ({"driver_version": "580.95.05; rm -r /"}, "driver version"),
-        ({"suite": "potato"}, "'potato'"),
         ({"toolkit_bin": Path("/nonexistent")}, "lacks nvidia-ctk"),
     ],
 )
@@ -296,9 +296,35 @@ def test_bad_input_is_refused_before_anything_is_made(changed: dict[str, object]
         "toolkit_bin": make_toolkit(tmp_path / "toolkit"),
         "driver_version": VERSION,
         "toolkit_version": TOOLKIT,
-        "suite": "bookworm",
+        "wanted": DEBIAN,
     }
     with pytest.raises(LabError, match=words):
-        packages.build(tmp_path / "repo", **{**arguments, **changed})  # type: ignore[arg-type]
+        publish.build(tmp_path / "repo", **{**arguments, **changed})  # type: ignore[arg-type]
     assert not (tmp_path / "repo").exists()
     assert os.listdir(tmp_path) == ["toolkit"]
+
+
+def test_each_distribution_has_folders_of_its_own() -> None:
+    architecture = packages.ARCHITECTURES["amd64"]
+    machine = os.uname().machine
+    wanted = {
+        publish.tree("debian12", own=True): ("cuda/debian12/x86_64", "stable/deb/amd64", "libnvidia-container/gpgkey"),
+        # It has a key and a C library of its own.
+        publish.tree("debian11"): (
+            "cuda/debian11/x86_64",
+            "stable/debian11/amd64",
+            "libnvidia-container/stable/debian11/gpgkey",
+        ),
+        publish.tree("rhel9"): ("cuda/rhel9/x86_64", f"stable/rpm/{machine}", "libnvidia-container/stable/rpm/gpgkey"),
+        publish.tree("opensuse15"): (
+            "cuda/opensuse15/x86_64",
+            f"stable/opensuse15/{machine}",
+            "libnvidia-container/stable/opensuse15/gpgkey",
+        ),
+    }
+    for tree, (cuda, toolkit, key) in wanted.items():
+        found = publish.folders(Path("/r"), tree, architecture)
+        assert (found.cuda, found.toolkit_key) == (Path("/r", cuda), Path("/r", key))
+        assert found.toolkit == Path("/r/libnvidia-container", toolkit)
+    with pytest.raises(LabError, match="'potato'"):
+        publish.tree("potato")

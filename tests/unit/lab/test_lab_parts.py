@@ -180,8 +180,7 @@ def test_node_names_in_known_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nodes, "SSH", tmp_path)
     (tmp_path / "hosts").mkdir()
     (tmp_path / "hosts" / "gpu1.pub").write_text("ssh-ed25519 AAAA gpu1\n")
-    node = nodes.Node("gpu1", "10.0.0.9", 2, "10.244.1.0/24", ())
-    assert nodes.known_hosts([node]) == "10.0.0.9,gpu1 ssh-ed25519 AAAA\n"
+    assert nodes.known_hosts({"gpu1": "10.0.0.9"}) == "10.0.0.9,gpu1 ssh-ed25519 AAAA\n"
 
 
 def test_wheels_are_asked_for_by_the_platforms_that_the_base_can_use() -> None:

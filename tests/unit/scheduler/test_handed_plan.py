@@ -142,8 +142,8 @@ def test_another_archive_is_carried_over_and_removed(archive: str) -> None:
     made = action(image_import, args)
     assert made.run()["changed"] is True
     [(_name, sent)] = made.executed
-    assert sent["remote_path"] == "/tmp/x/image.tar" and len(sent["sha256"]) == 64
-    assert made.transferred == [(archive, "/tmp/x/image.tar")] and made.removed == ["/tmp/x"]
+    assert sent["remote_path"] == "/tmp/x/" + Path(archive).name and len(sent["sha256"]) == 64
+    assert made.transferred == [(archive, "/tmp/x/" + Path(archive).name)] and made.removed == ["/tmp/x"]
 
 
 def test_an_image_that_wasnt_asked_for_is_looked_for_first(archive: str) -> None:
