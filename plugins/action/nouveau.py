@@ -20,7 +20,7 @@ class ActionModule(PlannedAction):
     sections = ("distribution", "kernel", "nouveau")
 
     def plan(self, params: Json, observed: Json) -> Plan:
-        return _nouveau.plan(params["state"] == "present", observed)
+        return _nouveau.plan(params["state"] == "present", observed, params["keep_file"])
 
     def unchanged(self, params: Json, observed: Json) -> Json:
         return {"reboot_required": _nouveau.reboot_required(params["state"] == "present", observed)}

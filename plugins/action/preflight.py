@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, t.Any] = {
 }
 WISH = ("backend", "memory_unit", "placement", "image_delivery", "extender_image", "device_plugin_image")
 
-# The module's options by the variables of role runtime, and the fact in which role driver keeps its choice.
+# The module's options by the variables of role runtime, and the facts in which the roles keep what they judged.
 RUNTIME = {
     "runtime": "runtime_name",
     "binary": "runtime_nvidia_binary",
@@ -45,6 +45,7 @@ RUNTIME = {
     "enable_cri": "runtime_enable_cri",
 }
 DRIVER_CHOICE = "__driver_choice"
+TOOLKIT_REFUSED = "__toolkit_refused"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
@@ -108,14 +109,16 @@ def _host(name: str, gpu: bool, variables: t.Mapping[str, t.Any]) -> Host:
         gpu,
         seen,
         _node_wish(variables),
-        (*_driver(variables), *_runtime(name, seen, variables)) if gpu and seen else (),
+        (*_judged(variables), *_runtime(name, seen, variables)) if gpu and seen else (),
     )
 
 
-def _driver(variables: t.Mapping[str, t.Any]) -> t.Iterator[tuple[str, str, str]]:
-    """What role driver chose for the host (its tasks ``judge``), as far as it can't be."""
+def _judged(variables: t.Mapping[str, t.Any]) -> t.Iterator[tuple[str, str, str]]:
+    """What the roles driver and toolkit refuse of the host (their tasks ``judge``)."""
     for sentence in (variables.get(DRIVER_CHOICE) or {}).get("refusals") or []:
         yield "driver-refused", PROBLEM, str(sentence)
+    for sentence in variables.get(TOOLKIT_REFUSED) or []:
+        yield "toolkit-refused", PROBLEM, str(sentence)
 
 
 def _runtime(

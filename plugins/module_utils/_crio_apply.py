@@ -17,6 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadIn
 from ansible_collections.kubegpu.share.plugins.module_utils._observe_crio import (
     daemon_says,
     files_say,
+    masks,
     places,
     read_files,
 )
@@ -37,6 +38,7 @@ class Crio:
         self._system = system
         self._wanted = wanted
         self._main, self._folder = places(self._daemon())
+        self._masks = masks(system, self._daemon())
         # What the running daemon has read, if it needn't be made to read it again.
         self._read: str | None = None
         self.restarted = False
@@ -56,10 +58,10 @@ class Crio:
         return self._put
 
     def show(self, text: str) -> str:
-        return text
+        return self._masks.mask(text)
 
     def reveal(self, text: str, real: str) -> str:
-        return text
+        return self._masks.unmask(text)
 
     def accompany(self, changes: list[Replacement]) -> list[Replacement]:
         if not changes or any(one.path == _crio.TOOLKIT_CONFIG for one in changes):
@@ -67,7 +69,8 @@ class Crio:
         return changes
 
     def meaning(self) -> Meaning:
-        return Meaning(*files_say(self._system, self._daemon()))
+        text, error = files_say(self._system, self._daemon())
+        return Meaning(text, self._masks.mask(error))
 
     def objections(self, before: Meaning, after: Meaning) -> list[str]:
         new = _crio.read_shown(after.what)
@@ -108,7 +111,7 @@ class Crio:
         return _crio.shortcomings(found, self._wanted)
 
     def words(self, journal: str) -> str:
-        return last_words(journal)
+        return self._masks.mask(last_words(journal))
 
     def result(self) -> dict[str, t.Any]:
         # Left by a run that was killed.
@@ -116,7 +119,10 @@ class Crio:
         found = _crio.read_shown(daemon_says(self._system, self._daemon()))
         effective = {
             "default_runtime": found.default_runtime,
-            "runtimes": {one: found.runtime(one) for one in found.names()},
+            "runtimes": {
+                name: {key: self._masks.mask(value) for key, value in found.runtime(name).items()}
+                for name in found.names()
+            },
         }
         return {"effective": effective, "restarted": self.restarted}
 

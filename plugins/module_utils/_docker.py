@@ -27,14 +27,16 @@ CDI_SINCE = 25
 VALIDATE_SINCE = 23
 EMPTY_FILE_SINCE = 23
 
-_SECRETS = (
-    # Of a URL: all between the scheme and the at sign.
-    re.compile(r'("(?:[^"\\]|\\.)*?://)([^"/@\s]+)(@)'),
+# One pass over the text, so that masking and unmasking number alike; a slash may be written as \/.
+_URL = r'(?:[^"\\]|\\.)*?:(?:\\?/){2}'
+_SECRET = re.compile(
+    # Of a proxy, with a scheme or without.
+    rf'("(?:https?|ftp)-proxy"\s*:\s*"(?:{_URL})?)((?:[^"\s\\]|\\.)+)(?=@)'
+    # Of a URL: all between the scheme and the last at sign.
+    rf'|("{_URL})((?:[^"\s\\]|\\.)+)(?=@)'
     # Of a log driver and the like.
-    re.compile(
-        r'("[^"\n]*(?:token|password|secret|access-key|credential)[^"\n]*"\s*:\s*")((?:[^"\\\n]|\\.)+)(")',
-        re.IGNORECASE,
-    ),
+    r'|("[^"\n]*(?:token|password|secret|access-key|credential)[^"\n]*"\s*:\s*")((?:[^"\\\n]|\\.)+)(?=")',
+    re.IGNORECASE,
 )
 
 
@@ -66,11 +68,10 @@ def _replaced(text: str, value_of: t.Callable[[int, str], str]) -> str:
     def one(found: t.Match[str]) -> str:
         nonlocal count
         count += 1
-        return found.group(1) + value_of(count, found.group(2)) + found.group(3)
+        before, value = (group for group in found.groups() if group is not None)
+        return before + value_of(count, value)
 
-    for pattern in _SECRETS:
-        text = pattern.sub(one, text)
-    return text
+    return _SECRET.sub(one, text)
 
 
 # --------------------------------------------------------------------------- the daemon's own word
@@ -187,16 +188,20 @@ def hosts(text: str | None) -> list[str]:
         return []
 
 
-def needs_telling(text: str | None) -> bool:
+def needs_telling(text: str | None, flags: Flags) -> bool:
     """A reload of this file would leave a runtime of before in place: what it lacks is not taken back."""
     found = goal(text)
-    return found.default is None or not found.runtimes
+    return (found.default is None and not flags.default) or not found.runtimes
 
 
-def telling(text: str | None) -> str:
-    """A file for one reload only, which says what the real one leaves out: the stock runtime, and no others."""
+def telling(text: str | None, flags: Flags) -> str:
+    """A file for one reload only, which says what the real one leaves out: the stock runtime, and no others.
+
+    A default runtime that is a flag must not be in the file too.
+    """
     tree = json.loads((text or "").lstrip("\ufeff").strip() or "{}")
-    tree.setdefault("default-runtime", STOCK_RUNTIME)
+    if not flags.default:
+        tree.setdefault("default-runtime", STOCK_RUNTIME)
     tree["runtimes"] = tree.get("runtimes") or {}
     return json.dumps(tree)
 
@@ -209,7 +214,7 @@ class Was:
     """What a daemon.json was before us.
 
     :param text: None where there was no file.
-    :param written: SHA-256 of each text that we have put in its place.
+    :param written: SHA-256 of each text that is that one and ours, and nobody else's.
     """
 
     path: str

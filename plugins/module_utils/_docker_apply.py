@@ -85,10 +85,15 @@ class Docker:
             gone = [] if old is None else [Replacement(_docker.WAS_PATH, digest(old), None)]
             return [*changes, *gone]
         for change in changes:
+            now = self._system.read(self._config)
             was = _docker.read_was(old)
             if was is None or was.path != self._config:
-                was = _docker.Was(self._config, self._system.read(self._config), ())
-            new = _docker.Was(was.path, was.text, (*was.written[-4:], digest(change.after)))
+                was = _docker.Was(self._config, now, ())
+            written = was.written
+            if now == was.text or digest(now) in written:
+                # Else the new text holds what a user has changed since, which the old one doesn't.
+                written = (*written[-4:], digest(change.after))
+            new = _docker.Was(was.path, was.text, written)
             return [Replacement(_docker.WAS_PATH, digest(old), new.dump()), *changes]
         return changes
 
@@ -114,10 +119,14 @@ class Docker:
         text = self._system.read(self._config)
         found = self._info()
         must, self._must_restart = self._must_restart, False
-        if found is not None and not must:
+        if found is None and self._daemon().active and not self.restarted:
+            return "it doesn't answer, and a restart would stop whatever containers it runs"
+        # Containers may have started since the plan was made.
+        stops = found is not None and bool(found.containers) and not found.live_restore
+        if found is not None and (stops or not must):
             if self._reached(found, text) or self._reloaded(put_back, text):
                 return ""
-            if found.containers and not found.live_restore:
+            if stops:
                 return f"it didn't take the file over, and a restart would stop {found.containers} running container(s)"
         self.restarted = True
         return restart(self._system, _docker.UNIT, timeout)
@@ -163,9 +172,9 @@ class Docker:
 
     def _reloaded(self, put_back: PutBack, text: str | None) -> bool:
         """The daemon has read the file and says so."""
-        if not _docker.needs_telling(text):
+        if not _docker.needs_telling(text, self._flags):
             return self._hangup(text)
-        stopgap = _docker.telling(text)
+        stopgap = _docker.telling(text, self._flags)
         # A run that is killed here leaves a record by which the next one gives back the real file.
         before = self._system.read(_docker.WAS_PATH)
         was = _docker.Was(self._config, text, (digest(stopgap),))

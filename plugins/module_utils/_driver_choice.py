@@ -12,6 +12,7 @@ nothing here knows a distribution by name), and what the user asks for.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import typing as t
 
@@ -365,11 +366,27 @@ class _Choice:
         return {
             "manager": self.catalog.manager if self.source_name != "runfile" else "runfile",
             "repositories": self.catalog.repositories() if ours else [],
+            "streams": self._streams_to_leave() if ours and not had_driver else [],
             "packages": [name for name in names if name not in keep],
+            # What came along goes along.
+            "hold_also": self.catalog.words("hold_also") if names else [],
             "build": [name for name in headers if name not in keep],
             "services": [PERSISTENCED, FABRIC] if ours and not had_driver else [],
             "persistence_override": self.catalog.persistence_override if ours else "",
         }
+
+    def _streams_to_leave(self) -> list[dict[str, t.Any]]:
+        """Those of both flavours, and an enabled one of another branch: the version may have been changed since."""
+        found = [one for flavour in (flavours.OPEN, flavours.PROPRIETARY) for one in self.catalog.streams(flavour)]
+        if not found:
+            return []
+        enabled: Json = (self.seen.get("rpm") or {}).get("streams") or {}
+        for row in self.catalog.source["streams"]:
+            patterns = [row[flavour].replace("{branch}", "[0-9]*") for flavour in (flavours.OPEN, flavours.PROPRIETARY)]
+            stream = str(enabled.get(row["module"]) or "")
+            if any(fnmatch.fnmatchcase(stream, pattern) for pattern in patterns):
+                found.append({"module": row["module"], "stream": stream, "switch": True})
+        return [one for at, one in enumerate(found) if one not in found[:at]]
 
     def _was_here(self) -> bool:
         """Whether the role's own files or locks are there: a driver that somebody else installed stays."""

@@ -72,13 +72,16 @@ def wish(params: Json) -> Wish:
 
 
 def plan(want: Wish, seen: Json) -> Plan:
-    """What has to be done; nothing where something holds the modules (see ``in_use``)."""
-    if in_use(want, seen):
-        return Plan()
+    """What has to be done; where something holds the modules (see ``in_use``), services of a killed run only."""
     unfinished = seen["unfinished"] or {"services": [], "modules": []}
+    left = [name for name in unfinished["services"] if not seen["services"].get(name)]
+    if in_use(want, seen):
+        # It may take long until the cards are free: the node mustn't be without its kubelet until then.
+        return Plan() if seen.get("refused") or not left else Plan((_resumed(left, unfinished),))
     swap = _needed(want, seen)
-    # An unloaded driver's services wait for the reload.
-    left = [] if want.unloaded else [name for name in unfinished["services"] if not seen["services"].get(name)]
+    if want.unloaded:
+        # An unloaded driver's services wait for the reload.
+        left = []
     if not swap and not left and (want.unloaded or seen["unfinished"] is None):
         return Plan()
     stop = stopped(want, seen) if swap else ()
@@ -97,9 +100,19 @@ def plan(want: Wish, seen: Json) -> Plan:
     if swap:
         changes.append(Change(f"module {MODULE}", before, after, step))
     else:
-        names = "".join(f"{name}\n" for name in left)
-        changes.append(Change("services that an unfinished run stopped", "", names or "none left to start\n", step))
+        changes.append(_services_left(left, step))
     return Plan(tuple(changes))
+
+
+def _resumed(left: t.Sequence[str], unfinished: Json) -> Change:
+    """Nothing but the start of what an unfinished run stopped."""
+    start = tuple(dict.fromkeys(reversed(unfinished["services"])))
+    return _services_left(left, Swap(stop=(), end=(), remove=(), load=(), start=start))
+
+
+def _services_left(left: t.Iterable[str], step: Swap) -> Change:
+    names = "".join(f"{name}\n" for name in left)
+    return Change("services that an unfinished run stopped", "", names or "none left to start\n", step)
 
 
 def _load(want: Wish, seen: Json, before: t.Sequence[str]) -> tuple[str, ...]:

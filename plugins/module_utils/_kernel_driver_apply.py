@@ -134,23 +134,39 @@ class KernelDriverConcern:
     def apply(self, seen: Json, plan: _runner.Plan) -> None:
         swap = next(change.step for change in plan.changes if change.step is not None)
         self._keep(seen, swap)
-        for name in swap.stop:
-            self._service("stop", name)
+        older = (seen["unfinished"] or {"services": []})["services"]
+        # What a killed run stopped too: its record goes.
+        start = swap.start or tuple(dict.fromkeys([*reversed(older), *reversed(swap.stop)]))
+        self._stop(swap.stop, start)
         self._end(swap.end)
         if swap.remove:
             done = self._system.run(["modprobe", "-r", *swap.remove], timeout=120)
             # Something that no process shows: a console, another kernel module, a process that has just begun.
             self._refused = f"the kernel keeps them: {_last(done.err)}" if done.rc != 0 else ""
-        if self._want.unloaded and not self._refused:
+        if self._want.unloaded and not self._refused and (swap.remove or seen["container"]):
             return
         failed = self._load(swap.load) if swap.load else ""
         # Also where the module can't be loaded: a node without its kubelet would be worse off.
-        for name in swap.start or tuple(reversed(swap.stop)):
+        for name in start:
             failed = self._start(name) or failed
-        self._system.remove(RECORD)
-        self._system.run(["rmdir", RECORD.rpartition("/")[0]])
+        self._forget()
         if failed:
             raise ShareError(failed)
+
+    def _stop(self, names: t.Sequence[str], start: t.Sequence[str]) -> None:
+        """Stop services; where one doesn't, all of them run again."""
+        try:
+            for name in names:
+                self._service("stop", name)
+        except ShareError:
+            # The record stays for what doesn't start: the next run tries again.
+            if not any([self._start(name) for name in start]):
+                self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self._system.remove(RECORD)
+        self._system.run(["rmdir", RECORD.rpartition("/")[0]])
 
     def _keep(self, seen: Json, swap: driver.Swap) -> None:
         older = seen["unfinished"] or {"services": [], "modules": []}

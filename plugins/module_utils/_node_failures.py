@@ -16,6 +16,8 @@ import dataclasses
 import re
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils import _nouveau as nouveau
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._findings import NOTE, PROBLEM, WARNING, Finding
 
 Json = t.Mapping[str, t.Any]
@@ -148,16 +150,15 @@ def _initramfs(node: Node) -> Found | None:
 
 @check("boot-full")
 def _boot(node: Node) -> Found | None:
-    """/boot has less room than making an initramfs needs."""
-    sizes = [one["bytes"] for one in node.rows("nouveau.images")]
-    free = node.get("nouveau.boot_free")
-    if not sizes or free is None or free >= 2 * max(sizes):
+    """An initramfs has to be made anew, and /boot has no room for it or can't be written."""
+    if not node.rows("nouveau.images") or not node.get("distribution.family"):
         return None
-    return Found(
-        PROBLEM,
-        f"has {free >> 20} MiB free in /boot and making its initramfs anew needs {2 * max(sizes) >> 20} MiB",
-        "remove kernels that aren't used",
-    )
+    try:
+        nouveau.plan(True, dict(node.seen))
+    except BadInput as error:
+        found, _colon, todo = str(error).partition(": ")
+        return Found(PROBLEM, f"can't have its initramfs made anew, because {found}", todo or "see role nouveau")
+    return None
 
 
 @check("kernel-without-module")
@@ -432,7 +433,7 @@ def _operator(node: Node) -> Found | None:
     return Found(
         PROBLEM,
         "has its toolkit from NVIDIA's GPU operator",
-        "switch that part of the operator off (toolkit.enabled=false), or set toolkit_state: external",
+        "switch that part of the operator off (toolkit.enabled=false), or take the node out of gpu_nodes",
     )
 
 

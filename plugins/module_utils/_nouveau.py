@@ -34,6 +34,7 @@ install_items+=" {PATH} "
 
 ARGUMENTS: Json = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "keep_file": {"type": "bool", "default": False},
     "observed": {"type": "dict"},
 }
 
@@ -78,16 +79,18 @@ def blacklisted(text: str) -> bool:
     return DIRECTIVES[0] in directives(text)
 
 
-def plan(present: bool, seen: Json) -> Plan:
+def plan(present: bool, seen: Json, keep_file: bool = False) -> Plan:
     """What has to be done on a node that looks so.
 
+    :param keep_file: the file was the user's before, and stays when nouveau needn't be kept away any more.
     :raises BadInput: no way is known to make this node's images, or /boot has no room for it or can't be written.
     """
     family, nouveau = seen["distribution"]["family"], seen["nouveau"]
     if family not in initramfs.FAMILIES:
         known = ", ".join(initramfs.FAMILIES)
         raise BadInput(f"nouveau can't be kept away from a node of family {family!r}; known: {known}")
-    files = [_file_change(present, nouveau["files"].get(PATH)), _dracut_change(present, nouveau)]
+    own = None if keep_file and not present else _file_change(present, nouveau["files"].get(PATH))
+    files = [own, _dracut_change(present, nouveau)]
     changes = [change for change in files if change is not None]
     stale = [one for one in nouveau["images"] if _stale(present, one, files[0], nouveau["files"].get(PATH))]
     sweeps = _sweeps(nouveau)

@@ -132,8 +132,9 @@ def _images(system: System, family: str, tool: str | None, installed: t.Sequence
 class NouveauConcern:
     """nouveau on the machine that the module runs on."""
 
-    def __init__(self, present: bool, system: System) -> None:
+    def __init__(self, present: bool, system: System, keep_file: bool = False) -> None:
         self._present = present
+        self._keep_file = keep_file
         self._system = system
         self._in_use = False
 
@@ -150,7 +151,7 @@ class NouveauConcern:
         return seen
 
     def plan(self, seen: Json) -> _runner.Plan:
-        return nouveau.plan(self._present, seen)
+        return nouveau.plan(self._present, seen, self._keep_file)
 
     def apply(self, seen: Json, plan: _runner.Plan) -> None:
         for change in plan.changes:
@@ -184,9 +185,9 @@ class NouveauConcern:
         self._system.run(["tee", f"{CONSOLES}/{console}/bind"], stdin=f"{value}\n")
 
 
-def work(present: bool, check: bool, system: System) -> Json:
+def work(present: bool, check: bool, system: System, keep_file: bool = False) -> Json:
     """Run the concern and add what only a reboot can do."""
-    concern = NouveauConcern(present, system)
+    concern = NouveauConcern(present, system, keep_file)
     result = _runner.run(concern, check)
     seen = concern.observe()
     return {**result, "reboot_required": nouveau.reboot_required(present, seen)}

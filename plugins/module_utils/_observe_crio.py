@@ -19,6 +19,32 @@ from ansible_collections.kubegpu.share.plugins.module_utils._system import Syste
 # Flags win over all files.
 FLAGS = ("default-runtime", "runtimes")
 
+# Of a URL, or of a proxy without a scheme: all up to the last at sign.
+_SECRET = re.compile(r"""(://|_proxy=(?![a-z0-9+.-]+://))((?:[^\s"'\\]|\\.)+)(?=@)""", re.IGNORECASE)
+_WORD = "kubegpu-share-masked"
+
+
+class Masks:
+    """Each credential of CRI-O's files with a numbered word for it, the same in every file.
+
+    Ours repeats what other files and the daemon say, so that a word has to mean the same wherever it stands.
+    """
+
+    def __init__(self, texts: t.Iterable[str]) -> None:
+        self._words: dict[str, str] = {}
+        for text in texts:
+            for found in _SECRET.finditer(text):
+                self._words.setdefault(found.group(2), f"{_WORD}-{len(self._words) + 1}")
+
+    def mask(self, text: str) -> str:
+        """A text that may be shown and logged."""
+        return _SECRET.sub(lambda found: found.group(1) + self._words.get(found.group(2), _WORD), text)
+
+    def unmask(self, text: str) -> str:
+        """A text made from masked ones, with the credentials again."""
+        secrets = {word: secret for secret, word in self._words.items()}
+        return re.sub(rf"{_WORD}-[0-9]+", lambda found: secrets.get(found.group(), found.group()), text)
+
 
 def places(daemon: Unit) -> tuple[str, str]:
     """The main file and the folder of drop-ins."""
@@ -59,6 +85,14 @@ def daemon_says(system: System, daemon: Unit) -> str:
     return ""
 
 
+def masks(system: System, daemon: Unit) -> Masks:
+    """Of all that the plan sees; our own file last, which has nothing that no other has."""
+    main, folder = places(daemon)
+    texts = read_files(system, main, folder)
+    ours = texts.pop(posixpath.join(folder, _crio.DROP_IN_NAME), "")
+    return Masks([*texts.values(), system.read(_crio.TOOLKIT_CONFIG) or "", daemon_says(system, daemon), ours])
+
+
 def observe(system: System) -> dict[str, t.Any] | None:
     """What the runtime role decides on, or None where there is no CRI-O on this machine."""
     daemon = unit(system, _crio.UNIT)
@@ -71,25 +105,28 @@ def observe(system: System) -> dict[str, t.Any] | None:
     _text, error = files_say(system, daemon)
     running = _crio.read_shown(daemon_says(system, daemon))
     toolkit = system.read(_crio.TOOLKIT_CONFIG)
+    hide = masks(system, daemon).mask
     drop_in = posixpath.join(folder, _crio.DROP_IN_NAME)
     return {
         "version": found.group(1),
         "config_path": main,
         "folder": folder,
-        "files": texts,
+        "files": {path: hide(text) for path, text in texts.items()},
         "flags": {
             name: {"values": daemon.values(f"--{name}"), "file": naming(system, daemon, f"--{name}")}
             for name in FLAGS
             if daemon.values(f"--{name}")
         },
         "default_runtime": running.default_runtime,
-        "runtimes": {name: running.runtime(name) for name in running.names()},
+        "runtimes": {
+            name: {key: hide(value) for key, value in running.runtime(name).items()} for name in running.names()
+        },
         "cgroup_driver": running.flat.get(("crio", "runtime", "cgroup_manager"), "").strip("\"'"),
         "answers": bool(running.flat),
-        "error": error,
+        "error": hide(error),
         "service_active": daemon.active,
         "stale": daemon.active and stale(system, daemon.pid, list(texts)),
-        "toolkit_config": toolkit,
+        "toolkit_config": None if toolkit is None else hide(toolkit),
         # Programs that the toolkit finds by their names.
         "on_path": [
             name for name in ("runc", "crun") if any(system.exists(f"{folder}/{name}") for folder in _crio.PATH)

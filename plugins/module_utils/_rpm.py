@@ -433,8 +433,10 @@ def plan(wanted: PackageSet, seen: Json) -> Plan:
     packages += _also_changes(wanted, seen)
     plugin = _plugin_changes(wanted, manager, rpm)
     streams = [change for stream in wanted.streams for change in _stream_changes(stream, wanted, seen)]
-    if rpm["interrupted"] and (packages or _twice(wanted, rpm)):
-        said = ", ".join(rpm["duplicates"]) or "left to do"
+    # Only yum keeps a list of what it left; others' packages may be there twice on purpose.
+    twice = _twice(wanted, rpm)
+    if rpm["interrupted"] and (twice or (packages and manager.name == "yum")):
+        said = ", ".join(twice) or "left to do"
         changes.append(Change("unfinished transaction", f"{said}\n", "finished\n", FinishTransaction()))
     return Plan((*changes, *plugin, *streams, *packages))
 
@@ -605,7 +607,7 @@ def _removals(wanted: PackageSet, manager: Manager, seen: Json) -> t.Iterator[Ch
         if lock.ours and (wanted.governs(lock.name) or (wanted.packages and lock.name not in seen["packages"]))
     ]
     if rpm["interrupted"] and _twice(wanted, rpm):
-        said = ", ".join(rpm["duplicates"])
+        said = ", ".join(_twice(wanted, rpm))
         yield Change("unfinished transaction", f"{said}\n", "finished\n", FinishTransaction())
     for package in wanted.packages:
         row = seen["packages"].get(package.name)

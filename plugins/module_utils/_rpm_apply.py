@@ -18,7 +18,14 @@ from ansible_collections.kubegpu.share.plugins.module_utils._package_names impor
 from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import Fetch, fetch_key, key_of, rpm_names
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_drivers import DRIVERS, Commands, Item
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_locks import TomlLocks
-from ansible_collections.kubegpu.share.plugins.module_utils._rpm_observe import QUERY, Installed, observe, parse_query
+from ansible_collections.kubegpu.share.plugins.module_utils._rpm_observe import (
+    QUERY,
+    YUM_JOURNAL,
+    Installed,
+    emptied_module_file,
+    observe,
+    parse_query,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_version import by_version, compare
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
@@ -203,7 +210,7 @@ class RpmConcern:
             self._put_locks(path, locked, lambda name: every or self._wanted.governs(name))
         try:
             if specs:
-                self._remove(specs, adopted)
+                self._remove(specs)
         except ShareError:
             self._driver.mark(adopted, automatic=False)
             if locked:
@@ -215,6 +222,10 @@ class RpmConcern:
         for step in steps:
             if isinstance(step, rpm.ResetStream):
                 self._driver.reset_stream(step.stream.module)
+                # dnf makes it anew when it needs it.
+                emptied = emptied_module_file(self._system, step.stream.module)
+                if emptied:
+                    self._system.remove(emptied)
         for step in steps:
             if isinstance(step, rpm.RemoveFile):
                 # The file goes last: it is what remembers the keys.
@@ -241,9 +252,9 @@ class RpmConcern:
             self._driver.mark(forgotten, automatic=True)
         return forgotten
 
-    def _remove(self, specs: t.Sequence[str], adopted: t.Sequence[str]) -> None:
+    def _remove(self, specs: t.Sequence[str]) -> None:
         clean = self._wanted.erase_dependencies
-        self._refuse_dependents(specs, clean, adopted)
+        self._refuse_dependents(specs, clean)
         kept = [name for name in self._driver.removed_with(specs, clean) if self._is_kept(name, specs)]
         if not kept:
             self._driver.remove(specs, clean)
@@ -267,17 +278,20 @@ class RpmConcern:
     def _is_kept(self, name: str, specs: t.Sequence[str]) -> bool:
         return not self._is_ours(name, specs) and matches_any(name, self._wanted.keep)
 
-    def _refuse_dependents(self, specs: t.Sequence[str], clean: bool, adopted: t.Container[str]) -> None:
+    def _refuse_dependents(self, specs: t.Sequence[str], clean: bool) -> None:
         """Refuse to tear what others installed.
 
         :raises ShareError: the sentence names it.
         """
         others = [name for name in self._driver.removed_with(specs, False) if not self._is_ours(name, specs)]
         others = [name for name in others if not matches_any(name, self._wanted.replaces)]
+        if clean:
+            # What the set locked goes with it, whether or not the package manager remembers that it came along.
+            others = [name for name in others if not self._came_along(name)]
         if others and clean:
             # Packages may need one another in a circle.
             automatic = self._driver.automatic(others)
-            others = [name for name in others if name not in automatic or name in adopted]
+            others = [name for name in others if name not in automatic]
         if others:
             raise ShareError(
                 f"packages: {', '.join(sorted(others))} need {', '.join(specs)}; "
@@ -306,15 +320,15 @@ class RpmConcern:
 
     def _finish(self, seen: Json) -> None:
         """Remove what a killed transaction had already replaced."""
-        if self._manager.name == "yum" and not seen["rpm"]["duplicates"]:
-            self._driver.finish()
-            return
-        done = self._commands.must(QUERY)
-        old = replaced(parse_query(done.out), seen["rpm"]["duplicates"])
-        if old:
+        # Others' packages may be there twice on purpose.
+        ours = [name for name in seen["rpm"]["duplicates"] if self._wanted.governs(name)]
+        if ours:
+            old = replaced(parse_query(self._commands.must(QUERY).out), ours)
             # What needs the old version is itself about to be replaced, or already is.
             self._commands.must(["rpm", "-e", "--nodeps", *old], 3600)
-        self._driver.finish()
+        left = any(name.startswith("transaction-all.") for name in self._system.names(YUM_JOURNAL))
+        if ours or left:
+            self._driver.finish()
 
 
 def replaced(rows: t.Sequence[Installed], names: t.Container[str]) -> list[str]:

@@ -172,6 +172,13 @@ def _lock_plugin(system: System, manager: Manager) -> tuple[str, str]:
     return state, re.sub(r"^file:(//)?", "", settings.get("locklist", "")) or manager.lock_path
 
 
+def emptied_module_file(system: System, module: str) -> str:
+    """The file that dnf leaves of a module when it is reset; an empty path where there is none, or something is set."""
+    path = f"{MODULES}/{module}.module"
+    text = system.read(path)
+    return "" if text is None or re.search(r"^[ \t]*state[ \t]*=[ \t]*\S", text, re.MULTILINE) else path
+
+
 def _streams(system: System) -> dict[str, str]:
     """The enabled streams, by module."""
     found = {}

@@ -81,9 +81,13 @@ class LegacyConcern:
                 self._system.remove(step.path)
             elif isinstance(step, legacy.PutFile):
                 self._edit(step)
-        self._remove_packages([step for step in steps if isinstance(step, legacy.RemovePackage)])
-        for path in record.protected:
-            self._protect(path, sure=True)
+        try:
+            self._remove_packages([step for step in steps if isinstance(step, legacy.RemovePackage)])
+        except ShareError:
+            # What it took along before it failed is missing now, not only after the next run.
+            self._protect_all(record)
+            raise
+        self._protect_all(record)
         self._system.write(legacy.RECORD, dataclasses.replace(record, finished=True, protected=()).text(), 0o600)
 
     # ------------------------------------------------------------------ what is seen
@@ -149,12 +153,22 @@ class LegacyConcern:
         names = [step.name for step in steps]
         if self._system.exists(DPKG):
             held = [step.name for step in steps if step.held]
-            if held:
-                self._must(["apt-mark", "unhold", *held])
-            # Removed and not purged: a purge takes the files that the package calls its own.
-            self._must([*APT_GET, "remove", *names], 1800)
+            try:
+                if held:
+                    self._must(["apt-mark", "unhold", *held])
+                # Removed and not purged: a purge takes the files that the package calls its own.
+                self._must([*APT_GET, "remove", *names], 1800)
+            except ShareError:
+                there = list(installed(self._system, held))
+                if there:
+                    self._system.run(["apt-mark", "hold", *there])
+                raise
         else:
             self._must(["rpm", "-e", *names], 1800)
+
+    def _protect_all(self, record: legacy.Record) -> None:
+        for path in record.protected:
+            self._protect(path, sure=True)
 
     def _protect(self, path: str, sure: bool) -> None:
         """Give a file back that a package took along.

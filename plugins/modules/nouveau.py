@@ -29,6 +29,10 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  keep_file:
+    description: Whether the file stays with O(state=absent), because it was the user's before.
+    type: bool
+    default: false
   observed:
     description:
       - The node as M(kubegpu.share.gpu_node_info) returned it.
@@ -60,7 +64,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._system import RealS
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     system = RealSystem(run_command=module.run_command)
-    finish(module, lambda: work(module.params["state"] == "present", module.check_mode, system))
+    params = module.params
+    finish(module, lambda: work(params["state"] == "present", module.check_mode, system, params["keep_file"]))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def make_plan(options: Options, observed: Json | None) -> Planned:
         return Planned(Plan())
     _refuse(options, observed)
     documents = _parse(options, observed)
-    seen = _containerd.effective(observed["dump"])
+    seen = _with_options(_containerd.effective(observed["dump"]), observed["config_path"], documents)
     after = _present(options, observed, documents, seen) if options.present else _absent(options, observed, documents)
     rows, changes = _differences(observed, after)
     wrong = [] if rows or not options.present else _containerd.shortcomings(seen, options.wanted())
@@ -93,6 +93,19 @@ def make_plan(options: Options, observed: Json | None) -> Planned:
     if reason:
         changes.append(Change(RESTART, f"running {reason}\n", "running with the files on disk\n"))
     return Planned(Plan(tuple(changes)), tuple(rows))
+
+
+def _with_options(seen: _containerd.Effective, main: str, documents: dict[str, toml.Document]) -> _containerd.Effective:
+    """What a dump says, with runtimes' options from the files where it (containerd 1.4's) leaves them out."""
+    if not seen.plugin or seen.shows_options():
+        return seen
+    flat = dict(seen.flat)
+    runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
+    for path in _order(main, documents):
+        for name, table in (documents[path].get(runtimes) or {}).items():
+            for key, value in (table.get("options") or {}).items():
+                flat[(*runtimes, name, "options", key)] = value
+    return _containerd.Effective(flat, seen.plugin)
 
 
 def _restart_reason(options: Options, observed: Json, changed: bool) -> str:

@@ -605,6 +605,24 @@ def test_absent_leaves_a_driver_that_somebody_else_installed():
     assert (chosen(strange, state="absent")["refusals"], chosen(strange, state="absent")["manager"]) == ([], "none")
 
 
+def test_absent_leaves_the_streams_of_both_flavours_and_takes_what_came_along():
+    seen = node("rocky-9", "turing")
+    assert (chosen(seen, state="absent")["streams"], chosen(seen, state="absent")["hold_also"]) == ([], [])
+    seen["rpm"]["locks"] = [{"name": "kmod-nvidia-open-dkms", "version": "1", "ours": True}]
+    found = chosen(seen, state="absent")
+    assert found["streams"] == [
+        {"module": "nvidia-driver", "stream": name, "switch": True} for name in ("580-open", "580-dkms")
+    ]
+    assert "nvidia-compute-G*" in found["hold_also"]
+    # The version was changed since.
+    for enabled, more in (("570-dkms", ["570-dkms"]), ("580-open", []), ("latest", [])):
+        seen["rpm"]["streams"] = {"nvidia-driver": enabled}
+        names = [one["stream"] for one in chosen(seen, state="absent")["streams"]]
+        assert names == ["580-open", "580-dkms", *more]
+    assert chosen(seen, state="absent", keep=["nvidia-driver-cuda"])["streams"] == []
+    assert chosen(seen, state="absent", source="distribution")["streams"] == []
+
+
 def test_absent_judges_neither_cards_nor_conflicts():
     seen = node("debian-12", "kepler", secure_boot=True)
     seen["driver"].update(module_version="570.133.20", others=["gpu-operator"])

@@ -36,6 +36,7 @@ class Node(FakeSystem):
         self.on_disk = on_disk
         self.modules = []
         self.stubborn = ""
+        self.stuck = ""
         self.fails = ""
         self.commands.update(
             {
@@ -94,6 +95,8 @@ class Node(FakeSystem):
     def _systemctl(self, argv):
         self.step()
         name = argv[2][: -len(".service")]
+        if list(argv[1:]) == ["stop", f"{self.stuck}.service"]:
+            return Done(1, "", "Job for it timed out.")
         self.active[name] = argv[1] == "start"
         if argv[1] == "stop":
             for pid in [p.split("/")[2] for p, text in list(self.files.items()) if f"/{name}.service" in text]:
@@ -236,6 +239,50 @@ def test_kernel_that_does_not_let_go_leaves_the_node_as_it_was():
     assert result["reboot_required"]
     assert result["reason"] == "the kernel keeps them: modprobe: FATAL: Module nvidia_drm is in use."
     assert node.active["nvidia-persistenced"] and set(node.modules) == set(HOLDERS) and RECORD not in node.files
+
+
+def killed(*services):
+    """A node on which a run was killed after it had stopped services."""
+    node = Node(active=("nvidia-persistenced",))
+    node.files[RECORD] = json.dumps({"services": list(services), "modules": list(HOLDERS)})
+    return node
+
+
+@pytest.mark.parametrize("state", ["reloaded", "unloaded"])
+def test_services_of_a_killed_run_start_though_a_card_is_held(state):
+    node = killed("kubelet")
+    node.process(77, "python3", "/dev/nvidia0")
+    assert go(node, check=True, state=state)["diff"][0]["after"] == "kubelet\n" and not node.active["kubelet"]
+    result = go(node, state=state)
+    assert (result["changed"], result["reboot_required"]) == (True, True)
+    assert changing(node) == ["systemctl start kubelet.service"]
+    assert node.active["kubelet"] and RECORD not in node.files and set(node.modules) == set(HOLDERS)
+    assert not go(node, state=state)["changed"]
+
+
+@pytest.mark.parametrize("state", ["reloaded", "unloaded"])
+def test_services_of_a_killed_run_start_though_the_kernel_does_not_let_go(state):
+    node = killed("kubelet")
+    node.fails = "remove"
+    assert go(node, state=state)["reboot_required"]
+    assert node.active["kubelet"] and node.active["nvidia-persistenced"] and RECORD not in node.files
+
+
+@pytest.mark.parametrize("state", ["reloaded", "unloaded"])
+def test_service_that_does_not_stop_leaves_the_node_as_it_was(state):
+    node = Node(active=("kubelet", "nvidia-persistenced", "nvidia-fabricmanager"))
+    node.process(77, "device-plugin", "/dev/nvidiactl", pod=POD)
+    node.stuck = "nvidia-persistenced"
+    node.files[RECORD] = json.dumps({"services": ["mine"], "modules": []})
+    with pytest.raises(ShareError, match=r"^systemctl stop nvidia-persistenced failed: Job for it timed out"):
+        go(node, state=state, end_pods=True)
+    assert all(node.active.values()) and RECORD not in node.files and set(node.modules) == set(HOLDERS)
+    node.commands["systemctl start mine"] = Done(1, "", "no")
+    node.active["mine"] = False
+    node.files[RECORD] = json.dumps({"services": ["mine"], "modules": []})
+    with pytest.raises(ShareError, match=r"^systemctl stop nvidia-persistenced"):
+        go(node, state=state, end_pods=True)
+    assert node.active["kubelet"] and "mine" in json.loads(node.files[RECORD])["services"]
 
 
 def test_module_that_can_not_be_loaded_is_told_and_the_services_come_back():

@@ -18,8 +18,17 @@ CARD = {
     "link": {"speed": "16.0 GT/s PCIe", "width": "16", "max_speed": "16.0 GT/s PCIe", "max_width": "16"},
 }
 CONFIGURATION = "/etc/modprobe.d/blacklist-nouveau.conf"
-IMAGE = {"path": "/boot/initrd.img-6.1", "bytes": 50 << 20, "newer": True, "nouveau": False, "blacklist": True}
+BLACKLIST = "blacklist nouveau\noptions nouveau modeset=0\n"
+IMAGE = {
+    "path": "/boot/initrd.img-6.1",
+    "release": "6.1",
+    "bytes": 50 << 20,
+    "newer": True,
+    "nouveau": False,
+    "blacklist": True,
+}
 HEALTHY: dict[str, Any] = {
+    "distribution": {"family": "debian"},
     "kernel": {
         "release": "6.1",
         "installed": ["6.0", "6.1"],
@@ -39,7 +48,8 @@ HEALTHY: dict[str, Any] = {
     "nouveau": {
         "loaded": False,
         "refcnt": None,
-        "files": {CONFIGURATION: "x"},
+        "tool": "initramfs-tools",
+        "files": {CONFIGURATION: BLACKLIST},
         "images": [IMAGE],
         "boot_free": 1 << 30,
     },
@@ -96,7 +106,20 @@ CASES: list[tuple[str, str, NodeWish, dict[str, Any], str]] = [
         {"nouveau__images": [{**IMAGE, "nouveau": True, "blacklist": False}]},
         "/boot/initrd.img-6.1 with nouveau",
     ),
-    ("boot-full", PROBLEM, NodeWish(), {"nouveau__boot_free": 60 << 20}, "60 MiB free in /boot and making"),
+    (
+        "boot-full",
+        PROBLEM,
+        NodeWish(),
+        {"nouveau__boot_free": 60 << 20, "nouveau__images": [{**IMAGE, "newer": False}]},
+        "/boot has 60 MiB free and making",
+    ),
+    (
+        "boot-full",
+        PROBLEM,
+        NodeWish(),
+        {"nouveau__boot_read_only": True, "nouveau__images": [{**IMAGE, "newer": False}]},
+        "is mounted read-only",
+    ),
     (
         "kernel-without-module",
         WARNING,
@@ -246,6 +269,8 @@ def test_every_check_has_a_case_and_a_meaning() -> None:
         (NodeWish(), {"kernel__installed": [], "devices__uvm": False}),
         # nouveau that nobody uses is unloaded by the role.
         (NodeWish(), {"nouveau__loaded": True, "nouveau__refcnt": 0}),
+        # No image has to be made anew.
+        (NodeWish(), {"nouveau__boot_free": 60 << 20}),
         # Somebody else's cards.
         (NodeWish(), {"gpus": [CARD, {**CARD, "address": "0000:09:00.0", "driver": "vfio-pci"}]}),
         (EXTERNAL, {"toolkit__operator": True}),

@@ -239,6 +239,115 @@ def test_locks_of_another_set_are_there_again_after_dependencies_went():
     assert node.installed == {} and node.files[node.manager.lock_path] == ""
 
 
+def test_module_that_was_reset_leaves_no_file():
+    node = RpmMachine("dnf")
+    path, mine = "/etc/dnf/modules.d/nvidia-driver.module", "/etc/dnf/modules.d/nodejs.module"
+    node.files[mine] = "[nodejs]\nname=nodejs\nstream=\nprofiles=\nstate=\n"
+
+    def module(_options, words):
+        stream = words[1].partition(":")[2]
+        state = "enabled" if words[0] == "enable" else ""
+        node.files[path] = f"[nvidia-driver]\nname=nvidia-driver\nstream={stream}\nprofiles=\nstate={state}\n"
+        return Done(0, "", "")
+
+    node._module = module
+    go(node, streams=[{"module": "nvidia-driver", "stream": "580-open"}])
+    assert "state=enabled" in node.files[path]
+    both = [{"module": "nvidia-driver", "stream": one} for one in ("580-open", "580-dkms")]
+    go(node, streams=both, state="absent")
+    assert path not in node.files and mine in node.files
+    assert not go(node, streams=both, state="absent")["changed"]
+
+
+def test_what_the_set_locked_goes_with_it_though_it_needs_it(node):
+    go(node)
+    node.installed.update({"nvidia-compute-G06": "3:580.95-1", "cuda-toolkit": "13-1"})
+    plain = node._remove
+    dependents = {"nvidia-compute-G06"}
+
+    def remove(options, names):
+        return plain(options, [*names, *(dependents if "nvidia-open" in names else ())])
+
+    node._remove = remove
+    with pytest.raises(ShareError, match="packages: nvidia-compute-G06 need nvidia-open; remove them first"):
+        go(node, state="absent", erase_dependencies=True)
+    ours = {"state": "absent", "erase_dependencies": True, "hold_also": ["nvidia-compute-G*"]}
+    with pytest.raises(ShareError, match=r"keep: nvidia-compute-G06 can't stay|packages: nvidia-compute-G06 need"):
+        go(node, keep=["nvidia-compute-G06"], **ours)
+    dependents.add("cuda-toolkit")
+    with pytest.raises(ShareError, match="packages: cuda-toolkit need nvidia-open; remove them first"):
+        go(node, **ours)
+    dependents.remove("cuda-toolkit")
+    go(node, **ours)
+    assert set(node.installed) == {"cuda-toolkit"}
+
+
+def test_suse_forgets_what_came_along_and_it_goes_all_the_same():
+    concern = RpmConcern(
+        _rpm.package_set(
+            ArgumentSpecValidator(_rpm.ARGUMENTS)
+            .validate(
+                {
+                    "name": "driver",
+                    "packages": ["nvidia-persistenced"],
+                    "hold_also": ["nvidia-compute-G*"],
+                    "state": "absent",
+                    "erase_dependencies": True,
+                }
+            )
+            .validated_parameters
+        ),
+        FakeSystem({"/var/lib/zypp/AutoInstalled": ""}),
+    )
+    going = '<to-remove><solvable type="package" name="nvidia-persistenced"/>'
+    going += '<solvable type="package" name="nvidia-compute-G06"/></to-remove>'
+    removed = []
+
+    def zypper(argv):
+        if "--dry-run" not in argv:
+            removed.extend(argv[argv.index("--clean-deps") + 1 :])
+        return Done(0, going, "")
+
+    system = concern._system
+    system.files.update({"/usr/bin/zypper": "", "/var/lib/rpm/Packages": ""})
+    rows = "".join(f"{name}\t0\t1-1\tx86_64\t1\tN\n" for name in ("nvidia-persistenced", "nvidia-compute-G06"))
+    system.commands.update(
+        {"rpm -qa": lambda _argv: Done(0, "" if removed else rows, ""), "rpm -q ": Done(1, "", ""), "env": zypper}
+    )
+    held = _rpm.MANAGERS["zypper"].locks.render("", lambda _name: True, {"nvidia-compute-G06": "1-1"})
+    system.files["/etc/zypp/locks"] = held
+    assert run(concern, False)["changed"] and removed == ["nvidia-persistenced"]
+    assert "nvidia-compute-G06" not in system.files.get("/etc/zypp/locks", "")
+
+
+def test_packages_of_others_that_are_there_twice_stay():
+    node = RpmMachine("dnf")
+    erased = []
+    rows = "jdk1.8\t0\t1-1\tnoarch\t1\tN\njdk1.8\t0\t2-1\tnoarch\t2\tN\n"
+    twice = "nvidia-open\t3\t570.10-1\tnoarch\t1\tN\n"
+    plain = node._rpm
+
+    def rpm(argv):
+        if argv[1] == "-e":
+            erased.extend(argv[3:])
+        done = plain(argv)
+        return Done(0, done.out + rows + ("" if erased else twice), "") if argv[1] == "-qa" else done
+
+    node.commands["rpm"] = rpm
+    node.installed["nvidia-open"] = "3:580.95-1"
+    go(node)
+    assert erased == ["nvidia-open-570.10-1.noarch"]
+
+
+def test_yum_that_left_nothing_is_not_asked_to_finish():
+    node = RpmMachine("yum")
+    plain = node._rpm
+    rows = "jdk1.8\t0\t1-1\tnoarch\t1\tN\njdk1.8\t0\t2-1\tnoarch\t2\tN\n"
+    node.commands["rpm"] = lambda argv: Done(0, plain(argv).out + rows, "") if argv[1] == "-qa" else plain(argv)
+    go(node)
+    assert "nvidia-open" in node.installed and not [line for line in node.ran if "rpm -e" in line]
+
+
 def test_yum_which_marks_nothing_leaves_all_dependencies_where_one_is_to_stay():
     node = RpmMachine("yum")
     go(node)

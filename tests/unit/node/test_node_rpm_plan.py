@@ -335,6 +335,24 @@ def test_drift(changes, expected):
     assert headers(_rpm.plan(wanted(), converged(**changes))) == expected
 
 
+@pytest.mark.parametrize("state", ["present", "absent"])
+@pytest.mark.parametrize("manager", ["dnf", "dnf5", "zypper"])
+def test_packages_of_others_may_be_there_twice(manager, state):
+    def lines(*duplicates):
+        found = seen(manager, {"dkms": "3-1"}, duplicates=list(duplicates), interrupted=True)
+        return [
+            one.before
+            for one in _rpm.plan(wanted(state=state), found).changes
+            if isinstance(one.step, _rpm.FinishTransaction)
+        ]
+
+    assert lines("jdk1.8") == []
+    assert lines("dkms", "jdk1.8") == ["dkms\n"]
+    if state == "present":
+        left = _rpm.plan(wanted(), seen("yum", duplicates=["jdk1.8"], interrupted=True))
+        assert "unfinished transaction" in headers(left), "it may be yum's own list that says so"
+
+
 def test_kernel_package_is_there_if_one_of_its_versions_is():
     state = seen(packages={"kernel-devel": "5.14.0-10.el9"})
     state["packages"]["kernel-devel"]["versions"] = ["5.14.0-10.el9", "5.14.0-9.el9"]
@@ -395,6 +413,12 @@ def test_absent_of_what_was_kept_leaves_its_stream():
     kept = headers(_rpm.plan(wanted(**options, keep=["nvidia-*"]), state))
     assert "module nvidia-driver" not in kept and "package nvidia-open" not in kept and "lock of nvidia-open" in kept
     assert _rpm.plan(wanted(**options), seen()).empty
+    # Whichever of several it is.
+    options["streams"] = [{"module": "nvidia-driver", "stream": one} for one in ("580-dkms", "580-open")]
+    resets = [change for change in _rpm.plan(wanted(**options), state).changes if "module" in change.header]
+    assert [change.before for change in resets] == ["580-open\n"]
+    mine = converged(streams={"nvidia-driver": "latest"})
+    assert "module nvidia-driver" not in headers(_rpm.plan(wanted(**options), mine))
 
 
 @pytest.mark.parametrize(

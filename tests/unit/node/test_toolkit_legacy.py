@@ -219,7 +219,7 @@ class Node(FakeSystem):
     def _unhold(self, argv):
         self.step()
         for name in argv[2:]:
-            self.packages[name] = (self.packages[name][0], False)
+            self.packages[name] = (self.packages[name][0], argv[1] == "hold")
         return Done(0, "", "")
 
     def _remove(self, argv):
@@ -356,8 +356,31 @@ def test_a_removal_that_fails_says_why_and_the_file_comes_back_later():
     with pytest.raises(ShareError, match="nvidia-docker2 failed: E: Could not get lock"):
         work(WANT, False, node)
     assert node.files["/etc/docker/daemon.json"] == DAEMON
+    assert node.packages == PACKAGES, "its hold is set again"
     node.commands["apt-get"] = node._remove
     assert work(WANT, False, node)["changed"] and node.files["/etc/docker/daemon.json"] == DAEMON
+
+
+@pytest.mark.parametrize("dpkg", [True, False])
+def test_a_removal_that_fails_halfway_leaves_docker_its_file(dpkg):
+    packages = {"nvidia-docker2": ("2.13.0-1", dpkg), "other": ("1", dpkg)}
+    node = Node(BEFORE, packages, dpkg)
+    want = legacy.Wanted(False, True, ("nvidia-docker2", "other"))
+
+    def half(argv):
+        node._remove(["nvidia-docker2"])
+        return Done(1, "", "E: dpkg returned an error\n")
+
+    node.commands["apt-get"] = node.commands["rpm -e"] = half
+    with pytest.raises(ShareError, match="E: dpkg returned an error"):
+        work(want, False, node)
+    assert node.files["/etc/docker/daemon.json"] == DAEMON
+    assert not [path for path in node.files if path.endswith(".rpmsave")]
+    assert node.packages == {"other": ("1", dpkg)}
+    node.commands["apt-get"] = node.commands["rpm -e"] = node._remove
+    assert work(want, False, node)["changed"] and node.files["/etc/docker/daemon.json"] == DAEMON
+    work(BACK, False, node)
+    assert etc(node) == BEFORE
 
 
 def test_drop_ins_are_only_told_of():

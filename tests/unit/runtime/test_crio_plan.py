@@ -396,6 +396,31 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(wanted: Wanted) -> None:
     assert at > 10
 
 
+@pytest.mark.parametrize("secret", ["http://me:hunter2@p:1", "http://me:hunter2/hunter3@p:1", "me:hunter2@p:1"])
+def test_credentials_never_leave_the_node(secret: str) -> None:
+    text = PACKAGED.replace(
+        "[crio.runtime]\n", f'[crio.runtime]\ndefault_env = ["HTTPS_PROXY=http://a:hunter9@q", "HTTP_PROXY={secret}"]\n'
+    ).replace("[crio.runtime.runtimes.runc]", f'monitor_env = ["HTTP_PROXY={secret}"]\n\n[crio.runtime.runtimes.runc]')
+    made, daemon = node({f"{FOLDER}/10-crio.conf": text, _crio.TOOLKIT_CONFIG: f"# http_proxy={secret}\n{TOOLKIT}"})
+    del made.files["/usr/bin/crun"]
+    before = dict(made.files)
+    planned = make_plan(PRESENT, look(made))
+    assert "hunter" not in repr(look(made)) and "hunter" not in repr(planned)
+    done = run(made, PRESENT)
+    assert "hunter" not in repr(done) and "hunter" not in repr(look(made)) and restarts(made) == 1
+    # Ours repeats the default runtime's table as it is on the node.
+    ours = tomllib.loads(made.files[DROP_IN])["crio"]["runtime"]["runtimes"]["nvidia"]
+    assert (
+        ours["monitor_env"]
+        == [f"HTTP_PROXY={secret}"]
+        == daemon.read["crio"]["runtime"]["runtimes"]["nvidia"]["monitor_env"]
+    )
+    assert f"# http_proxy={secret}\n" in made.files[_crio.TOOLKIT_CONFIG]
+    assert run(made, PRESENT) == {"changed": False}
+    run(made, ABSENT)
+    assert made.files == before
+
+
 def test_no_crio_on_the_node() -> None:
     made = FakeNode({}, {name: lambda argv: Done(127, "", "") for name in ("systemctl", "crio")})
     assert _observe_crio.observe(made) is None

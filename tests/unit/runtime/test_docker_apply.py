@@ -273,6 +273,62 @@ def test_a_changed_mind_after_a_kill() -> None:
         assert made.files == {PATH: OLD, BINARY: ""}, at
 
 
+@pytest.mark.parametrize("theirs", ['{"data-root": "/mnt/docker"}', '{\n  "data-root": "/mnt/docker"\n}\n'])
+def test_a_file_that_the_user_has_replaced_is_the_users(theirs: str) -> None:
+    made, daemon = node()
+    run(made, PRESENT)
+    made.files[PATH] = theirs
+    daemon.restart()
+    run(made, PRESENT)
+    tree = json.loads(made.files[PATH])
+    assert tree["data-root"] == "/mnt/docker" and tree["default-runtime"] == "nvidia" and "labels" not in tree
+    assert run(made, PRESENT) == {"changed": False} and json.loads(made.files[PATH]) == tree
+    run(made, ABSENT)
+    assert made.files == {PATH: theirs, BINARY: ""}
+
+
+def test_containers_that_started_since_the_plan_arent_stopped() -> None:
+    made, daemon = node(version="27.3.1")
+    daemon.containers = 0
+    seen = _observe_docker.observe(made)
+    planned = make_plan(PRESENT, seen)
+    assert planned.restart
+    daemon.containers = 1
+    clock = Clock()
+    docker = Docker(made, PRESENT, planned.restart, clock.sleep, clock.now)
+    done = Apply(made, docker, 10, clock.sleep, clock.now).run(replacements(planned.files))
+    assert done["restarted"] is False and restarts(made) == 0 and daemon.default == "nvidia"
+
+
+def test_a_docker_that_doesnt_answer_isnt_restarted() -> None:
+    made, _daemon = node()
+    planned = make_plan(PRESENT, _observe_docker.observe(made))
+    made.answers["docker"] = lambda argv: Done(124, "", "")
+    clock = Clock()
+    docker = Docker(made, PRESENT, planned.restart, clock.sleep, clock.now)
+    with pytest.raises(NotInEffect, match="doesn't answer, and a restart would stop whatever containers"):
+        Apply(made, docker, 10, clock.sleep, clock.now).run(replacements(planned.files))
+    assert made.files[PATH] == OLD and restarts(made) == 0
+
+
+def test_a_default_runtime_that_is_a_flag_never_gets_into_the_file() -> None:
+    made, daemon = node()
+    daemon.default = "runc-too"
+    daemon.hates = lambda text: "default-runtime" in text
+    show = made.answers["systemctl"]
+
+    def systemctl(argv: Sequence[str]) -> Done:
+        done = show(argv)
+        return Done(done.rc, done.out.replace("-H fd://", "-H fd:// --default-runtime runc-too"), "")
+
+    made.answers["systemctl"] = systemctl
+    available = Wanted(True, False, BINARY, False, False)
+    run(made, available)
+    assert daemon.runtimes["nvidia"] == BINARY and run(made, available) == {"changed": False}
+    run(made, ABSENT)
+    assert made.files == {PATH: OLD, BINARY: ""} and daemon.runtimes == {"runc": "runc"} and restarts(made) == 0
+
+
 def test_a_linked_file_stays_a_link() -> None:
     made, _daemon = node()
     made.links[PATH] = "../share/link.json"

@@ -264,8 +264,32 @@ def test_credentials_are_masked_and_come_back() -> None:
     assert "hunter2@proxy" in _docker.unmask(after(planned) or "", text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"proxies": {"http-proxy": "http:\/\/u:hunter2@p"}}',
+        '{"proxies": {"https-proxy": "u:hunter2@proxy:3128"}}',
+        '{"registry-mirrors": ["http://u:hunter2/hunter3@h", "https://u:hunter4@hunter5@h/x"]}',
+        '{"HTTP-Proxy": "http://u:hunter2@h", "https://me:hunter-token@h": "y", "log-opts": {"a-token": "hunter2"}}',
+    ],
+)
+def test_credentials_however_written_are_masked_and_come_back(text: str) -> None:
+    shown = _docker.mask(text)
+    assert "hunter" not in shown and "kubegpu-share-masked-1" in shown
+    json.loads(shown)
+    assert _docker.unmask(shown, text) == text
+
+
 def test_a_stopgap_says_what_the_file_leaves_out() -> None:
-    assert json.loads(_docker.telling('{"runtimes": null}')) == {"runtimes": {}, "default-runtime": "runc"}
-    assert json.loads(_docker.telling(None)) == {"runtimes": {}, "default-runtime": "runc"}
-    assert _docker.needs_telling('{"default-runtime": "x"}') and _docker.needs_telling('{"runtimes": {"x": {}}}')
-    assert not _docker.needs_telling('{"default-runtime": "x", "runtimes": {"x": {}}}')
+    none = _docker.Flags()
+    assert json.loads(_docker.telling('{"runtimes": null}', none)) == {"runtimes": {}, "default-runtime": "runc"}
+    assert json.loads(_docker.telling(None, none)) == {"runtimes": {}, "default-runtime": "runc"}
+    assert _docker.needs_telling('{"default-runtime": "x"}', none)
+    assert _docker.needs_telling('{"runtimes": {"x": {}}}', none)
+    assert not _docker.needs_telling('{"default-runtime": "x", "runtimes": {"x": {}}}', none)
+
+
+def test_a_stopgap_doesnt_contradict_a_flag() -> None:
+    flag = _docker.Flags("kata")
+    assert json.loads(_docker.telling(None, flag)) == {"runtimes": {}}
+    assert not _docker.needs_telling('{"runtimes": {"x": {}}}', flag) and _docker.needs_telling("{}", flag)
