@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-import conftest  # noqa: F401, E402  # pylint: disable=unused-import - makes the collection importable
+
+# It makes the collection importable.
+import conftest  # noqa: F401, E402  # pylint: disable=unused-import
 import corpus_containerd  # noqa: E402
 import corpus_others  # noqa: E402
 import real_containerd  # noqa: E402
