@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 import typing as t
 
@@ -231,6 +232,10 @@ class RpmConcern:
                 # The file goes last: it is what remembers the keys.
                 self._forget_keys(step.imported)
                 self._system.remove(step.path)
+        if any(isinstance(step, rpm.RemoveFile) and step.path.startswith(f"{rpm.KEYS}/") for step in steps):
+            # SUSE has no such folder of its own; one that holds anything stays.
+            for folder in (rpm.KEYS, posixpath.dirname(rpm.KEYS)):
+                self._system.run(["rmdir", folder])
         self._remove_lock_plugin()
 
     def _put_locks(self, path: str, text: str, drop: t.Callable[[str], bool]) -> None:
