@@ -95,6 +95,9 @@ class AptConcern:
         for step in steps:
             if isinstance(step, apt.RemoveFile):
                 self._system.remove(step.path)
+                # Debian 11 has no such folder of its own; one that a package has, or that holds anything, stays.
+                if step.path.startswith(f"{apt.KEYRINGS}/") and self._system.run(["dpkg", "-S", apt.KEYRINGS]).rc == 1:
+                    self._system.run(["rmdir", apt.KEYRINGS])
                 continue
             if isinstance(step, apt.PutKey):
                 path, text = step.repository.key_path, keys[step.repository.key_path]
