@@ -30,6 +30,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._package_names impor
     matches_any,
     refuse_conflicts,
 )
+from ansible_collections.kubegpu.share.plugins.module_utils._package_options import (
+    check_addresses,
+    check_once,
+    check_word,
+    key_fields,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import check_key, sha256_of
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
 
@@ -238,15 +244,10 @@ def package_set(params: Json) -> PackageSet:
 
     :raises BadInput: an option's value can't be served; the sentence names the option.
     """
-    _word("name", params["name"])
+    check_word("name", params["name"])
     repositories = tuple(_repository(one) for one in params["repositories"])
-    names = [one.name for one in repositories]
-    if len(set(names)) != len(names):
-        raise BadInput(f"repositories: two have the same name ({', '.join(names)})")
     packages = tuple(_package(text) for text in params["packages"])
-    names = [one.name for one in packages]
-    if len(set(names)) != len(names):
-        raise BadInput(f"packages: one is named twice ({', '.join(names)})")
+    check_once(repositories, packages)
     for pin in params["pins"]:
         for field in ("package", "pin"):
             _line(f"pins: {field}", pin[field])
@@ -271,12 +272,9 @@ def package_set(params: Json) -> PackageSet:
 
 
 def _repository(option: Json) -> Repository:
-    _word("repositories: name", option["name"])
+    check_word("repositories: name", option["name"])
     where = f"repositories: {option['name']}:"
-    if not re.fullmatch(r"(https?|file|copy|mirror\+https?)://?[^\s]+", option["url"]):
-        raise BadInput(f"{where} url {option['url']!r} isn't an address of a repository")
-    if option.get("key_url") and not re.fullmatch(r"(https?|file)://[^\s]+", option["key_url"]):
-        raise BadInput(f"{where} key_url {option['key_url']!r} isn't an address of a key")
+    check_addresses(option, r"https?|file|copy|mirror\+https?")
     for field in ("suites", "components", "architectures"):
         for word in option[field]:
             if not re.fullmatch(r"[^\s]+", word):
@@ -284,19 +282,13 @@ def _repository(option: Json) -> Repository:
     flat = [suite.endswith("/") for suite in option["suites"]]
     if not flat or any(flat) != all(flat) or all(flat) == bool(option["components"]):
         raise BadInput(f"{where} a suite that ends in / has no components, any other needs them")
-    sha256 = (option.get("key_sha256") or "").lower()
-    if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise BadInput(f"{where} key_sha256 isn't 64 hexadecimal digits")
-    text = (option.get("key_text") or "").strip()
     repository = Repository(
         name=option["name"],
         url=option["url"],
         suites=tuple(option["suites"]),
         components=tuple(option["components"]),
         architectures=tuple(option["architectures"]),
-        key_url=option.get("key_url") or "",
-        key_text=text + "\n" if text else "",
-        key_sha256=sha256,
+        **key_fields(option),
     )
     if repository.key_text:
         check_key(repository, repository.key_text)
@@ -308,12 +300,6 @@ def _package(text: str) -> Package:
     if not found:
         raise BadInput(f"packages: {text!r} is neither a package's name nor name=version")
     return Package(found.group(1), found.group(2) or "")
-
-
-def _word(option: str, value: str) -> None:
-    # It becomes part of file names that apt reads: no dot, no blank.
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", value):
-        raise BadInput(f"{option}: {value!r} may hold small letters, digits, - and _ only")
 
 
 def _line(option: str, value: str) -> None:

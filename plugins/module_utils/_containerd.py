@@ -18,6 +18,8 @@ import posixpath
 import re
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._masking import Masking
+
 Flat = t.Dict[t.Tuple[str, ...], t.Any]
 
 RUNTIME_NAME = "nvidia"
@@ -56,6 +58,9 @@ _SECRET = re.compile(
     r"(?i)(\b(?:password|auth|identitytoken|identity_token|authorization|token)\b[\"']?\s*=\s*\[?\s*)"
     r"(\"(?:[^\"\\\n]|\\.)+\"|'[^'\n]+')"
 )
+# A credential's quotes go with it.
+_MASKING = Masking(_SECRET, '"')
+mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
 # --------------------------------------------------------------------------- versions
@@ -161,37 +166,6 @@ def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, st
         for one in resolve(path, [name for name in imports_of(texts[path]) if "*" not in name], lambda _folder: [])
         if one not in texts
     ]
-
-
-# --------------------------------------------------------------------------- secrets
-
-
-def mask(text: str) -> str:
-    """The text with each registry credential replaced by a numbered word, so that it may be shown and logged."""
-    return _replace_secrets(text, lambda number, _value: f'"kubegpu-share-masked-{number}"')
-
-
-def unmask(text: str, real: str) -> str:
-    """A masked text (edited meanwhile) with the credentials of the file that it was made from."""
-    secrets: dict[str, str] = {}
-
-    def remember(number: int, value: str) -> str:
-        secrets[f'"kubegpu-share-masked-{number}"'] = value
-        return value
-
-    _replace_secrets(real, remember)
-    return re.sub(r'"kubegpu-share-masked-[0-9]+"', lambda found: secrets.get(found.group(), found.group()), text)
-
-
-def _replace_secrets(text: str, value_of: t.Callable[[int, str], str]) -> str:
-    count = 0
-
-    def one(found: t.Match[str]) -> str:
-        nonlocal count
-        count += 1
-        return found.group(1) + value_of(count, found.group(2))
-
-    return _SECRET.sub(one, text)
 
 
 # --------------------------------------------------------------------------- the dump

@@ -14,6 +14,7 @@ import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._containerd import RUNTIME_NAME, Wanted, release
+from ansible_collections.kubegpu.share.plugins.module_utils._masking import Masking
 
 UNIT = "docker.service"
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
@@ -38,40 +39,13 @@ _SECRET = re.compile(
     r'|("[^"\n]*(?:token|password|secret|access-key|credential)[^"\n]*"\s*:\s*")((?:[^"\\\n]|\\.)+)(?=")',
     re.IGNORECASE,
 )
+_MASKING = Masking(_SECRET)
+mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
 def major(version: str) -> int:
     """Docker's release: 20 for 20.10."""
     return release(version)[0]
-
-
-def mask(text: str) -> str:
-    """A daemon.json with each credential replaced by a numbered word."""
-    return _replaced(text, lambda number, _value: f"kubegpu-share-masked-{number}")
-
-
-def unmask(text: str, real: str) -> str:
-    """A masked text (edited meanwhile) with the credentials of the file that it was made from."""
-    secrets: dict[str, str] = {}
-
-    def remember(number: int, value: str) -> str:
-        secrets[f"kubegpu-share-masked-{number}"] = value
-        return value
-
-    _replaced(real, remember)
-    return re.sub(r"kubegpu-share-masked-[0-9]+", lambda found: secrets.get(found.group(), found.group()), text)
-
-
-def _replaced(text: str, value_of: t.Callable[[int, str], str]) -> str:
-    count = 0
-
-    def one(found: t.Match[str]) -> str:
-        nonlocal count
-        count += 1
-        before, value = (group for group in found.groups() if group is not None)
-        return before + value_of(count, value)
-
-    return _SECRET.sub(one, text)
 
 
 # --------------------------------------------------------------------------- the daemon's own word

@@ -13,6 +13,7 @@ import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _crio
+from ansible_collections.kubegpu.share.plugins.module_utils._masking import WORD
 from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import Unit, naming, stale, unit
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 
@@ -21,7 +22,6 @@ FLAGS = ("default-runtime", "runtimes")
 
 # Of a URL, or of a proxy without a scheme: all up to the last at sign.
 _SECRET = re.compile(r"""(://|_proxy=(?![a-z0-9+.-]+://))((?:[^\s"'\\]|\\.)+)(?=@)""", re.IGNORECASE)
-_WORD = "kubegpu-share-masked"
 
 
 class Masks:
@@ -34,16 +34,16 @@ class Masks:
         self._words: dict[str, str] = {}
         for text in texts:
             for found in _SECRET.finditer(text):
-                self._words.setdefault(found.group(2), f"{_WORD}-{len(self._words) + 1}")
+                self._words.setdefault(found.group(2), f"{WORD}-{len(self._words) + 1}")
 
     def mask(self, text: str) -> str:
         """A text that may be shown and logged."""
-        return _SECRET.sub(lambda found: found.group(1) + self._words.get(found.group(2), _WORD), text)
+        return _SECRET.sub(lambda found: found.group(1) + self._words.get(found.group(2), WORD), text)
 
     def unmask(self, text: str) -> str:
         """A text made from masked ones, with the credentials again."""
         secrets = {word: secret for secret, word in self._words.items()}
-        return re.sub(rf"{_WORD}-[0-9]+", lambda found: secrets.get(found.group(), found.group()), text)
+        return re.sub(rf"{WORD}-[0-9]+", lambda found: secrets.get(found.group(), found.group()), text)
 
 
 def places(daemon: Unit) -> tuple[str, str]:

@@ -28,6 +28,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._package_names impor
     matches_any,
     refuse_conflicts,
 )
+from ansible_collections.kubegpu.share.plugins.module_utils._package_options import (
+    check_addresses,
+    check_once,
+    check_word,
+    key_fields,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import check_key, sha256_of
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_locks import (
     ListLocks,
@@ -331,15 +337,10 @@ def package_set(params: Json) -> PackageSet:
 
     :raises BadInput: an option's value can't be served; the sentence names the option.
     """
-    _word("name", params["name"])
+    check_word("name", params["name"])
     repositories = tuple(_repository(one) for one in params["repositories"])
-    names = [one.name for one in repositories]
-    if len(set(names)) != len(names):
-        raise BadInput(f"repositories: two have the same name ({', '.join(names)})")
     packages = tuple(_package(text) for text in params["packages"])
-    names = [one.name for one in packages]
-    if len(set(names)) != len(names):
-        raise BadInput(f"packages: one is named twice ({', '.join(names)})")
+    check_once(repositories, packages)
     streams = tuple(_stream(one) for one in params["streams"])
     check_patterns(params, ("hold_also", "conflicts", "replaces", "keep"))
     return PackageSet(
@@ -359,25 +360,16 @@ def package_set(params: Json) -> PackageSet:
 
 
 def _repository(option: Json) -> Repository:
-    _word("repositories: name", option["name"])
+    check_word("repositories: name", option["name"])
     where = f"repositories: {option['name']}:"
-    if not re.fullmatch(r"(https?|ftp|file|dir)://?[^\s]+", option["url"]):
-        raise BadInput(f"{where} url {option['url']!r} isn't an address of a repository")
-    if option.get("key_url") and not re.fullmatch(r"(https?|file)://[^\s]+", option["key_url"]):
-        raise BadInput(f"{where} key_url {option['key_url']!r} isn't an address of a key")
+    check_addresses(option, r"https?|ftp|file|dir")
     if not option["signed"]:
         raise BadInput(f"{where} signed is empty: either the packages or the metadata must be")
-    sha256 = (option.get("key_sha256") or "").lower()
-    if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise BadInput(f"{where} key_sha256 isn't 64 hexadecimal digits")
-    text = (option.get("key_text") or "").strip()
     repository = Repository(
         name=option["name"],
         url=option["url"],
         signed=tuple(option["signed"]),
-        key_url=option.get("key_url") or "",
-        key_text=text + "\n" if text else "",
-        key_sha256=sha256,
+        **key_fields(option),
     )
     if repository.key_text:
         check_key(repository, repository.key_text)
@@ -396,12 +388,6 @@ def _stream(option: Json) -> Stream:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", option[field]):
             raise BadInput(f"streams: {field} {option[field]!r} isn't one word")
     return Stream(option["module"], option["stream"], option["switch"])
-
-
-def _word(option: str, value: str) -> None:
-    # It becomes part of file names that package managers read: no dot, no blank.
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", value):
-        raise BadInput(f"{option}: {value!r} may hold small letters, digits, - and _ only")
 
 
 def install_only(name: str) -> bool:
