@@ -43,7 +43,7 @@ Json = dict[str, t.Any]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The arguments of ``containerd_runtime``."""
+    """The arguments of ``container_runtime``."""
 
     present: bool
     binary: str
@@ -120,7 +120,7 @@ def _refuse(options: Options, observed: Json) -> None:
     if observed["embedded"]:
         raise BadInput(
             f"runtime_name: this node's containerd belongs to {observed['embedded']}, which writes its configuration "
-            "itself; that isn't supported yet"
+            "itself; leave runtime_name at auto"
         )
     if options.present and observed["operator"]:
         raise BadInput(

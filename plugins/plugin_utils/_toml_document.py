@@ -52,7 +52,7 @@ class Document:
 
     def __init__(self, path: str, text: str) -> None:
         if tomlkit is None:
-            raise ShareError("containerd_runtime needs the Python package tomlkit on the controller")
+            raise ShareError("container_runtime needs the Python package tomlkit on the controller")
         # containerd 1.x takes a byte order mark, for which TOML has no place.
         self._bom, text = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
         self._file, self._before = path, text
