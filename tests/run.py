@@ -1,66 +1,101 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The whole test run, or some stages of it: lint, unit, lab, molecule.
 
-Goes on after a failure, takes the lab down whatever happens, and ends with one line: ``N passed, N failed, N skipped``.
-A check of the lint stage counts as one test, and so does a scenario of molecule.
+Goes on after a failure, takes the lab down whatever happens, and ends with what failed, a line each, and with one line:
+``N passed, N failed, N skipped``. A check of the lint stage counts as one test, and so does a scenario of molecule.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 STAGES = ("lint", "unit", "lab", "molecule")
 PRINTING = threading.Lock()
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LAST_LINES = 60
+REASON = 180
 
 
 class Count:
-    """What passed, failed and was skipped so far."""
+    """What passed, failed (with the reasons, told again at the end) and was skipped so far."""
 
     def __init__(self) -> None:
         self.passed = self.failed = self.skipped = 0
         self.broken: list[str] = []
 
-    def add(self, name: str, passed: int, failed: int, skipped: int) -> None:
+    def add(self, passed: int, failed: int, skipped: int, broken: list[str]) -> None:
         self.passed += passed
         self.failed += failed
         self.skipped += skipped
-        if failed:
-            self.broken.append(name)
+        self.broken += broken
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def run(*command: str, cwd: Path = ROOT, sink: IO[bytes] | None = None, **environment: str) -> int:
-    """Run one command of the virtual environment, its output being ours or going into a file."""
+def run(*command: str, cwd: Path = ROOT, sink: IO[bytes] | None = None, **environment: str) -> tuple[int, list[str]]:
+    """Run one command of the virtual environment, its output going on to ours or into a file.
+
+    Returns its exit code and the last lines that it printed.
+    """
     # PYTHON* of the caller would leak another interpreter's packages into the tools.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     variables |= {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"} | environment
-    aside: dict[str, Any] = {"stdout": sink, "stderr": subprocess.STDOUT} if sink else {}
-    return subprocess.run(command, cwd=cwd, env=variables, check=False, stdin=subprocess.DEVNULL, **aside).returncode
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    process = subprocess.Popen(
+        command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    reader = threading.Thread(target=passed_on, args=(process.stdout, sink or sys.stdout.buffer, last), daemon=True)
+    reader.start()
+    process.wait()
+    # Not longer: what a command left running (a lasting SSH connection) may hold the pipe open.
+    reader.join(timeout=5)
+    return process.returncode, [line for line in last if line]
+
+
+def passed_on(lines: IO[bytes] | None, sink: IO[bytes], last: deque[str]) -> None:
+    """Write every line on as it comes, and keep the last ones."""
+    for line in lines or ():
+        sink.write(line)
+        sink.flush()
+        last.append(COLOUR.sub("", line.decode(errors="replace")).strip())
+
+
+def shortened(text: str) -> str:
+    """The text in one line that leaves room for the others."""
+    return " ".join(text.split())[:REASON]
 
 
 def check(count: Count, name: str, *command: str, cwd: Path = ROOT, **environment: str) -> None:
     """One command that has to end well, counted as one test."""
     started = time.monotonic()
     print(f"==> {name}", flush=True)
-    failed = run(*command, cwd=cwd, **environment) != 0
-    print(f"    {name}: {'FAILED' if failed else 'ok'} after {time.monotonic() - started:.0f} s", flush=True)
-    count.add(name, int(not failed), int(failed), 0)
+    code, last = run(*command, cwd=cwd, **environment)
+    print(f"    {name}: {'FAILED' if code else 'ok'} after {time.monotonic() - started:.0f} s", flush=True)
+    verdict(count, name, code, last)
+
+
+def verdict(count: Count, name: str, code: int, last: list[str]) -> None:
+    """Count a command as one test, told again by the lines in which it speaks of an error, else by its last one."""
+    telling = [line for line in last if re.search("error|fatal|failed", line, re.IGNORECASE)] or last[-1:]
+    broken = [shortened(f"{name}: {line}") for line in telling[:3]] if code else []
+    count.add(int(not code), int(code != 0), 0, broken)
 
 
 def pytest(count: Count, name: str, *arguments: str) -> None:
@@ -68,17 +103,25 @@ def pytest(count: Count, name: str, *arguments: str) -> None:
     print(f"==> {name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        code = run("python", "-m", "pytest", "-ra", f"--junitxml={report}", *arguments)
+        code, last = run("python", "-m", "pytest", "-ra", f"--junitxml={report}", *arguments)
         if not report.exists():
-            count.add(name, 0, 1, 0)
+            verdict(count, name, code or 1, last)
             return
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
         total, errors, failures, skipped = (
             sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "errors", "failures", "skipped")
         )
         failed = errors + failures
+        broken = [
+            shortened(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason.get('message')}")
+            for suite in suites
+            for case in suite.iter("testcase")
+            for reason in (*case.findall("error"), *case.findall("failure"))
+        ]
         # An exit code that no test explains (nothing collected, interrupted) is a failure too.
-        count.add(name, total - failed - skipped, failed if failed or not code else 1, skipped)
+        if code and not failed:
+            failed, broken = 1, [shortened(f"{name}: pytest exited with {code}")]
+        count.add(total - errors - failures - skipped, failed, skipped, broken)
 
 
 def lint(count: Count) -> None:
@@ -145,12 +188,12 @@ def scenario(count: Count, name: str) -> None:
     started = time.monotonic()
     print(f"==> molecule {name}: started", flush=True)
     with tempfile.TemporaryFile() as log:
-        failed = run("molecule", "test", "--scenario-name", name, sink=log) != 0
+        code, last = run("molecule", "test", "--scenario-name", name, sink=log)
         log.seek(0)
-        verdict = f"molecule {name}: {'FAILED' if failed else 'ok'} after {time.monotonic() - started:.0f} s"
+        ended = f"molecule {name}: {'FAILED' if code else 'ok'} after {time.monotonic() - started:.0f} s"
         with PRINTING:
-            print(f"==> molecule {name}\n{log.read().decode(errors='replace')}    {verdict}", flush=True)
-            count.add(f"molecule {name}", int(not failed), int(failed), 0)
+            print(f"==> molecule {name}\n{log.read().decode(errors='replace')}    {ended}", flush=True)
+            verdict(count, f"molecule {name}", code, last)
 
 
 def main() -> int:
@@ -171,7 +214,8 @@ def main() -> int:
                 pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider")
             if "molecule" in stages:
                 molecule(count, up)
-    print(f"{time.monotonic() - started:.0f} s; broken: {', '.join(count.broken) or 'nothing'}", flush=True)
+    print(f"{time.monotonic() - started:.0f} s; broken: {len(count.broken) or 'nothing'}", flush=True)
+    print(*(f"  {line}" for line in count.broken), sep="\n", end="\n" if count.broken else "")
     print(count, flush=True)
     return int(count.failed > 0)
 

@@ -159,8 +159,9 @@ class KernelDriverConcern:
             for name in names:
                 self._service("stop", name)
         except ShareError:
+            failures = [self._start(name) for name in start]  # one that fails doesn't keep the others from starting
             # The record stays for what doesn't start: the next run tries again.
-            if not any([self._start(name) for name in start]):
+            if not any(failures):
                 self._forget()
             raise
 
