@@ -42,6 +42,8 @@ CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
 # Formats that a containerd reads, the newest one; from 2.3 on each imported file is brought up to date by itself.
 NEWEST_FORMAT = (((2, 3), 4), ((2, 0), 3), ((0, 0), 2))
 EACH_FILE_ITS_FORMAT = (2, 3)
+# 1.4 leaves every runtime's options out of its dump; 1.6 shows them.
+DUMP_HAS_OPTIONS = (1, 6)
 # containerd takes the options' names in any case; "systemdCgroup" is a usual one.
 OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
 # Shims that run what BinaryName says.

@@ -78,7 +78,9 @@ def make_plan(options: Options, observed: Json | None) -> Planned:
         return Planned(Plan())
     _refuse(options, observed)
     documents = _parse(options, observed)
-    seen = _with_options(_containerd.effective(observed["dump"]), observed["config_path"], documents)
+    seen = _containerd.effective(observed["dump"])
+    if _containerd.release(observed["version"]) < _containerd.DUMP_HAS_OPTIONS:
+        seen = _with_options(seen, observed["config_path"], documents)
     after = _present(options, observed, documents, seen) if options.present else _absent(options, observed, documents)
     rows, changes = _differences(observed, after)
     wrong = [] if rows or not options.present else _containerd.shortcomings(seen, options.wanted())
@@ -96,7 +98,7 @@ def make_plan(options: Options, observed: Json | None) -> Planned:
 
 
 def _with_options(seen: _containerd.Effective, main: str, documents: dict[str, toml.Document]) -> _containerd.Effective:
-    """What a dump says, with runtimes' options from the files where it (containerd 1.4's) leaves them out."""
+    """What a dump says, with runtimes' options from the files where it leaves them out."""
     if not seen.plugin or seen.shows_options():
         return seen
     flat = dict(seen.flat)

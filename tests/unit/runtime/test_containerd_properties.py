@@ -12,7 +12,7 @@ import tomlkit
 from ansible_collections.kubegpu.share.plugins.module_utils import _containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._containerd_plan import MARK, Options, make_plan
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 BINARY = "/usr/bin/nvidia-container-runtime"
@@ -149,7 +149,12 @@ def ours(path: tuple[str, ...]) -> bool:
     )
 
 
+# Options in a section that isn't the one of the file's format, and a dump that has none.
+FOREIGN_OPTIONS = f'version = 2\n[plugins."{NEW}".containerd.runtimes.runc.options]\ngid = 1\n'
+
+
 @settings(max_examples=80)
+@example(FOREIGN_OPTIONS, "2.0.14")
 @given(files(), st.sampled_from(["1.6.20", "1.7.24", "2.0.14", "2.2.9", "2.4.2"]))
 def test_nothing_of_others_is_lost(text: str, release: str) -> None:
     before = {MAIN: text}
