@@ -164,8 +164,13 @@ def binaries(name: str, sysroot: Path | None = None) -> Path:
         except LabError as error:
             raise LabError(f"LAB_BIN: {error}") from None
         return folder
+    return built(tools, sysroot)
+
+
+def built(tools: ToolSet, sysroot: Path | None = None) -> Path:
+    """The folder of the cache with a tool set's binaries, built if need be."""
     go = find_go()
-    target = cache_root() / "bin" / f"{name}-{tools.version}-{key_of(tools, go, sysroot)}"
+    target = cache_root() / "bin" / f"{tools.name}-{tools.version}-{key_of(tools, go, sysroot)}"
     if not target.exists():
         _build(tools, go, target, sysroot)
     return target

@@ -55,6 +55,7 @@ WRITTEN_BY = "# Written by kubegpu.share; what is changed here by hand is writte
 KEY_COMMENT = "# Key: "
 # Which keys rpm got from us: state, not wish, so that it is left out where texts are compared.
 IMPORTED_COMMENT = "# Imported: "
+MADE_COMMENT = "# Made: "
 
 # Of these rpm keeps several versions beside each other.
 INSTALL_ONLY = ("kernel", "kernel-*", "kernel[0-9]*", "gpg-pubkey", "installonlypkg*")
@@ -282,6 +283,8 @@ class RemoveFile:
     path: str
     # What rpm calls the keys that it got from us with this repository.
     imported: tuple[str, ...] = ()
+    # The folders that were made for its key.
+    made: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,28 +430,39 @@ def plan(wanted: PackageSet, seen: Json) -> Plan:
     return Plan((*changes, *plugin, *streams, *packages))
 
 
-def without_imported(text: str) -> str:
-    """A repository's file without its memory of imported keys."""
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(IMPORTED_COMMENT))
+def without_memory(text: str) -> str:
+    """A repository's file without what it remembers of the keys that came with it."""
+    marks = (IMPORTED_COMMENT, MADE_COMMENT)
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(marks))
 
 
 def imported(text: str) -> tuple[str, ...]:
     """Which keys rpm got from us, by a repository's file."""
-    found = [line[len(IMPORTED_COMMENT) :].split() for line in text.splitlines() if line.startswith(IMPORTED_COMMENT)]
+    return _remembered(text, IMPORTED_COMMENT)
+
+
+def made(text: str) -> tuple[str, ...]:
+    """Which folders were made for a repository's key, the outer one first, by the repository's file."""
+    return _remembered(text, MADE_COMMENT)
+
+
+def _remembered(text: str, mark: str) -> tuple[str, ...]:
+    found = [line[len(mark) :].split() for line in text.splitlines() if line.startswith(mark)]
     return tuple(name for names in found for name in names)
 
 
-def with_imported(text: str, names: t.Iterable[str]) -> str:
-    """A repository's file that remembers the keys that rpm got from us."""
-    told = " ".join(names)
-    return text.replace("\n[", f"\n{IMPORTED_COMMENT}{told}\n[", 1) if told else text
+def with_memory(text: str, keys: t.Iterable[str], folders: t.Iterable[str] = ()) -> str:
+    """A repository's file that remembers the keys that rpm got from us, and the folders that were made for them."""
+    lines = [(IMPORTED_COMMENT, " ".join(keys)), (MADE_COMMENT, " ".join(folders))]
+    told = "".join(f"{mark}{words}\n" for mark, words in lines if words)
+    return text.replace("\n[", f"\n{told}[", 1)
 
 
 def _repository_changes(repository: Repository, manager: Manager, rpm: Json) -> list[Change]:
     changes = []
     path = repository.path(manager)
     have = rpm["keys"].get(repository.key_path)
-    text = without_imported(rpm["files"].get(path, ""))
+    text = without_memory(rpm["files"].get(path, ""))
     want = sha256_of(repository.key_text) if repository.key_text else repository.key_sha256
     other_origin = bool(text) and f"{KEY_COMMENT}{repository.key_origin}" not in text.splitlines()
     if have is None or (have != want if want else other_origin):
@@ -618,7 +632,7 @@ def _removals(wanted: PackageSet, manager: Manager, seen: Json) -> t.Iterator[Ch
         path = repository.path(manager)
         if path in rpm["files"]:
             text = rpm["files"][path]
-            yield Change(path, without_imported(text), "", RemoveFile(path, imported(text)))
+            yield Change(path, without_memory(text), "", RemoveFile(path, imported(text), made(text)))
     for repository in wanted.repositories:
         if repository.key_path in rpm["keys"]:
             before = f"key with SHA-256 {rpm['keys'][repository.key_path]}\n"

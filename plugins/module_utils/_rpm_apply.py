@@ -107,11 +107,22 @@ class RpmConcern:
             key = keys.get(key_path) or before[key_path] or ""
             ours = rpm.imported(before[path] or "")
             new = [name for name in rpm_names(key) if name not in seen["rpm"]["imported"] and name not in ours]
-            # Which keys are ours stands in the file before rpm gets them: a run that is killed between forgets nothing.
-            self._system.write(path, rpm.with_imported(repository.text(self._manager), (*ours, *new)))
+            missing = self._missing_folders() if key_path in keys else []
+            folders = list(dict.fromkeys([*rpm.made(before[path] or ""), *missing]))
+            # What is ours stands in the file before it is there: a run that is killed between forgets nothing.
+            self._system.write(path, rpm.with_memory(repository.text(self._manager), (*ours, *new), folders))
             if key_path in keys:
                 self._system.write(key_path, key)
         return before
+
+    def _missing_folders(self) -> list[str]:
+        """Folders that a key makes; SUSE has none of them where nothing else needs them."""
+        return [one for one in (posixpath.dirname(rpm.KEYS), rpm.KEYS) if not self._system.exists(one)]
+
+    def _unmake(self, folders: t.Iterable[str]) -> None:
+        """Remove folders that were made for keys; one that holds anything stays."""
+        for folder in sorted(folders, reverse=True):
+            self._system.run(["rmdir", folder])
 
     def _refresh(self, before: Before, seen: Json) -> None:
         """Try our repositories; if one doesn't work, put back what stood there."""
@@ -121,14 +132,17 @@ class RpmConcern:
                 self._driver.refresh(repository)
         except ShareError:
             # A repository that fails may stop every later run of the package manager on this machine.
+            folders: list[str] = []
             for path, text in before.items():
                 written = self._system.read(path) or ""
                 fresh = [name for name in rpm.imported(written) if name not in rpm.imported(text or "")]
                 self._forget_keys([name for name in fresh if name not in seen["rpm"]["imported"]])
+                folders += [one for one in rpm.made(written) if one not in rpm.made(text or "")]
                 if text is None:
                     self._system.remove(path)
                 else:
                     self._system.write(path, text)
+            self._unmake(folders)
             raise
 
     def _change_packages(
@@ -232,10 +246,7 @@ class RpmConcern:
                 # The file goes last: it is what remembers the keys.
                 self._forget_keys(step.imported)
                 self._system.remove(step.path)
-        if any(isinstance(step, rpm.RemoveFile) and step.path.startswith(f"{rpm.KEYS}/") for step in steps):
-            # SUSE has no such folder of its own; one that holds anything stays.
-            for folder in (rpm.KEYS, posixpath.dirname(rpm.KEYS)):
-                self._system.run(["rmdir", folder])
+        self._unmake({folder for step in steps if isinstance(step, rpm.RemoveFile) for folder in step.made})
         self._remove_lock_plugin()
 
     def _put_locks(self, path: str, text: str, drop: t.Callable[[str], bool]) -> None:

@@ -180,6 +180,32 @@ def test_everything_from_a_bare_machine_then_nothing_then_gone(node):
     assert {path: text for path, text in node.files.items() if text or path in before[0]} == before[0]
 
 
+@pytest.mark.parametrize(
+    ("there", "gone"),
+    [
+        ([], ["rmdir /etc/pki/rpm-gpg", "rmdir /etc/pki"]),
+        (["/etc/pki"], ["rmdir /etc/pki/rpm-gpg"]),
+        (["/etc/pki", "/etc/pki/rpm-gpg"], []),
+    ],
+)
+def test_folders_that_were_made_for_a_key_go_and_others_stay(node, there, gone):
+    node.folders.update(there)
+    node.commands["rmdir"] = Done(0, "", "")
+    go(node)
+    go(node)
+    node.ran.clear()
+    go(node, state="absent")
+    assert [line for line in node.ran if line.startswith("rmdir")] == gone
+
+
+def test_repository_that_fails_leaves_no_folder(node):
+    node.broken = "Cannot download repomd.xml"
+    node.commands["rmdir"] = Done(0, "", "")
+    with pytest.raises(ShareError):
+        go(node)
+    assert [line for line in node.ran if line.startswith("rmdir")] == ["rmdir /etc/pki/rpm-gpg", "rmdir /etc/pki"]
+
+
 def test_yum_goes_back_by_a_command_of_its_own():
     node = RpmMachine("yum")
     go(node, packages=["nvidia-open=590.44"])

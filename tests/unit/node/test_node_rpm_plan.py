@@ -314,8 +314,9 @@ def test_nothing_to_do(manager):
     # Which keys rpm got from us is memory, no drift.
     state = converged(manager)
     ((path, text),) = state["rpm"]["files"].items()
-    state["rpm"]["files"][path] = _rpm.with_imported(text, ["a-b"])
+    state["rpm"]["files"][path] = _rpm.with_memory(text, ["a-b"], ["/etc/pki", "/etc/pki/rpm-gpg"])
     assert _rpm.imported(state["rpm"]["files"][path]) == ("a-b",)
+    assert _rpm.made(state["rpm"]["files"][path]) == ("/etc/pki", "/etc/pki/rpm-gpg")
     assert _rpm.plan(wanted(), state).empty
 
 

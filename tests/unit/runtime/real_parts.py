@@ -97,13 +97,9 @@ def built(name: str) -> Path:
     """
     tools = TOOL_SETS.get(name) or build.SETS[name]
     try:
-        go = build.find_go()
-        target = cache_root() / "bin" / f"{name}-{tools.version}-{build.key_of(tools, go)}"
-        if not target.exists():
-            build._build(tools, go, target)
+        return build.built(tools)
     except (LabError, OSError) as error:
         raise Missing(f"no {name}: {error}") from None
-    return target
 
 
 def version_words(binary: str | Path) -> str:
