@@ -44,6 +44,11 @@ NEWEST_FORMAT = (((2, 3), 4), ((2, 0), 3), ((0, 0), 2))
 EACH_FILE_ITS_FORMAT = (2, 3)
 # 1.4 leaves every runtime's options out of its dump; 1.6 shows them.
 DUMP_HAS_OPTIONS = (1, 6)
+# What has a containerd of its own that only its own file can configure.
+ELSEWHERE = {
+    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
+    "k0s": "/etc/k0s/containerd.d",
+}
 # containerd takes the options' names in any case; "systemdCgroup" is a usual one.
 OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
 # Shims that run what BinaryName says.
@@ -81,6 +86,16 @@ def release(version: str) -> tuple[int, int]:
     """Major and minor of a version; (0, 0) where it can't be told."""
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+
+
+def belongs_to(name: str) -> str:
+    """Why the containerd that comes with k3s, RKE2, microk8s or k0s isn't configured as one by itself, and what is."""
+    if name in ELSEWHERE:
+        return (
+            f"runtime_name: this node's containerd belongs to {name}, which writes its configuration itself; "
+            f"set the default runtime in {ELSEWHERE[name]}"
+        )
+    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
 
 
 def newest_format(release: tuple[int, int]) -> int:

@@ -10,7 +10,13 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted, cri_disabled, effective
+from ansible_collections.kubegpu.share.plugins.module_utils._containerd import (
+    ELSEWHERE,
+    Wanted,
+    belongs_to,
+    cri_disabled,
+    effective,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._containerd_apply import Containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._crio_apply import Crio
 from ansible_collections.kubegpu.share.plugins.module_utils._docker_apply import Docker
@@ -35,12 +41,6 @@ ARGUMENTS: Json = {
     "timeout": {"type": "int", "default": 120},
     "observed": {"type": "dict"},
     "plan": {"type": "dict"},
-}
-
-# What has a containerd of its own that only its own file can configure.
-ELSEWHERE = {
-    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
-    "k0s": "/etc/k0s/containerd.d",
 }
 
 
@@ -84,11 +84,11 @@ def choose(asked: str, present: bool, runtimes: Json, kubelet: Json | None) -> s
     :raises BadInput: the user has to choose.
     """
     containerd = runtimes.get("containerd") or {}
-    elsewhere = ELSEWHERE.get(containerd.get("embedded", ""))
     own = containerd.get("embedded", "")
+    elsewhere = own in ELSEWHERE
     if asked != AUTO:
         if asked == "containerd" and (elsewhere or own in ("k3s", "rke2")) and present:
-            raise BadInput(_embedded(own, elsewhere))
+            raise BadInput(belongs_to(own))
         return asked
     ours = [name for name in RUNTIMES if has_ours(name, runtimes.get(name))]
     if not present and len(ours) == 1:
@@ -99,7 +99,7 @@ def choose(asked: str, present: bool, runtimes: Json, kubelet: Json | None) -> s
     if elsewhere:
         if not present:
             return ""
-        raise BadInput(_embedded(own, elsewhere))
+        raise BadInput(belongs_to(own))
     if kubelet and kubelet.get("endpoint"):
         raise BadInput(
             f"runtime_name: the kubelet uses {kubelet['endpoint']}, which no runtime known here has; "
@@ -131,12 +131,3 @@ def has_ours(name: str, observed: Json | None) -> bool:
         texts = (observed.get("files") or {}).values()
         return bool(observed.get("drop_in")) or any("# kubegpu.share" in text for text in texts)
     return bool(observed.get("ours"))
-
-
-def _embedded(name: str, path: str | None) -> str:
-    if path:
-        return (
-            f"runtime_name: this node's containerd belongs to {name}, which writes its configuration itself; "
-            f"set the default runtime in {path}"
-        )
-    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"

@@ -120,10 +120,7 @@ def _restart_reason(options: Options, observed: Json, changed: bool) -> str:
 
 def _refuse(options: Options, observed: Json) -> None:
     if observed["embedded"]:
-        raise BadInput(
-            f"runtime_name: this node's containerd belongs to {observed['embedded']}, which writes its configuration "
-            "itself; leave runtime_name at auto"
-        )
+        raise BadInput(_containerd.belongs_to(observed["embedded"]))
     if options.present and observed["operator"]:
         raise BadInput(
             "runtime_state: NVIDIA's GPU Operator configures containerd on this node; disable its toolkit "
