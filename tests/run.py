@@ -140,7 +140,8 @@ def lint(count: Count) -> None:
 
 
 def unit(count: Count) -> None:
-    pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider")
+    # Most of them wait for programs that they start; a file's tests share what they made.
+    pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile")
 
 
 @contextmanager
@@ -211,7 +212,7 @@ def main() -> int:
     if "lab" in stages or "molecule" in stages:
         with own_connections(), fresh_lab(count) as up:
             if up and "lab" in stages:
-                pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider")
+                pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider", "-m", "not long")
             if "molecule" in stages:
                 molecule(count, up)
     print(f"{time.monotonic() - started:.0f} s; broken: {len(count.broken) or 'nothing'}", flush=True)
