@@ -4,59 +4,73 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""A user's YAML file under edit: ruamel.yaml keeps comments and order; PyYAML, reading like Kubernetes, judges."""
+"""A user's YAML (or JSON) file under edit: only the characters of what is edited change, all others stay.
+
+PyYAML tells where everything stands, and judges the outcome: it has to mean what it meant, and what was asked for.
+What was added can be taken out again to the byte. For that an empty collection or a null that we fill is written in
+brackets, and the number of blanks that follow the opening one says what was there before.
+"""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
-import io
 import json
 import re
 import typing as t
 
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
-
-try:
-    import ruamel.yaml
-    from ruamel.yaml.constructor import RoundTripConstructor
-    from ruamel.yaml.error import CommentMark
-    from ruamel.yaml.representer import RoundTripRepresenter
-    from ruamel.yaml.tokens import CommentToken
-except ImportError:
-    ruamel = None  # type: ignore[assignment]
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_text import (
+    LIST,
+    MAP,
+    SCALAR,
+    Entry,
+    Node,
+    Repeated,
+    Style,
+    comments,
+    line_end,
+    line_start,
+    parse,
+    readable,
+)
 
 Step = str | int
 Path = tuple[Step, ...]
+
+# What a filled pair of brackets was, by the blanks after the opening one.
+WAS = {1: "", 2: "null", 3: "~", 4: None, 5: "Null", 6: "NULL"}
 
 
 class Document:
     """A YAML file with one mapping under edit.
 
-    :raises BadInput: it isn't that, or (``checked``) is written in a way that can't be edited.
+    :param path: the file's name, for messages.
+    :raises BadInput: it isn't that, or (any other method) is written in a way that can't be edited.
     """
 
     def __init__(self, path: str, text: str) -> None:
-        if ruamel is None:
-            raise ShareError("kube_scheduler needs the Python package ruamel.yaml on the controller")
-        self._file, self._before = path, text
+        self._file, self._before, self._text = path, text, text
+        self._json = _is_json(text)
+        self._line = 1
         try:
             # What is asked for so far.
-            self._asked = _read(text)
-            # ruamel.yaml drops what stands above the document's first line.
-            self._head = re.match(r"(?:(?:[ \t]*(?:#.*)?\n)*---[ \t]*(?:#.*)?\n)?", text)[0]  # type: ignore[index]
-            self._yaml = _round_trip()
-            self._tree = self._yaml.load(text[len(self._head) :])
-        except (yaml.YAMLError, ruamel.yaml.error.YAMLError, ValueError) as error:
+            self._asked = self._read(text)
+            self._was = copy.deepcopy(self._asked)
+            self._tree = parse(text, self._json)
+        except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            above = 0 if isinstance(error, yaml.YAMLError) else self._head.count("\n")
-            line = above + mark.line + 1 if mark else 1
-            raise self._unparsable(line, getattr(error, "problem", None) or error) from error
-        if not isinstance(self._asked, dict):
-            raise self._unparsable(1, "it isn't a mapping")
-        self._yaml.indent(**_indents(self._tree))
+            raise self._unparsable(mark.line + 1 if mark else 1, getattr(error, "problem", None) or error) from error
+        except Repeated as error:
+            raise self._unparsable(_line_of(text, error.at), error) from error
+        except RecursionError as error:
+            raise self._unparsable(1, "it is nested too deeply") from error
+        except (ValueError, TypeError) as error:
+            # A date that there isn't, a mapping as a key.
+            raise self._unparsable(1, error) from error
+        self._comments = _comments(text, self._tree)
+        self._style = Style(text, self._tree, self._json)
 
     def get(self, path: Path) -> t.Any:
         """The value at a path of what is asked for so far, or None."""
@@ -68,80 +82,234 @@ class Document:
                 return None
         return value
 
+    def line(self, path: Path) -> int:
+        """The line where a value's key or item stands, or that of what is nearest above it."""
+        node, at = self._tree, self._tree.start
+        for step in path:
+            entry = node.entry(step)
+            if entry is None:
+                break
+            node, at = entry.value, entry.start
+        return _line_of(self._text, at)
+
     def set(self, path: Path, value: t.Any) -> None:
         """Set what stands under a mapping's key; mappings above it are made."""
         parent, key = path[:-1], path[-1]
-        if parent and not self.get(parent):
+        above = self.get(parent)
+        if not above and parent and not self._has(parent):
             self.set(parent, {key: value})
             return
-        self.get(parent)[key] = copy.deepcopy(value)
         node = self._node(parent)
-        with _added(node):
-            node[key] = self._new(value)
+        if not above:
+            self._fill(parent, node, {key: value})
+            return
+        if not isinstance(above, dict):
+            raise self._unsafe(f"{_written(parent)} isn't a mapping")
+        if key not in above:
+            self._add(node, str(key), value)
+        else:
+            entry = node.entry(key)
+            if entry is None:
+                raise self._unsafe("it comes from a merge key, <<")
+            self._replace(node, entry, value)
+        above[key] = copy.deepcopy(value)
 
     def append(self, path: Path, item: t.Any) -> None:
         """Add an item to the end of a list, which is made where there is none."""
-        if not self.get(path):
+        if not self._has(path):
             self.set(path, [item])
             return
-        self.get(path).append(copy.deepcopy(item))
-        node = self._node(path)
-        with _added(node):
-            node.append(self._new(item))
+        above = self.get(path)
+        if not above:
+            self._fill(path, self._node(path), [item])
+            return
+        if not isinstance(above, list):
+            raise self._unsafe(f"{_written(path)} isn't a list")
+        self._add(self._node(path), None, item)
+        above.append(copy.deepcopy(item))
 
     def delete(self, path: Path) -> None:
-        """Remove a key or a list's item; a list or mapping that it leaves empty goes too."""
+        """Remove a key or a list's item; a list or mapping that it leaves empty goes too, where we made it."""
         parent, key = path[:-1], path[-1]
-        if len(self.get(parent)) == 1 and parent:
-            self.delete(parent)
+        above, node = self.get(parent), self._node(parent)
+        entry = node.entry(key)
+        if entry is None:
+            raise self._unsafe("it comes from a merge key, <<")
+        if len(above) == 1 and (parent or node.flow):
+            self._empty(parent, node, entry)
             return
-        node = self._node(parent)
-        number = _keys(node).index(key)
-        if number and _block(node):
-            _hand_on(_last_line(node, number), _last_line(node, number - 1))
-        del self.get(parent)[key], node[key]
+        self._remove(node, node.entries.index(entry))
+        del above[key]
 
     def checked(self) -> str:
         """The edited text, known to hold what it held and what was asked for, and nothing else."""
-        if self._asked == _read(self._before):
+        if self._asked == self._was:
             return self._before
-        if _is_json(self._before):
-            indent = re.match(r"\s*\{\r?\n( *)", self._before)
-            text = json.dumps(self._asked, ensure_ascii=False, indent=len(indent[1]) if indent else None)
-            return text + ("\n" if self._before.endswith("\n") else "")
-        stream = io.StringIO()
-        self._yaml.dump(self._tree, stream)
-        text = self._head + stream.getvalue()
-        try:
-            held = _read(text) == self._asked
-        except yaml.YAMLError:
-            held = False
-        wrong = "" if held else "the edit would have changed more than it should"
-        if _comments(self._before) - _comments(text):
-            wrong = wrong or "a comment would be lost"
-        if wrong:
-            raise BadInput(
-                f"{self._file} is written in a way that can't be edited safely ({wrong}); it is left as it is"
-            )
-        return text
+        held = self._read(self._text) == self._asked
+        if not held:
+            raise self._unsafe("the edit would have changed more than it should")
+        if self._comments - _comments(self._text, self._tree):
+            raise self._unsafe("a comment would be lost")
+        return self._text
 
-    def _node(self, path: Path) -> t.Any:
+    # ----------------------------------------------------------------- edits
+
+    def _add(self, node: Node, key: str | None, value: t.Any) -> None:
+        """Put an entry behind the last one of a mapping or list that has some."""
+        last = node.entries[-1]
+        if node.flow:
+            new = self._style.flow_entry(self._text, node, key, value)
+            self._splice(last.end, last.end, self._style.separator(self._text, node) + new)
+            return
+        lines = self._style.block_entry(self._text, node, key, value)
+        at = line_end(self._text, last.end)
+        self._splice(at, at, "".join(self._style.newline + line for line in lines))
+
+    def _fill(self, path: Path, node: Node, value: dict[Step, t.Any] | list[t.Any]) -> None:
+        """Put the first entry into an empty pair of brackets, or in the place of a null."""
+        opening, closing = "[]" if isinstance(value, list) else "{}"
+        inner = self._style.flow(value)[1:-1]
+        if node.kind in (MAP, LIST):
+            self._splice(node.start + 1, node.start + 1, f" {inner} ")
+        else:
+            word = self._text[node.start : node.end] or None
+            blanks = next((blanks for blanks, was in WAS.items() if was == word), 2)
+            before = " " if word is None else ""
+            new = f"{before}{opening}{' ' * blanks}{inner} {closing}"
+            self._splice(node.start, node.end, new)
+        if path:
+            self.get(path[:-1])[path[-1]] = copy.deepcopy(value)
+        else:
+            self._asked = copy.deepcopy(value)
+
+    def _empty(self, path: Path, node: Node, last: Entry) -> None:
+        """Take a collection's only entry out, and the collection where it isn't one that we filled."""
+        blanks = 0
+        if node.flow:
+            blanks = len(self._text[node.start + 1 : last.start])
+            blanks = 0 if self._text[node.start + 1 : last.start].strip(" ") else blanks
+        if blanks not in WAS:
+            if path:
+                self.delete(path)
+            else:
+                self._splice(node.start + 1, node.end - 1, "")
+                self._asked.clear()
+            return
+        was = WAS[blanks]
+        if was == "":
+            after = self._text[last.end : node.end - 1]
+            self._splice(node.start + 1, node.end - 1, after[1:] if after.startswith(" ") else after)
+        elif was is None:
+            self._splice(node.start - 1, node.end, "")
+        else:
+            self._splice(node.start, node.end, was)
+        left: t.Any = ({} if node.kind == MAP else []) if was == "" else None
+        if path:
+            self.get(path[:-1])[path[-1]] = left
+        else:
+            self._asked = left
+
+    def _replace(self, node: Node, entry: Entry, value: t.Any) -> None:
+        old = entry.value
+        if not node.flow and old.kind in (MAP, LIST) and not old.flow:
+            lines = self._style.block_value(self._text, node, value)
+            self._splice(entry.key_end, old.end, lines)
+            return
+        new = self._style.scalar_like(self._text, old, value)
+        if old.start == old.end:
+            colon = ":" in self._text[entry.start : old.start] or entry.key is None
+            new = (" " if colon else ": ") + new
+        self._splice(old.start, old.end, new)
+
+    def _remove(self, node: Node, number: int) -> None:
+        """Take out one of several entries."""
+        entry = node.entries[number]
+        following = node.entries[number + 1] if number + 1 < len(node.entries) else None
+        if node.flow:
+            self._remove_flow(node, number)
+            return
+        start, end = line_start(self._text, entry.start), line_end(self._text, entry.end)
+        if self._text[start : entry.start].strip():
+            # It shares its line with the dash above it.
+            if following is None:
+                raise self._unsafe("it shares its line with something else")
+            self._splice(entry.start, following.start, "")
+            return
+        # Comments on lines of their own stay.
+        kept = "".join(self._style.newline + one for one in comments(self._text, self._tree, start, end))
+        if start:
+            before = start - (2 if self._text[:start].endswith("\r\n") else 1)
+            self._splice(before, end, kept)
+        else:
+            skipped = re.match(r"\r\n|\n|", self._text[end:])
+            self._splice(0, end + (skipped.end() if skipped and not kept else 0), kept.lstrip("\r\n"))
+
+    def _remove_flow(self, node: Node, number: int) -> None:
+        entry = node.entries[number]
+        if number:
+            before = node.entries[number - 1].end
+            if "#" not in self._text[before : entry.start]:
+                self._splice(before, entry.end, "")
+                return
+        if number + 1 < len(node.entries):
+            after = node.entries[number + 1].start
+            if "#" not in self._text[entry.end : after]:
+                self._splice(entry.start, after, "")
+                return
+        self._splice(entry.start, entry.end, "")
+
+    def _splice(self, start: int, end: int, new: str) -> None:
+        self._line = _line_of(self._text, start)
+        text = self._text[:start] + new + self._text[end:]
+        try:
+            self._tree = parse(text, self._json)
+        except (yaml.YAMLError, Repeated, RecursionError) as error:
+            raise self._unsafe("the edit would break it") from error
+        self._text = text
+
+    # ----------------------------------------------------------------- places
+
+    def _has(self, path: Path) -> bool:
+        above = self.get(path[:-1])
+        if isinstance(above, list):
+            return isinstance(path[-1], int) and path[-1] < len(above)
+        return isinstance(above, dict) and path[-1] in above
+
+    def _node(self, path: Path) -> Node:
         node = self._tree
         for step in path:
-            node = node[step]
+            self._line = _line_of(self._text, node.start)
+            entry = node.entry(step)
+            if entry is None:
+                raise self._unsafe(f"{_written(path)} comes from a merge key, <<")
+            node = entry.value
+            self._line = _line_of(self._text, entry.start)
+            if node.kind not in (MAP, LIST, SCALAR):
+                raise self._unsafe(f"{_written(path)} is an alias")
         return node
 
-    def _new(self, value: t.Any) -> t.Any:
-        """A value as PyYAML would write it: with quotes where YAML 1.1 needs them."""
-        return self._yaml.load(yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=1 << 20))
+    def _read(self, text: str) -> t.Any:
+        """By way of JSON, like Kubernetes: an anchor's copies are values of their own."""
+        if self._json:
+            return json.loads(text)
+        first, *others = [*yaml.safe_load_all(readable(text)), None]
+        if any(one is not None for one in others):
+            second = re.search(r"(?m)^---(?=\s).*(?:\r?\n)+(?!\s*$)", text[1:])
+            raise self._unparsable(_line_of(text, 1 + second.start()) if second else 1, "it holds several documents")
+        if not isinstance(first, dict):
+            raise self._unparsable(1, "it isn't a mapping")
+        return json.loads(json.dumps(first, default=str))
+
+    # ----------------------------------------------------------------- messages
 
     def _unparsable(self, line: int, reason: t.Any) -> BadInput:
         return BadInput(f"{self._file}, line {line}, can't be parsed ({reason}); it is left as it is")
 
-
-def _read(text: str) -> t.Any:
-    """By way of JSON, like Kubernetes: an anchor's copies are values of their own."""
-    return json.loads(json.dumps(yaml.safe_load(text), default=str))
+    def _unsafe(self, reason: str) -> BadInput:
+        return BadInput(
+            f"{self._file}, line {self._line}, is written in a way that can't be edited safely ({reason}); "
+            "it is left as it is"
+        )
 
 
 def _is_json(text: str) -> bool:
@@ -152,89 +320,13 @@ def _is_json(text: str) -> bool:
         return False
 
 
-def _comments(text: str) -> collections.Counter[str]:
-    return collections.Counter(re.findall(r"(?m)^[ \t]*(#.*?)[ \t]*$", text))
+def _comments(text: str, tree: Node) -> collections.Counter[str]:
+    return collections.Counter(one.strip() for one in comments(text, tree))
 
 
-def _round_trip() -> t.Any:
-    """ruamel.yaml's parser and writer; nulls and booleans, too, stay as they are written."""
-
-    class Constructor(RoundTripConstructor):
-        pass
-
-    class Representer(RoundTripRepresenter):
-        pass
-
-    for kind in ("null", "bool"):
-        tag = f"tag:yaml.org,2002:{kind}"
-        written = type(kind, (str,), {"tag": tag})
-        Constructor.add_constructor(tag, lambda _self, node, written=written: written(node.value))
-        Representer.add_representer(written, lambda self, value: self.represent_scalar(value.tag, str(value)))
-    document = ruamel.yaml.YAML(typ="rt")
-    document.Constructor, document.Representer = Constructor, Representer
-    document.preserve_quotes, document.width = True, 1 << 20
-    document.brace_single_entry_mapping_in_flow_sequence = True
-    return document
+def _line_of(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
 
 
-def _keys(node: t.Any) -> list[t.Any]:
-    return list(node) if isinstance(node, dict) else list(range(len(node)))
-
-
-def _block(node: t.Any) -> bool:
-    return hasattr(node, "fa") and bool(node) and not node.fa.flow_style()
-
-
-def _indents(tree: t.Any) -> dict[str, int]:
-    """The indentation that is used most: of mappings, of lists' items, and of their dashes."""
-    mappings: collections.Counter[int] = collections.Counter()
-    lists: collections.Counter[tuple[int, int]] = collections.Counter()
-
-    def walk(node: t.Any) -> None:
-        for key, inner in ((key, node[key]) for key in _keys(node) if _block(node[key])):
-            # What has an anchor begins there, on its key's line.
-            if hasattr(node, "keys") and inner.lc.line > node.lc.key(key)[0]:
-                offset = inner.lc.col - node.lc.col
-                if hasattr(inner, "keys"):
-                    mappings[offset] += 1
-                else:
-                    lists[inner.lc.item(0)[1] - node.lc.col, offset] += 1
-            walk(inner)
-
-    walk(tree)
-    [(mapping, _count)] = mappings.most_common(1) or [(2, 0)]
-    [((sequence, offset), _count)] = lists.most_common(1) or [((2, 0), 0)]
-    return {"mapping": mapping, "sequence": sequence, "offset": offset}
-
-
-# ruamel.yaml hangs comments on the scalar above them; here they stay with what they stand above.
-
-Line = tuple[list[t.Any], int]
-
-
-def _last_line(node: t.Any, number: int = -1) -> Line:
-    """Where the comment lies that follows a node's entry."""
-    key = _keys(node)[number]
-    if _block(node[key]):
-        return _last_line(node[key])
-    return node.ca.items.setdefault(key, [None, None, None, None]), 2 if isinstance(node, dict) else 0
-
-
-def _hand_on(old: Line, new: Line) -> None:
-    """Move the comments on the lines below one entry to those below another."""
-    (above, old_slot), (after, new_slot) = old, new
-    beside, _feed, below = above[old_slot].value.partition("\n") if above[old_slot] else ("", "", "")
-    if below and above is not after:
-        mark = above[old_slot].start_mark
-        above[old_slot] = CommentToken(beside + "\n", mark, None) if beside else None
-        there = after[new_slot] or CommentToken("\n", CommentMark(0), None)
-        after[new_slot] = CommentToken(there.value + below, there.start_mark, None)
-
-
-@contextlib.contextmanager
-def _added(node: t.Any) -> t.Iterator[None]:
-    """Comments below a mapping or list stay below what is added to its end."""
-    before = _last_line(node) if _block(node) else None
-    yield
-    if before is not None:
-        _hand_on(before, _last_line(node))
+def _written(path: Path) -> str:
+    return ".".join(str(step) for step in path) or "it"

@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
+import typing as t
+
 
 def kubeadm(minor: int) -> str:
     """The manifest of kubeadm 1.``minor``, byte for byte in its style."""
     registry = "registry.k8s.io" if minor >= 25 else "k8s.gcr.io"
-    live, port = ("/livez", "10259") if minor >= 32 else ("/healthz", "10259")
-    if minor >= 34:
-        port = "probe-port"
+    port = "probe-port" if minor >= 34 else "10259"
 
-    def probe(path: str) -> str:
-        return f"""      failureThreshold: 8
-      httpGet:
-        host: 127.0.0.1
-        path: {path}
-        port: {port}
-        scheme: HTTPS
-      initialDelaySeconds: 10
-      periodSeconds: 10
-      timeoutSeconds: 15
-"""
+    def probe(path: str, failures: int, seconds: t.Mapping[str, int]) -> str:
+        lines = [f"failureThreshold: {failures}", "httpGet:", "  host: 127.0.0.1", f"  path: {path}", f"  port: {port}"]
+        lines += ["  scheme: HTTPS", *(f"{name}Seconds: {number}" for name, number in seconds.items())]
+        return "".join(f"      {line}\n" for line in lines)
 
     lines = ["apiVersion: v1", "kind: Pod", "metadata:"]
     lines += [] if minor >= 34 else ["  creationTimestamp: null"]
@@ -35,25 +28,29 @@ def kubeadm(minor: int) -> str:
         "    - --kubeconfig=/etc/kubernetes/scheduler.conf",
         "    - --leader-elect=true",
     ]
-    lines += ["    - --port=0"] if minor < 23 else []
+    lines += ["    - --port=0"] if 19 <= minor < 23 else []
     lines += [
         f"    image: {registry}/kube-scheduler:v1.{minor}.3",
         "    imagePullPolicy: IfNotPresent",
         "    livenessProbe:",
     ]
-    text = "\n".join(lines) + "\n" + probe(live) + "    name: kube-scheduler\n"
+    live = "/livez" if minor >= 32 else "/healthz"
+    usual = {"initialDelay": 10, "period": 10, "timeout": 15} if minor >= 19 else {"initialDelay": 15, "timeout": 15}
+    text = "\n".join(lines) + "\n" + probe(live, 8, usual) + "    name: kube-scheduler\n"
     if minor >= 34:
         text += "    ports:\n    - containerPort: 10259\n      name: probe-port\n      protocol: TCP\n"
     if minor >= 32:
-        text += "    readinessProbe:\n" + probe("/readyz")
-    text += "    resources:\n      requests:\n        cpu: 100m\n    startupProbe:\n" + probe(live)
+        text += "    readinessProbe:\n" + probe("/readyz", 3, {"period": 1, "timeout": 15})
+    text += "    resources:\n      requests:\n        cpu: 100m\n"
+    text += "    startupProbe:\n" + probe(live, 24, usual) if minor >= 19 else ""
     text += """    volumeMounts:
     - mountPath: /etc/kubernetes/scheduler.conf
       name: kubeconfig
       readOnly: true
   hostNetwork: true
-  priorityClassName: system-node-critical
 """
+    text += "  priority: 2000001000\n" if minor >= 27 else ""
+    text += f"  priorityClassName: system-{'node' if minor >= 20 else 'cluster'}-critical\n"
     text += "  securityContext:\n    seccompProfile:\n      type: RuntimeDefault\n" if minor >= 22 else ""
     return (
         text

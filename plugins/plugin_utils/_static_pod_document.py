@@ -1,0 +1,218 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""A static pod's manifest under edit: one flag, one mounted folder and one annotation, nothing else."""
+
+from __future__ import annotations
+
+import posixpath
+import typing as t
+
+from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
+from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document, Path, Step
+
+Json = dict[str, t.Any]
+
+CONTAINER = "kube-scheduler"
+VOLUME = "kubegpu-share"
+ANNOTATION = "kubegpu.share/scheduler-config-sha256"
+ANNOTATIONS: Path = ("metadata", "annotations")
+LIVEZ_SINCE = 31
+# Flags by which kube-scheduler is told of a file of ours.
+FLAGS = ("config", "policy-config-file")
+SHELLS = ("sh", "bash", "ash", "dash", "busybox")
+
+MOUNT: Json = {"mountPath": cp.FOLDER, "name": VOLUME, "readOnly": True}
+# A folder, so that a new file in it is seen, and one that has to exist, so that a mistake shows.
+HOST_FOLDER: Json = {"hostPath": {"path": cp.FOLDER, "type": "Directory"}, "name": VOLUME}
+
+
+class StaticPod:
+    """kube-scheduler's manifest under edit.
+
+    :param path: the manifest's file, for messages.
+    :raises BadInput: it can't be edited; it is left as it is.
+    """
+
+    def __init__(self, text: str, path: str = cp.MANIFEST) -> None:
+        self._file = path
+        self._document = Document(path, text)
+        if self._document.get(("kind",)) != "Pod":
+            raise self._refused(
+                ("kind",), f"is a {self._document.get(('kind',)) or 'mapping without a kind'}, not a Pod"
+            )
+        self._demand(dict, ("metadata",), ANNOTATIONS, ("spec",))
+        self._demand(list, ("spec", "containers"), ("spec", "volumes"), of=dict)
+        self._container: Path = ("spec", "containers", self._find())
+        self._demand(list, *((*self._container, name) for name in ("command", "args")), of=(str, int, float))
+        self._demand(list, (*self._container, "volumeMounts"), of=dict)
+
+    def _find(self) -> int:
+        containers = self._document.get(("spec", "containers")) or []
+        found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
+        if len(found) != 1:
+            number = f"{len(found)} containers" if found else "no container"
+            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}")
+        return found[0]
+
+    def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
+        for path in paths:
+            value = self._document.get(path)
+            if value is None:
+                continue
+            name = ".".join(str(step) for step in path)
+            if not isinstance(value, kind):
+                raise self._refused(
+                    path, f"has something else than a {'list' if kind is list else 'mapping'} as {name}"
+                )
+            for number, one in enumerate(value if isinstance(value, list) else []):
+                if not isinstance(one, of):
+                    what = "mappings" if of is dict else "words"
+                    raise self._refused((*path, number), f"has something else than {what} in {name}")
+
+    def _refused(self, path: Path, reason: str) -> BadInput:
+        return BadInput(f"{self._file}, line {self._document.line(path)}, {reason}; it is left as it is")
+
+    @property
+    def image(self) -> str:
+        return str(self._get("image") or "")
+
+    def _get(self, *steps: Step) -> t.Any:
+        return self._document.get((*self._container, *steps))
+
+    def _flag_list(self) -> str:
+        """Which list of the container a flag is added to: args where there are any, as they follow the command.
+
+        :raises BadInput: neither would reach kube-scheduler.
+        """
+        command = [str(word) for word in self._get("command") or []]
+        if command and posixpath.basename(command[0]) in SHELLS:
+            raise self._refused(
+                (*self._container, "command"),
+                f"starts kube-scheduler by way of {command[0]}, whose words can't be edited safely",
+            )
+        # Without a command the image has one, which a command of ours would replace.
+        return "args" if self._get("args") or not command else "command"
+
+    def flags(self) -> dict[str, str]:
+        words = _words(self._get())
+        found: dict[str, str] = {}
+        for number, word in enumerate(words):
+            if not word.startswith("--"):
+                continue
+            name, equals, value = word[2:].partition("=")
+            following = words[number + 1] if number + 1 < len(words) else "--"
+            # kube-scheduler takes one for the other.
+            found[name.replace("_", "-")] = value if equals or following.startswith("-") else following
+        return found
+
+    def host_path(self, path: str) -> str:
+        """The file on the machine behind a path in the container.
+
+        :raises BadInput: it isn't on the machine.
+        """
+        volumes = {one.get("name"): one for one in self._document.get(("spec", "volumes")) or []}
+        mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
+        path = posixpath.normpath(path)
+        for mount in mounts:
+            folder = posixpath.normpath(str(mount.get("mountPath")))
+            if path == folder or path.startswith(folder.rstrip("/") + "/"):
+                host = (volumes.get(mount.get("name"), {}).get("hostPath") or {}).get("path")
+                if host and "subPathExpr" not in mount:
+                    return posixpath.normpath(f"{host}/{mount.get('subPath') or ''}/{path[len(folder) :]}")
+                break
+        words = [
+            (self._document.line((*self._container, name, number)), str(word))
+            for name in ("command", "args")
+            for number, word in enumerate(self._get(name) or [])
+            if path in str(word)
+        ]
+        line, word = (words or [(1, path)])[0]
+        raise BadInput(
+            f"scheduler_mode: {self._file}, line {line}: kube-scheduler's {word} isn't in a folder of this machine "
+            "(hostPath)"
+        )
+
+    # ----------------------------------------------------------------- ours in it
+
+    def annotated(self) -> bool:
+        return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
+
+    def annotate(self, sha256: str) -> None:
+        if (self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) != sha256:
+            self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
+
+    def mount(self, flag: str = f"--config={cp.CONFIG}") -> None:
+        """Have our folder in the container, and among its flags ours, which names a file in that folder.
+
+        :raises BadInput: another volume has that folder's place.
+        """
+        flags = (*self._container, self._flag_list())
+        if flag not in _words(self._get()):
+            self._document.append(flags, flag)
+        mounts = (*self._container, "volumeMounts")
+        for number, one in enumerate(self._get("volumeMounts") or []):
+            if posixpath.normpath(str(one.get("mountPath"))) == cp.FOLDER and one.get("name") != VOLUME:
+                raise self._refused(
+                    (*mounts, number), f"mounts {one.get('name')} at {cp.FOLDER}, where our folder belongs"
+                )
+        self._one(mounts, MOUNT)
+        self._one(("spec", "volumes"), HOST_FOLDER)
+
+    def _one(self, path: Path, item: Json) -> None:
+        there = self._numbers(path)
+        if len(there) == 1 and self._document.get((*path, there[0])) == item:
+            return
+        for number in reversed(there):
+            self._document.delete((*path, number))
+        self._document.append(path, item)
+
+    def _numbers(self, path: Path) -> list[int]:
+        return [n for n, one in enumerate(self._document.get(path) or []) if one.get("name") == VOLUME]
+
+    def restore(self) -> None:
+        """Take out all that is ours: each flag that names a file of our folder, the folder, the annotation."""
+        ours = tuple(f"--{name}={cp.FOLDER}/" for name in FLAGS)
+        for name in ("command", "args"):
+            words = [str(word) for word in self._get(name) or []]
+            for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
+                self._document.delete((*self._container, name, number))
+        for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
+            for number in reversed(self._numbers(path)):
+                self._document.delete((*path, number))
+        if self.annotated():
+            self._document.delete((*ANNOTATIONS, ANNOTATION))
+
+    def done(self) -> str:
+        return self._document.checked()
+
+    # ----------------------------------------------------------------- health
+
+    def urls(self, version: str | None) -> tuple[str, ...]:
+        """Where kube-scheduler tells that it is healthy; the manifest's own probes know address and port best."""
+        asked = self._get("livenessProbe", "httpGet") or {}
+        flags = self.flags()
+        address = str(asked.get("host") or flags.get("bind-address") or "127.0.0.1")
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        port = asked.get("port") or flags.get("secure-port") or 10259
+        if isinstance(port, str) and not port.isdigit():
+            ports = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}
+            port = ports.get(port) or 10259
+        scheme = str(asked.get("scheme") or "HTTPS").lower()
+        base = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
+        try:
+            minor = config.minor_of(self.image, version)
+        except BadInput:
+            minor = 0
+        paths = ("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)
+        return tuple(base + path for path in paths)
+
+
+def _words(container: Json) -> list[str]:
+    lists = [container.get(name) for name in ("command", "args")]
+    return [str(word) for one in lists if isinstance(one, list) for word in one]

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The task ``kubeadm_config`` as a play runs it, over a real API server; and against somebody who is quicker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import real_kubeadm
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as action
+from ansible_collections.kubegpu.share.plugins.module_utils import _kubeadm_config as module
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from real_apiserver import ApiServer, api_server
+from test_kubeadm_config import USERS_LIST, FakeKube, stored
+
+__all__ = ["api_server"]
+
+Json = dict[str, t.Any]
+
+ROOT = Path(__file__).resolve().parents[3]
+PATH = "/api/v1/namespaces/kube-system/configmaps"
+TEXT = stored("v1beta4", "v1.36.3", USERS_LIST)
+
+STEPS: list[tuple[str, Json, bool]] = [
+    ("nothing there", {}, False),
+    ("make", {}, False),
+    ("look", {}, True),
+    ("add", {}, False),
+    ("again", {}, False),
+    ("look back", {"state": "absent"}, True),
+    ("take", {"state": "absent"}, False),
+    ("taken", {"state": "absent"}, False),
+]
+
+
+@pytest.fixture(scope="module")
+def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
+    """All steps in one play; what each returned, and the ConfigMap's text after it."""
+    folder = tmp_path_factory.mktemp("kubeadm")
+    (folder / "map.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "kubeadm-config", "namespace": "kube-system"},
+                "data": {module.KEY: TEXT, "other": "stays"},
+            }
+        )
+    )
+    kubectl = f"{api_server.programs['kubectl']} --kubeconfig={api_server.kubeconfig} --namespace=kube-system"
+    tasks: list[Json] = []
+    for number, (name, arguments, check) in enumerate(STEPS):
+        if name == "make":
+            tasks.append(
+                {"ansible.builtin.command": f"{kubectl} create -f {folder}/map.yaml", "register": f"r{number}"}
+            )
+        else:
+            options = {"kubeconfig": str(api_server.kubeconfig), **arguments}
+            tasks.append(
+                {"kubegpu.share.kubeadm_config": options, "check_mode": check, "diff": True, "register": f"r{number}"}
+            )
+        look = f"{kubectl} get configmap kubeadm-config --ignore-not-found -o json"
+        tasks.append({"ansible.builtin.command": look, "register": f"m{number}", "check_mode": False})
+    names = ", ".join(f"'r{n}': r{n}, 'm{n}': m{n}" for n in range(len(STEPS)))
+    told = {"content": f"{{{{ {{ {names} }} | to_json }}}}", "dest": str(folder / "told.json")}
+    tasks.append({"ansible.builtin.copy": told, "check_mode": False})
+    variables = {"ansible_python_interpreter": sys.executable}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables, "tasks": tasks}
+    (folder / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", str(folder / "play.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_LOCAL_TEMP": str(folder)},
+    )
+    api_server.ask("DELETE", f"{PATH}/kubeadm-config")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((folder / "told.json").read_text())
+    steps = {}
+    for number, (name, *_more) in enumerate(STEPS):
+        shown = told[f"m{number}"]["stdout"]
+        steps[name] = {"result": told[f"r{number}"], "map": json.loads(shown) if shown else None}
+    return steps
+
+
+def test_a_cluster_that_kubeadm_didnt_make(played: dict[str, Json]) -> None:
+    result = played["nothing there"]["result"]
+    assert not result["changed"] and not result["kept"] and played["nothing there"]["map"] is None
+    assert result["reason"] == "ConfigMap kube-system/kubeadm-config isn't there"
+
+
+def test_a_look_changes_nothing_and_tells_the_truth(played: dict[str, Json]) -> None:
+    for look, real in (("look", "add"), ("look back", "take")):
+        assert played[look]["result"]["changed"]
+        assert played[look]["result"]["diff"] == played[real]["result"]["diff"]
+    assert played["look"]["map"] == played["make"]["map"]
+    assert played["look back"]["map"] == played["again"]["map"]
+
+
+def test_added_once(played: dict[str, Json], tmp_path: Path) -> None:
+    [diff] = played["add"]["result"]["diff"]
+    text = played["add"]["map"]["data"][module.KEY]
+    assert diff["before"] == TEXT and diff["after"] == text != TEXT
+    assert played["add"]["result"]["kept"]
+    assert played["add"]["map"]["data"]["other"] == "stays"
+    assert real_kubeadm.complaint(text, tmp_path) == ""
+    assert not played["again"]["result"]["changed"] and played["again"]["map"] == played["add"]["map"]
+
+
+def test_taken_out_to_the_byte(played: dict[str, Json]) -> None:
+    assert played["take"]["result"]["changed"] and not played["take"]["result"]["kept"]
+    assert played["take"]["map"]["data"] == {module.KEY: TEXT, "other": "stays"}
+    assert not played["taken"]["result"]["changed"] and played["taken"]["map"] == played["take"]["map"]
+
+
+# --------------------------------------------------------------------------- somebody else
+
+
+def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> Json:
+    task = SimpleNamespace(args=arguments, check_mode=check, async_val=0, action="x", diff=False)
+    one = action.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
+
+    def execute(module_args: Json, task_vars: t.Any) -> Json:
+        try:
+            return module.work({"plan": None, **module_args}, t.cast(t.Any, kube))
+        except ShareError as error:
+            return {"failed": True, "msg": str(error)}
+
+    one._execute_module = execute
+    done: Json = one.run(task_vars={})
+    return done
+
+
+def test_what_somebody_else_wrote_meanwhile_stays() -> None:
+    kube = FakeKube(TEXT)
+    theirs = iter([TEXT.replace("clusterName: kubernetes", "clusterName: second")])
+
+    def meanwhile() -> None:
+        for text in theirs:
+            kube.change(text)
+
+    kube.meanwhile = meanwhile
+    done = act(kube)
+    assert done["changed"] and not done.get("failed")
+    assert kube.map is not None and "clusterName: second" in kube.map["data"][module.KEY]
+    [diff] = done["diff"]
+    assert diff["after"] == kube.map["data"][module.KEY] and "clusterName: second" in diff["before"]
+
+
+def test_somebody_else_did_it() -> None:
+    kube, other = FakeKube(TEXT), FakeKube(TEXT)
+    act(other)
+    assert other.map is not None
+    text = other.map["data"][module.KEY]
+    kube.meanwhile = lambda: kube.change(text)
+    assert not act(kube)["changed"]
+
+
+def test_it_doesnt_go_on_for_ever() -> None:
+    kube = FakeKube(TEXT)
+    kube.meanwhile = lambda: kube.change(f"{kube.map['data'][module.KEY]}# more\n" if kube.map else "")
+    done = act(kube)
+    assert done["failed"] and "changed by somebody else 5 times in a row; nothing was written" in done["msg"]
+
+
+def test_refusals_are_told() -> None:
+    kube = FakeKube(TEXT)
+    kube.refusal = ShareError("its user may not do this")
+    assert act(kube)["msg"] == "its user may not do this"
+    assert not act(kube, check=True).get("failed")
+    done = act(FakeKube(TEXT.replace("v1beta4", "v1alpha1")))
+    assert done["failed"] and "holds a kubeadm.k8s.io/v1alpha1" in done["msg"]

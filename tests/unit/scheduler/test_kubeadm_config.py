@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kubeadm's own configuration and its patches: judged by the real kubeadm, which renders the manifest from them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import typing as t
+from pathlib import Path
+
+import manifests
+import pytest
+import real_kubeadm
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils import _kubeadm_config as kubeadm_config
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _kubeadm_plan as kubeadm
+from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import (
+    ANNOTATION,
+    HOST_FOLDER,
+    MOUNT,
+    VOLUME,
+    StaticPod,
+)
+
+Json = dict[str, t.Any]
+
+FLAG = f"--config={cp.CONFIG}"
+SHA256 = "ab" * 32
+OURS = {
+    "name": VOLUME,
+    "hostPath": cp.FOLDER,
+    "mountPath": cp.FOLDER,
+    "readOnly": True,
+    "pathType": "Directory",
+}
+
+
+def stored(version: str, kubernetes: str, scheduler: str = "scheduler: {}\n") -> str:
+    """What kubeadm stores of a cluster; sorted, with everything that has a default."""
+    listed = version == "v1beta4"
+    arguments = (
+        "  - name: authorization-mode\n    value: Node,RBAC\n" if listed else "    authorization-mode: Node,RBAC\n"
+    )
+    dns = "dns:\n  type: CoreDNS\n" if version in ("v1beta1", "v1beta2") else "dns: {}\n"
+    return (
+        f"apiServer:\n  extraArgs:\n{arguments}{'' if listed else '  timeoutForControlPlane: 4m0s' + chr(10)}"
+        f"apiVersion: kubeadm.k8s.io/{version}\ncertificatesDir: /etc/kubernetes/pki\nclusterName: kubernetes\n"
+        f"controllerManager: {{}}\n{dns}etcd:\n  local:\n    dataDir: /var/lib/etcd\n"
+        f"imageRepository: registry.k8s.io\nkind: ClusterConfiguration\nkubernetesVersion: {kubernetes}\n"
+        "networking:\n  dnsDomain: cluster.local\n  podSubnet: 10.244.0.0/16\n  serviceSubnet: 10.96.0.0/12\n"
+        f"{scheduler}"
+    )
+
+
+USERS_MAP = """\
+scheduler:
+  extraArgs:
+    bind-address: 0.0.0.0 # for the metrics
+    profiling: "false"
+  extraVolumes:
+  - hostPath: /etc/ssl/scheduler
+    mountPath: /etc/ssl/scheduler
+    name: tls
+"""
+USERS_LIST = """\
+scheduler:
+  extraArgs:
+  - name: v
+    value: "2"
+  # twice is allowed here
+  - {name: vmodule, value: a=1}
+  extraVolumes: []
+"""
+
+FORMS = [
+    ("v1beta1", "v1.17.3", "scheduler: {}\n", "policy-config-file"),
+    ("v1beta2", "v1.18.20", "scheduler: {}\n", "policy-config-file"),
+    ("v1beta2", "v1.20.5", "scheduler: {}\n", "config"),
+    ("v1beta2", "v1.21.1", USERS_MAP, "config"),
+    ("v1beta2", "v1.21.1", "", "config"),
+    ("v1beta3", "v1.25.0", "scheduler:\n  extraArgs: {}\n", "config"),
+    ("v1beta3", "v1.36.3", "scheduler: {}\n", "config"),
+    ("v1beta3", "v1.36.3", USERS_MAP, "config"),
+    ("v1beta4", "v1.36.3", "scheduler: {}\n", "config"),
+    ("v1beta4", "v1.36.3", USERS_LIST, "config"),
+    ("v1beta4", "v1.36.3", "scheduler: null\n", "config"),
+    ("v1beta4", "v1.31.0", "", "config"),
+]
+
+
+@pytest.mark.parametrize(("version", "kubernetes", "scheduler", "flag"), FORMS)
+def test_each_form(version: str, kubernetes: str, scheduler: str, flag: str) -> None:
+    text = stored(version, kubernetes, scheduler)
+    done = kubeadm.cluster_configuration(text, present=True)
+    assert done.kept and not done.reason
+    before, after = yaml.safe_load(text), yaml.safe_load(done.text)
+    given = after["scheduler"]["extraArgs"]
+    file = cp.POLICY if flag == "policy-config-file" else cp.CONFIG
+    if version == "v1beta4":
+        assert given.pop() == {"name": flag, "value": file}
+    else:
+        assert given.pop(flag) == file
+    assert after["scheduler"]["extraVolumes"].pop() == OURS
+    theirs = before.get("scheduler") or {}
+    for one in ("extraArgs", "extraVolumes"):
+        assert (after["scheduler"].pop(one) or None) == (theirs.pop(one, None) or None)
+    assert {**after, "scheduler": None} == {**before, "scheduler": None}
+    assert kubeadm.cluster_configuration(done.text, present=True).text == done.text, "twice is once"
+    assert kubeadm.cluster_configuration(done.text, present=False).text == text, "to the byte"
+    assert kubeadm.cluster_configuration(text, present=False).text == text
+
+
+@pytest.mark.parametrize(("version", "kubernetes", "scheduler", "flag"), [one for one in FORMS if one[1] == "v1.36.3"])
+def test_the_real_kubeadm_renders_it(version: str, kubernetes: str, scheduler: str, flag: str, tmp_path: Path) -> None:
+    text = stored(version, kubernetes, scheduler)
+    done = kubeadm.cluster_configuration(text, present=True).text
+    assert real_kubeadm.complaint(done, tmp_path) == real_kubeadm.complaint(text, tmp_path) == ""
+    before, after = real_kubeadm.manifest(tmp_path, text), real_kubeadm.manifest(tmp_path, done)
+    # What kubeadm writes for us is what we write, so that only the annotation is missing.
+    ours = StaticPod(before)
+    ours.mount()
+    assert _sorted(yaml.safe_load(ours.done())) == _sorted(yaml.safe_load(after))
+    again = StaticPod(after)
+    again.mount()
+    assert again.done() == after
+    again.restore()
+    assert yaml.safe_load(again.done()) == yaml.safe_load(before)
+
+
+def _sorted(pod: Json) -> Json:
+    """kubeadm sorts its flags and volumes."""
+    pod = copy.deepcopy(pod)
+    [container] = pod["spec"]["containers"]
+    container["command"].sort()
+    container["volumeMounts"].sort(key=lambda one: str(one["name"]))
+    pod["spec"]["volumes"].sort(key=lambda one: str(one["name"]))
+    return pod
+
+
+def test_a_judge_that_refuses(tmp_path: Path) -> None:
+    listed = kubeadm.cluster_configuration(stored("v1beta4", "v1.36.3"), present=True).text
+    assert "extraArgs" in real_kubeadm.complaint(listed.replace("v1beta4", "v1beta3"), tmp_path)
+
+
+def test_the_other_version_of_kubeadm_took_it_over() -> None:
+    """An upgrade to 1.31 turns v1beta3 into v1beta4, sorted anew."""
+    later = "scheduler:\n  extraArgs:\n  - name: config\n    value: " + cp.CONFIG + "\n  extraVolumes:\n"
+    later += "".join(f"  {'-' if key == 'hostPath' else ' '} {key}: {json.dumps(OURS[key])}\n" for key in sorted(OURS))
+    text = stored("v1beta4", "v1.31.0", later)
+    assert kubeadm.cluster_configuration(text, present=True).text == text
+    assert yaml.safe_load(kubeadm.cluster_configuration(text, present=False).text).get("scheduler") in (None, {})
+
+
+def test_a_users_own_configuration_is_kept_by_kubeadm() -> None:
+    own = "scheduler:\n  extraArgs:\n    config: /etc/kubernetes/own.yaml\n"
+    text = stored("v1beta3", "v1.29.0", own)
+    done = kubeadm.cluster_configuration(text, present=True)
+    assert done.text == text and done.kept
+    assert done.reason.endswith(
+        "kubeadm-config has a --config of its own, /etc/kubernetes/own.yaml, which kubeadm keeps"
+    )
+    # Ours of an earlier time goes.
+    ours = kubeadm.cluster_configuration(stored("v1beta3", "v1.29.0"), present=True).text
+    both = ours.replace(f"{{config: {cp.CONFIG}}}", "{policy-config-file: /etc/p.json}")
+    assert both != ours and yaml.safe_load(kubeadm.cluster_configuration(both, present=True).text)["scheduler"] == {
+        "extraArgs": {"policy-config-file": "/etc/p.json"}
+    }
+
+
+def test_a_policy_becomes_a_configuration() -> None:
+    text = stored("v1beta3", "v1.22.4", USERS_MAP)
+    policy = kubeadm.cluster_configuration(text, present=True, wanted="policy")
+    assert "1.23 knows no policy file" in policy.reason
+    assert f"policy-config-file: {cp.POLICY}" in policy.text
+    config = kubeadm.cluster_configuration(policy.text, present=True)
+    assert config.text == kubeadm.cluster_configuration(text, present=True).text and not config.reason
+
+
+def test_what_somebody_changed_in_ours_is_mended() -> None:
+    done = kubeadm.cluster_configuration(stored("v1beta4", "v1.36.3", USERS_LIST), present=True).text
+    broken = done.replace("readOnly: true", "readOnly: false").replace("scheduler.yaml", "old.yaml")
+    assert broken != done
+    assert kubeadm.cluster_configuration(broken, present=True).text == done
+    assert kubeadm.cluster_configuration(broken, present=False).text == stored("v1beta4", "v1.36.3", USERS_LIST)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            stored("v1alpha3", "v1.13.0"),
+            "holds a kubeadm.k8s.io/v1alpha3, and how that is edited is known for v1beta1,",
+        ),
+        (stored("v1beta5", "v1.40.0"), "holds a kubeadm.k8s.io/v1beta5"),
+        ("a: [\n", r"ClusterConfiguration, line 2, can't be parsed"),
+        (stored("v1beta3", "latest"), "the kubernetesVersion 'latest', which tells no version"),
+        (stored("v1beta3", "v1.29.0", "scheduler: 1\n"), "line 20, has something unknown as scheduler;"),
+        (stored("v1beta3", "v1.29.0", "scheduler: {extraArgs: 1}\n"), "has something unknown as scheduler.extraArgs;"),
+        (stored("v1beta4", "v1.36.3", "scheduler: {extraVolumes: [1]}\n"), "unknown as scheduler.extraVolumes;"),
+    ],
+)
+def test_refused(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=rf"^ConfigMap kube-system/kubeadm-config.*{words}") as caught:
+        kubeadm.cluster_configuration(text, present=True)
+    assert "\n" not in str(caught.value)
+
+
+# --------------------------------------------------------------------------- patches
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_patches_judged_by_the_real_kubeadm(configured: bool, tmp_path: Path) -> None:
+    """Alone, and beside a configuration that says the same."""
+    folder = tmp_path / "patches"
+    folder.mkdir()
+    files = kubeadm.patch_files(SHA256, FLAG)
+    assert set(files) == set(kubeadm.PATCHES)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    # The user's own, before and after ours.
+    (folder / "kube-scheduler0+merge.yaml").write_text("metadata: {annotations: {owner: platform}}\n")
+    (folder / "kube-scheduler99+json.json").write_text(
+        '[{"op": "add", "path": "/spec/containers/0/command/-", "value": "--v=2"}]\n'
+    )
+    text = stored("v1beta4", "v1.36.3")
+    if configured:
+        text = kubeadm.cluster_configuration(text, present=True).text
+    after = real_kubeadm.manifest(tmp_path, text, folder)
+    pod = yaml.safe_load(after)
+    [container] = pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"] == {ANNOTATION: SHA256, "owner": "platform"}
+    assert container["command"].count(FLAG) == (2 if configured else 1) and container["command"][-1] == "--v=2"
+    assert container["volumeMounts"].count(MOUNT) == 1 and pod["spec"]["volumes"].count(HOST_FOLDER) == 1
+    # Nothing is left for us to do: the upgraded scheduler needn't start again.
+    ours = StaticPod(after)
+    ours.mount()
+    ours.annotate(SHA256)
+    assert ours.done() == after
+    ours.restore()
+    expected = StaticPod(ours.done())
+    assert expected.flags() == {**StaticPod(manifests.kubeadm(36)).flags(), "v": "2"}
+    left = yaml.safe_load(ours.done())
+    assert left["spec"]["volumes"] == yaml.safe_load(manifests.kubeadm(36))["spec"]["volumes"]
+
+
+def test_a_patch_of_the_annotation_alone(tmp_path: Path) -> None:
+    files = kubeadm.patch_files(SHA256)
+    assert list(files) == [kubeadm.POD_PATCH]
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / kubeadm.POD_PATCH).write_text(files[kubeadm.POD_PATCH])
+    after = real_kubeadm.manifest(tmp_path, patches=tmp_path / "p")
+    ours = StaticPod(manifests.kubeadm(36))
+    ours.annotate(SHA256)
+    assert yaml.safe_load(after) == yaml.safe_load(ours.done())
+
+
+# --------------------------------------------------------------------------- module
+
+
+class FakeKube:
+    """One ConfigMap whose version rises with each change, as the API server does it."""
+
+    def __init__(self, text: str | None) -> None:
+        self.map = (
+            None
+            if text is None
+            else {"metadata": {"resourceVersion": "7"}, "data": {kubeadm_config.KEY: text, "x": "y"}}
+        )
+        self.meanwhile: t.Callable[[], None] = lambda: None
+        self.refusal: ShareError | None = None
+
+    def change(self, text: str) -> None:
+        assert self.map is not None
+        self.map["data"][kubeadm_config.KEY] = text
+        self.map["metadata"]["resourceVersion"] += "1"
+
+    def get(self, ref: t.Any) -> Json | None:
+        assert ref == kubeadm_config.CONFIG_MAP
+        return copy.deepcopy(self.map)
+
+    def patch(self, ref: t.Any, body: Json, subresource: str = "") -> Json:
+        self.meanwhile()
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.map is not None and set(body) == {"metadata", "data"} and set(body["data"]) == {kubeadm_config.KEY}
+        if body["metadata"]["resourceVersion"] != self.map["metadata"]["resourceVersion"]:
+            raise ShareError(f"{ref}: the API server refuses it: the object has been modified (409)")
+        self.change(body["data"][kubeadm_config.KEY])
+        return self.map
+
+
+def work(kube: FakeKube, plan: Json | None = None) -> Json:
+    return kubeadm_config.work({"plan": plan}, t.cast(t.Any, kube))
+
+
+def test_the_module_looks_and_writes() -> None:
+    kube = FakeKube("old")
+    assert work(kube) == {"changed": False, "seen": {"text": "old", "resource_version": "7"}}
+    assert work(kube, {"text": "new", "resource_version": "7"}) == {"changed": True}
+    assert kube.map == {"metadata": {"resourceVersion": "71"}, "data": {kubeadm_config.KEY: "new", "x": "y"}}
+    assert work(FakeKube(None)) == {"changed": False, "seen": {"text": None, "resource_version": ""}}
+
+
+def test_somebody_else_was_quicker() -> None:
+    kube = FakeKube("old")
+    kube.meanwhile = lambda: kube.change("theirs")
+    assert work(kube, {"text": "new", "resource_version": "7"}) == {"changed": False, "conflict": True}
+    assert work(kube)["seen"]["text"] == "theirs"
+
+
+def test_a_refusal_is_told() -> None:
+    kube = FakeKube("old")
+    kube.refusal = ShareError("its user may not do this")
+    with pytest.raises(ShareError, match="may not do this"):
+        work(kube, {"text": "new", "resource_version": "7"})
+
+
+def test_an_api_server_that_doesnt_keep_it() -> None:
+    kube = FakeKube("old")
+    kube.change = lambda text: None  # type: ignore[method-assign]
+    with pytest.raises(NotInEffect, match="doesn't hold what was written"):
+        work(kube, {"text": "new", "resource_version": "7"})
