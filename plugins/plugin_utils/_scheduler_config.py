@@ -14,8 +14,10 @@ import typing as t
 
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import RESOURCE_MEMORY
-from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document, Path
+from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import RESOURCE, opened, put_in, take_out
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_decode import Decoded, Source
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_fields import CONFIGURATION, KNOWN_UP_TO
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_rules import validate
 
 Json = dict[str, t.Any]
 
@@ -31,54 +33,8 @@ API_VERSIONS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
     (22, "v1beta2", ("v1beta1", "v1beta2")),
     (19, "v1beta1", ("v1beta1",)),
 )
-# The newest minor version whose fields are listed below; a newer one may know more.
-FIELDS_KNOWN_UP_TO = 36
-
-_TOP = {
-    "apiVersion",
-    "kind",
-    "parallelism",
-    "leaderElection",
-    "clientConnection",
-    "enableProfiling",
-    "enableContentionProfiling",
-    "percentageOfNodesToScore",
-    "podInitialBackoffSeconds",
-    "podMaxBackoffSeconds",
-    "profiles",
-    "extenders",
-}
-_TOP_MORE = {
-    "v1beta1": {"healthzBindAddress", "metricsBindAddress"},
-    "v1beta2": {"healthzBindAddress", "metricsBindAddress"},
-    "v1beta3": set[str](),
-    "v1": {"delayCacheUntilActive"},
-}
-_LEADER_ELECTION = {
-    "leaderElect",
-    "leaseDuration",
-    "renewDeadline",
-    "retryPeriod",
-    "resourceLock",
-    "resourceName",
-    "resourceNamespace",
-}
-_CLIENT_CONNECTION = {"kubeconfig", "acceptContentTypes", "contentType", "qps", "burst"}
-_EXTENDER = {
-    "urlPrefix",
-    "filterVerb",
-    "preemptVerb",
-    "prioritizeVerb",
-    "weight",
-    "bindVerb",
-    "enableHTTPS",
-    "tlsConfig",
-    "httpTimeout",
-    "nodeCacheCapable",
-    "managedResources",
-    "ignorable",
-}
-_RESOURCE = {"name", "ignoredByScheduler"}
+CONFIG_SINCE = API_VERSIONS[-1][0]
+NO_POLICY_SINCE = 23
 
 # With --config kube-scheduler ignores these flags, before 1.23 the leader election's too: the file repeats them.
 _FLAGS: dict[str, tuple[str, ...]] = {
@@ -115,7 +71,7 @@ class Extender:
             "nodeCacheCapable": True,
             # A pod that asks for memory of a GPU mustn't be bound by anybody who doesn't know which card.
             "ignorable": False,
-            "managedResources": [{"name": RESOURCE_MEMORY, "ignoredByScheduler": False}],
+            "managedResources": [dict(RESOURCE)],
         }
 
 
@@ -123,7 +79,7 @@ def minor_of(image: str, version: str | None) -> int:
     """Minor version of a kube-scheduler.
 
     :param version: what the user says it is; otherwise the image's tag tells.
-    :raises BadInput: it can't be told, or isn't served here.
+    :raises BadInput: it can't be told.
     """
     tag = version or image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     found = re.match(r"^v?1\.([0-9]+)(?:[.+-].*)?$", tag)
@@ -133,16 +89,35 @@ def minor_of(image: str, version: str | None) -> int:
         raise BadInput(
             f"scheduler_version: kube-scheduler's version can't be told from its image {image!r}; set this variable"
         )
-    minor = int(found.group(1))
-    if minor < API_VERSIONS[-1][0]:
+    return int(found.group(1))
+
+
+def form_of(minor: int, wanted: str) -> t.Literal["policy", "config"]:
+    """What kube-scheduler 1.``minor`` is given: a Policy or a KubeSchedulerConfiguration.
+
+    :param wanted: auto, policy or config, as the user says.
+    :raises BadInput: it doesn't read what is wanted.
+    """
+    if wanted == "policy" and minor >= NO_POLICY_SINCE:
         raise BadInput(
-            f"scheduler_mode: kube-scheduler 1.{minor} takes extenders from a Policy file only, which isn't supported"
+            f"scheduler_configuration: kube-scheduler 1.{minor} reads no Policy, which 1.{NO_POLICY_SINCE} removed; "
+            "use auto or config"
         )
-    return minor
+    if wanted == "config" and minor < CONFIG_SINCE:
+        raise BadInput(
+            f"scheduler_configuration: kube-scheduler 1.{minor} takes extenders from a Policy only; use auto or policy"
+        )
+    if wanted == "auto":
+        return "policy" if minor < CONFIG_SINCE else "config"
+    return "policy" if wanted == "policy" else "config"
 
 
 def api_versions(minor: int) -> tuple[str, tuple[str, ...]]:
-    """The version of the configuration to write for 1.``minor``, and all that it reads."""
+    """The version of the configuration to write for 1.``minor``, and all that it reads.
+
+    :raises BadInput: none of those that are served here.
+    """
+    form_of(minor, "config")
     _first, write, reads = next(row for row in API_VERSIONS if row[0] <= minor)
     return write, reads
 
@@ -156,7 +131,10 @@ def from_flags(flags: t.Mapping[str, str]) -> Json:
         place = config
         for step in path[:-1]:
             place = place.setdefault(step, {})
-        place[path[-1]] = _typed(path[-1], flags[name])
+        try:
+            place[path[-1]] = _typed(path[-1], flags[name])
+        except ValueError:
+            raise BadInput(f"kube-scheduler's --{name}={flags[name]} isn't a number") from None
     return config
 
 
@@ -186,112 +164,40 @@ def merged(path: str, text: str, minor: int, extender: Extender) -> str:
 
     :raises BadInput: it can't be: another extender binds, the file isn't one that this kube-scheduler reads.
     """
-    document = Document(path, text)
+    _decoded(path, text, minor)
+    extenders = opened(path, text)
+    put_in(path, extenders, extender.entry(), fold=False)
     check(path, text, minor)
-    mine = _ours(path, document, extender.url)
-    if mine is None:
-        document.append(("extenders",), extender.entry())
-    else:
-        _refresh(document, mine, extender)
-    after = document.checked()
+    after = extenders.checked()
     check(path, after, minor)
     return after
 
 
 def without(path: str, text: str) -> str:
     """The user's configuration with our extender taken out."""
-    document = Document(path, text)
-    mine = _ours(path, document, None)
-    if mine is not None:
-        document.delete(("extenders", mine))
-    return document.checked()
-
-
-def _refresh(document: Document, number: int, extender: Extender) -> None:
-    here: Path = ("extenders", number)
-    old = document.get(here)
-    for key, value in extender.entry().items():
-        if key == "managedResources":
-            _refresh_resources(document, here)
-        elif old.get(key) != value:
-            document.set((*here, key), value)
-    for key in ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig"):
-        # Calls that our extender doesn't serve.
-        if key in old:
-            document.delete((*here, key))
-
-
-def _refresh_resources(document: Document, here: Path) -> None:
-    resources = document.get((*here, "managedResources")) or []
-    names = [one.get("name") for one in resources]
-    if RESOURCE_MEMORY not in names:
-        document.append((*here, "managedResources"), {"name": RESOURCE_MEMORY, "ignoredByScheduler": False})
-    elif resources[names.index(RESOURCE_MEMORY)].get("ignoredByScheduler"):
-        document.set((*here, "managedResources", names.index(RESOURCE_MEMORY), "ignoredByScheduler"), False)
-
-
-def _ours(path: str, document: Document, url: str | None) -> int | None:
-    """Number of the extender that is gpushare's: it manages the resource, or is reached where ours is.
-
-    :raises BadInput: there are two, or another one binds too.
-    """
-    extenders = document.get(("extenders",)) or []
-    mine = [number for number, one in enumerate(extenders) if _manages(one) or (url and one.get("urlPrefix") == url)]
-    if len(mine) > 1:
-        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
-    binders = [
-        one.get("urlPrefix") for number, one in enumerate(extenders) if number not in mine and one.get("bindVerb")
-    ]
-    if binders and url:
-        raise BadInput(
-            f"scheduler_mode: {path} has an extender that binds pods already ({binders[0]}), and kube-scheduler "
-            "accepts only one of these"
-        )
-    return mine[0] if mine else None
-
-
-def _manages(extender: Json) -> bool:
-    return any(one.get("name") == RESOURCE_MEMORY for one in extender.get("managedResources") or [])
-
-
-# --------------------------------------------------------------------------- fields
+    extenders = opened(path, text)
+    take_out(path, extenders, fold=False)
+    return extenders.checked()
 
 
 def check(path: str, text: str, minor: int) -> None:
-    """Refuse what kube-scheduler 1.``minor`` would refuse, as far as fields and versions go: it decodes strictly.
+    """Refuse what kube-scheduler 1.``minor`` would refuse: it decodes strictly, and validates.
 
-    :raises BadInput: one sentence with the path of the field.
+    :raises BadInput: one sentence with the line and the path of the field.
     """
-    config = yaml.safe_load(text)
-    if not isinstance(config, dict) or config.get("kind") != KIND:
+    config = _decoded(path, text, minor)
+    if config:
+        validate(config, minor, str(config.tree["apiVersion"]).partition("/")[2])
+
+
+def _decoded(path: str, text: str, minor: int) -> Decoded | None:
+    """None for a kube-scheduler that may know more fields than are known here."""
+    source = Source(path, text)
+    if source.top("kind") != KIND:
         raise BadInput(f"{path} isn't a {KIND}")
-    group, _slash, version = str(config.get("apiVersion")).partition("/")
+    asked = source.top("apiVersion")
+    group, _slash, version = str(asked).partition("/")
     _write, reads = api_versions(minor)
     if group != GROUP or version not in reads:
-        raise BadInput(
-            f"{path}: kube-scheduler 1.{minor} doesn't read {config.get('apiVersion')}; it reads {', '.join(reads)}"
-        )
-    if minor > FIELDS_KNOWN_UP_TO:
-        return
-    _check_fields(path, "", config, _TOP | _TOP_MORE[version])
-    _check_fields(path, "leaderElection.", config.get("leaderElection"), _LEADER_ELECTION)
-    _check_fields(path, "clientConnection.", config.get("clientConnection"), _CLIENT_CONNECTION)
-    for number, extender in enumerate(_list(path, "extenders", config.get("extenders"))):
-        _check_fields(path, f"extenders[{number}].", extender, _EXTENDER)
-        place = f"extenders[{number}].managedResources"
-        for resource in _list(path, place, extender.get("managedResources")):
-            _check_fields(path, f"{place}.", resource, _RESOURCE)
-
-
-def _list(path: str, place: str, value: t.Any) -> list[t.Any]:
-    if value is not None and (not isinstance(value, list) or not all(isinstance(one, dict) for one in value)):
-        raise BadInput(f"{path}: {place} isn't a list of mappings")
-    return value or []
-
-
-def _check_fields(path: str, place: str, value: t.Any, known: set[str]) -> None:
-    if value is not None and not isinstance(value, dict):
-        raise BadInput(f"{path}: {place.rstrip('.')} isn't a mapping")
-    for key in value or {}:
-        if key not in known:
-            raise BadInput(f"{path}: kube-scheduler knows no field {place}{key}")
+        raise BadInput(f"{path}: kube-scheduler 1.{minor} doesn't read {asked}; it reads {', '.join(reads)}")
+    return source.decode(CONFIGURATION, minor, version, strict=True) if minor <= KNOWN_UP_TO else None

@@ -1,42 +1,140 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real kube-scheduler of the lab, to judge every configuration that is written."""
+"""Real kube-schedulers, built once and kept in the lab's cache, to judge every configuration that is written."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
+import sys
+import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from lab import aptsources, build
+from lab.paths import cache_root, made_once
+from lab.shell import LabError, output, run, step
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))
+from real_parts import APT, Missing
+
+VERSIONS = ("1.20", "1.29", "1.34", "1.36")
+_KUBE = build.SETS["kubernetes"]
+# Go modules of lab/go/ beside the lab's own Kubernetes.
+TOOL_SETS = {
+    version: build.ToolSet(f"kube-scheduler-{version}", _KUBE.module, ("kube-scheduler",), _KUBE.ldflags)
+    for version in ("1.29", "1.34")
+}
+# The suite of Debian whose source package has 1.20 with all that it needs, and what is of no use to the scheduler.
+SUITE = "bookworm"
+ARCHIVE = re.compile(r"kubernetes_1\.20\..*\.orig\.tar\.gz")
+LEFT_OUT = ("CHANGELOG", "LICENSES", "api", "build", "cluster", "docs", "hack", "logo", "test", "translations")
+LDFLAGS = "-s -w -X k8s.io/component-base/version.gitVersion=v1.20.2"
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters: [{name: none, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: none, context: {cluster: none, user: none}}]
+current-context: none
+users: [{name: none, user: {}}]
+"""
+# What kube-scheduler logs when its configuration is read and validated, and every plugin has taken its arguments.
+STARTED = "Starting Kubernetes Scheduler"
+END = re.compile(r'"command failed"|^(?![IWEF][0-9]{4} |Flag --)')
+
 
 @cache
-def binary() -> str:
-    """LAB_BIN's kube-scheduler or that of the lab's cache; empty where there is none."""
-    cache_home = os.environ.get("KUBEGPU_CACHE") or (
-        os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kubegpu-share")
-    )
-    folders = [Path(os.environ["LAB_BIN"])] if os.environ.get("LAB_BIN") else []
-    found = [folder / "kube-scheduler" for folder in folders]
-    found += sorted(Path(cache_home).glob("bin/kubernetes-1.36*/kube-scheduler"))
-    return next((str(path) for path in found if os.access(path, os.X_OK)), "")
+def binary(version: str = "1.36") -> Path:
+    """A kube-scheduler, built where there is none yet; the test is left out where it can't be had."""
+    try:
+        if version == "1.36":
+            return build.binaries("kubernetes") / "kube-scheduler"
+        folder = _from_debian(build.find_go()) if version == "1.20" else build.built(TOOL_SETS[version])
+    except (LabError, OSError, Missing) as error:
+        pytest.skip(f"no kube-scheduler {version}: {error}")
+    return folder / "kube-scheduler"
 
 
-def complaint(text: str, folder: Path) -> str:
-    """What kube-scheduler 1.36 says against a configuration; nothing where it goes on to its kubeconfig."""
-    if not binary():
-        pytest.skip("no kube-scheduler 1.36 on this machine: neither in LAB_BIN nor in the lab's cache")
-    file = folder / "judged.yaml"
-    # A kubeconfig that isn't there: the configuration is read and validated before it is missed.
-    file.write_text(text.replace("/etc/kubernetes/scheduler.conf", "/nonexistent/scheduler.conf"))
-    done = subprocess.run(
-        [binary(), "--config", file, "--bind-address=127.0.0.1", "--secure-port=0"],
-        capture_output=True,
+def _from_debian(go: str) -> Path:
+    """Go's modules have no 1.20 that a Go of today builds; Debian's source package has it with its dependencies."""
+    parts = (SUITE, ARCHIVE.pattern, LEFT_OUT, LDFLAGS, output([go, "env", "GOVERSION", "GOOS", "GOARCH"]))
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    target = cache_root() / "bin" / f"kube-scheduler-1.20-{key}"
+    with made_once(target) as fresh:
+        if fresh:
+            with step("building kube-scheduler 1.20 from Debian's source package"):
+                _build_from_debian(go, fresh)
+    return target
+
+
+def _build_from_debian(go: str, target: Path) -> None:
+    machine = aptsources.read_machine()
+    option = f"[signed-by={machine.signed_by}] " if machine.signed_by else ""
+    with tempfile.TemporaryDirectory(prefix=".tmp-source-", dir=target.parent) as name:
+        folder = Path(name)
+        for part in ("state/lists/partial", "cache/archives/partial"):
+            (folder / part).mkdir(parents=True)
+        (folder / "status").touch()
+        (folder / "sources.list").write_text(f"deb-src {option}{machine.uri} {SUITE} main\n")
+        (folder / "apt.conf").write_text(APT.format(folder=folder))
+        environment = {**os.environ, "APT_CONFIG": str(folder / "apt.conf")}
+        run(["apt-get", "update", "--error-on=any"], env=environment, cwd=name)
+        run(["apt-get", "source", "--download-only", "kubernetes"], env=environment, cwd=name)
+        archives = [path for path in folder.iterdir() if ARCHIVE.fullmatch(path.name)]
+        if not archives:
+            raise Missing(f"Debian {SUITE} has no source package of Kubernetes 1.20")
+        source = folder / "go" / "src" / "k8s.io" / "kubernetes"
+        source.mkdir(parents=True)
+        left_out = [f"--exclude=*/kubernetes-*/{one}" for one in LEFT_OUT]
+        run(["tar", "-xzf", str(archives[0]), "--strip-components=1", "-C", str(source), *left_out])
+        # It is older than modules' vendor folders as Go knows them today.
+        environment = {**os.environ, "GO111MODULE": "off", "GOPATH": str(folder / "go"), "GOFLAGS": ""}
+        environment.update(CGO_ENABLED="0", GOWORK="off")
+        flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(target / "kube-scheduler")]
+        run(["nice", go, "build", *flags, "./cmd/kube-scheduler"], tied=True, env=environment, cwd=str(source))
+
+
+def complaint(text: str, folder: Path, version: str = "1.36", *, policy: bool = False) -> str:
+    """What a real kube-scheduler says against a configuration or Policy; nothing where it starts with it.
+
+    Its API server isn't there: all that it decides by its configuration, it decides before it misses that one.
+    """
+    program = binary(version)
+    kubeconfig, file = folder / "scheduler.conf", folder / ("judged.json" if policy else "judged.yaml")
+    kubeconfig.write_text(KUBECONFIG)
+    file.write_bytes(text.replace("/etc/kubernetes/scheduler.conf", str(kubeconfig)).encode())
+    flags = [f"--kubeconfig={kubeconfig}", f"--policy-config-file={file}"] if policy else [f"--config={file}"]
+    flags += ["--master=http://127.0.0.1:1", "--secure-port=0", f"--cert-dir={folder}", "--v=1"]
+    # Another port, without TLS, that it opened before 1.23.
+    flags += ["--port=0"] if version == "1.20" else []
+    process = subprocess.Popen(
+        [program, *flags],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         text=True,
-        timeout=30,
-        check=False,
+        errors="replace",
     )
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    fine = ("/nonexistent/scheduler.conf", "no configuration has been provided, try setting KUBERNETES_MASTER")
-    return "" if any(words in last for words in fine) else last or f"ended with {done.returncode}"
+    limit = threading.Timer(60, process.kill)
+    limit.start()
+    said: list[str] = []
+    try:
+        assert process.stderr
+        for line in process.stderr:
+            if STARTED in line:
+                return ""
+            said.append(line.strip())
+        # What comes at the end, in one line or several, isn't of the log's form, or has these words.
+        first = next((number for number, line in enumerate(said) if END.search(line)), -1)
+        return " ".join(said[first:]) or f"ended with {process.wait()}"
+    finally:
+        limit.cancel()
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()

@@ -1,0 +1,258 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The extenders in a kube-scheduler's configuration file under edit, in YAML or JSON: ours among the user's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing as t
+
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import RESOURCE_MEMORY
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _json_document
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_decode import is_json
+from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document
+
+Json = dict[str, t.Any]
+
+KEY = "extenders"
+RESOURCES = "managedResources"
+# A pod that asks for memory of a GPU mustn't go to a node that has none of it left in kube-scheduler's own books.
+RESOURCE: Json = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
+# Calls that our extender doesn't serve.
+UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
+
+
+class Extenders(t.Protocol):
+    """The list under edit; a key's value is set, or the key removed, in the extender with that number."""
+
+    @property
+    def items(self) -> list[Json]: ...
+    def append(self, entry: Json) -> None: ...
+    def remove(self, number: int) -> None: ...
+    def set(self, number: int, key: str, value: t.Any) -> None: ...
+    def delete(self, number: int, key: str) -> None: ...
+    def set_resources(self, number: int, key: str, resources: list[Json]) -> None: ...
+    def checked(self) -> str: ...
+
+
+def opened(path: str, text: str) -> Extenders:
+    """A file's extenders.
+
+    :raises BadInput: it can't be parsed, or they aren't a list of mappings.
+    """
+    extenders: Extenders = _InJson(path, text) if is_json(text) else _InYaml(path, text)
+    return extenders
+
+
+def put_in(path: str, extenders: Extenders, entry: Json, *, fold: bool) -> None:
+    """Have our extender in the list: its place, and keys that aren't ours to set, stay as they are.
+
+    :param fold: keys may be written in lower and upper case.
+    :raises BadInput: another extender binds, or two are for our resource.
+    """
+    items = extenders.items
+    mine = _ours(items, entry["urlPrefix"], fold)
+    if len(mine) > 1:
+        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
+    binders = [one for number, one in enumerate(items) if number not in mine and _value(one, "bindVerb", fold)]
+    if binders:
+        raise BadInput(
+            f"scheduler_mode: {path} has an extender that binds pods already "
+            f"({_value(binders[0], 'urlPrefix', fold)}), and kube-scheduler accepts only one of these"
+        )
+    if not mine:
+        extenders.append(entry)
+        return
+    [number] = mine
+    for key, value in entry.items():
+        there = _keys(items[number], key, fold)
+        # Of keys that differ in case only, the last counts.
+        for extra in there[:-1]:
+            extenders.delete(number, extra)
+        name = there[-1] if there else key
+        if key == RESOURCES:
+            _refresh_resources(extenders, number, name, items[number].get(name) or [], fold)
+        elif not there or items[number][name] != value:
+            extenders.set(number, name, value)
+    for key in UNSERVED:
+        for name in _keys(items[number], key, fold):
+            extenders.delete(number, name)
+
+
+def take_out(path: str, extenders: Extenders, *, fold: bool) -> None:
+    """Have no extender of ours in the list."""
+    mine = _ours(extenders.items, None, fold)
+    if len(mine) > 1:
+        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
+    for number in mine:
+        extenders.remove(number)
+
+
+def _ours(items: list[Json], url: str | None, fold: bool) -> list[int]:
+    """The numbers of those that are gpushare's: they manage the resource, or are reached where ours is."""
+    return [
+        number
+        for number, one in enumerate(items)
+        if any(_value(held, "name", fold) == RESOURCE_MEMORY for held in _value(one, RESOURCES, fold) or [])
+        or (url and _value(one, "urlPrefix", fold) == url)
+    ]
+
+
+def _refresh_resources(extenders: Extenders, number: int, key: str, held: list[Json], fold: bool) -> None:
+    resources = [dict(one) for one in held]
+    for one in resources:
+        if _value(one, "name", fold) == RESOURCE_MEMORY:
+            for ignored in _keys(one, "ignoredByScheduler", fold):
+                one[ignored] = False
+            break
+    else:
+        resources.append(RESOURCE)
+    if resources != held:
+        extenders.set_resources(number, key, resources)
+
+
+def _keys(item: Json, name: str, fold: bool) -> list[str]:
+    return [key for key in item if key == name or (fold and key.lower() == name.lower())]
+
+
+def _value(item: Json, name: str, fold: bool) -> t.Any:
+    found = _keys(item, name, fold)
+    return item[found[-1]] if found else None
+
+
+def _checked_items(path: str, items: t.Any) -> list[Json]:
+    if items is not None and (not isinstance(items, list) or [one for one in items if not isinstance(one, dict)]):
+        raise BadInput(f"{path}: {KEY} isn't a list of mappings")
+    return items or []
+
+
+class _InYaml:
+    def __init__(self, path: str, text: str) -> None:
+        self._file, self._document = path, Document(path, text)
+
+    @property
+    def items(self) -> list[Json]:
+        return _checked_items(self._file, self._document.get((KEY,)))
+
+    def append(self, entry: Json) -> None:
+        self._document.append((KEY,), entry)
+
+    def remove(self, number: int) -> None:
+        self._document.delete((KEY, number))
+
+    def set(self, number: int, key: str, value: t.Any) -> None:
+        self._document.set((KEY, number, key), value)
+
+    def delete(self, number: int, key: str) -> None:
+        self._document.delete((KEY, number, key))
+
+    def set_resources(self, number: int, key: str, resources: list[Json]) -> None:
+        here = (KEY, number, key)
+        held = self._document.get(here) or []
+        for index, one in enumerate(held):
+            for name, value in resources[index].items():
+                if one[name] != value:
+                    self._document.set((*here, index, name), value)
+        for one in resources[len(held) :]:
+            self._document.append(here, one)
+
+    def checked(self) -> str:
+        return self._document.checked()
+
+
+class _InJson:
+    """``_parts`` are the extenders as they are written, ``_gaps`` what stands before, between and after them."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self._file, self._document = path, _json_document.Document(path, text)
+        self._text = text
+        if _checked_items(path, self._document.get((KEY,))):
+            self._parts, self._gaps = _split(self._document.written((KEY,)))
+        else:
+            self._parts, self._gaps = [], []
+
+    @property
+    def items(self) -> list[Json]:
+        return [json.loads(part) for part in self._parts]
+
+    def append(self, entry: Json) -> None:
+        if not self._parts:
+            self._document.restore((KEY,), self._first(entry))
+            self._parts, self._gaps = _split(self._document.written((KEY,)))
+            return
+        between = self._gaps[-2] if len(self._parts) > 1 else "," + self._gaps[0][1:]
+        before = re.match(r"\{(\s*\n[ \t]*)", self._parts[-1])
+        after = re.search(r"(\r?\n[ \t]*)\}$", self._parts[-1])
+        if before and after:
+            new = "{" + before[1] + ("," + before[1]).join(_members(entry)) + after[1] + "}"
+        else:
+            new = json.dumps(entry)
+        self._parts.append(new)
+        self._gaps.insert(len(self._gaps) - 1, between)
+        self._joined()
+
+    def remove(self, number: int) -> None:
+        del self._parts[number]
+        # The comma that it had, and the space around it.
+        del self._gaps[number or 1]
+        if self._parts:
+            self._joined()
+        else:
+            self._document.delete((KEY,))
+
+    def set(self, number: int, key: str, value: t.Any) -> None:
+        document = _json_document.Document(self._file, self._parts[number])
+        document.restore((key,), json.dumps(value))
+        self._parts[number] = document.checked()
+        self._joined()
+
+    def delete(self, number: int, key: str) -> None:
+        document = _json_document.Document(self._file, self._parts[number])
+        document.delete((key,))
+        self._parts[number] = document.checked()
+        self._joined()
+
+    def set_resources(self, number: int, key: str, resources: list[Json]) -> None:
+        self.set(number, key, resources)
+
+    def checked(self) -> str:
+        return self._document.checked()
+
+    def _joined(self) -> None:
+        pieces = [gap + part for gap, part in zip(self._gaps, [*self._parts, ""], strict=True)]
+        self._document.restore((KEY,), "".join(pieces))
+
+    def _first(self, entry: Json) -> str:
+        """A list of one, laid out as the file is."""
+        unit = re.search(r'\{\s*?(\r?\n)([ \t]+)"', self._text)
+        if not unit:
+            return f"[{json.dumps(entry)}]"
+        line = [unit[1] + unit[2] * depth for depth in range(4)]
+        members = ("," + line[3]).join(_members(entry))
+        return "[" + line[2] + "{" + line[3] + members + line[2] + "}" + line[1] + "]"
+
+
+def _members(entry: Json) -> list[str]:
+    return [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items()]
+
+
+def _split(literal: str) -> tuple[list[str], list[str]]:
+    """The items of a JSON list that is known to be sound, and what stands around them."""
+    decoder = json.JSONDecoder()
+    parts: list[str] = []
+    gaps: list[str] = []
+    at = 0
+    found = re.compile(r"[\[,]\s*(?=[^\s\]])").match(literal, at)
+    while found:
+        _value, end = decoder.raw_decode(literal, found.end())
+        gaps.append(literal[at : found.end()])
+        parts.append(literal[found.end() : end])
+        at = end
+        found = re.compile(r"\s*,\s*").match(literal, at)
+    return parts, [*gaps, literal[at:]]

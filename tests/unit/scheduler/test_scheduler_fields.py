@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fields, types and rules of a configuration: what is refused here is what the real kube-schedulers refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+import real_scheduler
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_fields as fields
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+HEAD = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+REAL = [("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1")]
+WORDS = {
+    "apiVersion": None,
+    "kind": None,
+    "operator": "In",
+    "type": "RequestedToCapacityRatio",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "defaultingType": "List",
+    "resourceLock": "leases",
+    "topologyKey": "zone",
+    "healthzBindAddress": "0.0.0.0:0",
+    "metricsBindAddress": "0.0.0.0:0",
+    "bindVerb": "",
+}
+PLUGINS = sorted(fields._PLUGINS)
+
+
+def example(shape: fields.Shape, minor: int, version: str, name: str = "") -> object:
+    """A value of a shape, with all the fields that it has."""
+    if isinstance(shape, fields.Struct):
+        pairs = {key: example(inner, minor, version, key) for key, inner in shape.of(minor, version).items()}
+        return {key: value for key, value in pairs.items() if value is not None}
+    if name == "pluginConfig":
+        known = {plugin: fields.args_of(plugin, minor, version) for plugin in PLUGINS}
+        return [{"name": key, "args": example(args, minor, version)} for key, args in known.items() if args]
+    if isinstance(shape, fields.ListOf):
+        return [example(shape.item, minor, version, name)]
+    if isinstance(shape, fields.MapOf):
+        return {"a": example(shape.value, minor, version)}
+    kinds = {"bool": True, "int32": 1, "int64": 1, "float": 1.5, "bytes": "YQ==", "string": WORDS.get(name, "a")}
+    duration = {"leaseDuration": "30s", "renewDeadline": "20s"}.get(name, "5s")
+    return kinds.get(str(shape), duration)
+
+
+def whole(version: str, api: str) -> dict:  # type: ignore[type-arg]
+    minor = int(version.split(".")[1])
+    config = example(fields.CONFIGURATION, minor, api)
+    assert isinstance(config, dict)
+    return {"apiVersion": f"kubescheduler.config.k8s.io/{api}", "kind": "KubeSchedulerConfiguration", **config}
+
+
+def mappings(value: object, place: str = "") -> list[str]:
+    """The places of all mappings with fields, deepest last."""
+    if isinstance(value, list):
+        return [one for number, item in enumerate(value) for one in mappings(item, f"{place}[{number}]")]
+    if not isinstance(value, dict) or place.endswith("matchLabels"):
+        return []
+    found = [one for key, item in value.items() for one in mappings(item, f"{place}.{key}" if place else key)]
+    return [place, *found]
+
+
+def at(config: object, place: str) -> object:
+    for key, number in re.findall(r"([A-Za-z]+)|\[(\d+)\]", place):
+        config = config[int(number)] if number else config[key]  # type: ignore[index]
+    return config
+
+
+def refusal(text: str, minor: int = 36) -> str:
+    try:
+        sc.check("/c", text, minor)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("version", "api"), REAL)
+def test_every_known_field_is_known_to_the_real_scheduler(version: str, api: str, tmp_path: Path) -> None:
+    config = whole(version, api)
+    said = real_scheduler.complaint(yaml.safe_dump(config), tmp_path, version)
+    assert "unknown field" not in said and "cannot unmarshal" not in said and "invalid duration" not in said
+    assert len(mappings(config)) > 30
+    assert "knows no field" not in refusal(yaml.safe_dump(config), int(version.split(".")[1]))
+
+
+@pytest.mark.parametrize(("version", "api"), REAL)
+def test_no_other_field_is_known_anywhere(version: str, api: str, tmp_path: Path) -> None:
+    minor, config = int(version.split(".")[1]), whole(version, api)
+    places = mappings(config)
+    everywhere = copy.deepcopy(config)
+    for number, place in enumerate(places):
+        wrong = copy.deepcopy(config)
+        at(wrong, place)[f"bogus{number}"] = 1  # type: ignore[index]
+        at(everywhere, place)[f"bogus{number}"] = 1  # type: ignore[index]
+        field = f"{place}.bogus{number}" if place else f"bogus{number}"
+        assert re.search(rf"knows no field {re.escape(field)}$", refusal(json.dumps(wrong), minor)), field
+    # A kube-scheduler names only some: those outside of plugins' arguments, or those of the first arguments.
+    said = real_scheduler.complaint(yaml.safe_dump(everywhere), tmp_path, version)
+    assert "bogus" in said
+
+
+@pytest.mark.parametrize(("version", "api"), REAL)
+def test_fields_of_other_versions_are_unknown_to_this_one(version: str, api: str, tmp_path: Path) -> None:
+    minor = int(version.split(".")[1])
+    newest = fields.CONFIGURATION.of(99, "v1") | fields.CONFIGURATION.of(99, "v1beta1")
+    others = set(newest) - set(fields.CONFIGURATION.of(minor, api))
+    points = set(fields._EXTENSION_POINTS) - {
+        name for name, since in fields._EXTENSION_POINTS.items() if since <= minor
+    }
+    texts = [{one: example(newest[one], 99, api, one)} for one in sorted(others)]
+    texts += [{"profiles": [{"plugins": {one: {"enabled": []}}}]} for one in sorted(points)]
+    assert texts
+    for more in texts:
+        text = yaml.safe_dump({**{key: whole(version, api)[key] for key in ("apiVersion", "kind")}, **more})
+        assert "knows no field" in refusal(text, minor)
+        assert real_scheduler.complaint(text, tmp_path, version) != "", f"{version} reads {more}"
+
+
+PROFILE = "profiles:\n- schedulerName: a\n"
+CONFIGURED = PROFILE + "  pluginConfig:\n  - name: {}\n    args: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("parallelism: '5'\n", "line 3: parallelism isn't a whole number"),
+        ("parallelism: 5.5\n", "line 3: parallelism isn't a whole number"),
+        ("parallelism: 3000000000\n", "line 3: parallelism isn't a whole number"),
+        ("parallelism: 0\n", "line 3: parallelism isn't greater than 0"),
+        ("enableProfiling: 'true'\n", "line 3: enableProfiling isn't true or false"),
+        ("enableProfiling: 1\n", "line 3: enableProfiling isn't true or false"),
+        ("percentageOfNodesToScore: 101\n", "line 3: percentageOfNodesToScore isn't between 0 and 100"),
+        ("podInitialBackoffSeconds: 0\n", "line 3: podInitialBackoffSeconds isn't greater than 0"),
+        ("podInitialBackoffSeconds: 11\n", "line 3: podInitialBackoffSeconds makes the longest"),
+        ("podMaxBackoffSeconds: 0\n", "line 3: podMaxBackoffSeconds makes the longest"),
+        ("clientConnection:\n  kubeconfig: 5\n", r"line 4: clientConnection\.kubeconfig isn't a string"),
+        ("clientConnection: {qps: .inf}\n", r"clientConnection\.qps isn't a number"),
+        ("clientConnection: {qps: '5'}\n", r"clientConnection\.qps isn't a number"),
+        ("clientConnection: {burst: -1}\n", r"clientConnection\.burst is negative"),
+        ("clientConnection: []\n", "clientConnection isn't a mapping"),
+        ("leaderElection: {leaseDuration: 30}\n", r"leaderElection\.leaseDuration isn't a duration such as 30s"),
+        ("leaderElection: {leaseDuration: 30 s}\n", r"leaderElection\.leaseDuration isn't a duration"),
+        ("leaderElection: {leaseDuration: null}\n", r"leaderElection\.leaseDuration isn't a duration"),
+        ("leaderElection: {leaseDuration: 9s}\n", r"leaseDuration isn't greater than renewDeadline"),
+        ("leaderElection: {retryPeriod: -1s}\n", r"leaderElection\.retryPeriod is negative"),
+        (
+            "leaderElection: {resourceLock: endpoints}\n",
+            "resourceLock is 'endpoints', and kube-scheduler 1.36 has only",
+        ),
+        ("parallelism: 1\nparallelism: 2\n", "line 4: parallelism is there twice"),
+        ("profiles: [{}, {}]\n", r"profiles\[0\]\.schedulerName is missing"),
+        (
+            PROFILE + "- schedulerName: b\n- schedulerName: a\n",
+            r"line 6: profiles\[2\]\.schedulerName is a, as that of",
+        ),
+        (
+            PROFILE + "  percentageOfNodesToScore: 200\n",
+            r"line 5: profiles\[0\]\.percentageOfNodesToScore isn't between",
+        ),
+        (
+            PROFILE + "  plugins: {score: {enabled: [{name: x, weight: a}]}}\n",
+            r"score\.enabled\[0\]\.weight isn't a whole",
+        ),
+        (PROFILE + "  plugins: {score: [x]}\n", r"profiles\[0\]\.plugins\.score isn't a mapping"),
+        (PROFILE + "  plugins: {multiPoint: {enabled: [{name: EBSLimits}]}}\n", "is EBSLimits, which is gone"),
+        (
+            PROFILE + "- schedulerName: b\n  plugins: {queueSort: {enabled: [{name: PrioritySort}]}}\n",
+            r"line 6: profiles\[1\]\.plugins\.queueSort isn't that of profiles\[0\]",
+        ),
+        (
+            CONFIGURED.format("NodeResourcesFit", "{x: 1}"),
+            r"line 7: .* no field profiles\[0\]\.pluginConfig\[0\]\.args\.x",
+        ),
+        (CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {type: Least}}"), "type is 'Least', which isn't one"),
+        (CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {}}"), "type is '', which isn't one of"),
+        (
+            CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {type: RequestedToCapacityRatio}}"),
+            "requestedToCapacityRatio is missing",
+        ),
+        (
+            CONFIGURED.format(
+                "NodeResourcesFit", "{scoringStrategy: {type: MostAllocated, resources: [{weight: 101}]}}"
+            ),
+            r"resources\[0\]\.weight isn't between",
+        ),
+        (CONFIGURED.format("NodeResourcesFit", "{ignoredResources: a}"), r"args\.ignoredResources isn't a list"),
+        (CONFIGURED.format("NodeResourcesFit", "{kind: PodTopologySpreadArgs}"), "kind isn't NodeResourcesFitArgs"),
+        (CONFIGURED.format("NodeResourcesFit", "[]"), "args isn't a mapping"),
+        (CONFIGURED.format("DefaultPreemption", "{minCandidateNodesPercentage: 101}"), "Percentage isn't between"),
+        (
+            CONFIGURED.format("DefaultPreemption", "{minCandidateNodesPercentage: 0, minCandidateNodesAbsolute: 0}"),
+            "Absolute is 0, as",
+        ),
+        (CONFIGURED.format("InterPodAffinity", "{hardPodAffinityWeight: 101}"), "hardPodAffinityWeight isn't between"),
+        (CONFIGURED.format("VolumeBinding", "{bindTimeoutSeconds: -1}"), "bindTimeoutSeconds is negative"),
+        (
+            CONFIGURED.format("PodTopologySpread", "{defaultConstraints: [{maxSkew: 1}]}"),
+            "defaultingType isn't List, and there are",
+        ),
+        (
+            CONFIGURED.format("PodTopologySpread", "{defaultingType: List, defaultConstraints: [{maxSkew: 0}]}"),
+            r"defaultConstraints\[0\]\.maxSkew isn't greater",
+        ),
+        (CONFIGURED.format("NodeResourcesBalancedAllocation", "{resources: [{name: a, weight: 2}]}"), "weight isn't 1"),
+        (
+            CONFIGURED.format("NodeAffinity", "{addedAffinity: {required: {}}}"),
+            r"no field profiles\[0\]\.pluginConfig\[0\]\.args\.addedAffinity\.required$",
+        ),
+        (
+            CONFIGURED.format("InterPodAffinity", "{}") + "  - name: InterPodAffinity\n",
+            r"line 8: profiles\[0\]\.pluginConfig\[1\]\.name is InterPodAffinity, which has arguments already",
+        ),
+        ("extenders:\n- prioritizeVerb: p\n", r"line 4: extenders\[0\]\.weight isn't greater than 0"),
+        ("extenders: [{weight: a}]\n", r"extenders\[0\]\.weight isn't a whole number"),
+        ("extenders: [{enableHTTPS: 'no'}]\n", r"extenders\[0\]\.enableHTTPS isn't true or false"),
+        ("extenders: [{httpTimeout: 5000000000}]\n", r"extenders\[0\]\.httpTimeout isn't a duration"),
+        ("extenders: [{tlsConfig: {certData: '***'}}]\n", r"extenders\[0\]\.tlsConfig\.certData isn't base64"),
+        ("extenders: [{tlsConfig: {certdata: YQ==}}]\n", r"no field extenders\[0\]\.tlsConfig\.certdata"),
+        (
+            "extenders: [{managedResources: [{name: cpu}]}]\n",
+            r"managedResources\[0\]\.name isn't the name of an extended",
+        ),
+        ("extenders: [{managedResources: [{name: kubernetes.io/x}]}]\n", "isn't the name of an extended resource"),
+        ("extenders: [{managedResources: [{name: a.b/c/d}]}]\n", "isn't the name of an extended resource"),
+        ("extenders: [{managedResources: [{}]}]\n", "isn't the name of an extended resource"),
+        (
+            "extenders:\n- managedResources:\n  - name: a.b/c\n- managedResources:\n  - name: a.b/c\n",
+            r"line 7: extenders\[1\]\.managedResources\[0\]\.name is a\.b/c, which extenders\[0\] manages already",
+        ),
+        (
+            "extenders: [{bindVerb: a}, {bindVerb: b}]\n",
+            r"extenders\[1\]\.bindVerb is set, and extenders\[0\] binds already",
+        ),
+        ("extenders: [filter]\n", r"extenders\[0\] isn't a mapping"),
+        ("profiles: {a: b}\n", "profiles isn't a list"),
+    ],
+)
+def test_refused_with_its_line_as_the_real_scheduler_does(more: str, words: str, tmp_path: Path) -> None:
+    assert re.search(rf"^/c, line \d+: .*{words.partition(': ')[2] or words}", refusal(HEAD + more))
+    assert re.search(words, refusal(HEAD + more))
+    assert real_scheduler.complaint(HEAD + more, tmp_path) != ""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "enableProfiling: y\nparallelism: 5.0\npodMaxBackoffSeconds: 5e1\npercentageOfNodesToScore: 010\n",
+        "parallelism: 0x10\npodMaxBackoffSeconds: 1_0\n",
+        "parallelism: null\nprofiles: null\nextenders: ~\nleaderElection: null\nclientConnection:\n",
+        "leaderElection: {leaderElect: no, leaseDuration: '0', resourceLock: endpoints}\n",
+        "leaderElection: {leaseDuration: 1h1m1.5s, renewDeadline: '0'}\n",
+        "profiles: [null]\nextenders: [null]\n",
+        "profiles: [{schedulerName: 1:30}]\n",
+        "profiles: [{schedulerName: 2001-01-01}]\n",
+        "clientConnection: {qps: 5, burst: 0, contentType: ''}\n",
+        "extenders:\n- &a {urlPrefix: http://a, httpTimeout: 5s}\n- <<: *a\n  filterVerb: f\n",
+        "extenders:\n- urlPrefix: http://a\n  tlsConfig: {insecure: true, certData: null, serverName: a}\n",
+        "extenders: [{managedResources: [{name: example.com/Thing_1.a, ignoredByScheduler: on}], weight: 9e3}]\n",
+        CONFIGURED.format(
+            "NodeResourcesFit", "{apiVersion: kubescheduler.config.k8s.io/v1, kind: NodeResourcesFitArgs}"
+        ),
+        CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {type: LeastAllocated, resources: [{name: cpu}]}}"),
+        CONFIGURED.format("InterPodAffinity", "null"),
+        CONFIGURED.format("PodTopologySpread", "{defaultingType: System, defaultConstraints: []}"),
+        PROFILE + "- schedulerName: b\n  plugins: {queueSort: {enabled: []}, score: {disabled: [{name: '*'}]}}\n",
+    ],
+)
+def test_accepted_as_the_real_scheduler_does(more: str, tmp_path: Path) -> None:
+    assert real_scheduler.complaint(HEAD + more, tmp_path) == ""
+    assert refusal(HEAD + more) == ""
+
+
+def test_plugins_from_elsewhere_have_arguments_of_their_own() -> None:
+    text = HEAD + CONFIGURED.format("Coscheduling", "{permitWaitingTimeSeconds: 10, kind: AnyArgs}")
+    assert refusal(text) == ""
+
+
+def test_what_begins_with_a_brace_is_json(tmp_path: Path) -> None:
+    text = "{apiVersion: kubescheduler.config.k8s.io/v1,\n kind: KubeSchedulerConfiguration}\n"
+    assert re.search("^/c, line 1, can't be parsed", refusal(text))
+    assert "json parse error" in real_scheduler.complaint(text, tmp_path)
+    top = yaml.safe_load(HEAD)
+    text = json.dumps({**top, "parallelism": 5.0}, indent="\t")
+    assert refusal(text) == "/c, line 4: parallelism isn't a whole number"
+    assert "parallelism" in real_scheduler.complaint(text, tmp_path)
+
+
+NUMBERS = st.sampled_from([0, 1, 1, 1, 5, 50, 100, 101, -1])
+STRINGS = st.sampled_from(["a", "b", "example.com/x", "x y", "yes", "5", "", "#", "a: b"])
+DURATIONS = st.sampled_from(["30s", "1m", "1h0.5m", "0", "5"])
+
+
+def anything(shape: fields.Shape, name: str = "") -> st.SearchStrategy[object]:
+    """Values of a shape of 1.36, now and then such as kube-scheduler refuses."""
+    if name == "extenders":
+        return st.lists(anything(shape.item), max_size=2, unique_by=str).map(distinct)  # type: ignore[union-attr]
+    if isinstance(shape, fields.Struct):
+        known = {
+            key: anything(inner, key) for key, inner in shape.of(36, "v1").items() if key not in ("apiVersion", "kind")
+        }
+        must = [key for key in ("name", "schedulerName", "urlPrefix", "key", "operator") if key in known]
+        if "args" in known:
+            return st.sampled_from(PLUGINS).flatmap(configured)
+        few = st.lists(st.sampled_from(sorted(known)), max_size=3, unique=True)
+        return few.flatmap(
+            lambda keys: st.fixed_dictionaries({key: known[key] for key in dict.fromkeys([*must, *keys])})
+        )
+    if isinstance(shape, fields.ListOf):
+        return st.lists(anything(shape.item, name), max_size=2)
+    if isinstance(shape, fields.MapOf):
+        return st.just({"a": "b"})
+    if shape == "string":
+        return STRINGS if WORDS.get(name, "a") == "a" else st.sampled_from([WORDS[name]] * 4 + ["b"])
+    kinds = {"bool": st.booleans(), "float": st.sampled_from([1.5, 2, 0]), "bytes": st.just("YQ==")}
+    return kinds.get(str(shape), DURATIONS if "duration" in str(shape) else NUMBERS)
+
+
+def configured(plugin: str) -> st.SearchStrategy[object]:
+    args = fields.args_of(plugin, 36, "v1")
+    return st.fixed_dictionaries({"name": st.just(plugin), "args": anything(args) if args else st.just({"own": [1]})})
+
+
+def distinct(extenders: list[dict]) -> list[dict]:  # type: ignore[type-arg]
+    """One resource is managed by one extender, and none of them binds."""
+    for number, one in enumerate(extenders):
+        one.pop("bindVerb", None)
+        if one.get("managedResources"):
+            one["managedResources"] = [{"name": f"example.com/x{number}"}]
+    return extenders
+
+
+TOP = {
+    key: anything(inner, key)
+    for key, inner in fields.CONFIGURATION.of(36, "v1").items()
+    if key not in ("apiVersion", "kind")
+}
+CONFIGURATIONS = st.lists(st.sampled_from([*sorted(TOP), "extenders", "profiles"]), max_size=3, unique=True).flatmap(
+    lambda keys: st.fixed_dictionaries({key: TOP[key] for key in keys})
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(config=CONFIGURATIONS, style=st.sampled_from(["block", "flow", "indented", "comments", "json", "tabs"]))
+def test_what_the_real_scheduler_accepts_stays_accepted(  # type: ignore[no-untyped-def]
+    config, style, tmp_path: Path
+) -> None:
+    # An empty list of extenders is as good as none, and goes with ours.
+    if not config.get("extenders", [1]):
+        del config["extenders"]
+    config = {**yaml.safe_load(HEAD), **config}
+    if style in ("json", "tabs"):
+        text = json.dumps(config, indent=2 if style == "json" else "\t")
+    else:
+        text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None if style == "flow" else False)
+    if style == "indented":
+        text = "---\n" + text.replace("\n  ", "\n    ")
+    if style == "comments":
+        text = "".join(f"# above {number}\n{line}\n" for number, line in enumerate(text.splitlines()))
+    said = real_scheduler.complaint(text, tmp_path)
+    event("refused" if said else "accepted")
+    if said:
+        return
+    done = sc.merged("/c", text, 36, EXTENDER)
+    assert real_scheduler.complaint(done, tmp_path) == ""
+    assert yaml.safe_load(done.replace("\t", " "))["extenders"][:-1] == config.get("extenders", [])
+    assert sc.merged("/c", done, 36, EXTENDER) == done
+    assert sc.without("/c", done) == text
