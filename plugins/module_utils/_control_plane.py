@@ -12,20 +12,32 @@ import posixpath
 import re
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
 from ansible_collections.kubegpu.share.plugins.module_utils._observe_containerd import EMBEDDED
-from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import process_age
+from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import process_age, unit
 from ansible_collections.kubegpu.share.plugins.module_utils._probe import Probe, probe
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 FOLDER = "/etc/kubernetes/kubegpu-share"
 CONFIG = f"{FOLDER}/scheduler.yaml"
+POLICY = f"{FOLDER}/policy.json"
 PENDING = f"{FOLDER}/backup/pending.json"
 STAGED = f"{FOLDER}/.staged-kube-scheduler.yaml"
+# SHA-256 of the configuration, on the pod: kubelet starts it again when this changes.
+ANNOTATION = "kubegpu.share/scheduler-config-sha256"
 LOGS = "/var/log/pods"
-POD_PREFIX = "kube-system_kube-scheduler-"
+CONTAINER = "kube-scheduler"
+POD_PREFIX = f"kube-system_{CONTAINER}-"
 
-ARGUMENTS: dict[str, t.Any] = {"config_path": {"type": "path"}}
+KUBELET = "kubelet.service"
+KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
+
+ARGUMENTS: dict[str, t.Any] = {
+    "config_path": {"type": "path"},
+    "policy_path": {"type": "path"},
+    "patches_dir": {"type": "path"},
+}
 
 
 def flag(text: str, name: str) -> str:
@@ -44,10 +56,11 @@ class Scheduler(t.NamedTuple):
     pid: int
     age: float
     config: str
+    policy: str = ""
 
 
 def running(system: System) -> list[Scheduler]:
-    """All processes of that name on this machine, with their --config."""
+    """All processes of that name on this machine, with their --config and --policy-config-file."""
     found = []
     for name in system.names("/proc"):
         if not name.isdigit():
@@ -57,17 +70,37 @@ def running(system: System) -> list[Scheduler]:
             continue
         age = process_age(system, int(name))
         if age is not None:
-            found.append(Scheduler(int(name), age, _config_of(words)))
+            values = (_value(words, "--config"), _value(words, "--policy-config-file"))
+            found.append(Scheduler(int(name), age, *values))
     return found
 
 
-def _config_of(words: t.Sequence[str]) -> str:
+def _value(words: t.Sequence[str], name: str) -> str:
     for number, word in enumerate(words):
-        if word.startswith("--config="):
-            return word[len("--config=") :]
-        if word == "--config" and number + 1 < len(words):
+        if word.startswith(f"{name}="):
+            return word[len(name) + 1 :]
+        if word == name and number + 1 < len(words):
             return words[number + 1]
     return ""
+
+
+def running_version(system: System, pid: int) -> str:
+    """Which version a static pod's kube-scheduler said that it is, in its log; empty where that can't be told."""
+    uid = re.search(r"pod([0-9a-f]{32})\b", system.read(f"/proc/{pid}/cgroup") or "")
+    pods = [name for name in system.names(LOGS) if uid and name.startswith(POD_PREFIX) and name.endswith(uid.group(1))]
+    for pod in pods:
+        log = f"{LOGS}/{pod}/{CONTAINER}/{starts(system, pod)}.log"
+        done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
+        found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
+        if found:
+            return found.group(1)
+    return ""
+
+
+def starts(system: System, pod: str) -> int:
+    """How often kubelet has started the container of a pod, named as its folder of logs, again."""
+    logs = system.names(f"{LOGS}/{pod}/{CONTAINER}")
+    return max((int(name[:-4]) for name in logs if re.match(r"^[0-9]+\.log$", name)), default=0)
 
 
 def health_url(manifest: str) -> str:
@@ -78,24 +111,117 @@ def health_url(manifest: str) -> str:
     return f"https://{host}:{flag(manifest, 'secure-port') or '10259'}/healthz"
 
 
-def observe(system: System, config_path: str | None = None, ask: Probe = probe) -> dict[str, t.Any]:
+def image_version(manifest: str) -> str:
+    """The version in the tag of kube-scheduler's image; empty where it has none."""
+    found = re.search(
+        r"\bimage[\"']?\s*:\s*[\"']?\S*/?kube-scheduler[^\s:@/\"',]*:v?(1\.[0-9]+\.[0-9]+[^\s@\"',}]*)", manifest
+    )
+    return found.group(1) if found else ""
+
+
+def watched_folder(system: System) -> str:
+    """The folder whose manifests kubelet runs: its own configuration says which."""
+    kubelet = unit(system, KUBELET)
+    named = kubelet.values("--pod-manifest-path")
+    text = system.read((kubelet.values("--config") or [KUBELET_CONFIG])[-1]) or ""
+    folder = "".join(kubelet.values("--config-dir")[-1:])
+    for name in system.names(folder) if folder else []:
+        # Later files win.
+        if name.endswith(".conf"):
+            text = (system.read(posixpath.join(folder, name)) or "") + "\n" + text
+    found = re.search(
+        r"(?m)^[\"']?staticPodPath[\"']?:[ \t]*[\"']?([^\s\"'#]+)|\"staticPodPath\"\s*:\s*\"([^\"]+)\"", text
+    )
+    # A flag goes before the file.
+    path = "".join(named[-1:]) or (found.group(1) or found.group(2) if found else "")
+    return posixpath.normpath(path) if path.startswith("/") else posixpath.dirname(MANIFEST)
+
+
+def _like_a_scheduler(text: str) -> bool:
+    """It may be a pod of kube-scheduler; whether it is one, who can read YAML has to say."""
+    return bool(re.search(r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler", text))
+
+
+def _pods(system: System, folder: str) -> dict[str, str]:
+    """The files there that may be a pod of kube-scheduler: kubelet reads all but those with a leading dot."""
+    found = {}
+    for name in system.names(folder):
+        path = posixpath.join(folder, name)
+        text = None if name.startswith(".") else system.read(path)
+        if text is not None and (name == posixpath.basename(MANIFEST) or _like_a_scheduler(text)):
+            found[path] = text
+    return found
+
+
+def observe(
+    system: System,
+    config_path: str | None = None,
+    ask: Probe = probe,
+    policy_path: str | None = None,
+    patches_dir: str | None = None,
+) -> dict[str, t.Any]:
     """What the scheduler role decides on.
 
     :param config_path: which file to read as kube-scheduler's configuration, where that isn't the path in its --config.
+    :param policy_path: the same for its --policy-config-file.
+    :param patches_dir: the folder of patches that is given to kubeadm upgrade, where there is one.
     """
-    manifest = system.read(MANIFEST)
-    named = flag(manifest or "", "config")
-    path = config_path or named
+    folder = watched_folder(system)
+    pods = _pods(system, folder)
+    path = posixpath.join(folder, posixpath.basename(MANIFEST))
+    if path not in pods:
+        path = next(iter(pods), path)
+    manifest = pods.pop(path, None)
+    embedded = next((name for name, place in EMBEDDED.items() if system.exists(place)), "")
+    server = _embedded.observe(system, embedded) if manifest is None else None
+    own = _embedded.PLACES[embedded] if server is not None else None
+    if config_path is None:
+        config_path = server["named"] if server is not None else flag(manifest or "", "config")
+    if policy_path is None:
+        policy_path = flag(manifest or "", "policy-config-file")
+    if server is not None:
+        health = next((status for url in own.health if (status := ask(url))), 0) if own is not None else 0
+    else:
+        health = ask(health_url(manifest)) if manifest else 0
     return {
-        "manifest_path": MANIFEST,
+        "kind": "static_pod" if manifest is not None else embedded if server is not None else "",
+        "version": server["version"] if server is not None else image_version(manifest or ""),
+        "folder": folder,
+        "manifest_path": path,
         "manifest": manifest,
-        "config_path": path,
-        "config": system.read(path) if path.startswith("/") else None,
-        "ours": system.read(CONFIG),
-        "running": [{"pid": one.pid, "config": one.config} for one in running(system)],
-        "health": ask(health_url(manifest)) if manifest else 0,
-        "pending": system.exists(PENDING),
+        # Where the manifest is a link, what it points to.
+        "link": system.link(path) or "",
+        "others": pods,
+        "config_path": config_path,
+        "config": system.read(config_path) if config_path.startswith("/") else None,
+        "policy_path": policy_path,
+        "policy": system.read(policy_path) if policy_path.startswith("/") else None,
+        "ours": system.read(own.config if own is not None else CONFIG),
+        "ours_policy": system.read(POLICY),
+        "patches_dir": patches_dir or "",
+        "patches": _patches(system, patches_dir),
+        "running": [
+            {
+                "pid": one.pid,
+                "config": one.config,
+                "policy": one.policy,
+                "version": running_version(system, one.pid),
+                "stamp": _embedded.stamp(system, one.pid) if server is not None else "",
+            }
+            for one in running(system)
+        ],
+        "health": health,
+        "pending": system.exists(own.record if own is not None else PENDING),
         # As it stands in the lease that kube-scheduler holds.
         "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": next((name for name, folder in EMBEDDED.items() if system.exists(folder)), ""),
+        "embedded": embedded,
+        "server": server,
     }
+
+
+def _patches(system: System, folder: str | None) -> dict[str, str]:
+    """kubeadm's patches of kube-scheduler by their path."""
+    if not folder:
+        return {}
+    paths = [posixpath.join(folder, name) for name in system.names(folder) if name.startswith("kube-scheduler")]
+    return {path: text for path in paths if (text := system.read(path)) is not None}

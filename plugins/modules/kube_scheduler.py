@@ -7,22 +7,25 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_scheduler
-short_description: Tell a static kube-scheduler of gpushare's extender, or take it out again
+short_description: Tell kube-scheduler of gpushare's extender, or take it out again
 version_added: 1.0.0
 description:
-  - Gives the kube-scheduler that kubeadm set up on a control-plane machine a C(KubeSchedulerConfiguration) with gpushare's
-    extender, in the version that this kube-scheduler reads. What its flags said, and a configuration file would make it forget,
-    is repeated there.
-  - Where kube-scheduler has a C(--config) already, the extender is merged into that very file. Profiles, other extenders and
-    comments stay as they are.
-  - The manifest gets one flag, one folder mounted and one annotation, or only the annotation. Everything else in it, comments
-    included, stays as it is, and no other file is ever written into the manifests' folder.
+  - Gives a control-plane machine's kube-scheduler gpushare's extender, in the form that its version reads, a
+    C(KubeSchedulerConfiguration) or a Policy. What its flags said, and a configuration file would make it forget, is repeated
+    there.
+  - Where kube-scheduler has a C(--config) or C(--policy-config-file) already, the extender is merged into that very file.
+    Profiles, other extenders and comments stay as they are.
+  - Of a static pod, as kubeadm sets it up, the manifest gets one flag, one folder mounted and one annotation, or only the
+    annotation. Everything else in it, comments included, stays as it is, and no other file is ever written into the manifests'
+    folder, which is the one that kubelet's configuration names.
+  - k3s and RKE2 get a drop-in beside their settings, which adds to C(kube-scheduler-arg), and are started again.
   - Files are edited on the controller. The machine is only touched when something has to change. There a new kube-scheduler
-    process with the configuration has to come up and be healthy. If it doesn't, the old files are put back, and the module
-    fails with kube-scheduler's own words.
+    process with the configuration has to come up and be healthy, and, with O(kubeconfig), its lease has to be renewed. If that
+    doesn't happen, the old files are put back, and the module fails with kube-scheduler's own words.
+  - A manifest that is a symbolic link, a second kube-scheduler pod in the manifests' folder and a control plane that is half
+    upgraded are refused, and nothing is changed.
   - A run that was cut short is finished by the next.
 requirements:
-  - ruamel.yaml (on the controller)
   - PyYAML (on the controller)
 author:
   - The kubegpu.share authors (@kubegpu)
@@ -42,9 +45,28 @@ options:
     description: Seconds that kube-scheduler waits for an answer of the extender.
     type: int
     default: 30
+  configuration:
+    description:
+      - In which form kube-scheduler gets the extender. V(auto) is a Policy before 1.19 and where there is one already, and a
+        C(KubeSchedulerConfiguration) otherwise. A Policy is read up to 1.22.
+    type: str
+    choices: [auto, policy, config]
+    default: auto
   version:
     description: kube-scheduler's version, where its image's tag doesn't tell.
     type: str
+  versions:
+    description:
+      - The kube-schedulers' versions of all control-plane machines, as M(kubegpu.share.scheduler_info) returned them. Where
+        they differ by a minor version the cluster is half upgraded, and nothing is changed.
+    type: list
+    elements: str
+    default: []
+  patches_dir:
+    description:
+      - The folder on the machine that is given to C(kubeadm upgrade --patches). Where it is set, patches with what is ours in
+        the manifest are written there too, so that an upgrade keeps it.
+    type: path
   timeout:
     description: Seconds that kube-scheduler has to come up healthy.
     type: int
@@ -52,7 +74,7 @@ options:
   kubeconfig:
     description:
       - Kubeconfig of the cluster, on the controller. With it the module also waits until kube-scheduler's lease is renewed, by
-        another process where this machine's held it.
+        another process where this machine's held it, and puts the old files back where it isn't.
     type: path
   observed:
     description: The machine as M(kubegpu.share.control_plane_info) returned it. Has to be given.
@@ -81,7 +103,7 @@ lease:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import ARGUMENTS, work
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_apply import ARGUMENTS, work
 from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref
 
@@ -38,7 +38,8 @@ class SchedulerLease:
     """kube-scheduler's lease in a cluster.
 
     :param kubeconfig: the cluster.
-    :raises ShareError: it can't be used.
+    :param ref: the lease.
+    :raises ShareError: the cluster can't be used.
     """
 
     def __init__(
@@ -47,17 +48,22 @@ class SchedulerLease:
         kube: Kube | None = None,
         sleep: t.Callable[[float], None] = time.sleep,
         now: t.Callable[[], float] = time.monotonic,
+        ref: Ref = LEASE,
     ) -> None:
+        self._ref = ref
         self._kube: Kube = kube if kube is not None else RealKube.of_module(_Options(kubeconfig))
         self._sleep = sleep
         self._now = now
 
     def read(self) -> Lease:
-        spec = (self._kube.get(LEASE) or {}).get("spec") or {}
+        spec = (self._kube.get(self._ref) or {}).get("spec") or {}
         return Lease(str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
 
     def taken(self, before: Lease, hostname: str, timeout: float) -> str:
         """Wait until the lease is held and renewed again; its holder.
+
+        An API server that is away for a while is waited for as well: where it is part of what was started again (k3s,
+        RKE2) it has to be.
 
         :param before: the lease before kube-scheduler on ``hostname`` was started anew. Where that process held it,
             another one has to.
@@ -65,15 +71,24 @@ class SchedulerLease:
         """
         end = self._now() + timeout
         was_here = bool(hostname) and before.holder.startswith(f"{hostname}_")
-        first = self.read()
+        first: Lease | None = None
         while True:
-            found = self.read()
-            if found.holder and found.renewed != first.renewed and not (was_here and found.holder == before.holder):
-                return found.holder
+            found, away = self._asked()
+            if found is not None:
+                first = first or found
+                if found.holder and found.renewed != first.renewed and not (was_here and found.holder == before.holder):
+                    return found.holder
             if self._now() >= end:
+                holder = (found or first or before).holder or "nobody"
                 raise NotInEffect(
-                    "kube-scheduler is healthy, but its lease kube-system/kube-scheduler isn't renewed after "
-                    f"{timeout:g} s "
-                    f"(its last holder is {found.holder or 'nobody'})"
+                    f"kube-scheduler is healthy, but its lease {self._ref.namespace}/{self._ref.name} isn't renewed "
+                    f"after {timeout:g} s ({away or f'its last holder is {holder}'})"
                 )
             self._sleep(POLL_SECONDS)
+
+    def _asked(self) -> tuple[Lease | None, str]:
+        """The lease, or why it can't be read at the moment."""
+        try:
+            return self.read(), ""
+        except ShareError as error:
+            return None, str(error)

@@ -7,8 +7,8 @@
 """What of a static kube-scheduler has to change, and how; made on the controller from what the machine showed.
 
 The manifest is the user's and kubeadm's: it gets one flag, one mounted folder and one annotation, nothing else, and
-loses just these again. Where kube-scheduler has a configuration file already, that file gets our extender instead and
-the manifest only the annotation, whose changed value makes kubelet start the scheduler again.
+loses just these again. Where kube-scheduler has a configuration or policy file already, that file gets our extender
+instead and the manifest only the annotation, whose changed value makes kubelet start the scheduler again.
 """
 
 from __future__ import annotations
@@ -16,54 +16,131 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import posixpath
+import re
 import typing as t
 
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
-from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document, Path, Step
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_policy as policy
+from ansible_collections.kubegpu.share.plugins.plugin_utils._kubeadm_plan import PATCHES, patch_files
+from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import CONTAINER, StaticPod
 
 Json = dict[str, t.Any]
 
-CONTAINER = "kube-scheduler"
-VOLUME = "kubegpu-share"
-ANNOTATION = "kubegpu.share/scheduler-config-sha256"
-ANNOTATIONS: Path = ("metadata", "annotations")
-# Removed in 1.23, and incompatible with a configuration file that has extenders.
-POLICY_FLAGS = ("policy-config-file", "policy-configmap")
-LIVEZ_SINCE = 31
+FLAGS = {"config": "config", "policy": "policy-config-file"}
+OWN = {"config": cp.CONFIG, "policy": cp.POLICY}
+# From here on the flags of the leader election go before the configuration's.
+FLAGS_LEAD_SINCE = 23
+# Where the version can't be told.
+NEWEST = 99
+# With these kube-schedulers take turns by something else than a lease.
+NO_LEASE = ("endpoints", "configmaps")
 
 
-class OtherFile(Exception):
-    """kube-scheduler's --config is another file on the machine than the one that was read.
+class LookAgain(Exception):
+    """The plan needs something of the machine that the observation doesn't show.
 
-    :param path: that file, as the machine knows it.
+    :param arguments: those of ``control_plane_info`` that make it show that.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    def __init__(self, **arguments: str) -> None:
+        super().__init__(", ".join(f"{name}={value}" for name, value in arguments.items()))
+        self.arguments = arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The arguments of ``kube_scheduler``."""
+    """The arguments of ``kube_scheduler``.
+
+    :param versions: of the kube-schedulers of all control-plane machines.
+    """
 
     present: bool
     extender: config.Extender
     version: str | None = None
+    configuration: str = "auto"
+    versions: tuple[str, ...] = ()
+    patches_dir: str | None = None
+
+
+class File(t.NamedTuple):
+    """One file and its texts; None where there is none."""
+
+    path: str
+    before: str | None
+    after: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What to show and what to hand to the machine (the module's option ``plan``)."""
+    """What to show and what to hand to the machine (the module's option ``plan``).
+
+    :param files: what changes, in the order in which it is written.
+    :param config: the --config of the process that has to come up, and ``policy`` its --policy-config-file.
+    :param before: the same two of the process that runs with the old files.
+    :param lease: namespace and name of the lease that it takes; None where it takes none.
+    :param lease_certain: whether it is known to take one.
+    """
 
     plan: Plan
-    files: tuple[Json, ...] = ()
+    kind: str = "static_pod"
+    files: tuple[File, ...] = ()
     config: str = ""
+    policy: str = ""
+    before: tuple[str, str] = ("", "")
     urls: tuple[str, ...] = ()
+    manifest: str = cp.MANIFEST
+    lease: tuple[str, str] | None = None
+    lease_certain: bool = True
+
+    @property
+    def restarts(self) -> bool:
+        """Whether another process than now has to be there afterwards."""
+        if self.kind == "static_pod":
+            return any(one.path == self.manifest for one in self.files)
+        return self.kind == "k3s" or bool(self.files)
+
+    def handed(self) -> Json:
+        return self._handed(self.files, self.config, self.policy)
+
+    def back(self) -> Json:
+        """The way back from where ``handed`` leads to."""
+        files = [File(path, after, before) for path, before, after in reversed(self.files)]
+        return self._handed(files, *self.before)
+
+    def _handed(self, files: t.Sequence[File], config_path: str, policy_path: str) -> Json:
+        return {
+            "kind": self.kind,
+            "manifest": self.manifest,
+            "files": [{"path": path, "before": digest(before), "after": after} for path, before, after in files],
+            "config": config_path,
+            "policy": policy_path,
+            "urls": list(self.urls),
+        }
+
+
+def changed(files: t.Sequence[File]) -> tuple[File, ...]:
+    """Those that change.
+
+    :raises BadInput: one of them holds what can't be written back as it was.
+    """
+    found = tuple(one for one in files if one.before != one.after)
+    for one in found:
+        if one.after is not None and "\ufffd" in one.after:
+            raise BadInput(f"{one.path} isn't in UTF-8; it is left as it is")
+    return found
+
+
+def changes_of(files: t.Sequence[File], reason: str) -> Plan:
+    """The plan that these files make, or, where none changes, the reason to start kube-scheduler again."""
+    changes = [Change(path, before or "", after or "") for path, before, after in files]
+    if reason and not changes:
+        changes = [Change(CONTAINER, f"{reason}\n", "healthy, with this configuration\n")]
+    return Plan(tuple(changes))
 
 
 def make_plan(options: Options, observed: Json) -> Planned:
@@ -71,197 +148,271 @@ def make_plan(options: Options, observed: Json) -> Planned:
 
     :param observed: what ``control_plane_info`` returned.
     :raises BadInput: this kube-scheduler can't be configured as asked for; nothing was changed.
-    :raises OtherFile: look again, at this file.
+    :raises LookAgain: look again, with these arguments.
     """
+    path = observed.get("manifest_path") or cp.MANIFEST
     if observed["manifest"] is None:
         if options.present:
-            raise BadInput(
-                f"scheduler_mode: static_pod needs {cp.MANIFEST}, and this machine has none"
-                + (f" (it runs {observed['embedded']})" if observed["embedded"] else "")
-            )
+            runs = f" (it runs {observed['embedded']})" if observed["embedded"] else ""
+            raise BadInput(f"scheduler_mode: static_pod needs {path}, and this machine has none{runs}")
         return Planned(Plan())
-    manifest = _Manifest(observed["manifest"])
+    if not options.present and not _touched(observed) and not options.patches_dir:
+        return Planned(Plan())
+    if options.patches_dir and observed.get("patches_dir") != options.patches_dir:
+        raise LookAgain(patches_dir=options.patches_dir)
+    manifest = StaticPod(observed["manifest"], path)
+    flags = manifest.flags()
     minor = config.minor_of(manifest.image, options.version) if options.present else 0
-    after = _present(options, observed, manifest, minor) if options.present else _absent(observed, manifest)
-    rows, changes = [], []
-    for path, before, text in after:
-        if text != before:
-            rows.append({"path": path, "before": digest(before), "after": text})
-            changes.append(Change(path, before or "", text or ""))
-    named = manifest.flags().get("config", "")
-    reason = "" if rows else _unproven(observed, named, options.present)
-    if reason:
-        changes.append(Change(CONTAINER, f"{reason}\n", "healthy, with this configuration\n"))
-    return Planned(Plan(tuple(changes)), tuple(rows), named, manifest.urls(options.version))
+    if options.present:
+        _refuse_two(observed)
+    files = changed(
+        _present(options, observed, manifest, minor) if options.present else _absent(options, observed, manifest)
+    )
+    if files:
+        _refuse_unsafe(options, observed, path)
+    named = manifest.flags()
+    values = {name: named.get(flag, "") for name, flag in FLAGS.items()}
+    plan = changes_of(files, _unproven(observed, values, options.present))
+    return Planned(
+        plan=plan,
+        files=files,
+        config=values["config"],
+        policy=values["policy"],
+        before=(flags.get(FLAGS["config"], ""), flags.get(FLAGS["policy"], "")),
+        urls=manifest.urls(options.version),
+        manifest=path,
+        lease=lease_of(_text_after(observed, files, values["config"]), named, _minor_or_newest(manifest, options)),
+    )
 
 
-def _unproven(observed: Json, named: str, present: bool) -> str:
+def _touched(observed: Json) -> bool:
+    """Whether anything on the machine can be ours."""
+    ours = [observed.get("ours"), observed.get("ours_policy")]
+    return observed["pending"] or ours != [None, None] or "kubegpu" in observed["manifest"]
+
+
+def _unproven(observed: Json, values: dict[str, str], present: bool) -> str:
     if observed["pending"]:
         return "an earlier run was cut short"
     if not present:
         return ""
-    if not any(one["config"] == named for one in observed["running"]):
+    wanted = (values["config"], values["policy"])
+    if not any((one["config"], one.get("policy", "")) == wanted for one in observed["running"]):
         return "not running with this configuration"
     return "" if observed["health"] == 200 else "not healthy"
 
 
-Files = list[tuple[str, str | None, str | None]]
+# --------------------------------------------------------------------------- refusals
 
 
-def _present(options: Options, observed: Json, manifest: _Manifest, minor: int) -> Files:
-    flags = manifest.flags()
-    for name in POLICY_FLAGS:
-        if name in flags:
+def _refuse_two(observed: Json) -> None:
+    """kubelet runs every file of its folder, backups too."""
+    for path, text in (observed.get("others") or {}).items():
+        if _is_scheduler(text):
             raise BadInput(
-                f"scheduler_mode: kube-scheduler has --{name}, which can't be combined with a configuration file"
+                f"scheduler_mode: {posixpath.dirname(path)} holds a second kube-scheduler pod, "
+                f"{posixpath.basename(path)}, which kubelet runs beside the first one; move it out of that folder"
             )
-    named = flags.get("config", "")
-    if named and named != cp.CONFIG:
-        path = manifest.host_path(named)
-        if path != observed["config_path"]:
-            raise OtherFile(path)
-        before = observed["config"]
+
+
+def _is_scheduler(text: str) -> bool:
+    try:
+        pods = [one for one in yaml.safe_load_all(text) if isinstance(one, dict) and one.get("kind") == "Pod"]
+    except yaml.YAMLError:
+        # Neither can kubelet read it.
+        return False
+    for pod in pods:
+        containers = (pod.get("spec") or {}).get("containers") or []
+        named = [one.get("name") for one in containers if isinstance(one, dict)]
+        if (pod.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named:
+            return True
+    return False
+
+
+def _refuse_unsafe(options: Options, observed: Json, path: str) -> None:
+    """What makes a change of a static pod dangerous, though it could be made."""
+    if observed.get("link"):
+        raise BadInput(
+            f"scheduler_mode: {path} is a symbolic link to {observed['link']}; put the file itself there, because only "
+            "a file can be replaced in one step"
+        )
+    wanted = _minor(str(observed.get("version") or ""))
+    for one in observed["running"]:
+        runs = _minor(str(one.get("version") or ""))
+        if wanted is not None and runs is not None and runs != wanted:
+            raise BadInput(
+                f"scheduler_mode: this control plane is half upgraded: {path} asks for kube-scheduler 1.{wanted} and "
+                f"1.{runs} is running; finish the upgrade first"
+            )
+    refuse_versions(options)
+
+
+def refuse_versions(options: Options) -> None:
+    """In the middle of an upgrade its next step would undo the change, or putting back would undo that step."""
+    minors = sorted({minor for one in options.versions if (minor := _minor(one)) is not None})
+    if len(minors) > 1:
+        raise BadInput(
+            f"scheduler_mode: this control plane is half upgraded: its kube-schedulers are 1.{minors[0]} to "
+            f"1.{minors[-1]}; finish the upgrade first"
+        )
+
+
+def _minor(version: str) -> int | None:
+    found = re.match(r"v?1\.([0-9]+)(?:\D|$)", version)
+    return int(found.group(1)) if found else None
+
+
+# --------------------------------------------------------------------------- files
+
+
+def _present(options: Options, observed: Json, manifest: StaticPod, minor: int) -> list[File]:
+    flags = manifest.flags()
+    form = _form(options, flags, minor)
+    named = flags.get(FLAGS[form], "")
+    if any(one in flags.values() and one != named for one in OWN.values()):
+        # Ours in the other form, or in the place of what is now the user's own.
+        manifest.restore()
+    if named and named != OWN[form]:
+        path, before = _users(form, named, observed, manifest)
         if before is None:
-            raise BadInput(f"{path}, which kube-scheduler's --config names, isn't there")
-        text = config.merged(path, before, minor, options.extender)
+            raise BadInput(f"{path}, which kube-scheduler's --{FLAGS[form]} names, isn't there")
+        if form == "policy":
+            text = policy.merged(path, before, options.extender)
+        else:
+            text = config.merged(path, before, minor, options.extender)
+        manifest.annotate(_sha256(text))
+        users: list[File] = [File(path, before, text)]
     else:
-        path, before = cp.CONFIG, observed["ours"]
-        text = config.new_config(minor, flags, options.extender)
-        manifest.mount()
-    manifest.annotate(hashlib.sha256(text.encode()).hexdigest())
-    # The manifest last: kubelet acts on it at once.
-    return [(path, before, text), (cp.MANIFEST, observed["manifest"], manifest.done())]
+        path, users = OWN[form], []
+        if form == "policy":
+            text = policy.new_policy(options.extender)
+        else:
+            text = config.new_config(minor, flags, options.extender)
+        manifest.mount(f"--{FLAGS[form]}={path}")
+        manifest.annotate(_sha256(text))
+    ours = {name: text if not users and name == form else None for name in OWN}
+    new = [one for one in _own_files(observed, ours) if one.after is not None]
+    old = [one for one in _own_files(observed, ours) if one.after is None]
+    flag = None if users else f"--{FLAGS[form]}={path}"
+    patches = _patches(options, observed, patch_files(_sha256(text), flag))
+    # The manifest after what it names, and before what it doesn't name any more: kubelet acts on it at once.
+    return [*users, *new, *patches, File(_path(observed), observed["manifest"], manifest.done()), *old]
 
 
-def _absent(observed: Json, manifest: _Manifest) -> Files:
-    files: Files = []
-    named = manifest.flags().get("config", "")
-    if named and named != cp.CONFIG and manifest.annotated():
-        path = manifest.host_path(named)
-        if path != observed["config_path"]:
-            raise OtherFile(path)
-        if observed["config"] is not None:
-            files.append((path, observed["config"], config.without(path, observed["config"])))
+def _absent(options: Options, observed: Json, manifest: StaticPod) -> list[File]:
+    files: list[File] = []
+    flags = manifest.flags()
+    for form, flag in FLAGS.items():
+        named = flags.get(flag, "")
+        if named and named not in OWN.values() and manifest.annotated():
+            path, text = _users(form, named, observed, manifest)
+            if text is not None:
+                after = policy.without(path, text) if form == "policy" else config.without(path, text)
+                files.append(File(path, text, after))
     manifest.restore()
-    files.append((cp.MANIFEST, observed["manifest"], manifest.done()))
-    files.append((cp.CONFIG, observed["ours"], None))
-    return files
+    files += _patches(options, observed, {})
+    return [*files, File(_path(observed), observed["manifest"], manifest.done()), *_own_files(observed, {})]
 
 
-class _Manifest:
-    """kube-scheduler's manifest under edit."""
+def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> str:
+    """In which of its two ways kube-scheduler gets the extender.
 
-    def __init__(self, text: str) -> None:
-        self._document = Document(cp.MANIFEST, text)
-        containers = self._document.get(("spec", "containers"))
-        names = [one.get("name") for one in containers] if isinstance(containers, list) else []
-        if CONTAINER not in names:
-            raise BadInput(f"{cp.MANIFEST} has no container {CONTAINER}; it is left as it is")
-        self._container: Path = ("spec", "containers", names.index(CONTAINER))
+    :raises BadInput: it has something that can't be combined with that way.
+    """
+    if "policy-configmap" in flags:
+        raise BadInput(
+            "scheduler_configuration: kube-scheduler has --policy-configmap, and what it takes from a ConfigMap isn't "
+            "changed here; give it a file (--policy-config-file or --config)"
+        )
+    users = {form: flags[flag] for form, flag in FLAGS.items() if flags.get(flag, OWN[form]) != OWN[form]}
+    if options.configuration == "auto" and "policy" in users and minor < config.NO_POLICY_SINCE:
+        form = "policy"
+    else:
+        form = config.form_of(minor, options.configuration)
+    other = "policy" if form == "config" else "config"
+    both = form == "policy" and form in users and minor >= config.CONFIG_SINCE
+    if other in users and not both:
+        raise BadInput(
+            f"scheduler_configuration: kube-scheduler has --{FLAGS[other]}={users[other]}, with which "
+            f"{'a configuration file' if form == 'config' else 'a policy file'} can't be combined; "
+            f"set scheduler_configuration: {other}, or take that flag out"
+        )
+    return form
 
-    @property
-    def image(self) -> str:
-        return str(self._get("image") or "")
 
-    def _get(self, *steps: Step) -> t.Any:
-        return self._document.get((*self._container, *steps))
+def _users(form: str, named: str, observed: Json, manifest: StaticPod) -> tuple[str, str | None]:
+    """The user's own file: where it is on the machine, and its text."""
+    path = manifest.host_path(named)
+    if path != observed.get(f"{form}_path"):
+        raise LookAgain(**{f"{form}_path": path})
+    return path, observed[form]
 
-    def _flag_list(self) -> str:
-        """Which list of the container holds the flags: command (kubeadm's way) or args."""
-        for name in ("args", "command"):
-            if any(str(word).startswith("--") for word in self._get(name) or []):
-                return name
-        return "command"
 
-    def flags(self) -> dict[str, str]:
-        words = [str(word) for word in [*(self._get("command") or []), *(self._get("args") or [])]]
-        found: dict[str, str] = {}
-        for number, word in enumerate(words):
-            if not word.startswith("--"):
-                continue
-            name, equals, value = word[2:].partition("=")
-            following = words[number + 1] if number + 1 < len(words) else "--"
-            found[name] = value if equals or following.startswith("--") else following
-        return found
+def _own_files(observed: Json, after: t.Mapping[str, str | None]) -> list[File]:
+    before = {"config": observed.get("ours"), "policy": observed.get("ours_policy")}
+    return [File(OWN[form], before[form], after.get(form)) for form in OWN]
 
-    def host_path(self, path: str) -> str:
-        """The file on the machine behind a path in the container.
 
-        :raises BadInput: it isn't on the machine.
-        """
-        volumes = {one.get("name"): one for one in self._document.get(("spec", "volumes")) or []}
-        mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
-        for mount in mounts:
-            folder = str(mount.get("mountPath")).rstrip("/")
-            if path == folder or path.startswith(folder + "/"):
-                host = (volumes.get(mount.get("name"), {}).get("hostPath") or {}).get("path")
-                if host:
-                    return posixpath.normpath(f"{host}/{path[len(folder) :]}")
-                break
-        raise BadInput(f"scheduler_mode: kube-scheduler's --config={path} isn't in a folder of this machine (hostPath)")
+def _patches(options: Options, observed: Json, wanted: t.Mapping[str, str]) -> list[File]:
+    """Our patches in the folder that kubeadm upgrade is given; the user's own are left alone."""
+    if not options.patches_dir:
+        return []
+    there = observed["patches"]
+    paths = {name: posixpath.join(options.patches_dir, name) for name in PATCHES}
+    return [File(path, there.get(path), wanted.get(name)) for name, path in paths.items()]
 
-    # ----------------------------------------------------------------- ours in it
 
-    def annotated(self) -> bool:
-        return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
+def _path(observed: Json) -> str:
+    return str(observed.get("manifest_path") or cp.MANIFEST)
 
-    def annotate(self, sha256: str) -> None:
-        if (self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) != sha256:
-            self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
 
-    def mount(self) -> None:
-        """Have our folder in the container and our file as its configuration."""
-        flags = (*self._container, self._flag_list())
-        if f"--config={cp.CONFIG}" not in (self._document.get(flags) or []):
-            self._document.append(flags, f"--config={cp.CONFIG}")
-        mount = {"mountPath": cp.FOLDER, "name": VOLUME, "readOnly": True}
-        self._one((*self._container, "volumeMounts"), mount)
-        # A folder, so that a new file in it is seen, and one that has to exist, so that a mistake shows.
-        self._one(("spec", "volumes"), {"hostPath": {"path": cp.FOLDER, "type": "Directory"}, "name": VOLUME})
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    def _one(self, path: Path, item: Json) -> None:
-        there = self._numbers(path)
-        if len(there) == 1 and self._document.get((*path, there[0])) == item:
-            return
-        for number in reversed(there):
-            self._document.delete((*path, number))
-        self._document.append(path, item)
 
-    def _numbers(self, path: Path) -> list[int]:
-        return [n for n, one in enumerate(self._document.get(path) or []) if one.get("name") == VOLUME]
+# --------------------------------------------------------------------------- lease
 
-    def restore(self) -> None:
-        """Take out all that is ours."""
-        for name in ("command", "args"):
-            words = self._get(name) or []
-            if f"--config={cp.CONFIG}" in words:
-                self._document.delete((*self._container, name, words.index(f"--config={cp.CONFIG}")))
-        for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
-            for number in reversed(self._numbers(path)):
-                self._document.delete((*path, number))
-        if self.annotated():
-            self._document.delete((*ANNOTATIONS, ANNOTATION))
 
-    def done(self) -> str:
-        return self._document.checked()
+def _minor_or_newest(manifest: StaticPod, options: Options) -> int:
+    try:
+        return config.minor_of(manifest.image, options.version)
+    except BadInput:
+        return NEWEST
 
-    # ----------------------------------------------------------------- health
 
-    def urls(self, version: str | None) -> tuple[str, ...]:
-        """Where kube-scheduler tells that it is healthy; the manifest's own probes know address and port best."""
-        asked = self._get("livenessProbe", "httpGet") or {}
-        flags = self.flags()
-        address = str(asked.get("host") or flags.get("bind-address") or "127.0.0.1")
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-        port = asked.get("port") or flags.get("secure-port") or 10259
-        if isinstance(port, str) and not port.isdigit():
-            ports = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}
-            port = ports.get(port) or 10259
-        scheme = str(asked.get("scheme") or "HTTPS").lower()
-        base = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
-        try:
-            minor = config.minor_of(self.image, version)
-        except BadInput:
-            minor = 0
-        paths = ("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)
-        return tuple(base + path for path in paths)
+def _text_after(observed: Json, files: t.Sequence[File], named: str) -> str | None:
+    """The configuration that kube-scheduler is left with."""
+    if not named:
+        return None
+    path = named if named == cp.CONFIG else str(observed["config_path"])
+    before = observed.get("ours") if named == cp.CONFIG else observed["config"]
+    return {one: text for one, _before, text in files}.get(path, before)
+
+
+def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[str, str] | None:
+    """The lease by which this kube-scheduler and its like take turns: its namespace and name.
+
+    :param text: its configuration; None where it has none.
+    """
+    try:
+        found = (yaml.safe_load(text) or {}).get("leaderElection") if text else None
+    except (yaml.YAMLError, AttributeError):
+        found = None
+    election = dict(found) if isinstance(found, dict) else {}
+    if text is None or minor >= FLAGS_LEAD_SINCE:
+        told = config.from_flags(flags)["leaderElection"]
+        election.update({key: value for key, value in told.items() if f"leader-elect{_SUFFIX.get(key, '')}" in flags})
+    if election.get("leaderElect") is False or election.get("resourceLock") in NO_LEASE:
+        return None
+    return str(election.get("resourceNamespace") or "kube-system"), str(election.get("resourceName") or CONTAINER)
+
+
+_SUFFIX = {
+    "leaderElect": "",
+    "resourceLock": "-resource-lock",
+    "resourceName": "-resource-name",
+    "resourceNamespace": "-resource-namespace",
+    "leaseDuration": "-lease-duration",
+    "renewDeadline": "-renew-deadline",
+    "retryPeriod": "-retry-period",
+}

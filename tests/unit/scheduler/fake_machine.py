@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A made-up control-plane machine with a kubelet that runs what lies in its manifests' folder."""
+"""A made-up control-plane machine with a kubelet that runs what lies in its folder, and a run that is killed there."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import posixpath
+import typing as t
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import FAILED_STARTS
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
 
 parsed = cache(yaml.safe_load)
@@ -18,15 +21,29 @@ RESTART_SECONDS = 3.0
 
 
 class FakeMachine:
-    """Time passes by ``sleep``; kubelet looks at the manifest whenever it does.
+    """Time passes by ``sleep``; kubelet looks at its folder whenever it does.
 
     :param refuses: says why kube-scheduler ends with these files, or nothing.
+    :param folder: where kubelet looks, by its own configuration.
     """
 
-    def __init__(self, manifest: str, refuses: Callable[[FakeMachine], str] = lambda m: "") -> None:
-        self.files: dict[str, str] = {"/proc/sys/kernel/hostname": "cp1\n"}
+    def __init__(
+        self,
+        manifest: str,
+        refuses: Callable[[FakeMachine], str] = lambda m: "",
+        folder: str = posixpath.dirname(cp.MANIFEST),
+    ) -> None:
+        self.folder = folder
+        self.manifest = f"{folder}/kube-scheduler.yaml"
+        self.files: dict[str, str] = {
+            "/proc/sys/kernel/hostname": "cp1\n",
+            cp.KUBELET_CONFIG: f"apiVersion: kubelet.config.k8s.io/v1beta1\nstaticPodPath: {folder}\n",
+        }
+        self.kubelet_arguments = ""
+        self.links: dict[str, str] = {}
         self.modes: dict[str, int] = {}
         self.mtimes: dict[str, float] = {}
+        self.devices: dict[str, str] = {}
         self.log: list[str] = []
         self.time = 100.0
         self.refuses = refuses
@@ -36,7 +53,7 @@ class FakeMachine:
         self._due: float | None = None
         self._starts = 0
         self.healthy = False
-        self.put(cp.MANIFEST, manifest, 0o600)
+        self.put(self.manifest, manifest, 0o600)
         for _second in range(8):
             self.sleep(1)
         self.log.clear()
@@ -55,7 +72,7 @@ class FakeMachine:
         return path in self.files or bool(self.names(path))
 
     def link(self, path: str) -> str | None:
-        return None
+        return self.links.get(path)
 
     def free_bytes(self, path: str) -> int:
         return 1 << 30
@@ -66,7 +83,7 @@ class FakeMachine:
         self.mtimes[path] = BOOT + self.time
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        assert posixpath.dirname(path) != "/etc/kubernetes/manifests", "nothing is written where kubelet looks"
+        assert posixpath.dirname(path) != self.folder, "nothing is written where kubelet looks"
         self.log.append(f"write {path}")
         self.put(path, text, mode)
 
@@ -79,12 +96,22 @@ class FakeMachine:
         if argv[0] == "mv":
             for table in (self.files, self.modes, self.mtimes):
                 table[argv[3]] = table.pop(argv[2])  # type: ignore[index]
+        elif argv[:4] == ["stat", "-L", "-c", "%d"]:
+            return Done(0, f"{self.devices.get(argv[4], '1')}\n", "")
         elif argv[:2] == ["stat", "-c"]:
+            if argv[2] == "%.6Y" and argv[3] not in self.mtimes:
+                return Done(1, "", "No such file or directory")
             if argv[2] == "%.6Y":
                 return Done(0, f"{self.mtimes[argv[3]]:.6f}\n", "")
             return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
+        elif argv[:3] == ["systemctl", "show", cp.KUBELET] and self.kubelet_arguments:
+            argv_ = f"/usr/bin/kubelet {self.kubelet_arguments}"
+            return Done(0, f"LoadState=loaded\nExecStart={{ path=/usr/bin/kubelet ; argv[]={argv_} ; }}\n", "")
         elif argv[0] == "date":
             return Done(0, f"{BOOT + self.time:.9f}\n", "")
+        elif argv[0] == "grep":
+            found = [line for line in self.files.get(argv[5], "").splitlines() if argv[4] in line]
+            return Done(0 if found else 1, "".join(f"{line}\n" for line in found[:1]), "")
         return Done(0, "", "")
 
     # ----------------------------------------------------------------- the world
@@ -96,7 +123,9 @@ class FakeMachine:
         self.time += seconds
         if not self.kubelet_works:
             return
-        manifest = self.files.get(cp.MANIFEST, "")
+        watched = {name for name in self.names(self.folder) if not name.startswith(".")}
+        assert watched <= {posixpath.basename(self.manifest)}, f"kubelet runs {watched}"
+        manifest = self.files.get(self.manifest, "")
         pod = parsed(manifest)
         digest = hashlib.md5(repr(pod).encode()).hexdigest() if pod else ""
         if digest != self._hash:
@@ -115,7 +144,10 @@ class FakeMachine:
         log = f"{cp.LOGS}/{cp.POD_PREFIX}cp1_{self._hash}/kube-scheduler/{self._starts}.log"
         reason = self.refuses(self)
         self._starts += 1
-        self.files[log] = f"t stderr F I1121 starting\nt stderr F {reason}\n"
+        version = pod["spec"]["containers"][0]["image"].rpartition(":")[2] if pod else ""
+        said = f't stderr F I1121 "Starting Kubernetes Scheduler" version="{version}"'
+        # The last of those that are looked at was started this moment and has written nothing yet.
+        self.files[log] = "" if reason and self._starts > FAILED_STARTS else f"{said}\nt stderr F {reason}\n"
         if reason:
             self._due = self.time + 10
             return
@@ -125,8 +157,45 @@ class FakeMachine:
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         self.files[f"/proc/{self.pid}/cmdline"] = "\0".join(words) + "\0"
         ticks = int(self.time * 100)
+        slice_ = f"kubepods-burstable-pod{self._hash}.slice"
+        self.files[f"/proc/{self.pid}/cgroup"] = f"0::/kubepods.slice/{slice_}/cri-containerd-abc.scope\n"
         self.files[f"/proc/{self.pid}/stat"] = f"{self.pid} (kube-scheduler) S {' '.join(['0'] * 18)} {ticks} 0"
         self.healthy = True
 
     def ask(self, url: str) -> int:
         return 200 if self.healthy else 0
+
+    def state(self) -> tuple[object, ...]:
+        """All that a next run can see of it."""
+        return tuple(sorted(self.files.items())), tuple(sorted(self.modes.items())), round(self.time, 1)
+
+
+class Watched:
+    """A machine that is remembered as it was before each call of a door: as a visitor who is killed there leaves it.
+
+    :param left: these machines; of those that look alike, one.
+    """
+
+    DOORS = ("read", "names", "exists", "link", "write", "remove", "run", "sleep", "now", "ask")
+
+    def __init__(self, machine: t.Any) -> None:
+        self._machine = machine
+        self._seen: set[t.Any] = set()
+        self.left: list[t.Any] = []
+
+    def __getattr__(self, name: str) -> t.Any:
+        found = getattr(self._machine, name)
+        if name not in self.DOORS:
+            return found
+
+        def call(*args: t.Any, **kwargs: t.Any) -> t.Any:
+            self.remember()
+            return found(*args, **kwargs)
+
+        return call
+
+    def remember(self) -> None:
+        state = self._machine.state()
+        if state not in self._seen:
+            self._seen.add(state)
+            self.left.append(copy.deepcopy(self._machine))

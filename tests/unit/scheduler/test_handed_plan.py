@@ -14,6 +14,8 @@ import manifests
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import container_runtime, image_import, kube_scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import Lease
 
 
 def action(
@@ -103,6 +105,121 @@ def test_the_file_behind_a_mount_is_looked_at() -> None:
     result = made.run()
     assert made.executed == [("kubegpu.share.control_plane_info", {"config_path": "/srv/scheduler/config.yaml"})]
     assert [one["after_header"] for one in result["diff"]] == ["/srv/scheduler/config.yaml", cp.MANIFEST]
+
+
+class Leases:
+    """What a cluster's lease says: before the change, and what becomes of the wait for it."""
+
+    def __init__(self, holder: str = "cp1_old", outcome: str = "cp1_new") -> None:
+        self.holder, self.outcome = holder, outcome
+        self.asked: list[t.Any] = []
+
+    def __call__(self, kubeconfig: str, ref: t.Any = None) -> Leases:
+        self.asked.append(ref)
+        return self
+
+    def read(self) -> Lease:
+        return Lease(self.holder, "1")
+
+    def taken(self, before: Lease, hostname: str, timeout: float) -> str:
+        self.asked.append(hostname)
+        if not self.outcome:
+            raise NotInEffect("its lease isn't renewed")
+        return self.outcome
+
+
+def test_the_lease_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = Leases()
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
+    result = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"}).run()
+    assert result["lease"] == "cp1_new" and str(leases.asked[0]) == "Lease kube-system/kube-scheduler"
+    assert leases.asked[1] == "cp1"
+
+
+def test_a_lease_that_nobody_takes_brings_the_old_files_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", Leases(outcome=""))
+    made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"})
+    result = made.run()
+    assert result["failed"] and result["msg"].endswith("the old configuration is back and kube-scheduler runs with it")
+    there, back = (args["plan"] for _name, args in made.executed)
+    assert [row["path"] for row in back["files"]] == [row["path"] for row in reversed(there["files"])]
+    assert back["files"][0]["after"] == manifests.kubeadm(36) and back["config"] == ""
+    answers = {"": {"failed": True, "msg": "no"}}
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", Leases(outcome=""))
+    made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"}, answers=answers)
+    assert made.run()["msg"] == "no", "the module's own failure is told, and it has put the old files back"
+
+
+def test_where_no_lease_is_taken_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = Leases(outcome="")
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
+    alone = manifests.kubeadm(36).replace("--leader-elect=true", "--leader-elect=false")
+    result = action(kube_scheduler, {"observed": machine(manifest=alone), "kubeconfig": "/k"}).run()
+    assert result["changed"] and not result.get("failed") and leases.asked == []
+
+
+def server(**changes: t.Any) -> dict[str, t.Any]:
+    seen = machine(manifest=None, kind="k3s", embedded="k3s", version="1.32.4+k3s1", running=[])
+    seen["server"] = {
+        "version": "1.32.4+k3s1",
+        "unit": "k3s.service",
+        "active": True,
+        "data": "/var/lib/rancher/k3s",
+        "settings": "/etc/rancher/k3s/config.yaml",
+        "drop_in_path": "/etc/rancher/k3s/config.yaml.d/99-kubegpu-scheduler.yaml",
+        "drop_in": None,
+        "files": [],
+        "flags": {"kube-scheduler-arg": [], "kube-scheduler-extra-mount": [], "disable-scheduler": []},
+        "named": "",
+        "stale": False,
+    }
+    return {**seen, **changes}
+
+
+@pytest.mark.parametrize(("holder", "waited"), [("", False), ("server1_x", True)])
+def test_k3s_takes_a_lease_only_where_it_had_one(monkeypatch: pytest.MonkeyPatch, holder: str, waited: bool) -> None:
+    leases = Leases(holder, "server1_y")
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
+    made = action(kube_scheduler, {"observed": server(), "kubeconfig": "/k"})
+    result = made.run()
+    assert result["changed"] and ("lease" in result) is waited
+    [(_name, args)] = made.executed
+    assert args["plan"]["kind"] == "k3s" and len(args["plan"]["files"]) == 2
+
+
+def test_an_api_server_that_is_away_stops_only_where_it_isnt_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(Leases):
+        def read(self) -> Lease:
+            raise ShareError("the API server at x can't be reached")
+
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", Away())
+    made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"})
+    result = made.run()
+    assert result["failed"] and "can't be reached" in result["msg"] and made.executed == []
+    made = action(kube_scheduler, {"observed": server(), "kubeconfig": "/k"})
+    assert made.run()["changed"] and len(made.executed) == 1
+
+
+def test_looking_again_in_vain_ends() -> None:
+    first = machine(manifest=manifests.WITH_CONFIG, config_path="/etc/scheduler/config.yaml")
+    made = action(
+        kube_scheduler, {"observed": first}, answers={"kubegpu.share.control_plane_info": {"control_plane": first}}
+    )
+    assert "the machine changed while this run was looking at it" in made.run()["msg"]
+    assert len(made.executed) == 1
+
+
+def test_patches_that_nobody_looked_at_are_looked_at() -> None:
+    looked = machine(patches_dir="/p", patches={})
+    made = action(
+        kube_scheduler,
+        {"observed": machine(), "patches_dir": "/p"},
+        check=True,
+        answers={"kubegpu.share.control_plane_info": {"control_plane": looked}},
+    )
+    result = made.run()
+    assert made.executed == [("kubegpu.share.control_plane_info", {"patches_dir": "/p"})]
+    assert len(result["diff"]) == 4 and result["diff"][-1]["after_header"] == cp.MANIFEST
 
 
 def test_a_node_without_containerd_is_refused() -> None:

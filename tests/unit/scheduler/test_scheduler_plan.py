@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import typing as t
 
 import manifests
@@ -13,12 +15,13 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _control_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
-    ANNOTATION,
     CONTAINER,
+    LookAgain,
     Options,
-    OtherFile,
+    lease_of,
     make_plan,
 )
+from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import ANNOTATION
 
 EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 PRESENT = Options(present=True, extender=EXTENDER)
@@ -44,7 +47,7 @@ def seen(manifest: str | None, **changes: t.Any) -> dict[str, t.Any]:
 
 def after(planned: t.Any, before: dict[str, t.Any]) -> dict[str, t.Any]:
     """What the machine shows when a plan has been carried out."""
-    texts = {row["path"]: row["after"] for row in planned.files}
+    texts = {row.path: row.after for row in planned.files}
     manifest = texts.get(cp.MANIFEST, before["manifest"])
     named = cp.flag(manifest, "config")
     ours = texts.get(cp.CONFIG, before["ours"])
@@ -57,8 +60,8 @@ def after(planned: t.Any, before: dict[str, t.Any]) -> dict[str, t.Any]:
 def test_kubeadms_manifest_of_every_version(minor: int) -> None:
     manifest = manifests.kubeadm(minor)
     planned = make_plan(PRESENT, seen(manifest))
-    assert [row["path"] for row in planned.files] == [cp.CONFIG, cp.MANIFEST], "the manifest last"
-    text = planned.files[1]["after"]
+    assert [row.path for row in planned.files] == [cp.CONFIG, cp.MANIFEST], "the manifest last"
+    text = planned.files[1].after
     old = manifest.splitlines()
     assert [line for line in text.splitlines() if line in old][: len(old)] and not set(old) - set(text.splitlines())
     pod = yaml.safe_load(text)
@@ -66,7 +69,7 @@ def test_kubeadms_manifest_of_every_version(minor: int) -> None:
     assert f"--config={cp.CONFIG}" in container["command"]
     assert {"mountPath": cp.FOLDER, "name": "kubegpu-share", "readOnly": True} in container["volumeMounts"]
     assert {"name": "kubegpu-share", "hostPath": {"path": cp.FOLDER, "type": "Directory"}} in pod["spec"]["volumes"]
-    sha256 = hashlib.sha256(planned.files[0]["after"].encode()).hexdigest()
+    sha256 = hashlib.sha256(planned.files[0].after.encode()).hexdigest()
     assert pod["metadata"]["annotations"] == {ANNOTATION: sha256}
     assert planned.config == cp.CONFIG
     paths = ("/livez", "/readyz") if minor >= 31 else ("/healthz",)
@@ -75,29 +78,25 @@ def test_kubeadms_manifest_of_every_version(minor: int) -> None:
     then = after(planned, seen(manifest))
     assert make_plan(PRESENT, then).plan.empty
     back = make_plan(ABSENT, then)
-    assert [row["path"] for row in back.files] == [cp.MANIFEST, cp.CONFIG], "nothing refers to a file that is gone"
-    assert back.files[0]["after"] == manifest, "to the byte"
-    assert back.files[1]["after"] is None and back.config == ""
+    assert [row.path for row in back.files] == [cp.MANIFEST, cp.CONFIG], "nothing refers to a file that is gone"
+    assert back.files[0].after == manifest, "to the byte"
+    assert back.files[1].after is None and back.config == ""
     assert make_plan(ABSENT, after(back, then)).plan.empty
 
 
 def test_a_manifest_in_another_style() -> None:
     planned = make_plan(PRESENT, seen(manifests.FULL))
-    text = planned.files[1]["after"]
+    text = planned.files[1].after
     for comment in ("# our own manifest", "# who", "# flags", "# the kubeconfig", "# end of the volumes"):
         assert comment in text
     container = yaml.safe_load(text)["spec"]["containers"][1]
     assert container["command"] == ["kube-scheduler"] and container["args"][-1] == f"--config={cp.CONFIG}"
-    config = yaml.safe_load(planned.files[0]["after"])
+    config = yaml.safe_load(planned.files[0].after)
     assert config["enableProfiling"] is False and config["clientConnection"]["qps"] == 75.0
     assert planned.urls == ("https://127.0.0.1:10260/livez", "https://127.0.0.1:10260/readyz")
     then = after(planned, seen(manifests.FULL))
     assert make_plan(PRESENT, then).plan.empty
-    # Its lists stand in differently, which ruamel.yaml can't keep: what differs is whitespace, and only that.
-    assert (
-        make_plan(ABSENT, then).files[0]["after"].split()
-        == manifests.FULL.replace("[ ", "[").replace(" ]", "]").split()
-    )
+    assert make_plan(ABSENT, then).files[0].after == manifests.FULL, "to the byte"
 
 
 def users(**changes: t.Any) -> dict[str, t.Any]:
@@ -108,14 +107,14 @@ def users(**changes: t.Any) -> dict[str, t.Any]:
 
 def test_a_scheduler_that_has_a_configuration_keeps_it() -> None:
     planned = make_plan(PRESENT, users())
-    assert [row["path"] for row in planned.files] == ["/srv/scheduler/config.yaml", cp.MANIFEST]
+    assert [row.path for row in planned.files] == ["/srv/scheduler/config.yaml", cp.MANIFEST]
     assert planned.config == "/etc/scheduler/config.yaml"
-    manifest = planned.files[1]["after"]
+    manifest = planned.files[1].after
     assert cp.FOLDER not in manifest and ANNOTATION in manifest
     then = after(planned, users())
     assert make_plan(PRESENT, then).plan.empty
     back = make_plan(ABSENT, then)
-    assert [row["after"] for row in back.files] == [manifests.USERS_CONFIG, manifests.WITH_CONFIG]
+    assert [row.after for row in back.files] == [manifests.USERS_CONFIG, manifests.WITH_CONFIG]
 
 
 def test_what_wasnt_put_in_isnt_taken_out() -> None:
@@ -124,31 +123,29 @@ def test_what_wasnt_put_in_isnt_taken_out() -> None:
 
 
 def test_a_path_in_the_container_isnt_one_on_the_machine() -> None:
-    with pytest.raises(OtherFile) as caught:
+    with pytest.raises(LookAgain) as caught:
         make_plan(PRESENT, seen(manifests.WITH_CONFIG, config="something else"))
-    assert caught.value.path == "/srv/scheduler/config.yaml"
+    assert caught.value.arguments == {"config_path": "/srv/scheduler/config.yaml"}
 
 
 def test_a_changed_configuration_starts_the_scheduler_again() -> None:
     then = after(make_plan(PRESENT, seen(manifests.kubeadm(36))), seen(manifests.kubeadm(36)))
     planned = make_plan(Options(True, sc.Extender(EXTENDER.url, 10)), then)
     assert len(planned.files) == 2
-    old, new = (
-        yaml.safe_load(text)["metadata"]["annotations"] for text in (then["manifest"], planned.files[1]["after"])
-    )
+    old, new = (yaml.safe_load(text)["metadata"]["annotations"] for text in (then["manifest"], planned.files[1].after))
     assert old != new
 
 
 def test_half_of_ours_is_completed() -> None:
     """As after a kubeadm upgrade that kept the flag but lost the volume, or a hand that changed the mount."""
     done = make_plan(PRESENT, seen(manifests.kubeadm(36)))
-    whole, ours = done.files[1]["after"], done.files[0]["after"]
+    whole, ours = done.files[1].after, done.files[0].after
     broken = whole.replace(
         f"  - hostPath:\n      path: {cp.FOLDER}\n      type: Directory\n    name: kubegpu-share\n", ""
     )
     broken = broken.replace("mountPath: /etc/kubernetes/kubegpu-share", "mountPath: /elsewhere")
     assert broken != whole
-    text = make_plan(PRESENT, seen(broken, ours=ours)).files[0]["after"]
+    text = make_plan(PRESENT, seen(broken, ours=ours)).files[0].after
     assert yaml.safe_load(text) == yaml.safe_load(whole)
 
 
@@ -175,6 +172,7 @@ def test_absent_minds_nothing_but_a_run_cut_short() -> None:
 
 
 KUBEADM = manifests.kubeadm(36)
+OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
 
 
 @pytest.mark.parametrize(
@@ -185,8 +183,25 @@ KUBEADM = manifests.kubeadm(36)
         ("a: [\n", {}, "kube-scheduler.yaml, line 2, can't be parsed"),
         (KUBEADM.replace("    name: kube-scheduler\n", "    name: other\n"), {}, "has no container kube-scheduler"),
         (KUBEADM.replace(":v1.36.3", ":main"), {}, "scheduler_version:"),
-        (KUBEADM.replace(":v1.36.3", ":v1.18.9"), {}, "scheduler_mode: .*Policy file only"),
-        (KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"), {}, "has --policy-config-file"),
+        (
+            KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"),
+            {},
+            "has --policy-config-file=/p, with which",
+        ),
+        (KUBEADM.replace("--leader-elect=true", "--policy-configmap=p"), {}, "has --policy-configmap"),
+        (OLD.replace("--leader-elect=true", "--config=/c"), {}, "has --config=/c, with which a policy file can't be"),
+        (
+            KUBEADM,
+            {"link": "/srv/m.yaml"},
+            "kube-scheduler.yaml is a symbolic link to /srv/m.yaml; put the file itself",
+        ),
+        (KUBEADM, {"others": {f"{cp.MANIFEST}.bak": KUBEADM}}, "second kube-scheduler pod, kube-scheduler.yaml.bak"),
+        (
+            KUBEADM,
+            {"version": "1.36.3", "running": [{"pid": 1, "config": "", "version": "1.35.6"}]},
+            r"half upgraded: .* asks for kube-scheduler 1.36 and 1.35 is running; finish the upgrade",
+        ),
+        (f"{KUBEADM}# caf\ufffd\n", {}, "kube-scheduler.yaml isn't in UTF-8"),
         (KUBEADM.replace("--leader-elect=true", "--config=/nowhere/c"), {}, r"--config=/nowhere/c isn't in a folder"),
         (manifests.WITH_CONFIG, {"config_path": "/srv/scheduler/config.yaml"}, "config.yaml, which .* isn't there"),
     ],
@@ -194,3 +209,153 @@ KUBEADM = manifests.kubeadm(36)
 def test_refused(manifest: str | None, changes: dict[str, t.Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         make_plan(PRESENT, seen(manifest, **changes))
+
+
+def test_control_planes_of_two_versions() -> None:
+    near, far = (
+        dataclasses.replace(PRESENT, versions=versions) for versions in (("v1.36.1", "v1.36.3"), ("1.35.4", "1.36.3"))
+    )
+    assert make_plan(near, seen(KUBEADM)).files
+    with pytest.raises(BadInput, match=r"half upgraded: its kube-schedulers are 1.35 to 1.36"):
+        make_plan(far, seen(KUBEADM))
+    then = after(make_plan(PRESENT, seen(KUBEADM)), seen(KUBEADM))
+    assert make_plan(far, then).plan.empty, "there is nothing to change"
+
+
+def test_files_that_only_look_like_a_second_scheduler() -> None:
+    others = {
+        "/etc/kubernetes/manifests/a.yaml": "kind: ConfigMap\nmetadata: {name: kube-scheduler}\n",
+        "/etc/kubernetes/manifests/b.yaml": "name: kube-scheduler\n  broken: [\n",
+        "/etc/kubernetes/manifests/c.yaml": "kind: Pod\nspec: {containers: [{name: kube-scheduler-x}]}\n",
+    }
+    assert make_plan(PRESENT, seen(KUBEADM, others=others)).files
+
+
+# --------------------------------------------------------------------------- Policy
+
+
+def with_policy(minor: int) -> str:
+    flag, folder = "--policy-config-file=/etc/policy/p.json", "  hostNetwork: true\n"
+    mount = f"    - mountPath: /etc/policy\n      name: policy\n{folder}"
+    volume = "  - hostPath:\n      path: /srv/policy\n    name: policy\nstatus: {}\n"
+    text = manifests.kubeadm(minor).replace("    image: ", f"    - {flag}\n    image: ")
+    return text.replace(folder, mount).replace("status: {}\n", volume)
+
+
+USERS_POLICY = """\
+{
+  "kind": "Policy", "apiVersion": "v1",
+  "extenders": [
+    {"urlPrefix": "http://127.0.0.1:9000", "filterVerb": "filter", "nodeCacheCapable": true}
+  ]
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("manifest", "configuration", "form"),
+    [
+        (OLD, "auto", "policy"),
+        (manifests.kubeadm(22), "auto", "config"),
+        (manifests.kubeadm(22), "policy", "policy"),
+        (manifests.kubeadm(23), "config", "config"),
+    ],
+)
+def test_which_form(manifest: str, configuration: str, form: str) -> None:
+    planned = make_plan(dataclasses.replace(PRESENT, configuration=configuration), seen(manifest))
+    path, flag = (cp.POLICY, "policy-config-file") if form == "policy" else (cp.CONFIG, "config")
+    assert [row.path for row in planned.files] == [path, cp.MANIFEST]
+    [container] = yaml.safe_load(planned.files[1].after or "")["spec"]["containers"]
+    assert container["command"][-1] == f"--{flag}={path}"
+    assert (planned.config, planned.policy) == ((cp.CONFIG, "") if form == "config" else ("", cp.POLICY))
+
+
+@pytest.mark.parametrize(("minor", "configuration"), [(20, "auto"), (22, "policy")])
+def test_a_policy_of_the_users_own_keeps_the_rest(minor: int, configuration: str) -> None:
+    options = dataclasses.replace(PRESENT, configuration=configuration)
+    manifest = with_policy(minor)
+    with pytest.raises(LookAgain) as caught:
+        make_plan(options, seen(manifest, policy_path="/etc/policy/p.json"))
+    assert caught.value.arguments == {"policy_path": "/srv/policy/p.json"}
+    before = seen(manifest, policy_path="/srv/policy/p.json", policy=USERS_POLICY)
+    planned = make_plan(options, before)
+    assert [row.path for row in planned.files] == ["/srv/policy/p.json", cp.MANIFEST]
+    policy = json.loads(planned.files[0].after or "")
+    assert [one["urlPrefix"] for one in policy["extenders"]] == ["http://127.0.0.1:9000", EXTENDER.url]
+    assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
+    assert (planned.config, planned.policy) == ("", "/etc/policy/p.json")
+    then = {**before, "manifest": planned.files[1].after, "policy": planned.files[0].after}
+    then["running"] = [{"pid": 2, "config": "", "policy": "/etc/policy/p.json"}]
+    assert make_plan(options, then).plan.empty
+    back = make_plan(ABSENT, then)
+    assert [row.after for row in back.files] == [USERS_POLICY, manifest]
+
+
+def test_an_upgrade_that_ends_policies_leaves_none() -> None:
+    done = make_plan(dataclasses.replace(PRESENT, configuration="policy"), seen(manifests.kubeadm(22)))
+    planned = make_plan(PRESENT, seen(manifests.kubeadm(23), ours_policy=done.files[0].after))
+    assert [(row.path, row.after is None) for row in planned.files] == [
+        (cp.CONFIG, False),
+        (cp.MANIFEST, False),
+        (cp.POLICY, True),
+    ]
+
+
+def test_a_configuration_that_the_user_took_over() -> None:
+    """Ours was there; then the user gave kube-scheduler another one, by hand, beside our folder."""
+    whole = make_plan(PRESENT, seen(KUBEADM))
+    mixed = (whole.files[1].after or "").replace(f"--config={cp.CONFIG}", "--config=/etc/scheduler/config.yaml")
+    mixed = mixed.replace(
+        "  hostNetwork: true\n", "    - mountPath: /etc/scheduler\n      name: mine\n  hostNetwork: true\n"
+    ).replace("status: {}\n", "  - hostPath:\n      path: /srv/scheduler\n    name: mine\nstatus: {}\n")
+    path = "/srv/scheduler/config.yaml"
+    planned = make_plan(
+        PRESENT, seen(mixed, ours=whole.files[0].after, config=manifests.USERS_CONFIG, config_path=path)
+    )
+    assert [(row.path, row.after is None) for row in planned.files] == [
+        (path, False),
+        (cp.MANIFEST, False),
+        (cp.CONFIG, True),
+    ]
+
+
+# --------------------------------------------------------------------------- the way back, the lease
+
+
+def test_the_way_back() -> None:
+    planned = make_plan(PRESENT, seen(KUBEADM))
+    handed, back = planned.handed(), planned.back()
+    assert [row["path"] for row in back["files"]] == [cp.MANIFEST, cp.CONFIG]
+    assert [row["after"] for row in back["files"]] == [KUBEADM, None]
+    assert back["files"][0]["before"] == hashlib.sha256(handed["files"][1]["after"].encode()).hexdigest()
+    assert (handed["config"], back["config"]) == (cp.CONFIG, "")
+
+
+ELECTION = "leaderElection: {%s}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "minor", "lease"),
+    [
+        (None, {}, 36, ("kube-system", "kube-scheduler")),
+        (None, {"leader-elect": "false"}, 36, None),
+        (None, {"leader-elect": ""}, 36, ("kube-system", "kube-scheduler")),
+        (None, {"leader-elect-resource-name": "mine"}, 20, ("kube-system", "mine")),
+        (None, {"leader-elect-resource-lock": "endpoints"}, 19, None),
+        ("kind: x\n", {}, 36, ("kube-system", "kube-scheduler")),
+        (ELECTION % "leaderElect: false", {}, 36, None),
+        (ELECTION % "leaderElect: false", {"leader-elect": "true"}, 36, ("kube-system", "kube-scheduler")),
+        (ELECTION % "leaderElect: false", {"leader-elect": "true"}, 22, None),
+        (ELECTION % "resourceName: a, resourceNamespace: b", {"leader-elect": "true"}, 36, ("b", "a")),
+    ],
+)
+def test_lease(text: str | None, flags: dict[str, str], minor: int, lease: tuple[str, str] | None) -> None:
+    assert lease_of(text, flags, minor) == lease
+
+
+def test_the_lease_of_a_users_configuration() -> None:
+    own = manifests.USERS_CONFIG.replace("{leaderElect: true}", "{leaderElect: true, resourceName: mine}")
+    path = "/srv/scheduler/config.yaml"
+    planned = make_plan(PRESENT, seen(manifests.WITH_CONFIG, config_path=path, config=own))
+    assert planned.lease == ("kube-system", "mine") and planned.lease_certain
+    assert make_plan(PRESENT, seen(KUBEADM)).lease == ("kube-system", "kube-scheduler")

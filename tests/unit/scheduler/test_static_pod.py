@@ -3,15 +3,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import typing as t
+
 import manifests
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import Replacement, replacements
-from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import Apply, Proof, last_words, work
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import Apply, Proof, last_words
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import Options, Planned, make_plan
-from fake_machine import FakeMachine
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
+    LookAgain,
+    Options,
+    Planned,
+    make_plan,
+)
+from fake_machine import FakeMachine, Watched
 
 KUBEADM = manifests.kubeadm(36)
 EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
@@ -23,7 +33,7 @@ def plan(machine: FakeMachine, present: bool = True) -> Planned:
 
 def apply(machine: FakeMachine, planned: Planned | None = None, present: bool = True) -> None:
     planned = planned or plan(machine, present)
-    changes = replacements(list(planned.files))
+    changes = replacements(planned.handed()["files"])
     Apply(machine, 120, machine.ask, machine.sleep, machine.now).run(changes, Proof(planned.config, planned.urls))
 
 
@@ -100,7 +110,7 @@ def test_healthy_for_a_moment_isnt_healthy() -> None:
     planned = plan(machine)
     with pytest.raises(NotInEffect, match="it isn't healthy after 120 s"):
         Apply(machine, 120, ask, machine.sleep, machine.now).run(
-            replacements(list(planned.files)), Proof(planned.config, planned.urls)
+            replacements(planned.handed()["files"]), Proof(planned.config, planned.urls)
         )
     assert state(machine) == {cp.MANIFEST: KUBEADM}
 
@@ -128,41 +138,220 @@ def test_a_manifest_that_changed_meanwhile_isnt_overwritten() -> None:
     assert not [one for one in machine.log if one.startswith(("write", "mv"))]
 
 
-class Killed(BaseException):
-    pass
+# --------------------------------------------------------------------------- killed
 
 
-@pytest.mark.parametrize("refused", [False, True], ids=["good", "bad"])
-@pytest.mark.parametrize("at", range(1, 16))
-def test_a_run_killed_anywhere_is_finished_by_the_next(at: int, refused: bool) -> None:
-    machine = FakeMachine(KUBEADM, bad if refused else lambda m: "")
-    count = 0
-    write, run, sleep = machine.write, machine.run, machine.sleep
+_PLANS: dict[str, Planned] = {}
 
-    def step() -> None:
-        nonlocal count
-        count += 1
-        if count == at:
-            raise Killed
 
-    machine.write = lambda *args, **kw: (step(), write(*args, **kw))[1]  # type: ignore[method-assign]
-    machine.run = lambda *args, **kw: (step(), run(*args, **kw))[1]  # type: ignore[method-assign]
-    machine.sleep = lambda seconds: (step(), sleep(seconds))[1]  # type: ignore[method-assign]
-    with pytest.raises(Killed):
+def remembered(machine: FakeMachine, options: Options) -> Planned:
+    """The plan; one that was made of the same sight before isn't made again."""
+    seen = cp.observe(machine, ask=machine.ask)
+    for one in seen["running"]:
+        del one["pid"]
+    key = repr(options) + json.dumps(seen, sort_keys=True)
+    if key not in _PLANS:
+        _PLANS[key] = make_plan(options, seen)
+    return _PLANS[key]
+
+
+def carry_out(system: t.Any, planned: Planned) -> None:
+    work({"plan": planned.handed(), "timeout": 60}, system, system.ask, system.sleep, system.now)
+
+
+PRESENT = Options(True, EXTENDER)
+OTHER = Options(True, sc.Extender(EXTENDER.url, 10))
+ABSENT = Options(False, EXTENDER)
+
+
+def refusing(text: str) -> t.Callable[[FakeMachine], str]:
+    """A kube-scheduler that ends when a file of ours that its manifest names has this in it."""
+    return lambda machine: (
+        'err="no"' if cp.FOLDER in machine.files[machine.manifest] and text in machine.files[cp.CONFIG] else ""
+    )
+
+
+@pytest.mark.parametrize("later", [0, 25], ids=["at once", "after a while"])
+@pytest.mark.parametrize(
+    ("first", "wanted", "then", "refused"),
+    [
+        (None, PRESENT, PRESENT, ""),
+        (None, PRESENT, ABSENT, ""),
+        (PRESENT, OTHER, OTHER, ""),
+        (PRESENT, ABSENT, ABSENT, ""),
+        (PRESENT, ABSENT, PRESENT, ""),
+        (None, PRESENT, PRESENT, "extenders"),
+        (PRESENT, OTHER, OTHER, "httpTimeout: 10s"),
+        (PRESENT, OTHER, ABSENT, "httpTimeout: 10s"),
+    ],
+    ids=["put in", "put in, then out", "changed", "taken out", "out, then in", "bad", "bad change", "bad, then out"],
+)
+def test_a_run_killed_at_any_door_is_finished_by_the_next(
+    first: Options | None, wanted: Options, then: Options, refused: str, later: int
+) -> None:
+    """Whatever is left behind, kube-scheduler runs by one manifest, and the next run ends where it should."""
+    start = FakeMachine(KUBEADM)
+    if first:
+        carry_out(start, remembered(start, first))
+    old = state(start)
+    start.refuses = refusing(refused) if refused else start.refuses
+    watched = Watched(start)
+    try:
+        carry_out(watched, remembered(start, wanted))
+    except NotInEffect:
+        assert refused
+    watched.remember()
+    assert len(watched.left) > 15
+    for at, machine in enumerate(watched.left):
+        for _second in range(later):
+            machine.sleep(1)
+        again = remembered(machine, then)
+        bad = bool(refused) and then.present
+        if bad and not again.plan.empty:
+            with pytest.raises(NotInEffect, match="runs with the old one again"):
+                carry_out(machine, again)
+            assert state(machine) == old, at
+        elif not again.plan.empty:
+            carry_out(machine, again)
+        assert machine.healthy and machine.names(machine.folder) == ["kube-scheduler.yaml"], at
+        assert cp.PENDING not in machine.files and cp.STAGED not in machine.files, at
+        if not bad:
+            assert remembered(machine, then).plan.empty, at
+            assert [one.config for one in cp.running(machine)] == [cp.CONFIG if then.present else ""], at
+        if not then.present:
+            assert state(machine) == {cp.MANIFEST: KUBEADM}, at
+
+
+# --------------------------------------------------------------------------- other folders, other forms
+
+
+ELSEWHERE = "/srv/kubelet/pods"
+
+
+def test_kubelets_own_folder_is_the_one() -> None:
+    machine = FakeMachine(KUBEADM, folder=ELSEWHERE)
+    machine.devices = {"/etc/kubernetes": "7"}
+    # A leftover that nobody runs.
+    machine.put(cp.MANIFEST, "leftover: [\n", 0o644)
+    seen = cp.observe(machine, ask=machine.ask)
+    assert seen["folder"] == ELSEWHERE and seen["manifest_path"] == f"{ELSEWHERE}/kube-scheduler.yaml"
+    planned = make_plan(PRESENT, seen)
+    carry_out(machine, planned)
+    assert [one.config for one in cp.running(machine)] == [cp.CONFIG]
+    # On the file system of the folder, which isn't that of /etc/kubernetes.
+    assert f"mv -fT /srv/kubelet/.staged-kube-scheduler.yaml {machine.manifest}" in machine.log
+    assert machine.files[cp.MANIFEST] == "leftover: [\n" and not plan(machine).files
+    carry_out(machine, plan(machine, present=False))
+    assert machine.files[machine.manifest] == KUBEADM
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "files", "folder"),
+    [
+        ("", {cp.KUBELET_CONFIG: "kind: KubeletConfiguration\nstaticPodPath: '/a/b/' # here\n"}, "/a/b"),
+        ("--config=/x.yaml", {"/x.yaml": '{"kind": "KubeletConfiguration", "staticPodPath": "/a"}'}, "/a"),
+        (
+            "--config=/x.yaml --config-dir=/d",
+            {"/x.yaml": "staticPodPath: /a\n", "/d/1.conf": "staticPodPath: /b"},
+            "/b",
+        ),
+        ("--pod-manifest-path=/p", {cp.KUBELET_CONFIG: "staticPodPath: /a\n"}, "/p"),
+        ("", {cp.KUBELET_CONFIG: ""}, "/etc/kubernetes/manifests"),
+    ],
+)
+def test_where_kubelet_looks(kubelet: str, files: dict[str, str], folder: str) -> None:
+    machine = FakeMachine(KUBEADM)
+    machine.files.update(files)
+    machine.kubelet_arguments = kubelet
+    assert cp.watched_folder(machine) == folder
+
+
+def test_a_folder_that_is_a_file_system_of_its_own_is_refused() -> None:
+    machine = FakeMachine(KUBEADM)
+    machine.devices = {machine.folder: "9"}
+    with pytest.raises(ShareError, match="file system of its own"):
         apply(machine)
-    machine.write, machine.run, machine.sleep = write, run, sleep  # type: ignore[method-assign]
-    for _second in range(20):
-        machine.sleep(1)
+    assert not [one for one in machine.log if one.startswith(("write", "mv", "mkdir"))]
+
+
+def test_a_manifest_that_became_a_link_isnt_replaced() -> None:
+    machine = FakeMachine(KUBEADM)
     planned = plan(machine)
-    if refused:
-        with pytest.raises(NotInEffect, match="runs with the old one again"):
-            apply(machine, planned)
-        assert {path for path in state(machine) if path != cp.STAGED} == {cp.MANIFEST}
-        assert machine.files[cp.MANIFEST] == KUBEADM and machine.healthy
-    else:
+    machine.links = {machine.manifest: "/srv/kube-scheduler.yaml"}
+    with pytest.raises(ShareError, match="is a symbolic link; nothing was changed"):
         apply(machine, planned)
-        assert cp.PENDING not in machine.files
-        assert plan(machine).plan.empty
+    assert not [one for one in machine.log if one.startswith(("write", "mv"))]
+
+
+def test_a_policy() -> None:
+    old = manifests.kubeadm(20)
+    machine = FakeMachine(old)
+    options = Options(True, EXTENDER, configuration="policy")
+    carry_out(machine, make_plan(options, cp.observe(machine, ask=machine.ask)))
+    assert [(one.config, one.policy) for one in cp.running(machine)] == [("", cp.POLICY)]
+    assert set(state(machine)) == {cp.MANIFEST, cp.POLICY}
+    assert make_plan(options, cp.observe(machine, ask=machine.ask)).plan.empty
+    # The other form takes its place, and nothing of the first one is left.
+    carry_out(machine, make_plan(PRESENT, cp.observe(machine, ask=machine.ask)))
+    assert [(one.config, one.policy) for one in cp.running(machine)] == [(cp.CONFIG, "")]
+    assert set(state(machine)) == {cp.MANIFEST, cp.CONFIG}
+    carry_out(machine, make_plan(ABSENT, cp.observe(machine, ask=machine.ask)))
+    assert state(machine) == {cp.MANIFEST: old}
+
+
+def test_patches_are_written_and_taken_away() -> None:
+    machine = FakeMachine(KUBEADM)
+    folder = "/etc/kubernetes/patches"
+    machine.put(f"{folder}/kube-scheduler0+merge.yaml", "spec: {}\n", 0o644)
+    options = dataclasses.replace(PRESENT, patches_dir=folder)
+
+    def look() -> dict[str, t.Any]:
+        return cp.observe(machine, ask=machine.ask, patches_dir=folder)
+
+    with pytest.raises(LookAgain) as caught:
+        make_plan(options, cp.observe(machine, ask=machine.ask))
+    assert caught.value.arguments == {"patches_dir": folder}
+    carry_out(machine, make_plan(PRESENT, look()))
+    pid = machine.pid
+    planned = make_plan(options, look())
+    assert len(planned.files) == 2 and not planned.restarts
+    carry_out(machine, planned)
+    assert machine.pid == pid and make_plan(options, look()).plan.empty
+    assert len(machine.names(folder)) == 3
+    carry_out(machine, make_plan(dataclasses.replace(options, present=False), look()))
+    assert machine.names(folder) == ["kube-scheduler0+merge.yaml"]
+    assert machine.files[cp.MANIFEST] == KUBEADM
+
+
+def test_a_full_disk_leaves_all_as_it_was() -> None:
+    machine = FakeMachine(KUBEADM)
+    planned, pid, write = plan(machine), machine.pid, machine.write
+
+    def full(path: str, text: str, mode: int = 0o644) -> None:
+        if path == cp.STAGED:
+            raise ShareError(f"{path} can't be written: No space left on device")
+        write(path, text, mode)
+
+    machine.write = full  # type: ignore[method-assign]
+    with pytest.raises(ShareError, match="No space left on device; kube-scheduler's files are as they were"):
+        apply(machine, planned)
+    assert state(machine) == {cp.MANIFEST: KUBEADM} and machine.pid == pid
+
+
+def test_a_process_that_stays_beside_the_new_one_is_no_success() -> None:
+    machine = FakeMachine(KUBEADM)
+    planned, old = plan(machine), machine.pid
+    left = {path: text for path, text in machine.files.items() if path.startswith(f"/proc/{old}/")}
+    stop = machine._stop
+
+    def stays() -> None:
+        stop()
+        machine.files.update(left)
+
+    machine._stop = stays  # type: ignore[method-assign]
+    with pytest.raises(NotInEffect, match="its old process is still there after 120 s"):
+        apply(machine, planned)
+    assert machine.files[cp.MANIFEST] == KUBEADM
 
 
 def test_unhealthy_with_nothing_to_put_back() -> None:
@@ -214,7 +403,10 @@ def test_what_is_seen() -> None:
     machine = FakeMachine(KUBEADM)
     seen = cp.observe(machine, ask=machine.ask)
     assert seen["manifest"] == KUBEADM and seen["health"] == 200 and seen["hostname"] == "cp1"
-    assert seen["running"] == [{"pid": machine.pid, "config": ""}] and not seen["pending"]
+    process = {"pid": machine.pid, "config": "", "policy": "", "version": "1.36.3", "stamp": ""}
+    assert seen["running"] == [process] and not seen["pending"]
+    assert (seen["kind"], seen["version"], seen["folder"]) == ("static_pod", "1.36.3", "/etc/kubernetes/manifests")
+    assert seen["link"] == "" and seen["others"] == {} and seen["server"] is None
     bare = FakeMachine("")
     del bare.files[cp.MANIFEST]
     seen = cp.observe(bare, ask=lambda url: pytest.fail("asked"))

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A made-up server of k3s or RKE2: its settings' files, its service, and the kube-scheduler that it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import typing as t
+from collections.abc import Sequence
+
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+
+BOOT = 1_000_000.0
+API_SECONDS = 6.0
+
+
+class FakeServer:
+    """As both behave: settings are read when the service starts, and a later file wins unless its key ends with +.
+
+    :param flags: of the service's command line.
+    """
+
+    def __init__(self, name: str, settings: str = "", version: str = "1.32.4", flags: str = "") -> None:
+        self.places = _embedded.PLACES[name]
+        self.version = f"{version}+{name}r1"
+        self.flags = flags
+        self.files: dict[str, str] = {"/proc/sys/kernel/hostname": "server1\n"}
+        self.modes: dict[str, int] = {}
+        self.mtimes: dict[str, float] = {}
+        self.links: dict[str, str] = {}
+        self.log: list[str] = []
+        self.time = 100.0
+        self.pid, self.scheduler, self.restarts = 10, 0, 0
+        self.refuses: t.Callable[[FakeServer, str], bool] = lambda server, config: False
+        self.healthy = False
+        self._due: float | None = None
+        self.arguments: list[str] = []
+        self.put(self.places.kind.config, "token: secret\n" + settings, 0o600)
+        self.restart()
+        for _second in range(12):
+            self.sleep(1)
+        self.log.clear()
+
+    # ----------------------------------------------------------------- System
+
+    def read(self, path: str) -> str | None:
+        if path == "/proc/uptime":
+            return f"{self.time:.2f} 0.00\n"
+        return self.files.get(path)
+
+    def names(self, path: str) -> list[str]:
+        return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
+
+    def exists(self, path: str) -> bool:
+        return path in self.files or bool(self.names(path))
+
+    def link(self, path: str) -> str | None:
+        return self.links.get(path)
+
+    def free_bytes(self, path: str) -> int:
+        return 1 << 30
+
+    def put(self, path: str, text: str, mode: int) -> None:
+        self.files[path], self.modes[path], self.mtimes[path] = text, mode, BOOT + self.time
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        self.log.append(f"write {path}")
+        self.put(path, text, mode)
+
+    def remove(self, path: str) -> None:
+        if self.files.pop(path, None) is not None:
+            self.log.append(f"remove {path}")
+
+    def run(self, argv: Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        self.log.append(" ".join(argv))
+        if argv[0] == "systemctl":
+            return self._systemctl(argv)
+        if argv[0] == "journalctl":
+            line = f'time="x" level=info msg="Running kube-scheduler {" ".join(self.arguments)}"'
+            return Done(0, f'{line}\ntime="x" level=fatal msg="scheduler exited: no such file"\n', "")
+        if argv[-1] == "--version":
+            return Done(0, f"{self.places.kind.name} version v{self.version} (abc)\n", "")
+        if argv[:2] == ["stat", "-c"]:
+            if argv[2] == "%.6Y":
+                return Done(0, "".join(f"{self.mtimes[path]:.6f}\n" for path in argv[3:]), "")
+            return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
+        if argv[0] == "date":
+            return Done(0, f"{BOOT + self.time:.9f}\n", "")
+        return Done(0, "", "")
+
+    def _systemctl(self, argv: Sequence[str]) -> Done:
+        if argv[1] == "restart":
+            assert argv[2] == self.places.unit
+            self.restart()
+        if argv[1] != "show":
+            return Done(0, "", "")
+        if argv[2] != self.places.unit:
+            return Done(0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n", "")
+        if "NRestarts" in argv:
+            return Done(0, f"{self.restarts}\n", "")
+        if "--value" in argv:
+            return Done(0, "abc\n", "")
+        binary = f"/usr/local/bin/{self.places.kind.name}"
+        start = f"{{ path={binary} ; argv[]={binary} server {self.flags} ; }}"
+        return Done(0, f"LoadState=loaded\nActiveState=active\nMainPID={self.pid}\nExecStart={start}\n", "")
+
+    # ----------------------------------------------------------------- the world
+
+    def now(self) -> float:
+        return self.time
+
+    def ask(self, url: str) -> int:
+        return 200 if self.healthy and ":10259/" in url else 0
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        if self._due is not None and self.time >= self._due:
+            self._due = None
+            self._start()
+
+    def state(self) -> tuple[object, ...]:
+        """All that a next run can see of it."""
+        return tuple(sorted(self.files.items())), round(self.time, 1)
+
+    def settings(self) -> dict[str, list[str]]:
+        folder = f"{self.places.kind.config}.d"
+        values: dict[str, list[str]] = {}
+        for path in (self.places.kind.config, *(posixpath.join(folder, name) for name in self.names(folder))):
+            for key, value in (yaml.safe_load(self.files.get(path, "")) or {}).items():
+                words = [str(one) for one in (value if isinstance(value, list) else [value])]
+                name = key.rstrip("+")
+                values[name] = [*values.get(name, []), *words] if key.endswith("+") else words
+        for word in self.flags.split():
+            key, _equals, value = word.lstrip("-").partition("=")
+            values.setdefault(key, []).append(value)
+        return values
+
+    def restart(self) -> None:
+        self._process(self.pid, self.places.kind.name, gone=True)
+        self.pid += 1
+        self._process(self.pid, f"/usr/local/bin/{self.places.kind.name}\0server\0")
+        if self.places.kind.name == "k3s":
+            self.healthy = False
+        self._due = self.time + API_SECONDS
+
+    def _start(self) -> None:
+        """kube-scheduler, when the API server is there. RKE2 leaves its pod alone where nothing has changed."""
+        settings = self.settings()
+        cred = f"{self.places.kind.data}/server/cred/scheduler.kubeconfig"
+        base = {"kubeconfig": cred, "profiling": "false", "secure-port": "10259"}
+        for word in settings.get("kube-scheduler-arg", []):
+            name, _equals, value = word.lstrip("-").partition("=")
+            base[name] = value
+        arguments = [f"--{name}={value}" for name, value in sorted(base.items())]
+        config = base.get("config", "")
+        fine = (not config or config in self.files) and not self.refuses(self, self.files.get(config, ""))
+        if self.places.kind.name == "k3s":
+            self.arguments, self.healthy = arguments, fine
+            if not fine:
+                # The whole process ends, and systemd starts it again.
+                self.restart()
+                self.restarts += 1
+            return
+        pod = [arguments, settings.get("kube-scheduler-extra-env"), settings.get("kube-scheduler-extra-mount")]
+        name = hashlib.md5(repr(pod).encode()).hexdigest()
+        if name == getattr(self, "pod", ""):
+            return
+        self.pod, self.arguments = name, arguments
+        self._process(self.scheduler, "kube-scheduler", gone=True)
+        self.healthy = fine
+        if fine:
+            self.scheduler = self.scheduler + 1 if self.scheduler else 5000
+            environ = "\0".join(settings.get("kube-scheduler-extra-env", []))
+            self._process(self.scheduler, "\0".join(["kube-scheduler", *arguments, ""]), environ=environ)
+
+    def _process(self, pid: int, cmdline: str, gone: bool = False, environ: str = "") -> None:
+        for path in [one for one in self.files if one.startswith(f"/proc/{pid}/")]:
+            del self.files[path]
+        if not gone:
+            self.files[f"/proc/{pid}/cmdline"] = cmdline
+            self.files[f"/proc/{pid}/environ"] = environ
+            self.files[f"/proc/{pid}/stat"] = f"{pid} (x) S {' '.join(['0'] * 18)} {int(self.time * 100)} 0"

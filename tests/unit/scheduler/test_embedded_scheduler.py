@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kube-scheduler as k3s and RKE2 run it: their settings, our drop-in, and a made-up server that reads both."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+import manifests
+import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_apply import work
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
+from ansible_collections.kubegpu.share.plugins.plugin_utils._embedded_plan import make_plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import LookAgain, Options, Planned
+from fake_machine import Watched
+from fake_server import FakeServer
+
+EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+PRESENT = Options(True, EXTENDER)
+OTHER = Options(True, sc.Extender(EXTENDER.url, 10))
+ABSENT = Options(False, EXTENDER)
+BOTH = pytest.mark.parametrize("name", ["k3s", "rke2"])
+
+
+def look(server: FakeServer, **arguments: str) -> dict[str, t.Any]:
+    # By way of JSON, as it gets to the controller.
+    return t.cast("dict[str, t.Any]", json.loads(json.dumps(cp.observe(server, ask=server.ask, **arguments))))
+
+
+_PLANS: dict[str, Planned] = {}
+
+
+def remembered(options: Options, seen: dict[str, t.Any]) -> Planned:
+    """The plan; one that was made of the same sight before isn't made again."""
+    key = repr(options) + json.dumps(seen)
+    if key not in _PLANS:
+        _PLANS[key] = make_plan(options, seen)
+    return _PLANS[key]
+
+
+def plan(server: FakeServer, options: Options) -> Planned:
+    try:
+        return remembered(options, look(server))
+    except LookAgain as more:
+        return remembered(options, look(server, **more.arguments))
+
+
+def carry_out(system: t.Any, planned: Planned, timeout: int = 60) -> None:
+    work({"plan": planned.handed(), "timeout": timeout}, system, system.ask, system.sleep, system.now)
+
+
+def run(server: FakeServer, options: Options) -> Planned:
+    planned = plan(server, options)
+    if not planned.plan.empty:
+        carry_out(server, planned)
+    return planned
+
+
+def kept(server: FakeServer) -> dict[str, str]:
+    return {path: text for path, text in server.files.items() if path.startswith(("/etc/", "/var/", "/srv/"))}
+
+
+@BOTH
+def test_there_and_back_again(name: str) -> None:
+    server = FakeServer(name, "kube-scheduler-arg: [kube-api-qps=75]\n")
+    before, places = kept(server), server.places
+    planned = run(server, PRESENT)
+    assert [one.path for one in planned.files] == [places.config, f"{places.kind.folder}/99-kubegpu-scheduler.yaml"]
+    assert planned.urls == ("https://127.0.0.1:10259/livez", "https://127.0.0.1:10259/readyz")
+    assert f"--config={places.config}" in server.arguments and "--kube-api-qps=75" in server.arguments
+    config = yaml.safe_load(server.files[places.config])
+    kubeconfig = f"/var/lib/rancher/{name}/server/cred/scheduler.kubeconfig"
+    assert config["clientConnection"] == {"kubeconfig": kubeconfig, "qps": 75.0}
+    assert config["enableProfiling"] is False and config["extenders"] == [EXTENDER.entry()]
+    assert server.modes[places.config] == 0o644
+    assert server.log.count(f"systemctl restart {places.unit}") == 1
+    assert plan(server, PRESENT).plan.empty
+    again = run(server, OTHER)
+    assert places.config in [one.path for one in again.files] and plan(server, OTHER).plan.empty
+    assert [one.path for one in run(server, ABSENT).files][-1] == places.config, "nothing names a file that is gone"
+    assert kept(server) == before and plan(server, ABSENT).plan.empty
+    assert f"rmdir {places.folder}" in server.log and f"--config={places.config}" not in server.arguments
+
+
+def test_rke2s_pod_gets_its_folder_and_a_stamp() -> None:
+    server = FakeServer("rke2")
+    run(server, PRESENT)
+    drop_in = yaml.safe_load(server.files["/etc/rancher/rke2/config.yaml.d/99-kubegpu-scheduler.yaml"])
+    folder = "/etc/rancher/rke2/kubegpu-share"
+    assert drop_in["kube-scheduler-extra-mount+"] == [f"{folder}:{folder}:ro"]
+    [process] = look(server)["running"]
+    assert process["config"] == f"{folder}/scheduler.yaml" and len(process["stamp"]) == 64
+    run(server, OTHER)
+    assert look(server)["running"][0]["stamp"] != process["stamp"], "a changed configuration starts the pod again"
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["config.yaml", "drop-in", "command line"])
+def test_a_configuration_of_the_users_own_gets_the_extender(name: str, where: str) -> None:
+    path = "/etc/rancher/mine.yaml"
+    flags = f"--kube-scheduler-arg=config={path}" if where == "command line" else ""
+    setting = f"kube-scheduler-arg:\n  - v=2\n  - config={path}   # mine\n"
+    server = FakeServer(name, setting if where == "config.yaml" else "", flags=flags)
+    if where == "drop-in":
+        server.put(f"{server.places.kind.folder}/10-mine.yaml", f'"kube-scheduler-arg+": ["config={path}"]\n', 0o644)
+    server.put(path, manifests.USERS_CONFIG, 0o640)
+    server.restart()
+    server.sleep(10)
+    before = kept(server)
+    run(server, PRESENT)
+    assert [one["urlPrefix"] for one in yaml.safe_load(server.files[path])["extenders"]][1] == EXTENDER.url
+    assert server.files[path].startswith("# The platform team's scheduler.") and server.modes[path] == 0o640
+    assert server.places.config not in server.files and [one for one in server.arguments if "--config=" in one] == [
+        f"--config={path}"
+    ]
+    assert plan(server, PRESENT).plan.empty
+    run(server, ABSENT)
+    assert kept(server) == before
+
+
+@BOTH
+def test_what_wasnt_put_in_isnt_taken_out(name: str) -> None:
+    own = manifests.USERS_CONFIG.replace("http://127.0.0.1:9000", EXTENDER.url)
+    server = FakeServer(name, "kube-scheduler-arg: [config=/etc/rancher/mine.yaml]\n")
+    server.put("/etc/rancher/mine.yaml", own, 0o644)
+    assert plan(server, ABSENT).plan.empty
+
+
+@BOTH
+def test_a_scheduler_that_refuses_gets_its_old_files_back(name: str) -> None:
+    server = FakeServer(name)
+    before = kept(server)
+    server.refuses = lambda _server, config: "extenders" in config
+    why = "it ends again and again" if name == "k3s" else "it hasn't started kube-scheduler with .*"
+    begun = server.time
+    with pytest.raises(NotInEffect, match=rf"with the old one again \({why}\): .*scheduler exited: no such file"):
+        run(server, PRESENT)
+    assert server.time - begun < 120
+    assert kept(server) == before and server.healthy
+
+
+@BOTH
+def test_settings_that_a_later_file_takes_away_are_refused(name: str) -> None:
+    server = FakeServer(name)
+    later = f"{server.places.kind.folder}/99-z.yaml"
+    server.put(later, "kube-scheduler-arg: [v=4]\n", 0o644)
+    with pytest.raises(BadInput, match=rf"{later} is read after 99-kubegpu-scheduler.yaml and sets kube-scheduler-arg"):
+        plan(server, PRESENT)
+    server.put(later, "kube-scheduler-arg+: [v=4]\n", 0o644)
+    run(server, PRESENT)
+    assert "--v=4" in server.arguments
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "words"),
+    [
+        ("kube-scheduler-arg: [config=/a, config=/b]\n", {}, "names two configurations for kube-scheduler, /a and /b"),
+        ("disable-scheduler: true\n", {}, "k3s runs no kube-scheduler on this machine"),
+        ("kube-scheduler-arg: [config=/a]\n", {}, "/a, which k3s gives kube-scheduler as its --config, isn't there"),
+        ("kube-scheduler-arg: [config=/a\n", {}, r"/etc/rancher/k3s/config.yaml: its settings of .* can't be read"),
+        ("", {"version": "1.20.4"}, r"k3s 1.20.4.* reads no drop-ins"),
+        ("", {"version": "1.18.4"}, "scheduler_configuration: k3s's kube-scheduler gets the extender by a config"),
+    ],
+)
+def test_refused(settings: str, changes: dict[str, t.Any], words: str) -> None:
+    server = FakeServer("k3s", **changes)
+    server.put(server.places.kind.config, settings, 0o600)
+    with pytest.raises(BadInput, match=words):
+        plan(server, PRESENT)
+    assert not [one for one in server.log if one.startswith(("write", "remove"))]
+
+
+def test_only_what_concerns_the_scheduler_leaves_the_machine() -> None:
+    text = """\
+token: secret1
+kube-scheduler-arg:   # flags
+- v=2
+# datastore-endpoint: postgres://user:secret2@host/db
+- config=/a
+agent-token: secret3
+"disable-scheduler" : false
+kube-apiserver-arg:
+  - x=secret4
+kube-scheduler-extra-mount+: ["/a:/a",
+  "/b:/b"]
+"""
+    found = _embedded.relevant(text)
+    assert "secret" not in found
+    assert yaml.safe_load(found) == {
+        "kube-scheduler-arg": ["v=2", "config=/a"],
+        "disable-scheduler": False,
+        "kube-scheduler-extra-mount+": ["/a:/a", "/b:/b"],
+    }
+    assert _embedded.relevant('{"token": "secret"}') == "{}"
+    assert "secret" not in json.dumps(look(FakeServer("k3s")))
+
+
+def test_an_agent_has_no_scheduler() -> None:
+    server = FakeServer("k3s")
+    server.places = _embedded.PLACES["rke2"]
+    seen = look(server)
+    assert seen["kind"] == "" and seen["embedded"] == "k3s" and seen["server"] is None
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"health": 0}, "not healthy"), ({"pending": True}, "an earlier run was cut short")],
+)
+def test_right_files_and_a_scheduler_that_isnt(name: str, changes: dict[str, t.Any], words: str) -> None:
+    server = FakeServer(name)
+    run(server, PRESENT)
+    planned = make_plan(PRESENT, {**look(server), **changes})
+    assert planned.files == () and [one.before for one in planned.plan.changes] == [f"{words}\n"]
+
+
+def test_a_k3s_that_wasnt_started_again() -> None:
+    server = FakeServer("k3s")
+    planned = plan(server, PRESENT)
+    for one in planned.files:
+        server.put(one.path, one.after or "", 0o644)
+    server.time += 5
+    seen = plan(server, PRESENT)
+    assert [one.before for one in seen.plan.changes] == ["k3s.service is older than this configuration\n"]
+    carry_out(server, seen)
+    assert plan(server, PRESENT).plan.empty
+
+
+@BOTH
+@pytest.mark.parametrize("refused", [False, True], ids=["good", "bad"])
+@pytest.mark.parametrize(("first", "wanted"), [(None, PRESENT), (PRESENT, ABSENT), (PRESENT, OTHER)])
+def test_a_run_killed_at_any_door_is_finished_by_the_next(
+    name: str, first: Options | None, wanted: Options, refused: bool
+) -> None:
+    start = FakeServer(name)
+    if first:
+        run(start, first)
+    old = kept(start)
+    if refused and wanted.present:
+        start.refuses = lambda _server, config: f"httpTimeout: {wanted.extender.timeout_seconds}s" in config
+    watched = Watched(start)
+    try:
+        carry_out(watched, plan(start, wanted), timeout=15)
+    except NotInEffect:
+        assert refused
+    watched.remember()
+    assert len(watched.left) > 8
+    for at, server in enumerate(watched.left):
+        again = plan(server, wanted)
+        if refused and wanted.present and not again.plan.empty:
+            with pytest.raises(NotInEffect, match="runs with the old one again"):
+                carry_out(server, again, timeout=15)
+            assert kept(server) == old, at
+        elif not again.plan.empty:
+            carry_out(server, again)
+            assert plan(server, wanted).plan.empty, at
+        assert server.healthy and server.places.record not in server.files, at
