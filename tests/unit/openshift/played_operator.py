@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""OpenShift's kube-scheduler operator, played on a real API server: what it makes of Scheduler/cluster, as recorded.
+
+The sequences and the words are those of cluster-kube-scheduler-operator 4.6 to 4.10: it copies the policy, makes a new
+revision, installs it on one node after the other, and tells of it in KubeScheduler/cluster and ClusterOperator
+kube-scheduler. What goes wrong there is a script of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import typing as t
+
+from real_apiserver import MERGE, ApiServer, Refused
+
+NODES = ("master-0", "master-1", "master-2")
+CONFIG = "/apis/config.openshift.io/v1"
+STATUS = {
+    "operator": f"{CONFIG}/clusteroperators/kube-scheduler/status",
+    "revisions": "/apis/operator.openshift.io/v1/kubeschedulers/cluster/status",
+    "version": f"{CONFIG}/clusterversions/version/status",
+}
+PODS = "/api/v1/namespaces/openshift-kube-scheduler/pods"
+COPY = "/api/v1/namespaces/openshift-kube-scheduler/configmaps"
+NOW = "2026-11-21T12:00:00Z"
+
+CRASH = (
+    'StaticPodsDegraded: pod/openshift-kube-scheduler-master-0 container "kube-scheduler" is waiting: '
+    "CrashLoopBackOff: back-off 5m0s restarting failed container=kube-scheduler"
+)
+INSTALLER = "installer: Error: couldn't get policy config map openshift-kube-scheduler/policy-configmap"
+REMOVED = (
+    'TargetConfigControllerDegraded: "configmap": scheduler Policy config has been removed upstream, this field '
+    "remains for CRD compatibility but does nothing now. Please use a Profile instead (defaulting to "
+    "LowNodeUtilization)."
+)
+
+
+def conditions(**given: tuple[bool, str]) -> list[dict[str, str]]:
+    return [
+        {"type": kind, "status": str(on), "reason": "AsExpected", "message": said, "lastTransitionTime": NOW}
+        for kind, (on, said) in given.items()
+    ]
+
+
+class PlayedOperator:
+    """Follows Scheduler/cluster from its own thread until it is left.
+
+    :param scripts: what becomes of the changes that are to come: ``rollout`` (also when there are no more), ``crash``,
+        ``failed-revision``, ``slow`` (a rollout that ends on the first node) or ``asleep`` (nothing happens at all).
+    """
+
+    def __init__(self, server: ApiServer, version: str, scripts: t.Sequence[str] = (), policy: str = "") -> None:
+        self.server = server
+        self.scripts = list(scripts)
+        self.policy_removed = tuple(map(int, version.split(".")[:2])) >= (4, 10)
+        self.revision = 8
+        self.current = dict.fromkeys(NODES, 8)
+        self.failed: dict[str, list[str]] = {}
+        self.named = policy
+        self.seen: list[str] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._reset(version)
+
+    def __enter__(self) -> PlayedOperator:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    # ----------------------------------------------------------------- the cluster as it is before
+
+    def _reset(self, version: str) -> None:
+        server = self.server
+        for path in (
+            *(f"{CONFIG}/{one}" for one in ("schedulers/cluster", "clusteroperators/kube-scheduler")),
+            *(f"{CONFIG}/clusterversions/version", "/apis/operator.openshift.io/v1/kubeschedulers/cluster"),
+        ):
+            with contextlib.suppress(Refused):
+                server.request("DELETE", path)
+        for namespace in ("openshift-config", "openshift-kube-scheduler"):
+            with contextlib.suppress(Refused):
+                server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        for place in ("openshift-kube-scheduler/pods", "openshift-kube-scheduler/configmaps"):
+            server.request("DELETE", f"/api/v1/namespaces/{place}?gracePeriodSeconds=0")
+        keep = server.request("GET", "/api/v1/namespaces/openshift-config/configmaps")["items"]
+        spec = {"policy": {"name": self.named}} if self.named else {}
+        config, operator = "config.openshift.io/v1", "operator.openshift.io/v1"
+        server.apply(
+            {"apiVersion": config, "kind": "Scheduler", "metadata": {"name": "cluster"}, "spec": spec},
+            {"apiVersion": config, "kind": "ClusterOperator", "metadata": {"name": "kube-scheduler"}, "spec": {}},
+            {
+                "apiVersion": config,
+                "kind": "ClusterVersion",
+                "metadata": {"name": "version"},
+                "spec": {"clusterID": "3c2f7d3e-2f3a-4a0e-9d6e-6c6b5f0d9a11"},
+            },
+            {
+                "apiVersion": operator,
+                "kind": "KubeScheduler",
+                "metadata": {"name": "cluster"},
+                "spec": {"managementState": "Managed"},
+            },
+        )
+        # A node's revisions can't be set in the moment in which the node is listed.
+        self._status("revisions", {"nodeStatuses": [{"nodeName": node} for node in NODES]})
+        self.version(version)
+        found = [one for one in keep if one["metadata"]["name"] == self.named]
+        self._copy(found[0]["data"]["policy.cfg"] if found else None)
+        if self.policy_removed and self.named:
+            self._tell(degraded=REMOVED)
+        else:
+            self._tell()
+
+    def version(self, version: str, upgrading: str = "") -> None:
+        history = {"completionTime": NOW, "image": "i", "startedTime": NOW, "verified": False, "version": version}
+        self._status(
+            "version",
+            {
+                "availableUpdates": [],
+                "observedGeneration": 1,
+                "versionHash": "h",
+                "desired": {"image": "i", "version": version},
+                "history": [{**history, "state": "Partial" if upgrading else "Completed"}],
+                "conditions": conditions(Progressing=(bool(upgrading), upgrading)),
+            },
+        )
+
+    # ----------------------------------------------------------------- what it does
+
+    def _follow(self) -> None:
+        while not self._end.wait(0.02):
+            spec = self.server.request("GET", f"{CONFIG}/schedulers/cluster").get("spec") or {}
+            name = (spec.get("policy") or {}).get("name") or ""
+            if name != self.named:
+                self.named = name
+                self.seen.append(name)
+                self._play(self.scripts.pop(0) if self.scripts else "rollout")
+
+    def _play(self, script: str) -> None:
+        if script == "asleep":
+            return
+        if self.policy_removed:
+            self._tell(degraded=REMOVED if self.named else "")
+            return
+        text = None
+        if self.named:
+            path = f"/api/v1/namespaces/openshift-config/configmaps/{self.named}"
+            text = self.server.request("GET", path)["data"]["policy.cfg"]
+        if not self._copy(text):
+            # Nothing is new for the pods.
+            return
+        self.revision += 1
+        self._tell()
+        for node in NODES:
+            if script == "crash":
+                self._tell(degraded=CRASH)
+                return
+            if script == "failed-revision":
+                self.failed[node] = [INSTALLER]
+                self._tell()
+                return
+            self._end.wait(0.05)
+            self.current[node] = self.revision
+            self.failed.pop(node, None)
+            self._pod(node)
+            self._tell()
+            if script == "slow":
+                return
+
+    def _copy(self, text: str | None) -> bool:
+        try:
+            old = self.server.request("GET", f"{COPY}/policy-configmap")["data"]["policy.cfg"]
+        except Refused:
+            old = None
+        if text == old:
+            for node in NODES:
+                self._pod(node)
+            return False
+        if text is None:
+            self.server.request("DELETE", f"{COPY}/policy-configmap")
+        else:
+            body = {"metadata": {"name": "policy-configmap"}, "data": {"policy.cfg": text}}
+            if old is None:
+                self.server.request("POST", COPY, body)
+            else:
+                self.server.request("PATCH", f"{COPY}/policy-configmap", body, MERGE)
+        return True
+
+    def _pod(self, node: str) -> None:
+        name = f"openshift-kube-scheduler-{node}"
+        with contextlib.suppress(Refused):
+            self.server.request("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+        flags = ["--config=/etc/kubernetes/static-pod-resources/configmaps/config/config.yaml"]
+        if self.named:
+            flags += ["--policy-configmap=policy-configmap", "--policy-configmap-namespace=openshift-kube-scheduler"]
+        labels = {"app": "openshift-kube-scheduler", "revision": str(self.revision)}
+        container = {"name": "kube-scheduler", "image": "i", "command": ["hyperkube", "kube-scheduler"], "args": flags}
+        body = {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node, "containers": [container]}}
+        self.server.request("POST", PODS, body)
+
+    def _tell(self, degraded: str = "") -> None:
+        newest = [node for node in NODES if self.current[node] == self.revision]
+        old = min(self.current.values())
+        rolling = len(newest) < len(NODES)
+        there = f"{len(NODES) - len(newest)} nodes are at revision {old}; " if rolling else ""
+        said = f"NodeInstallerProgressing: {there}{len(newest)} nodes have achieved new revision {self.revision}"
+        # One node at a time has a revision to go to.
+        target = next((node for node in NODES if self.current[node] < self.revision), "")
+        nodes = [
+            {
+                "nodeName": node,
+                "currentRevision": self.current[node],
+                "targetRevision": self.revision if node == target else 0,
+                **({"lastFailedRevision": self.revision} if node in self.failed else {}),
+                "lastFailedRevisionErrors": self.failed.get(node, []),
+            }
+            for node in NODES
+        ]
+        self._status("revisions", {"latestAvailableRevision": self.revision, "nodeStatuses": nodes, "readyReplicas": 0})
+        told = conditions(
+            Available=(True, f"StaticPodsAvailable: 3 nodes are active; {said}"),
+            Progressing=(rolling, said),
+            Degraded=(bool(degraded), degraded or "NodeControllerDegraded: All master nodes are ready"),
+        )
+        self._status("operator", {"conditions": told})
+
+    def _status(self, what: str, status: dict[str, t.Any]) -> None:
+        self.server.request("PATCH", STATUS[what], {"status": status}, MERGE)

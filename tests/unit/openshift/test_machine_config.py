@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MachineConfigs for nodes with GPUs: the real definitions, and the Machine Config Operator played beside them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import threading
+import time
+import tomllib
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _machine_config as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
+from played_operator import conditions
+from real_apiserver import MERGE, Refused
+
+API = "/apis/machineconfiguration.openshift.io/v1"
+LABEL = "node-role.kubernetes.io/gpu"
+UNPACKED = (
+    "Node worker-1 is reporting: \"can't reconcile config rendered-gpu-1 with rendered-gpu-2: ignition links section "
+    'contains changes"'
+)
+
+
+def collect(server):
+    """What kube-controller-manager does with objects that are deleted in the foreground."""
+    for plural in ("machineconfigs", "machineconfigpools"):
+        for one in server.request("GET", f"{API}/{plural}")["items"]:
+            if one["metadata"].get("deletionTimestamp"):
+                path = f"{API}/{plural}/{one['metadata']['name']}"
+                server.ask("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+
+
+class Played:
+    """Renders, and updates the nodes of each pool one after the other; a pool with ``bad`` arguments degrades."""
+
+    def __init__(self, server, bad=(), asleep=False):
+        self.server, self.bad, self.asleep = server, set(bad), asleep
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.rendered = {}
+        self.joined = []
+        self.known = {"gpu": {}, "worker": {}}
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _follow(self):
+        while not self._end.wait(0.02):
+            if not self.asleep:
+                with contextlib.suppress(Refused):
+                    collect(self.server)
+                    self._sync()
+
+    def _sync(self):
+        nodes = self.server.request("GET", "/api/v1/nodes")["items"]
+        configs = {one["metadata"]["name"]: one for one in self.server.request("GET", f"{API}/machineconfigs")["items"]}
+        gpu = [one["metadata"]["name"] for one in nodes if LABEL in one["metadata"].get("labels", {})]
+        for pool in self.server.request("GET", f"{API}/machineconfigpools")["items"]:
+            name = pool["metadata"]["name"]
+            members = gpu if name == "gpu" else [one["metadata"]["name"] for one in nodes][: len(nodes) - len(gpu)]
+            mine = configs.get("99-gpushare") if name == "gpu" else None
+            digest = hashlib.sha256(json.dumps((mine or {}).get("spec"), sort_keys=True).encode()).hexdigest()
+            rendered = f"rendered-{name}-{digest[:10]}"
+            if (pool["spec"].get("configuration") or {}).get("name") != rendered:
+                made = {"apiVersion": subject.API, "kind": "MachineConfig", "metadata": {"name": rendered}}
+                self.server.apply({**made, "spec": (mine or {}).get("spec", {})})
+                source = [{"apiVersion": subject.API, "kind": "MachineConfig", "name": "99-gpushare"}] if mine else []
+                given = {"configuration": {"name": rendered, "source": source}}
+                self.server.request("PATCH", f"{API}/machineconfigpools/{name}", {"spec": given}, MERGE)
+                pool = self.server.request("GET", f"{API}/machineconfigpools/{name}")
+            broken = bool(mine) and bool(members) and bool(self.bad & set(mine["spec"].get("kernelArguments") or []))
+            have = self.known[name]
+            behind = [one for one in members if have.get(one) != rendered]
+            if behind and not broken:
+                have[behind[0]] = rendered
+                self.joined.append((name, behind[0]))
+            ready = sum(1 for one in members if have.get(one) == rendered)
+            done = ready == len(members) and not broken
+            status = {
+                "observedGeneration": pool["metadata"]["generation"],
+                "machineCount": len(members),
+                "readyMachineCount": ready,
+                "updatedMachineCount": ready,
+                "degradedMachineCount": int(broken),
+                "configuration": {"name": rendered if done else "rendered-before"},
+                "conditions": conditions(
+                    Updated=(done, ""),
+                    Updating=(not done, ""),
+                    NodeDegraded=(broken, UNPACKED if broken else ""),
+                    Degraded=(broken, ""),
+                ),
+            }
+            self.server.request("PATCH", f"{API}/machineconfigpools/{name}/status", {"status": status}, MERGE)
+
+
+@pytest.fixture
+def kube(openshift):
+    """Two workers and a node of the control plane, and the pool of workers."""
+    for path in ("/api/v1/nodes", f"{API}/machineconfigs", f"{API}/machineconfigpools"):
+        openshift.request("DELETE", path)
+    collect(openshift)
+    for name, role in (("worker-1", "worker"), ("worker-2", "worker"), ("master-0", "master")):
+        labels = {f"node-role.kubernetes.io/{role}": ""}
+        openshift.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+    worker = {
+        "apiVersion": subject.API,
+        "kind": "MachineConfigPool",
+        "metadata": {"name": "worker"},
+        "spec": {
+            "machineConfigSelector": {"matchLabels": {subject.ROLE: "worker"}},
+            "nodeSelector": {"matchLabels": {"node-role.kubernetes.io/worker": ""}},
+        },
+    }
+    openshift.apply(worker)
+    module = SimpleNamespace(
+        params={**dict.fromkeys(subject.ARGUMENTS), "kubeconfig": str(openshift.kubeconfig)}, no_log_values=set()
+    )
+    return RealKube.of_module(module)
+
+
+def params(**given):
+    defaults = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()}
+    return {**defaults, "nodes": ["worker-1"], **given}
+
+
+def run(kube, check=False, timeout=25.0, **given):
+    return subject.work(kube, params(**given), check, subject.Waiting(timeout=timeout, pause=0.05))
+
+
+def labelled(server):
+    nodes = server.request("GET", "/api/v1/nodes")["items"]
+    return {one["metadata"]["name"] for one in nodes if LABEL in one["metadata"].get("labels", {})}
+
+
+def gone(server, plural, name):
+    end = time.monotonic() + 10
+    while name in names(server, plural) and time.monotonic() < end:
+        time.sleep(0.05)
+    return name not in names(server, plural)
+
+
+def names(server, plural):
+    found = {one["metadata"]["name"] for one in server.request("GET", f"{API}/{plural}")["items"]}
+    return {name for name in found if not name.startswith("rendered-")}
+
+
+def test_only_nodes_with_gpus_are_configured_and_they_come_back(kube, openshift):
+    with Played(openshift) as operator:
+        before = run(kube, check=True, runtime_path="/usr/local/nvidia/toolkit/nvidia-container-runtime")
+        assert names(openshift, "machineconfigs") == set() and labelled(openshift) == set()
+        done = run(kube, runtime_path="/usr/local/nvidia/toolkit/nvidia-container-runtime")
+        assert done["changed"] and done["diff"] == before["diff"]
+        live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")
+        assert live["metadata"]["labels"][subject.ROLE] == "gpu"
+        assert live["spec"]["kernelArguments"] == ["modprobe.blacklist=nouveau", "rd.driver.blacklist=nouveau"]
+        files = {
+            one["path"]: base64.b64decode(one["contents"]["source"].partition("base64,")[2]).decode()
+            for one in live["spec"]["config"]["storage"]["files"]
+        }
+        assert files["/etc/modprobe.d/blacklist-nouveau.conf"].startswith("blacklist nouveau\n")
+        crio = tomllib.loads(files["/etc/crio/crio.conf.d/99-nvidia.conf"])["crio"]["runtime"]
+        assert crio["default_runtime"] == "nvidia" and crio["runtimes"]["nvidia"]["runtime_type"] == "oci"
+        pool = openshift.request("GET", f"{API}/machineconfigpools/gpu")
+        assert subject.BEFORE not in pool["metadata"].get("annotations", {})
+        assert labelled(openshift) == {"worker-1"} and ("gpu", "worker-1") in operator.joined
+        assert not run(kube, runtime_path="/usr/local/nvidia/toolkit/nvidia-container-runtime")["changed"]
+        assert run(kube, state="absent", nodes=[])["changed"]
+        assert labelled(openshift) == set()
+        assert gone(openshift, "machineconfigs", "99-gpushare") and gone(openshift, "machineconfigpools", "gpu")
+        assert not run(kube, state="absent", nodes=[])["changed"]
+
+
+def test_a_pool_that_degrades_is_put_back_in_the_operators_words(kube, openshift):
+    with Played(openshift, bad=["no-such-argument=1"]):
+        with pytest.raises(NotInEffect) as failure:
+            run(kube, kernel_arguments=["no-such-argument=1"])
+        assert "can't reconcile config" in str(failure.value) and str(failure.value).endswith("it was taken back")
+        assert gone(openshift, "machineconfigs", "99-gpushare") and labelled(openshift) == set()
+        run(kube)
+        with pytest.raises(NotInEffect, match="NodeDegraded"):
+            run(kube, kernel_arguments=["no-such-argument=1"])
+        live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")
+        assert live["spec"]["kernelArguments"] == list(subject.NOUVEAU_ARGUMENTS) and labelled(openshift) == {
+            "worker-1"
+        }
+
+
+def test_a_node_more_that_doesnt_come_up_leaves_the_others_configured(kube, openshift):
+    with Played(openshift) as operator:
+        run(kube)
+        operator.asleep = True
+        with pytest.raises(NotInEffect, match=r"not within 1 s: pool gpu counts 1 of 2 nodes"):
+            run(kube, nodes=["worker-1", "worker-2"], timeout=1.0)
+        assert labelled(openshift) == {"worker-1"} and names(openshift, "machineconfigs") == {"99-gpushare"}
+
+
+def test_a_run_that_was_killed_is_proven_by_the_next(kube, openshift):
+    class Killed(BaseException):
+        pass
+
+    def die(_seconds):
+        raise Killed
+
+    with Played(openshift, bad=["no-such-argument=1"]):
+        run(kube)
+        with pytest.raises(Killed):
+            waiting = subject.Waiting(timeout=20, pause=0.05, sleep=die)
+            subject.work(kube, params(kernel_arguments=["no-such-argument=1"]), False, waiting)
+        with pytest.raises(NotInEffect, match="taken back"):
+            run(kube, kernel_arguments=["no-such-argument=1"])
+        live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")
+        assert live["spec"]["kernelArguments"] == list(subject.NOUVEAU_ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nodes": ["master-0"]}, "nodes: master-0 is a node of the control plane"),
+        ({"nodes": ["worker-9"]}, "nodes: the cluster has no node worker-9"),
+        ({"nodes": []}, "nodes: it names none"),
+        ({"pool": "worker"}, "pool: 'worker' can't be"),
+        ({"pool": "GPU nodes"}, "pool: 'GPU nodes' can't be"),
+        ({"nouveau": False}, "none of them asks for anything"),
+        (
+            {"runtime_path": "nvidia-container-runtime"},
+            "runtime_path: 'nvidia-container-runtime' isn't an absolute path",
+        ),
+        ({"kernel_arguments": ["a b"]}, "kernel_arguments: 'a b' isn't one argument"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_changes(kube, openshift, given, words):
+    with pytest.raises(BadInput) as failure:
+        run(kube, **given)
+    assert words in str(failure.value)
+    assert names(openshift, "machineconfigs") == set() and names(openshift, "machineconfigpools") == {"worker"}
+
+
+def test_other_peoples_pools_are_left_alone(kube, openshift):
+    pool = subject.pool_of("infra")
+    pool["metadata"] = {"name": "infra"}
+    openshift.apply(pool)
+    openshift.request(
+        "PATCH", "/api/v1/nodes/worker-1", {"metadata": {"labels": {"node-role.kubernetes.io/infra": ""}}}, MERGE
+    )
+    with pytest.raises(BadInput, match="nodes: worker-1 is in pool infra already"):
+        run(kube)
+    openshift.request("DELETE", f"{API}/machineconfigpools/infra")
+    for change, words in (
+        ({"paused": True}, "is paused"),
+        (
+            {
+                "machineConfigSelector": {
+                    "matchExpressions": [{"key": subject.ROLE, "operator": "In", "values": ["gpu"]}]
+                }
+            },
+            "without what workers have",
+        ),
+        (
+            {"machineConfigSelector": {"matchExpressions": [{"key": subject.ROLE, "operator": "In", "values": ["x"]}]}},
+            "doesn't take",
+        ),
+    ):
+        pool = subject.pool_of("gpu")
+        pool["spec"].update(change)
+        openshift.apply(pool)
+        with pytest.raises(BadInput, match=words):
+            run(kube)
+    openshift.request("DELETE", f"{API}/machineconfigpools/gpu")
+    theirs = {**subject.machine_config(params()), "metadata": {"name": "99-gpushare"}}
+    theirs["spec"]["kernelArguments"] = ["quiet"]
+    openshift.apply(theirs)
+    with pytest.raises(BadInput, match="MachineConfig 99-gpushare is there and isn't ours"):
+        run(kube)
+    degraded = {"status": {"conditions": conditions(Degraded=(True, "Node worker-2 is reporting: disk full"))}}
+    openshift.request("PATCH", f"{API}/machineconfigpools/worker/status", degraded, MERGE)
+    with pytest.raises(BadInput, match="pool worker is Degraded: Node worker-2 is reporting: disk full"):
+        run(kube)
+
+
+def test_an_operator_that_hasnt_rendered_the_change_yet_isnt_believed(kube, openshift):
+    with Played(openshift) as operator:
+        run(kube)
+        # Every node is updated, says the pool, with what was there before.
+        operator.asleep = True
+        with pytest.raises(NotInEffect, match=r"isn't made of 99-gpushare as it is now; it was taken back"):
+            run(kube, kernel_arguments=["intel_iommu=on"], timeout=1.5)
+        live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")
+        assert live["spec"]["kernelArguments"] == list(subject.NOUVEAU_ARGUMENTS)
+
+
+def test_what_a_pool_gives_to_its_nodes_may_hold_others_files_too():
+    spec = subject.machine_config(params(kernel_arguments=["a=1"]))["spec"]
+    rendered = {"spec": {**spec, "kernelArguments": ["quiet", *spec["kernelArguments"]]}}
+    assert subject.holds(rendered, spec)
+    assert not subject.holds(rendered, {**spec, "kernelArguments": ["b=2"]})
+    other = {**spec, "config": {"storage": {"files": [subject.file_of(subject.NOUVEAU_FILE, "another")]}}}
+    assert not subject.holds(rendered, other) and not subject.holds(None, spec)

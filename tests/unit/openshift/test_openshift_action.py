@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action plugin and the role's tasks, with the very module behind them, on a real API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible_collections.kubegpu.share.plugins.action import openshift_scheduler as action
+from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_client as client
+from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_scheduler as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from played_operator import PlayedOperator
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+MAPS = "/api/v1/namespaces/openshift-config/configmaps"
+USERS = """\
+{
+  "kind": "Policy", "apiVersion": "v1",
+  "predicates": [{"name": "GeneralPredicates"}],
+  "extenders": [{"urlPrefix": "http://127.0.0.1:9000", "filterVerb": "filter", "nodeCacheCapable": true}]
+}
+"""
+
+
+class Direct(action.ActionModule):
+    """The module runs here and now instead of in a process of its own."""
+
+    executed: list[bool]
+
+    def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_):
+        params = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()} | (module_args or {})
+        self.executed.append("plan" in (module_args or {}))
+        module = SimpleNamespace(params=params, tmpdir=params.pop("tmp"), no_log_values=set())
+        try:
+            api = client.DynamicKube.of_module(module)
+            return subject.work(api, params, self._task.check_mode, subject.Waiting(timeout=10, pause=0.02))
+        except ShareError as error:
+            return {"failed": True, "msg": str(error), **error.details}
+
+
+def act(server, check=False, **arguments):
+    given = {"kubeconfig": str(server.kubeconfig), **arguments}
+    task = SimpleNamespace(args=given, check_mode=check, async_val=0, action="x", diff=False)
+    plugin = Direct(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
+    plugin.executed = []
+    real = Direct._execute_module
+    plugin._execute_module = lambda module_args=None, task_vars=None, **_: real(
+        plugin, module_args={**module_args, "tmp": str(server.folder)}
+    )
+    return plugin.run(task_vars={}), plugin.executed
+
+
+def test_the_users_policy_is_merged_and_stays_what_it_is(openshift):
+    openshift.request("DELETE", MAPS)
+    openshift.request("POST", MAPS, {"metadata": {"name": "team-policy"}, "data": {"policy.cfg": USERS}})
+    with PlayedOperator(openshift, "4.9.23", policy="team-policy"):
+        checked, executed = act(openshift, check=True)
+        # Looking is all that check mode does.
+        assert checked["changed"] and executed == [False]
+        done, executed = act(openshift)
+        assert done["changed"] and executed == [False, True] and done["diff"] == checked["diff"]
+        found = openshift.request("GET", MAPS)["items"]
+        texts = {one["metadata"]["name"]: one["data"]["policy.cfg"] for one in found}
+        assert texts.pop("team-policy") == USERS
+        (ours,) = texts.values()
+        policy = json.loads(ours)
+        assert policy["predicates"] == [{"name": "GeneralPredicates"}]
+        assert [one["urlPrefix"] for one in policy["extenders"]] == [
+            "http://127.0.0.1:9000",
+            "http://127.0.0.1:12345/gpushare-scheduler",
+        ]
+        assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
+        again, executed = act(openshift)
+        assert not again["changed"] and executed == [False]
+        assert act(openshift, state="absent")[0]["changed"]
+        assert [one["metadata"]["name"] for one in openshift.request("GET", MAPS)["items"]] == ["team-policy"]
+
+
+def test_a_policy_with_another_binder_or_that_is_none_is_refused(openshift):
+    for text, words in (
+        (USERS.replace('"filterVerb"', '"bindVerb": "bind", "filterVerb"'), "binds pods already"),
+        (USERS.replace('"Policy"', '"Polisy"'), "team-policy isn't a Policy"),
+        ("{", "team-policy"),
+    ):
+        openshift.request("DELETE", MAPS)
+        openshift.request("POST", MAPS, {"metadata": {"name": "team-policy"}, "data": {"policy.cfg": text}})
+        with PlayedOperator(openshift, "4.9.23", policy="team-policy"):
+            done, executed = act(openshift)
+            assert done["failed"] and words in done["msg"] and executed == [False]
+            assert len(openshift.request("GET", MAPS)["items"]) == 1
+
+
+def test_from_4_10_on_it_is_refused_before_a_policy_is_made(openshift):
+    openshift.request("DELETE", MAPS)
+    with PlayedOperator(openshift, "4.18.2"):
+        done, _executed = act(openshift)
+        assert done["failed"] and "degrades the cluster" in done["msg"]
+
+
+def playbook(openshift, tmp_path, task, *flags):
+    file = tmp_path / "play.yml"
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [task]}
+    file.write_text(yaml.safe_dump([play]))
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "ANSIBLE_COLLECTIONS_PATH": str(CHECKOUT / ".collections"),
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+        "LC_ALL": "C.UTF-8",
+    }
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", str(file), *flags],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+        timeout=120,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+ROLE = {
+    "scheduler_state": "present",
+    "scheduler_name": "gpushare-scheduler",
+    "scheduler_version": "",
+    "scheduler_extender_url": "http://127.0.0.1:12345/gpushare-scheduler",
+    "scheduler_extender_timeout": 30,
+    "scheduler_dedicated_admission": "deny",
+    "scheduler_openshift_image": "",
+    "scheduler_openshift_channel": "stable",
+    "scheduler_openshift_source": "redhat-operators",
+    "scheduler_openshift_source_namespace": "openshift-marketplace",
+    "scheduler_openshift_topology": "",
+    "scheduler_openshift_timeout": 600,
+    "gpushare_namespace": "gpushare-fresh",
+    "gpushare_image": "registry.example.org/gpushare:1.0.0",
+    "gpushare_image_pull_secrets": [],
+    "gpushare_placement": "binpack",
+    "gpushare_log_format": "text",
+}
+
+
+@pytest.mark.parametrize(
+    ("release", "policy", "kinds"),
+    [
+        ("4.8.5", True, ["ConfigMap openshift-config/gpushare-scheduler-policy", "Scheduler cluster"]),
+        ("4.20.1", False, ["Subscription", "SecondaryScheduler", "NetworkPolicy", "ValidatingAdmissionPolicyBinding"]),
+    ],
+)
+def test_the_roles_tasks_on_a_cluster_that_was_never_touched(openshift, tmp_path, release, policy, kinds):
+    chosen = {"mode": "openshift", "openshift": release, "policy": policy}
+    given = {**ROLE, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_chosen": chosen}
+    openshift.request("DELETE", MAPS)
+    said = ""
+    with PlayedOperator(openshift, release):
+        for tasks in ("openshift_access", "openshift"):
+            role = {"name": "kubegpu.share.scheduler", "tasks_from": tasks}
+            task = {"name": "Take the step", "ansible.builtin.include_role": role, "vars": given}
+            code, words = playbook(openshift, tmp_path, task, "--check", "--diff")
+            assert code == 0, words
+            said += words
+    assert not [kind for kind in ("SecurityContextConstraints", *kinds) if kind not in said], said
+    assert openshift.ask("GET", "/api/v1/namespaces/gpushare-fresh")[0] == 404
+
+
+def test_the_real_module_and_action_by_ansible_itself(openshift, tmp_path):
+    openshift.request("DELETE", MAPS)
+    auth = {"kubeconfig": str(openshift.kubeconfig)}
+    task = {"name": "Tell it", "kubegpu.share.openshift_scheduler": auth}
+    with PlayedOperator(openshift, "4.9.23"):
+        code, said = playbook(openshift, tmp_path, task, "--check", "--diff")
+        assert code == 0 and "changed=1" in said, said
+        assert "http://127.0.0.1:12345/gpushare-scheduler" in said and "gpushare-scheduler-policy-" in said
+        assert openshift.request("GET", MAPS)["items"] == []
+    with PlayedOperator(openshift, "4.16.0"):
+        code, said = playbook(openshift, tmp_path, task)
+        assert code == 2 and "scheduler_mode: OpenShift 4.16.0 doesn't take a Policy" in said, said

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A real etcd and kube-apiserver 1.36 on loopback, to judge every object and every policy; ended by their process ids.
+
+A folder of tests takes the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
+``__all__`` that names it; the server is one for the whole test run. A test that stops the server, or fills it with
+what others must not see, has one of its own: ``with ApiServer() as server``.
+
+There is no controller manager: namespaces have no default service account (and pods may do without), deleted namespaces
+stay, and nobody aggregates ClusterRoles. There is no node either, so what pods run is not judged here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.client
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+import typing as t
+from functools import cache, cached_property
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from lab import build
+from lab.shell import LabError
+
+START = 90.0
+# What one start may find taken, the next one does not.
+TRIES = 3
+MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+
+
+class Missing(Exception):
+    """The programs can't be had on this machine; the message says why."""
+
+
+@cache
+def programs() -> dict[str, str]:
+    """The path of etcd and of every program of Kubernetes 1.36: LAB_BIN's or the cache's, built where there is none.
+
+    :raises Missing: they can't be built, for want of Go or of the modules.
+    """
+    try:
+        return {
+            program: str(build.binaries(tools) / program)
+            for tools in ("etcd", "kubernetes")
+            for program in build.SETS[tools].binaries
+        }
+    except (LabError, OSError) as error:
+        raise Missing(f"no kube-apiserver: {error}") from None
+
+
+class Refused(Exception):
+    """The API server refuses a request; ``status`` is the HTTP status, the message is its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Authority:
+    """A certificate authority in a folder, with all that it signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._key = self.key("ca")
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ca of the tests")])
+        self._write("ca", self._certificate(self._name, self._key, None))
+
+    def key(self, name: str) -> ec.EllipticCurvePrivateKey:
+        """A new private key in the file <name>.key, its public half in <name>.pub."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        file = self.folder / f"{name}.key"
+        file.touch(mode=0o600)
+        file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.TraditionalOpenSSL,
+                serialization.NoEncryption(),
+            )
+        )
+        (self.folder / f"{name}.pub").write_bytes(
+            key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        )
+        return key
+
+    def sign(self, name: str, user: str, groups: t.Sequence[str] = (), server: bool = False) -> tuple[Path, Path]:
+        """A certificate and its key in the files <name>.crt and <name>.key."""
+        parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+        subject = x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        self._write(name, self._certificate(subject, self.key(name), usage))
+        return self.folder / f"{name}.crt", self.folder / f"{name}.key"
+
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, usage: x509.ObjectIdentifier | None
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=usage is None, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+        if usage is None:
+            every = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment"), False)
+            every |= dict.fromkeys(("key_agreement", "encipher_only", "decipher_only"), False)
+            signing = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **every)
+            builder = builder.add_extension(signing, critical=True)
+        else:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        if usage == ExtendedKeyUsageOID.SERVER_AUTH:
+            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _write(self, name: str, certificate: x509.Certificate) -> None:
+        (self.folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+class ApiServer:
+    """One API server with its etcd; all that it keeps is in ``folder``, which goes when it ends."""
+
+    def __init__(self, flags: t.Sequence[str] = ()) -> None:
+        """Nothing runs yet.
+
+        :param flags: more arguments for kube-apiserver; the later one of two wins.
+        :raises Missing: the programs can't be had.
+        """
+        self.programs = programs()
+        self.folder = Path(tempfile.mkdtemp(prefix="kubegpu-api-"))
+        self._authority = _Authority(self.folder / "pki")
+        self._authority.sign("serving", "kube-apiserver", server=True)
+        self._authority.key("accounts")
+        self._flags = list(flags)
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._namespaces = 0
+        self._ports: tuple[int, int, int] | None = None
+        self.url = ""
+
+    def __enter__(self) -> ApiServer:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    # ----------------------------------------------------------------- its life
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig of an administrator (group system:masters)."""
+        return self.kubeconfig_of("kubernetes-admin", ("system:masters",))
+
+    def start(self) -> None:
+        """Start it, or start it again with its data and its address; back when it is ready."""
+        tries = 1 if self._ports else TRIES
+        for left in reversed(range(tries)):
+            ports = self._ports or _free_ports()
+            try:
+                self._start(*ports)
+            except RuntimeError:
+                self.stop()
+                if not left:
+                    raise
+            else:
+                self._ports = ports
+                return
+
+    def _start(self, client: int, peer: int, secure: int) -> None:
+        self.url = f"https://127.0.0.1:{secure}"
+        etcd, pki = f"http://127.0.0.1:{client}", self._authority.folder
+        self._spawn(
+            "etcd",
+            f"--data-dir={self.folder}/etcd",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-cluster=default=http://127.0.0.1:{peer}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        )
+        self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={secure}",
+            # A loopback address can be nobody's endpoint.
+            "--endpoint-reconciler-type=none",
+            "--advertise-address=127.0.0.1",
+            f"--cert-dir={pki}",
+            f"--tls-cert-file={pki}/serving.crt",
+            f"--tls-private-key-file={pki}/serving.key",
+            f"--client-ca-file={pki}/ca.crt",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={pki}/accounts.pub",
+            f"--service-account-signing-key-file={pki}/accounts.key",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--authorization-mode=RBAC",
+            # It would wait for accounts that only a controller manager makes.
+            "--disable-admission-plugins=ServiceAccount",
+            "--allow-privileged=true",
+            "--profiling=false",
+            *self._flags,
+        )
+        end = time.monotonic() + START
+        while not self.ready():
+            ended = [process for process in self._running if process.poll() is not None]
+            if ended or time.monotonic() > end:
+                raise RuntimeError(f"the API server of the tests doesn't get ready: {self.log()[-2000:]}")
+            time.sleep(0.1)
+
+    def ready(self) -> bool:
+        """Whether it answers, and all that it does at its start is done."""
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            return self.ask("GET", "/readyz")[0] == 200 and self.ask("GET", "/api/v1/namespaces/default")[0] == 200
+        return False
+
+    def stop(self) -> None:
+        """End it; its data and its address stay for the next start."""
+        for process in reversed(self._running):
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        self._running = []
+
+    def remove(self) -> None:
+        """End it and take away all that it kept."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """What both programs said so far."""
+        return "\n".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log")))
+
+    def _spawn(self, program: str, *flags: str) -> None:
+        # Dies with the test run, even with one that was killed.
+        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with (self.folder / f"{program}.log").open("ab") as log:
+            self._running.append(
+                subprocess.Popen(
+                    [*tied, self.programs[program], *flags],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.folder,
+                    start_new_session=True,
+                )
+            )
+
+    # ----------------------------------------------------------------- its users
+
+    def kubeconfig_of(self, user: str, groups: t.Sequence[str] = ()) -> Path:
+        """The kubeconfig of any user, by a certificate of his own."""
+        name = "".join(letter if letter.isalnum() else "-" for letter in "-".join((user, *groups)))
+        file = self.folder / f"kubeconfig-{name}"
+        if file.exists():
+            return file
+        certificate, key = self._authority.sign(f"user-{name}", user, groups)
+        cluster = {"server": self.url, "certificate-authority": str(self._authority.folder / "ca.crt")}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": user, "user": {"client-certificate": str(certificate), "client-key": str(key)}}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": user}}],
+            "current-context": "tests",
+        }
+        file.write_text(yaml.safe_dump(config, sort_keys=False))
+        return file
+
+    def may(self, user: str, verb: str, resource: str, namespace: str = "", name: str = "", group: str = "") -> bool:
+        """Whether RBAC lets a user do something, by a SubjectAccessReview.
+
+        :param user: a user's name; ``system:serviceaccount:<namespace>:<name>`` for a service account.
+        :param resource: the plural, with its subresource after a slash.
+        """
+        plural, _slash, subresource = resource.partition("/")
+        wanted = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
+        wanted |= {"namespace": namespace, "name": name}
+        groups = ["system:authenticated"]
+        if user.startswith("system:serviceaccount:"):
+            groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "groups": groups, "resourceAttributes": wanted},
+        }
+        done = self.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(done["status"]["allowed"])
+
+    # ----------------------------------------------------------------- requests
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self._authority.folder / "ca.crt"))
+        context.load_cert_chain(*self._authority.sign("requests", "kubernetes-admin", ("system:masters",)))
+        return context
+
+    def ask(
+        self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
+    ) -> tuple[int, str]:
+        """One request as it is: the HTTP status and the answer's text.
+
+        :param path: with its query.
+        :param user: in whose name, by impersonation; the administrator's where none is named.
+        """
+        host = self.url.partition("//")[2]
+        connection = http.client.HTTPSConnection(host, context=self._context, timeout=30)
+        try:
+            headers = {"Content-Type": content, **({"Impersonate-User": user} if user else {})}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def request(
+        self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
+    ) -> t.Any:
+        """The object that a request gives.
+
+        :raises Refused: the API server refuses it.
+        """
+        status, text = self.ask(method, path, body, content, user)
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = {"message": text}
+        if status >= 400:
+            raise Refused(status, str(answer.get("message", text)))
+        return answer
+
+    def kubectl(self, *arguments: str, text: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
+        """The real kubectl; a failure is for the caller to judge.
+
+        :param text: what it reads from ``--filename=-``.
+        :param user: in whose name, by impersonation.
+        """
+        impersonation = [f"--as={user}"] if user else []
+        return subprocess.run(
+            [self.programs["kubectl"], f"--kubeconfig={self.kubeconfig}", *impersonation, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
+        )
+
+    def apply(self, *objects: dict[str, t.Any], manager: str = "tests", dry_run: bool = False, user: str = "") -> None:
+        """Server-side apply with strict validation.
+
+        :raises Refused: the API server refuses one of them.
+        """
+        dry = ["--dry-run=server"] if dry_run else []
+        flags = ["--server-side", "--force-conflicts", f"--field-manager={manager}", "--validate=strict", *dry]
+        text = yaml.safe_dump_all(objects)
+        done = self.kubectl("apply", *flags, "--filename=-", text=text, user=user)
+        if done.returncode:
+            raise Refused(0, done.stderr.strip())
+
+    def namespace(self, prefix: str = "test", labels: dict[str, str] | None = None) -> str:
+        """A namespace that nobody else uses."""
+        self._namespaces += 1
+        name = f"{prefix}-{self._namespaces}"
+        metadata = {"name": name, **({"labels": labels} if labels else {})}
+        self.request("POST", "/api/v1/namespaces", {"metadata": metadata})
+        return name
+
+    def install(self, *files: Path) -> None:
+        """Custom resource definitions, served when this is back."""
+        named = [f"--filename={file}" for file in files]
+        done = self.kubectl("apply", "--server-side", "--force-conflicts", *named, "--output=name")
+        if done.returncode:
+            raise Refused(0, done.stderr.strip())
+        names = done.stdout.split()
+        done = self.kubectl("wait", "--for=condition=Established", "--timeout=60s", *names)
+        if done.returncode:
+            raise Refused(0, done.stderr.strip())
+        end = time.monotonic() + 60
+        for name in names:
+            # Established isn't ready yet: the storage comes a moment later.
+            while self.kubectl("get", name.partition("/")[2], "--all-namespaces").returncode:
+                if time.monotonic() > end:
+                    raise Refused(429, f"{name} is not served")
+                time.sleep(0.2)
+
+
+def _free_ports() -> tuple[int, int, int]:
+    with contextlib.ExitStack() as stack:
+        # Held together, so that they differ.
+        sockets = [stack.enter_context(socket.socket()) for _number in range(3)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        first, second, third = (one.getsockname()[1] for one in sockets)
+    return first, second, third
+
+
+@cache
+def _shared() -> ApiServer:
+    server = ApiServer()
+    try:
+        server.start()
+    except BaseException:
+        server.remove()
+        raise
+    return server
+
+
+@pytest.fixture(scope="session")
+def api_server(request: pytest.FixtureRequest) -> ApiServer:
+    """The API server that all tests of a run share; skipped where its programs can't be had."""
+    try:
+        server = _shared()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    # Each test file that imports the fixture has one of its own in pytest's eyes, so it can't end the server.
+    request.config.add_cleanup(server.remove)
+    return server
