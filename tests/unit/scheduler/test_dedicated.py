@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A scheduler of our own: what follows from the cluster's version and nodes, and the objects as they are written."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import FilterModule
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as scheduler_config
+from dedicated_kit import NAME, NAMESPACE, containers_of, node, one, planned, pod_of, rendered
+from gpushare import extender
+
+ROOT = Path(__file__).resolve().parents[3]
+LIBRARY = "registry.k8s.io/kube-scheduler"
+
+
+# --------------------------------------------------------------------------- what follows from the cluster
+
+
+@pytest.mark.parametrize(
+    ("version", "image", "api", "probe", "policy", "budget", "arguments"),
+    [
+        ("v1.19.16", "v1.19.16", "v1beta1", "/healthz", "", "policy/v1beta1", ["--port=0"]),
+        ("v1.20.15", "v1.20.15", "v1beta1", "/healthz", "", "policy/v1beta1", ["--port=0"]),
+        ("v1.21.14", "v1.21.14", "v1beta1", "/healthz", "", "policy/v1", ["--port=0"]),
+        ("v1.22.17", "v1.22.17", "v1beta2", "/healthz", "", "policy/v1", ["--port=0"]),
+        ("v1.23.17", "v1.23.17", "v1beta3", "/healthz", "", "policy/v1", []),
+        ("v1.25.16", "v1.25.16", "v1", "/healthz", "", "policy/v1", []),
+        ("v1.27.16", "v1.27.16", "v1", "/healthz", "", "policy/v1", []),
+        ("v1.28.15", "v1.28.15", "v1", "/healthz", "v1beta1", "policy/v1", []),
+        ("v1.29.14", "v1.29.14", "v1", "/healthz", "v1beta1", "policy/v1", []),
+        ("v1.30.9", "v1.30.9", "v1", "/healthz", "v1", "policy/v1", []),
+        ("v1.31.13-eks-113cf36", "v1.31.13", "v1", "/livez", "v1", "policy/v1", []),
+        ("v1.33.5-gke.1080000", "v1.33.5", "v1", "/livez", "v1", "policy/v1", []),
+        ("v1.34.1+k3s1", "v1.34.1", "v1", "/livez", "v1", "policy/v1", []),
+        ("v1.36.0-rc.1", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1", []),
+        ("v1.36.0-rc.1.12+abcdef", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1", []),
+        ("v1.36.3", "v1.36.3", "v1", "/livez", "v1", "policy/v1", []),
+    ],
+)
+def test_everything_fits_the_clusters_version(version, image, api, probe, policy, budget, arguments):
+    found = planned(version)
+    assert found["image"] == f"{LIBRARY}:{image}"
+    assert yaml.safe_load(found["config"])["apiVersion"] == f"kubescheduler.config.k8s.io/{api}"
+    assert found["live"] == probe
+    assert found["ready"] == {"/healthz": "/healthz", "/livez": "/readyz"}[probe]
+    assert found["policy_api"] == (policy and f"admissionregistration.k8s.io/{policy}")
+    assert (found["budget_api"], found["arguments"]) == (budget, arguments)
+
+
+@pytest.mark.parametrize(
+    ("wish", "image", "minor"),
+    [
+        ({"image": "mirror:5000/k8s/kube-scheduler"}, "mirror:5000/k8s/kube-scheduler:v1.36.3", 36),
+        ({"image": "mirror:5000/scheduler:v1.35.2"}, "mirror:5000/scheduler:v1.35.2", 35),
+        ({"version": "1.36.1"}, f"{LIBRARY}:v1.36.1", 36),
+        ({"version": "v1.35.0"}, f"{LIBRARY}:v1.35.0", 35),
+        ({"image": "s@sha256:ab", "version": "1.36.3"}, "s@sha256:ab", 36),
+        ({"image": "s:v1.36.2@sha256:ab"}, "s:v1.36.2@sha256:ab", 36),
+        ({"image": "s:mine", "version": "1.36"}, "s:mine", 36),
+    ],
+)
+def test_another_image(wish, image, minor):
+    found = planned(**wish)
+    assert (found["image"], found["minor"]) == (image, minor)
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"version": "1.36"}, ["scheduler_version", "1.36", "whole version"]),
+        ({"image": "s:v1.37.0"}, ["scheduler_dedicated_image", "1.37", "1.36"]),
+        ({"image": "s:v1.34.9"}, ["scheduler_dedicated_image", "1.34", "1.36"]),
+        ({"image": "s:latest"}, ["scheduler_version", "s:latest"]),
+        ({"image": "s@sha256:ab"}, ["scheduler_version", "s@sha256:ab"]),
+        ({"image": ""}, ["scheduler_dedicated_image"]),
+        ({"image": "s "}, ["scheduler_dedicated_image", "'s '"]),
+        ({"name": "default-scheduler"}, ["scheduler_name", "default-scheduler"]),
+        ({"name": "it's"}, ["scheduler_name", "it's"]),
+        ({"name": ""}, ["scheduler_name"]),
+        ({"name": "a" * 64}, ["scheduler_name", "63"]),
+        ({"namespace": "Kube"}, ["scheduler_dedicated_namespace", "Kube"]),
+        ({"replicas": 0}, ["scheduler_replicas", "0"]),
+        ({"replicas": 4}, ["scheduler_replicas", "4 pods", "only 3 nodes are"]),
+        ({"replicas": 2, "nodes": ["cp1"]}, ["scheduler_replicas", "2 pods", "only 1 node is"]),
+        ({"nodes": ["cp9", "cp8"]}, ["scheduler_dedicated_nodes", "cp9, cp8"]),
+        ({"extender_timeout": 0}, ["scheduler_extender_timeout", "0"]),
+    ],
+)
+def test_what_can_not_be_is_refused_by_the_variables_name(wish, words):
+    with pytest.raises(BadInput) as refusal:
+        planned(**wish)
+    for word in words:
+        assert word in str(refusal.value)
+    assert str(refusal.value).startswith(words[0])
+
+
+@pytest.mark.parametrize("version", ["v1.18.20", "v1.17.0", "v2.0.0", "", "main"])
+def test_a_cluster_that_can_not_have_it(version):
+    with pytest.raises(BadInput, match=r"^scheduler_mode: "):
+        planned(version)
+
+
+def test_only_nodes_that_are_there_and_can_run_it_count():
+    nodes = ("cp1", "gpu1", node("old", **{"kubernetes.io/os": "windows"}), {"name": "bare", "labels": {}})
+    assert planned(there=nodes, replicas=3)["nodes"] == []
+    with pytest.raises(BadInput, match="only 3 nodes"):
+        planned(there=nodes, replicas=4)
+
+
+def test_nodes_of_the_inventory_that_have_yet_to_join_are_left_out():
+    assert planned(there=("b", "a", "c"), nodes=["b", "late", "a", "b"])["nodes"] == ["a", "b"]
+    with pytest.raises(BadInput, match="only 1 node is"):
+        planned(there=("b", "a", "c"), nodes=["b", "b"])
+
+
+def test_nothing_that_has_become_wrong_keeps_it_from_going():
+    gone = planned("v1.40.1", (), state="absent", image="s:v1.20.0", replicas=9, name="")
+    assert gone["policy_api"] == "admissionregistration.k8s.io/v1"
+    assert gone["config"] == gone["config_name"] == ""
+
+
+def test_the_filter_tells_instead_of_failing():
+    told = FilterModule().filters()["dedicated_scheduler"]
+    wish = {"state": "present", "name": NAME, "namespace": NAMESPACE, "image": LIBRARY, "version": "", "replicas": 1}
+    wish.update(nodes=[], extender_timeout=30)
+    cluster = {"version": "v1.36.3", "nodes": [node("cp1")]}
+    assert told(cluster, wish)["problem"] == ""
+    assert told(cluster, {**wish, "replicas": 2})["problem"].startswith("scheduler_replicas: ")
+
+
+# --------------------------------------------------------------------------- the configuration
+
+
+@pytest.mark.parametrize("minor", range(19, 37))
+def test_the_configuration_is_one_that_this_kube_scheduler_reads(minor):
+    config = planned(f"v1.{minor}.1", name="cards", namespace="elsewhere", extender_timeout=12)["config"]
+    scheduler_config.check("it", config, minor)
+    read = yaml.safe_load(config)
+    assert read["profiles"] == [{"schedulerName": "cards"}]
+    assert read["leaderElection"] == {
+        "leaderElect": True,
+        "resourceLock": "leases",
+        "resourceName": NAME,
+        "resourceNamespace": "elsewhere",
+    }
+    assert "clientConnection" not in read, "its pod's service account is what it has"
+    (asked,) = read["extenders"]
+    assert asked["urlPrefix"] == f"http://127.0.0.1:{contract.EXTENDER_PORT}{contract.EXTENDER_PREFIX}"
+    assert (asked["bindVerb"], asked["httpTimeout"], asked["ignorable"]) == ("bind", "12s", False)
+    assert [each["name"] for each in asked["managedResources"]] == [contract.RESOURCE_MEMORY]
+
+
+# --------------------------------------------------------------------------- the objects
+
+
+def test_everything_is_there_and_held_together():
+    objects = rendered(scheduler_dedicated_namespace="elsewhere")
+    assert [each["kind"] for each in objects] == [
+        "Namespace",
+        "ServiceAccount",
+        "ConfigMap",
+        "ClusterRole",
+        *["ClusterRoleBinding"] * 3,
+        "Role",
+        *["RoleBinding"] * 2,
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "ResourceQuota",
+        "PodDisruptionBudget",
+        "Deployment",
+    ]
+    places = {each["metadata"].get("namespace") for each in objects} - {None}
+    assert places == {"elsewhere", "kube-system"}
+    account = {"kind": "ServiceAccount", "name": NAME, "namespace": "elsewhere"}
+    for each in objects:
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "gpushare"
+        assert each.get("subjects", [account]) == [account]
+    roles = {each["roleRef"]["name"] for each in objects if each["kind"] == "ClusterRoleBinding"}
+    assert roles == {NAME, "system:kube-scheduler", "system:volume-scheduler"}
+    pod, budget = one(objects, "Deployment")["spec"]["template"], one(objects, "PodDisruptionBudget")
+    assert pod["spec"]["serviceAccountName"] == NAME
+    assert one(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert budget["spec"]["selector"] == one(objects, "Deployment")["spec"]["selector"]
+    assert (
+        pod["spec"]["priorityClassName"]
+        in one(objects, "ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0]["values"]
+    )
+
+
+def test_the_extenders_rights_are_those_that_it_has_elsewhere():
+    other = (ROOT / "roles" / "gpushare" / "templates" / "extender.yml.j2").read_text().split("kind: ClusterRole\n")[1]
+    rules = yaml.safe_load("rules:" + other.split("rules:")[1].split("---")[0])["rules"]
+    assert one(rendered("rights"), "ClusterRole")["rules"] == rules
+
+
+def test_the_lease_is_its_own_and_the_only_one_that_its_role_is_about():
+    (rule,) = one(rendered("rights"), "Role")["rules"]
+    assert rule["resourceNames"] == [
+        yaml.safe_load(one(rendered("workload"), "ConfigMap")["data"]["config.yaml"])["leaderElection"]["resourceName"]
+    ]
+    assert rule["verbs"] == ["get", "update"]
+
+
+def test_a_changed_configuration_brings_new_pods_and_leaves_the_old_ones_theirs():
+    def named(**variables):
+        objects = rendered("workload", **variables)
+        config, template = one(objects, "ConfigMap"), one(objects, "Deployment")["spec"]["template"]
+        (mounted,) = [each["configMap"]["name"] for each in template["spec"]["volumes"] if "configMap" in each]
+        digest = hashlib.sha256(config["data"]["config.yaml"].encode()).hexdigest()
+        assert template["metadata"]["annotations"]["kubegpu.share/scheduler-config-sha256"] == digest
+        assert config["metadata"]["name"] == mounted and mounted.endswith(
+            config["metadata"]["labels"]["kubegpu.share/config"]
+        )
+        assert config["immutable"] is True
+        return mounted
+
+    assert named() == named()
+    assert named() != named(scheduler_name="other")
+
+
+def test_a_scheduler_and_its_extender_in_one_pod():
+    spec = pod_of()["spec"]
+    scheduler, beside = spec["containers"]
+    assert "hostNetwork" not in spec
+    assert scheduler["command"] == ["kube-scheduler", "--config=/etc/kubernetes/gpushare-scheduler/config.yaml"]
+    assert scheduler["image"] == f"{LIBRARY}:v1.36.3"
+    for probe, path in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert scheduler[probe]["httpGet"] == {"scheme": "HTTPS", "port": "https", "path": path}
+    options = extender.parse(beside["command"][1:])
+    assert (options.address, options.port, options.placement) == ("127.0.0.1", contract.EXTENDER_PORT, "binpack")
+    assert beside["command"][0] == "gpushare-extender"
+    assert "ports" not in beside, "nobody outside the pod may reach it"
+    assert spec["schedulerName"] == "default-scheduler"
+
+
+def test_as_little_privilege_as_possible():
+    spec = pod_of()["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert not [each for each in spec["volumes"] if "hostPath" in each]
+    namespace = one(rendered("namespace"), "Namespace")["metadata"]["labels"]
+    assert {value for key, value in namespace.items() if key.startswith("pod-security")} == {"restricted"}
+
+
+def test_two_never_share_a_node_and_go_one_after_the_other():
+    deployment = one(rendered("workload"), "Deployment")["spec"]
+    assert (deployment["replicas"], deployment["strategy"]["rollingUpdate"]) == (
+        2,
+        {"maxSurge": 0, "maxUnavailable": 1},
+    )
+    spec = deployment["template"]["spec"]
+    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"] == deployment["selector"]
+    assert one(rendered("workload"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    gone = {each["key"]: each.get("tolerationSeconds") for each in spec["tolerations"]}
+    assert gone["node.kubernetes.io/unreachable"] == gone["node.kubernetes.io/not-ready"] == 30
+
+
+def test_a_single_one_goes_when_its_successor_works():
+    deployment = one(rendered("workload", scheduler_replicas=1), "Deployment")["spec"]
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert "podAntiAffinity" not in deployment["template"]["spec"]["affinity"]
+
+
+def test_nodes_by_name():
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in pod_of()["spec"]["affinity"]["nodeAffinity"]
+    assert "nvidia.com/gpu" not in [each["key"] for each in pod_of()["spec"]["tolerations"]]
+    mine = {"key": "mine", "operator": "Exists"}
+    spec = pod_of(scheduler_dedicated_nodes=["gpu2", "gpu1"], scheduler_dedicated_tolerations=[mine])["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [each["matchFields"] for each in terms] == [
+        [{"key": "metadata.name", "operator": "In", "values": [name]}] for name in ("gpu1", "gpu2")
+    ]
+    assert mine in spec["tolerations"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
+
+
+def test_secrets_and_pull_policy():
+    assert "imagePullSecrets" not in pod_of()["spec"]
+    spec = pod_of(scheduler_dedicated_pull_secrets=["one", "two"], scheduler_extender_pull_policy="Always")["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+    assert [each["imagePullPolicy"] for each in spec["containers"]] == ["IfNotPresent", "Always"]
+
+
+def test_old_clusters_get_what_they_know():
+    objects = rendered("rights", "workload", server="v1.20.15")
+    scheduler, _beside = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert scheduler["command"][-1] == "--port=0"
+    assert scheduler["readinessProbe"]["httpGet"]["path"] == "/healthz"
+    assert one(objects, "PodDisruptionBudget")["apiVersion"] == "policy/v1beta1"
+
+
+@pytest.mark.parametrize("admission", ["deny", "warn"])
+def test_the_policy_says_the_same_in_its_first_versions(admission):
+    new, old = (rendered("policy", server=v, scheduler_dedicated_admission=admission) for v in ("v1.30.0", "v1.29.0"))
+    for one_new, one_old in zip(new, old, strict=True):
+        assert (one_new.pop("apiVersion"), one_old.pop("apiVersion")) == (
+            "admissionregistration.k8s.io/v1",
+            "admissionregistration.k8s.io/v1beta1",
+        )
+        assert one_new == one_old
+    assert one(new, "ValidatingAdmissionPolicyBinding")["spec"]["validationActions"] == [admission.capitalize()]
+
+
+def test_everything_that_goes_is_named_as_it_came():
+    def names(**variables):
+        return {(each["kind"], each["metadata"]["name"]) for each in rendered(**variables)}
+
+    came, gone = names(), names(scheduler_state="absent", scheduler_extender_archive="/not/there.tar")
+    assert {kind for kind, _name in came - gone} == {"ConfigMap"}, "those go by their label"
+    assert not gone - came
+
+
+def test_containers_are_two():
+    assert [each["name"] for each in containers_of()] == ["kube-scheduler", "extender"]

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The dedicated scheduler's objects in a real API server: accepted, complete, and its policy judging pods."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from dedicated_kit import NAME, NAMESPACE, apply, one, rendered, until
+from real_apiserver import ApiServer, Missing, Refused
+from real_scheduler import VERSIONS, complaint
+
+ROOT = Path(__file__).resolve().parents[3]
+MEMORY = "aliyun.com/gpu-mem"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{NAME}"
+
+
+@pytest.fixture(scope="module")
+def server():
+    # One of its own: a policy holds in the whole cluster.
+    try:
+        started = ApiServer()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with started:
+        apply(started, rendered())
+        yield started
+
+
+# --------------------------------------------------------------------------- the objects
+
+
+def test_nothing_is_left_to_do_when_everything_is_there(server):
+    again = apply(server, rendered())
+    assert not again["changed"], again
+    assert {each["action"] for each in again["objects"]} == {"unchanged"}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"scheduler_dedicated_nodes": ["gpu1", "gpu2"], "scheduler_dedicated_tolerations": [{"operator": "Exists"}]},
+        {"scheduler_replicas": 1, "scheduler_dedicated_pull_secrets": ["one"]},
+        {"scheduler_name": "cards", "scheduler_dedicated_admission": "warn"},
+        {"server": "v1.31.1"},
+        {"server": "v1.25.1"},
+    ],
+    ids=",".join,
+)
+def test_every_form_is_accepted_strictly(server, variables):
+    objects = rendered("namespace", "rights", "workload", **variables)
+    server.apply(*objects, manager="kubegpu-share", dry_run=True)
+    if variables.get("server", "v1.36.0") > "v1.30":
+        server.apply(*rendered("policy", **variables), manager="kubegpu-share", dry_run=True)
+
+
+def test_a_change_and_back(server):
+    assert apply(server, rendered(scheduler_replicas=3))["changed"]
+    assert apply(server, rendered())["changed"]
+    assert not apply(server, rendered())["changed"]
+
+
+def test_its_pods_are_admitted_where_pods_are_restricted(server):
+    quota = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas/{NAME}"
+    assert server.request("GET", quota)["spec"]["hard"] == {"pods": "1k"}
+    # A controller manager counts; here nobody does.
+    counted = {"status": {"hard": {"pods": "1k"}, "used": {"pods": "0"}}}
+    server.request("PATCH", f"{quota}/status", counted, "application/merge-patch+json")
+    pod = one(rendered("workload"), "Deployment")["spec"]["template"]
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
+    made = until(lambda: _accepted(server, pods, {**pod, "metadata": {**pod["metadata"], "name": "one"}}))
+    assert made["spec"]["priority"] == 2000000000
+    # The namespace does judge: one that may do more isn't let in.
+    worse = copy.deepcopy(pod)
+    worse["metadata"]["name"] = "worse"
+    worse["spec"]["containers"][1]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(Refused, match="restricted"):
+        server.request("POST", pods, worse)
+
+
+def _accepted(server, path, pod):
+    try:
+        return server.request("POST", path, pod)
+    except Refused as error:
+        # The quota's numbers reach the one who judges in a moment.
+        assert "status unknown for quota" in str(error)
+        return None
+
+
+# --------------------------------------------------------------------------- the configuration
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_real_kube_scheduler_takes_the_configuration(tmp_path, version):
+    config = one(rendered("workload", server=f"v{version}.1"), "ConfigMap")["data"]["config.yaml"]
+    assert complaint(config, tmp_path, version) == ""
+    assert "schedulersName" in complaint(config.replace("schedulerName", "schedulersName"), tmp_path, version)
+
+
+# --------------------------------------------------------------------------- the rights
+
+
+ALLOWED = [
+    ("get", "nodes", "", "", ""),
+    ("watch", "nodes", "", "", ""),
+    ("list", "pods", "", "", ""),
+    ("patch", "pods", "default", "", ""),
+    ("delete", "pods", "default", "", ""),
+    ("create", "pods/binding", "default", "", ""),
+    ("patch", "pods/status", "default", "", ""),
+    ("create", "events", "default", "", ""),
+    ("patch", "events", "default", "", "events.k8s.io"),
+    ("list", "persistentvolumeclaims", "", "", ""),
+    ("list", "storageclasses", "", "", "storage.k8s.io"),
+    ("patch", "persistentvolumes", "", "", ""),
+    ("update", "persistentvolumeclaims", "default", "", ""),
+    ("list", "poddisruptionbudgets", "", "", "policy"),
+    ("list", "namespaces", "", "", ""),
+    ("list", "resourceslices", "", "", "resource.k8s.io"),
+    ("create", "tokenreviews", "", "", "authentication.k8s.io"),
+    ("create", "subjectaccessreviews", "", "", "authorization.k8s.io"),
+    ("get", "configmaps", "kube-system", "extension-apiserver-authentication", ""),
+    ("create", "leases", NAMESPACE, "", "coordination.k8s.io"),
+    ("get", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
+    ("update", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
+]
+DENIED = [
+    ("get", "secrets", NAMESPACE, "", ""),
+    ("list", "secrets", "", "", ""),
+    ("list", "configmaps", "kube-system", "", ""),
+    ("get", "configmaps", NAMESPACE, "", ""),
+    ("create", "pods", "default", "", ""),
+    ("update", "pods", "default", "", ""),
+    ("create", "pods/exec", "default", "", ""),
+    ("patch", "nodes", "", "", ""),
+    ("patch", "nodes/status", "", "", ""),
+    ("update", "leases", NAMESPACE, "another", "coordination.k8s.io"),
+    ("delete", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
+    ("update", "leases", "kube-system", NAME, "coordination.k8s.io"),
+    ("update", "leases", "kube-node-lease", "gpu1", "coordination.k8s.io"),
+    ("create", "serviceaccounts/token", NAMESPACE, NAME, ""),
+    ("create", "clusterrolebindings", "", "", "rbac.authorization.k8s.io"),
+    ("impersonate", "users", "", "", ""),
+    ("patch", "validatingadmissionpolicies", "", NAME, "admissionregistration.k8s.io"),
+]
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(each, True) for each in ALLOWED] + [(each, False) for each in DENIED])
+def test_rights(server, asked, answer):
+    verb, resource, namespace, name, group = asked
+    assert server.may(ACCOUNT, verb, resource, namespace, name, group) is answer
+
+
+def test_others_in_its_namespace_have_none_of_them(server):
+    assert not server.may(f"system:serviceaccount:{NAMESPACE}:default", "list", "pods")
+
+
+# --------------------------------------------------------------------------- the policy
+
+
+def container(name="c", limits=None, requests=None, **more):
+    resources = {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+    return {"name": name, "image": "i", **({"resources": resources} if resources else {}), **more}
+
+
+ONE = {MEMORY: "1"}
+PLAIN = container("plain")
+SIDECAR = {"restartPolicy": "Always"}
+NOT_ITS_SCHEDULER = f"set spec.schedulerName to {NAME}"
+NO_CARD = "use spec.nodeSelector in place of spec.nodeName"
+
+# What is in the pod's spec, and what is said against it.
+PODS = {
+    "no resources": ({"containers": [PLAIN]}, ""),
+    "empty resources": ({"containers": [container(resources={})]}, ""),
+    "other limits": ({"containers": [container(limits={"cpu": "1", "memory": "1Gi"})]}, ""),
+    "only other requests": ({"containers": [container(requests={"cpu": "100m"})]}, ""),
+    "another device": ({"containers": [container(limits={"nvidia.com/gpu": "1"})]}, ""),
+    "a name that begins alike": ({"containers": [container(limits={f"{MEMORY}-x": "1"})]}, ""),
+    "no units": ({"containers": [container(limits={MEMORY: "0"})]}, ""),
+    "no units in another spelling": ({"containers": [container(limits={MEMORY: "0Gi"})]}, ""),
+    "another scheduler and no memory": ({"schedulerName": "other", "containers": [PLAIN]}, ""),
+    "ours and no memory": ({"schedulerName": NAME, "containers": [PLAIN]}, ""),
+    "ours": ({"schedulerName": NAME, "containers": [container(limits=ONE)]}, ""),
+    "ours, several containers": (
+        {"schedulerName": NAME, "containers": [PLAIN, container("a", ONE), container("b", ONE)]},
+        "",
+    ),
+    "ours, init container": (
+        {"schedulerName": NAME, "initContainers": [container("i", ONE)], "containers": [PLAIN]},
+        "",
+    ),
+    "a node of its own and no memory": ({"nodeName": "gpu1", "containers": [PLAIN]}, ""),
+    "limit": ({"containers": [container(limits=ONE)]}, NOT_ITS_SCHEDULER),
+    "limit and request": ({"containers": [container(limits=ONE, requests=ONE)]}, NOT_ITS_SCHEDULER),
+    "many units": ({"containers": [container(limits={MEMORY: "16384"})]}, NOT_ITS_SCHEDULER),
+    "units in another spelling": ({"containers": [container(limits={MEMORY: "1k"})]}, NOT_ITS_SCHEDULER),
+    "the second container": ({"containers": [PLAIN, container("a", ONE)]}, NOT_ITS_SCHEDULER),
+    "init container": ({"initContainers": [container("i", ONE)], "containers": [PLAIN]}, NOT_ITS_SCHEDULER),
+    "second init container": (
+        {"initContainers": [container("h"), container("i", ONE)], "containers": [PLAIN]},
+        NOT_ITS_SCHEDULER,
+    ),
+    "sidecar": ({"initContainers": [container("i", ONE, **SIDECAR)], "containers": [PLAIN]}, NOT_ITS_SCHEDULER),
+    "another scheduler": ({"schedulerName": "other", "containers": [container(limits=ONE)]}, NOT_ITS_SCHEDULER),
+    "the cluster's by name": (
+        {"schedulerName": "default-scheduler", "containers": [container(limits=ONE)]},
+        NOT_ITS_SCHEDULER,
+    ),
+    "a name that begins with ours": (
+        {"schedulerName": f"{NAME}-2", "containers": [container(limits=ONE)]},
+        NOT_ITS_SCHEDULER,
+    ),
+    "held back by a gate": (
+        {"schedulingGates": [{"name": "wait"}], "containers": [container(limits=ONE)]},
+        NOT_ITS_SCHEDULER,
+    ),
+    "ours past it": ({"schedulerName": NAME, "nodeName": "gpu1", "containers": [container(limits=ONE)]}, NO_CARD),
+    "many containers": (
+        {"containers": [*(container(f"c{n}", {"cpu": "1"}) for n in range(500)), container("last", ONE)]},
+        NOT_ITS_SCHEDULER,
+    ),
+    "many containers without": ({"containers": [container(f"c{n}", {"cpu": "1"}) for n in range(1000)]}, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(server):
+    """A namespace, when the policy has come into effect."""
+    name = server.namespace()
+
+    def refused():
+        try:
+            server.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", pod(PODS["limit"][0]))
+        except Refused:
+            return True
+        return False
+
+    until(refused)
+    return name
+
+
+def pod(spec, name="p", **metadata):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+@pytest.mark.parametrize("what", PODS)
+def test_pods_are_judged(server, guarded, what):
+    spec, said = PODS[what]
+    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+    if not said:
+        assert server.request("POST", path, pod(spec))["kind"] == "Pod"
+        return
+    with pytest.raises(Refused) as refusal:
+        server.request("POST", path, pod(spec))
+    assert refusal.value.status == 403
+    assert f"ValidatingAdmissionPolicy '{NAME}'" in str(refusal.value)
+    assert said in str(refusal.value) and MEMORY in str(refusal.value)
+
+
+def test_the_first_version_of_policies_judges_alike_and_is_followed_by_the_next():
+    """A kube-apiserver that behaves as 1.33 is the newest that serves v1beta1; somebody has to switch it on."""
+    try:
+        old = ApiServer(["--emulated-version=1.33", "--runtime-config=admissionregistration.k8s.io/v1beta1=true"])
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with old:
+        first = rendered("policy", server="v1.29.14")
+        assert {each["apiVersion"] for each in first} == {"admissionregistration.k8s.io/v1beta1"}
+        assert apply(old, first)["changed"] and not apply(old, first)["changed"]
+        path = "/api/v1/namespaces/default/pods?dryRun=All"
+        until(lambda: old.ask("POST", path, pod(PODS["limit"][0]))[0] == 403)
+        for what, (spec, said) in PODS.items():
+            status, text = old.ask("POST", path, pod(spec))
+            assert (status, said in text) == (403 if said else 201, True), f"{what}: {text}"
+        # The cluster goes to 1.30.
+        apply(old, rendered("policy"))
+        assert not apply(old, rendered("policy"))["changed"]
+
+
+def test_a_warning_instead_of_a_refusal_and_back(server, guarded):
+    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+    try:
+        assert apply(server, rendered("policy", scheduler_dedicated_admission="warn"))["changed"]
+        until(lambda: server.ask("POST", path, pod(PODS["limit"][0]))[0] == 201)
+        overrides = yaml.safe_dump(pod(PODS["limit"][0]))
+        told = server.kubectl("create", f"--namespace={guarded}", "--dry-run=server", "--filename=-", text=overrides)
+        assert told.returncode == 0 and NOT_ITS_SCHEDULER in told.stderr
+    finally:
+        apply(server, rendered("policy"))
+    until(lambda: server.ask("POST", path, pod(PODS["limit"][0]))[0] == 403)
+
+
+def test_what_is_there_already_goes_on(server, guarded):
+    """Pods of before the policy: they are updated, their status reported, bound, evicted and deleted as ever."""
+    path = f"/api/v1/namespaces/{guarded}/pods"
+    kinds = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    for plural in ("ybindings", "ies"):
+        server.request("DELETE", f"{kinds}{plural}/{NAME}")
+
+    def made():
+        try:
+            return server.request("POST", path, pod({"containers": [container(limits=ONE)]}, "old"))
+        except Refused:
+            return None
+
+    until(made)
+    apply(server, rendered("policy"))
+
+    def refused():
+        return server.ask("POST", f"{path}?dryRun=All", pod({"containers": [container(limits=ONE)]}))[0] == 403
+
+    until(refused)
+    merge = "application/merge-patch+json"
+    labelled = server.request("PATCH", f"{path}/old", {"metadata": {"labels": {"a": "b"}}}, merge)
+    assert labelled["metadata"]["labels"] == {"a": "b"}
+    labelled["spec"]["activeDeadlineSeconds"] = 100
+    server.request("PUT", f"{path}/old", labelled)
+    server.request("PATCH", f"{path}/old/status", {"status": {"message": "fine"}}, merge)
+    ephemeral = {"spec": {"ephemeralContainers": [{"name": "e", "image": "i"}]}}
+    server.request("PATCH", f"{path}/old/ephemeralcontainers", ephemeral, "application/strategic-merge-patch+json")
+    binding = {"metadata": {"name": "old"}, "target": {"kind": "Node", "name": "gpu1"}}
+    server.request("POST", f"{path}/old/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
+    server.request("DELETE", f"{path}/old")
+
+
+def test_nobody_asks_for_memory_later(server, guarded):
+    """So it is enough to judge pods when they are made."""
+    path = f"/api/v1/namespaces/{guarded}/pods"
+    server.request("POST", path, pod({"containers": [container()]}, "later"))
+    more = {"spec": {"containers": [{"name": "c", "resources": {"limits": ONE, "requests": ONE}}]}}
+    strategic = "application/strategic-merge-patch+json"
+    for place in ("", "/resize"):
+        with pytest.raises(Refused):
+            server.request("PATCH", f"{path}/later{place}", more, strategic)
+    ephemeral = {"spec": {"ephemeralContainers": [{"name": "e", "image": "i", "resources": {"limits": ONE}}]}}
+    with pytest.raises(Refused):
+        server.request("PATCH", f"{path}/later/ephemeralcontainers", ephemeral, strategic)
+    with pytest.raises(Refused):
+        server.request("PATCH", f"{path}/later", {"spec": {"schedulerName": "other"}}, strategic)
+
+
+def test_a_node_shows_its_static_pods(server, guarded):
+    """They run already: what they hold has to be seen."""
+    static = pod(
+        {"nodeName": "gpu9", "containers": [container(limits=ONE)]},
+        "static-gpu9",
+        annotations={"kubernetes.io/config.mirror": "ab", "kubernetes.io/config.hash": "ab"},
+    )
+    as_node = server.kubeconfig_of("system:node:gpu9", ("system:nodes",))
+    grant = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "nodes-of-the-tests"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node"},
+        "subjects": [{"kind": "Group", "name": "system:nodes", "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    server.apply(grant)
+    done = subprocess.run(
+        [server.programs["kubectl"], f"--kubeconfig={as_node}", "create", "--namespace", guarded, "--filename=-"],
+        input=yaml.safe_dump(static),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(Refused, match=re.escape(NOT_ITS_SCHEDULER)):
+        server.request("POST", f"/api/v1/namespaces/{guarded}/pods?dryRun=All", {**static, "metadata": {"name": "x"}})
+
+
+def test_a_controllers_user_reads_the_same_sentence(server, guarded):
+    done = server.kubectl(
+        "run", "p", "--image=i", f"--namespace={guarded}", "--dry-run=server", "--overrides",
+        '{"spec":{"containers":[{"name":"p","image":"i","resources":{"limits":{"aliyun.com/gpu-mem":"1"}}}]}}',
+    )  # fmt: skip
+    assert done.returncode and NOT_ITS_SCHEDULER in done.stderr
+
+
+def test_the_api_servers_own_check_finds_nothing_in_the_expressions(server):
+    """Types are checked by the controller manager; the compiler's refusals come at once, for every expression."""
+    broken = rendered("policy")
+    broken[0]["spec"]["matchConditions"][0]["expression"] += " +"
+    with pytest.raises(Refused, match="matchConditions"):
+        server.apply(broken[0], dry_run=True)

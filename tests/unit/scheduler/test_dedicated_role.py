@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role's dedicated mode by real ansible-playbook, on a real API server with its real controllers.
+
+Only the nodes are played: a thread binds the Deployment's pods, says that they are ready, lets one of them hold the
+lease, and lets those go that are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from dedicated_kit import NAME, VARIABLES, node, until
+from real_apiserver import ApiServer, Missing, Refused
+
+ROOT = Path(__file__).resolve().parents[3]
+MERGE = "application/merge-patch+json"
+CONTROLLERS = "deployment,replicaset,garbagecollector,namespace,resourcequota,disruption,serviceaccount"
+NODES = ("cp1", "gpu1", "gpu2")
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+
+
+class Cluster(threading.Thread):
+    """An API server, its controllers, and nodes on which every pod is ready at once but for those of a broken image."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.api, self.broken, self.leading, self._over = ApiServer(), "\0", True, threading.Event()
+        self._controllers = None
+
+    def __enter__(self):
+        self.api.start()
+        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        flags = [f"--kubeconfig={self.api.kubeconfig}", f"--controllers={','.join(_controllers())}"]
+        flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
+        with (self.api.folder / "controllers.log").open("wb") as log:
+            self._controllers = subprocess.Popen(
+                [*tied, self.api.programs["kube-controller-manager"], *flags], stdout=log, stderr=subprocess.STDOUT
+            )
+        for name in NODES:
+            labels = node(name)["labels"]
+            self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self.join(10)
+        if self._controllers:
+            self._controllers.terminate()
+            self._controllers.wait(20)
+        self.api.remove()
+
+    def run(self):
+        while not self._over.wait(0.2):
+            # Between two looks everything may be gone.
+            with contextlib.suppress(Refused, OSError, KeyError):
+                self._step()
+
+    def _step(self):
+        pods = self.api.request("GET", f"/api/v1/pods?labelSelector=app.kubernetes.io/name={NAME}")["items"]
+        for pod in pods:
+            metadata, spec = pod["metadata"], pod["spec"]
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+            if metadata.get("deletionTimestamp"):
+                self.api.request("DELETE", path, {"gracePeriodSeconds": 0})
+            elif not spec.get("nodeName"):
+                free = sorted(set(NODES) - {each["spec"].get("nodeName") for each in pods})
+                target = {"apiVersion": "v1", "kind": "Node", "name": free[0]}
+                binding = {
+                    "apiVersion": "v1",
+                    "kind": "Binding",
+                    "metadata": {"name": metadata["name"]},
+                    "target": target,
+                }
+                self.api.request("POST", f"{path}/binding", binding)
+                return
+            elif self.broken not in spec["containers"][1]["image"] and not _ready(pod):
+                condition = {"type": "Ready", "status": "True", "lastTransitionTime": _now()}
+                self.api.request(
+                    "PATCH", f"{path}/status", {"status": {"phase": "Running", "conditions": [condition]}}, MERGE
+                )
+        leaders = [each for each in pods if _ready(each) and not each["metadata"].get("deletionTimestamp")]
+        if self.leading and leaders:
+            self._lead(leaders[0]["metadata"])
+
+    def _lead(self, metadata):
+        lease = {"holderIdentity": f"{metadata['name']}_0b1c", "renewTime": _now(), "leaseDurationSeconds": 15}
+        self.api.apply(
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": NAME, "namespace": metadata["namespace"]},
+                "spec": lease,
+            }
+        )
+
+    # ----------------------------------------------------------------- the role
+
+    def play(self, folder, *words, **variables):
+        """What ansible-playbook says of the role with these variables."""
+        given = {
+            **VARIABLES,
+            "scheduler_kubeconfig": str(self.api.kubeconfig),
+            "scheduler_version": "",
+            "scheduler_extender_timeout": 30,
+            "scheduler_dedicated_image": "registry.k8s.io/kube-scheduler",
+            "scheduler_dedicated_timeout": 120,
+            **variables,
+        }
+        task = {"name": "Take the mode", "ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
+        task["ansible.builtin.include_role"] |= {"tasks_from": "dedicated.yml"}
+        play = {"name": "Play", "hosts": "localhost", "gather_facts": False, "vars": given, "tasks": [task]}
+        (folder / "play.yml").write_text(yaml.safe_dump([play]))
+        (folder / "inventory").write_text(
+            f"localhost ansible_connection=local ansible_python_interpreter={sys.executable}\n"
+        )
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+            "ANSIBLE_HOME": str(folder / "home"),
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "inventory", "play.yml", *words]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        return Done(done.returncode, done.stdout + done.stderr)
+
+    # ----------------------------------------------------------------- what is there
+
+    def exists(self, path):
+        return self.api.ask("GET", path)[0] == 200
+
+    def configurations(self, namespace=NAME):
+        found = self.api.request("GET", f"/api/v1/namespaces/{namespace}/configmaps")["items"]
+        return {each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith(f"{NAME}-")}
+
+    def everything(self):
+        """All that the mode could leave behind, by its marks."""
+        kinds = "ns,sa,cm,quota,deploy,rs,po,pdb,lease,role,rolebinding,clusterrole,clusterrolebinding"
+        kinds += ",validatingadmissionpolicy,validatingadmissionpolicybinding"
+        done = self.api.kubectl("get", kinds, "--all-namespaces", "--output=json")
+        found = json.loads(done.stdout)["items"]
+        return {
+            f"{each['kind']} {each['metadata'].get('namespace', '')}/{each['metadata']['name']}"
+            for each in found
+            if NAME in each["metadata"]["name"] or "gpushare" in json.dumps(each["metadata"].get("labels", {}))
+        }
+
+
+class Done:
+    def __init__(self, rc, text):
+        self.rc, self.text = rc, text
+
+    @property
+    def changed(self):
+        return int(re.search(r"changed=(\d+)", self.text).group(1))
+
+
+def _controllers():
+    return [
+        f"{name}-controller" for name in CONTROLLERS.split(",") if name not in ("garbagecollector", "resourcequota")
+    ] + [
+        "garbage-collector-controller",
+        "resourcequota-controller",
+    ]
+
+
+def _ready(pod):
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
+
+
+def _now():
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    try:
+        made = Cluster()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with made:
+        yield made
+
+
+def test_its_life(cluster, tmp_path):
+    """From nothing to a running scheduler, through changes that work and changes that don't, and back to nothing."""
+    before = cluster.everything()
+    assert before == set()
+
+    told = cluster.play(tmp_path, "--check", "--diff")
+    assert told.rc == 0, told.text
+    assert told.changed >= 1
+    for words in (
+        "Namespace gpushare-scheduler",
+        "Deployment gpushare-scheduler/gpushare-scheduler",
+        "ValidatingAdmissionPolicy",
+    ):
+        assert words in told.text
+    assert cluster.everything() == before, "check mode changes nothing"
+
+    made = cluster.play(tmp_path)
+    assert made.rc == 0, made.text
+    assert cluster.exists(f"{POLICIES}/{NAME}")
+    first = cluster.configurations()
+    assert len(first) == 1
+
+    again = cluster.play(tmp_path, "--diff")
+    assert (again.rc, again.changed) == (0, 0), again.text
+
+    renamed = cluster.play(tmp_path, scheduler_name="cards")
+    assert renamed.rc == 0, renamed.text
+    second = cluster.configurations()
+    assert len(second) == 1 and second != first, "the old one has gone with its pods"
+
+    # A change whose pods don't come up: one of the old ones goes on, with a configuration that is still there.
+    cluster.broken = "broken"
+    failed = cluster.play(tmp_path, scheduler_extender_image="localhost/broken:1", scheduler_dedicated_timeout=10)
+    assert failed.rc == 2 and "not in effect within 10 s" in failed.text, failed.text
+    pods = cluster.api.request("GET", f"/api/v1/namespaces/{NAME}/pods")["items"]
+    old = [each for each in pods if _ready(each)]
+    assert len(old) == 1 and "broken" not in json.dumps(old[0]["spec"])
+    assert second < cluster.configurations()
+
+    refused = cluster.play(tmp_path, scheduler_replicas=9)
+    assert refused.rc == 2 and "scheduler_replicas: no two of the 9 pods" in refused.text, refused.text
+
+    gone = cluster.play(tmp_path, scheduler_state="absent")
+    assert gone.rc == 0, gone.text
+    assert cluster.everything() == before
+    again = cluster.play(tmp_path, scheduler_state="absent")
+    assert (again.rc, again.changed) == (0, 0), again.text
+
+
+def test_somebody_elses_namespace_stays_as_it_was(cluster, tmp_path):
+    name = cluster.api.namespace("theirs", {"team": "a"})
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "pull", "namespace": name}}
+    cluster.api.apply(theirs)
+    until(lambda: cluster.exists(f"/api/v1/namespaces/{name}/serviceaccounts/default"))
+
+    def shape():
+        metadata = cluster.api.request("GET", f"/api/v1/namespaces/{name}")["metadata"]
+        return {key: metadata.get(key) for key in ("labels", "annotations", "resourceVersion")}
+
+    before = shape()
+    made = cluster.play(tmp_path, scheduler_dedicated_namespace=name)
+    assert made.rc == 0, made.text
+    assert len(cluster.configurations(name)) == 1
+    assert cluster.exists(f"{POLICIES}/{NAME}")
+    unguarded = cluster.play(tmp_path, scheduler_dedicated_namespace=name, scheduler_dedicated_admission="none")
+    assert (unguarded.rc, unguarded.changed) == (0, 1), unguarded.text
+    assert not cluster.exists(f"{POLICIES}/{NAME}")
+    gone = cluster.play(tmp_path, scheduler_dedicated_namespace=name, scheduler_state="absent")
+    assert gone.rc == 0, gone.text
+    assert shape() == before
+    assert cluster.exists(f"/api/v1/namespaces/{name}/secrets/pull")
+    until(lambda: cluster.everything() == set())
+
+
+def test_ready_pods_are_no_proof(cluster, tmp_path):
+    """Neither that one of them leads, nor that the policy guards."""
+    try:
+        cluster.leading = False
+        idle = cluster.play(tmp_path, scheduler_replicas=1, scheduler_dedicated_timeout=20)
+        assert idle.rc == 2 and "is held by nobody" in idle.text, idle.text
+        cluster.leading = True
+        # Somebody narrowed the binding, in a field that isn't ours.
+        narrowed = {"spec": {"matchResources": {"namespaceSelector": {"matchLabels": {"only": "here"}}}}}
+        cluster.api.request("PATCH", f"{POLICIES.replace('policies', 'policybindings')}/{NAME}", narrowed, MERGE)
+        time.sleep(3)
+        passed = cluster.play(tmp_path, scheduler_replicas=1, scheduler_dedicated_timeout=20)
+        assert passed.rc == 2 and "isn't in effect" in passed.text and "is accepted" in passed.text, passed.text
+    finally:
+        cluster.leading = True
+        gone = cluster.play(tmp_path, scheduler_state="absent")
+    assert gone.rc == 0, gone.text

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a cluster runs its scheduler, as a table, and what is refused because a scheduler would be left out."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_choice import Seen, choose, look
+
+CONTROL = {"node-role.kubernetes.io/control-plane": ""}
+OLD_CONTROL = {"node-role.kubernetes.io/master": ""}
+IMAGE = "registry.k8s.io/kube-scheduler:v1.36.3"
+
+
+def node(name, kubelet="v1.36.3", labels=None, os="Debian GNU/Linux 12 (bookworm)"):
+    return {"name": name, "labels": CONTROL if labels is None else labels, "kubelet": kubelet, "os": os}
+
+
+WORKER = node("gpu1", labels={})
+KUBEADM = Seen([node("cp1"), WORKER], {"cp1": IMAGE})
+THREE = Seen([node("cp1"), node("cp2"), node("cp3"), WORKER], dict.fromkeys(("cp1", "cp2", "cp3"), IMAGE), "cp2_7a-1")
+K3S = Seen([node("s1", "v1.34.2+k3s1"), WORKER], {})
+RKE2 = Seen([node("s1", "v1.34.2+rke2r1")], {"s1": "docker.io/rancher/hardened-kubernetes:v1.34.2-rke2r1"})
+MANAGED = Seen([node("ip-10-0-0-1", "v1.34.1-eks-1a2b3c4", {})], {})
+OPENSHIFT = Seen([node("m0", "v1.33.5", OLD_CONTROL)], {}, "", "4.20.3")
+HOSTS = {"cp1.lab": "cp1", "cp2.lab": "cp2", "cp3.lab": "cp3"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "hosts", "mode", "why"),
+    [
+        (KUBEADM, {"cp1": "cp1"}, "static_pod", "node cp1 runs kube-scheduler as a static pod"),
+        (THREE, HOSTS, "static_pod", "node cp1 runs kube-scheduler as a static pod"),
+        (K3S, {"a": "s1"}, "k3s", "node s1 runs v1.34.2+k3s1"),
+        (RKE2, {"a": "s1"}, "rke2", "node s1 runs v1.34.2+rke2r1"),
+        (MANAGED, {}, "dedicated", "no node shows a kube-scheduler"),
+        (OPENSHIFT, {}, "openshift", "it is OpenShift 4.20.3"),
+    ],
+)
+def test_auto(seen, hosts, mode, why):
+    choice = choose("auto", hosts, seen)
+    assert choice.mode == mode and why in choice.why
+    assert choose(mode, hosts, seen) == choice
+
+
+def test_lease_holder_is_last():
+    assert choose("auto", HOSTS, THREE).hosts == ["cp1.lab", "cp3.lab", "cp2.lab"]
+    nobody = Seen(THREE.nodes, THREE.schedulers, "")
+    assert choose("auto", HOSTS, nobody).hosts == ["cp1.lab", "cp2.lab", "cp3.lab"]
+    by_host_name = Seen(THREE.nodes, THREE.schedulers, "cp1.lab_7a-1")
+    assert choose("auto", HOSTS, by_host_name).hosts[-1] == "cp1.lab"
+
+
+def test_the_careful_may_leave_their_schedulers_alone():
+    choice = choose("dedicated", {}, KUBEADM)
+    assert choice.mode == "dedicated" and choice.hosts == ()
+    assert "scheduler_mode says so (left to itself it would be static_pod" in choice.why
+
+
+@pytest.mark.parametrize(
+    ("mode", "hosts", "seen", "sentence"),
+    [
+        (
+            "auto",
+            {"cp1.lab": "cp1"},
+            THREE,
+            "control_plane: node cp2, cp3 runs a kube-scheduler, and no host of this group stands for it",
+        ),
+        ("auto", {}, KUBEADM, "control_plane: node cp1 runs a kube-scheduler, and no host"),
+        ("auto", {}, K3S, "control_plane: node s1 runs a kube-scheduler, and no host"),
+        ("auto", {"a": "cp1", "b": "nowhere"}, KUBEADM, "the cluster has no node nowhere; set gpu_node_name of host b"),
+        ("auto", {"a": "cp1", "b": "gpu1"}, KUBEADM, "node gpu1 of host b runs no kube-scheduler"),
+        ("static_pod", {}, MANAGED, "control_plane: this group is empty, and scheduler_mode is static_pod"),
+        ("static_pod", {}, OPENSHIFT, "scheduler_mode: static_pod doesn't fit this cluster: it is OpenShift 4.20.3"),
+        ("openshift", {}, KUBEADM, "scheduler_mode: openshift doesn't fit this cluster: node cp1 runs"),
+    ],
+)
+def test_refused(mode, hosts, seen, sentence):
+    with pytest.raises(BadInput, match=r".") as caught:
+        choose(mode, hosts, seen)
+    assert sentence in str(caught.value)
+
+
+# --------------------------------------------------------------------------- the API
+
+
+class Api:
+    """Answers from the objects that it is given, and counts."""
+
+    def __init__(self, nodes, pods=(), objects=()):
+        self.lists = {"Node": nodes, "Pod": pods}
+        self.objects = dict(objects)
+        self.requests: dict[str, int] = {}
+
+    def list_all(self, _version, kind, namespace="", field_selector="", label_selector=""):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        assert kind == "Node" or (namespace, label_selector) == ("kube-system", "component=kube-scheduler")
+        return list(self.lists[kind])
+
+    def get(self, ref):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        return self.objects.get(ref.kind)
+
+    def version(self):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        return {"gitVersion": "v1.36.3"}
+
+
+def raw_node(name, os="Debian", worker=False):
+    return {
+        "metadata": {"name": name, "labels": None if worker else CONTROL},
+        "status": {"nodeInfo": {"kubeletVersion": "v1.36.3", "osImage": os}},
+    }
+
+
+def mirror(name, annotations=("kubernetes.io/config.mirror",)):
+    containers = [{"name": "logger", "image": "x:1"}, {"name": "kube-scheduler", "image": IMAGE}]
+    return {
+        "metadata": {"name": f"kube-scheduler-{name}", "annotations": dict.fromkeys(annotations, "0")},
+        "spec": {"nodeName": name, "containers": containers},
+    }
+
+
+def test_four_requests_tell_kubeadms_cluster():
+    api = Api(
+        [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)],
+        [mirror("cp1"), mirror("cp2"), mirror("gpu1", ())],
+        {"Lease": {"spec": {"holderIdentity": "cp1_0a-1"}}},
+    )
+    found = look(api, {"mode": "auto", "hosts": {"b": "cp1", "a": "cp2"}})
+    assert found["scheduler"]["mode"] == "static_pod" and found["scheduler"]["on_machines"] is True
+    assert found["scheduler"]["hosts"] == ["a", "b"] and found["scheduler"]["version"] == "v1.36.3"
+    assert found["scheduler"]["versions"] == ["v1.36.3"] and found["requests"] == {"GET": 4}
+
+
+@pytest.mark.parametrize(("version", "policy"), [("4.9.59", True), ("4.10.0", False), ("4.22.1", False)])
+def test_openshift_by_its_version(version, policy):
+    os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
+    api = Api([raw_node("m0", os)], (), {"ClusterVersion": {"status": {"desired": {"version": version}}}})
+    found = look(api, {"mode": "auto", "hosts": {}})["scheduler"]
+    assert (found["mode"], found["openshift"], found["policy"]) == ("openshift", version, policy)
+
+
+def test_coreos_without_openshift_is_no_openshift():
+    api = Api([raw_node("cp1", "Red Hat Enterprise Linux CoreOS 9")], [mirror("cp1")])
+    assert look(api, {"mode": "auto", "hosts": {"a": "cp1"}})["scheduler"]["mode"] == "static_pod"
