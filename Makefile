@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test lint unit docs bench build
+.PHONY: help setup lab-up lab-down lab-status demo test lint unit test-faults test-upgrade docs bench build
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -33,6 +33,12 @@ test: setup  ## everything: lint, unit tests, the lab end to end, molecule; repl
 
 lint unit: setup  ## one part of the tests
 	@$(PY) tests/run.py $@
+
+test-faults: lab-up  ## what takes minutes on the three control planes (timeouts, kills at every step); needs a lab that nothing has touched
+	@$(PY) -m pytest tests/lab/test_10_check_mode.py tests/lab/test_20_site.py tests/lab/test_25_control_planes.py -v -p no:cacheprovider
+
+test-upgrade: setup  ## kubeadm upgrade keeps the change; builds another Kubernetes, brings up a lab of its own; not part of `make test`
+	@$(PY) -m pytest tests/upgrade -v -s -p no:cacheprovider
 
 docs: setup  ## write docs/ anew from the modules and roles
 	@$(PY) docs/generate.py

@@ -54,14 +54,19 @@ _KUBE = "k8s.io/component-base/version"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit"
 
-TOOL_SETS = (
-    ToolSet(
-        "kubernetes",
+
+def _kubernetes(folder: str) -> ToolSet:
+    return ToolSet(
+        folder,
         "k8s.io/kubernetes",
         ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubeadm", "kubectl", "kubelet"),
         f"-X {_KUBE}.gitVersion=v{{version}} -X {_KUBE}.gitMajor={{major}} -X {_KUBE}.gitMinor={{minor}}"
         f" -X {_KUBE}.gitTreeState=clean",
-    ),
+    )
+
+
+TOOL_SETS = (
+    _kubernetes("kubernetes"),
     ToolSet(
         "containerd",
         _CONTAINERD,
@@ -81,6 +86,16 @@ TOOL_SETS = (
     ),
 )
 SETS = {tools.name: tools for tools in TOOL_SETS}
+# What a cluster can be upgraded from.
+OLDER = (_kubernetes("kubernetes-1.36.1"),)
+
+
+def kubernetes(version: str) -> ToolSet:
+    """Kubernetes in one of the versions that a cluster can be made of."""
+    known = {tools.version: tools for tools in (SETS["kubernetes"], *OLDER)}
+    if version not in known:
+        raise LabError(f"LAB_KUBERNETES_VERSION is {version!r}, but must be one of {', '.join(known)}.")
+    return known[version]
 
 
 def go_version(text: str) -> tuple[int, int] | None:
@@ -155,7 +170,7 @@ def binaries(name: str, sysroot: Path | None = None) -> Path:
 
     :param sysroot: the system whose C library they are for, if not this machine's.
     """
-    tools = SETS[name]
+    tools = {**SETS, **{each.name: each for each in OLDER}}[name]
     ready = os.environ.get("LAB_BIN")
     if ready and not sysroot:
         folder = Path(ready).expanduser().resolve()
@@ -176,10 +191,11 @@ def built(tools: ToolSet, sysroot: Path | None = None) -> Path:
     return target
 
 
-def build_all() -> dict[str, Path]:
+def build_all(kubernetes_version: str) -> dict[str, Path]:
     """All tool sets; the long one last, so that a fault of a short one shows early."""
     folders = {}
-    for name in ("etcd", "toolkit", "containerd", "kubernetes"):
+    for name in ("etcd", "toolkit", "containerd"):
         folders[name] = binaries(name)
+    folders["kubernetes"] = binaries(kubernetes(kubernetes_version).name)
     say("all binaries are there")
     return folders

@@ -59,7 +59,7 @@ def load_images(engine: Engine, nodes: list[Node], control_planes: set[str], arc
         each(one, nodes)
 
 
-def form(engine: Engine, nodes: list[Node], control_planes: list[str]) -> None:
+def form(engine: Engine, nodes: list[Node], control_planes: list[str], kubernetes_version: str) -> None:
     """kubeadm init on the first node, join on the others; ends when all are Ready."""
     first, *others = nodes
     token = f"{secrets.token_hex(3)}.{secrets.token_hex(8)}"
@@ -70,7 +70,7 @@ def form(engine: Engine, nodes: list[Node], control_planes: list[str]) -> None:
         **common,
         node=first.name,
         address=first.address,
-        kubernetes_version=build.SETS["kubernetes"].version,
+        kubernetes_version=kubernetes_version,
         etcd_version=build.SETS["etcd"].version,
         pod_network=network.POD_NETWORK,
         service_network=network.SERVICE_NETWORK,
@@ -105,14 +105,14 @@ def form(engine: Engine, nodes: list[Node], control_planes: list[str]) -> None:
         _kubeadm(engine, node, "join", f"--config={_JOIN}", "--ignore-preflight-errors=all")
         _node(engine, node, "rm", _JOIN)
 
-    for node in others:
-        # etcd takes one new member at a time.
-        if node.name in control_planes:
-            with step(f"kubeadm join of control plane {node.name}"):
+    def in_turn(queue: list[Node]) -> None:
+        for node in queue:
+            with step(f"kubeadm join of {node.name}"):
                 join(node)
-    workers = [node for node in others if node.name not in control_planes]
-    with step(f"kubeadm join on {', '.join(node.name for node in workers)}"):
-        each(join, workers)
+
+    # etcd takes one new member at a time; those that are no members join beside them.
+    members = [node for node in others if node.name in control_planes]
+    each(in_turn, [members, *([node] for node in others if node.name not in control_planes)])
 
 
 def _node(engine: Engine, node: Node, *command: str) -> str:

@@ -38,6 +38,8 @@ MEND = "run `python -m lab down` and then `python -m lab up`"
 def up(flags: Mapping[str, str | None]) -> None:
     """Bring the lab up; with nothing to do it only looks."""
     wanted, given = parse(os.environ, flags)
+    # Known before anything is made.
+    build.kubernetes(wanted.kubernetes_version)
     host.prepare(need_engine=engine.find() is None)
     with only_one():
         found = engine.find()
@@ -106,14 +108,14 @@ def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> N
     systems: dict[str, Path] = {}
 
     def compile_all() -> None:
-        folders.update(build.build_all())
+        folders.update(build.build_all(wanted.kubernetes_version))
 
     def debootstrap_all() -> None:
         systems["node"] = rootfs.rootfs("node", rootfs.NODE_PACKAGES, source)
         systems["base"] = rootfs.rootfs("base", rootfs.BASE_PACKAGES, source)
 
     each(lambda work: work(), [compile_all, debootstrap_all])
-    archives = components.archives(folders["kubernetes"], folders["etcd"], systems["base"])
+    archives = components.archives(folders["kubernetes"], folders["etcd"], systems["base"], wanted.kubernetes_version)
 
     host.raise_limits()
     running = engine.ensure()
@@ -143,7 +145,7 @@ def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> N
         others = {name: machine["address"] for name, machine in known["machines"].items()}
         nodes.bring_up(running, images_of, made, table, (wanted.card_mib, wanted.driver_version), others)
         cluster.load_images(running, made, set(control_planes), archives)
-        cluster.form(running, made, control_planes)
+        cluster.form(running, made, control_planes, wanted.kubernetes_version)
         cluster.wait_until_ready(running, made[0].container, wanted.node_names(), wanted.control_planes)
 
     def beside() -> None:
@@ -202,7 +204,8 @@ def _plan(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.S
         "api": f"https://{table['cp1']}:6443",
         "kubeconfig": str(relative / "kubeconfig"),
         "gpushare_image": images.reference(),
-        "versions": {name: tools.version for name, tools in build.SETS.items()},
+        "versions": {name: tools.version for name, tools in build.SETS.items()}
+        | {"kubernetes": wanted.kubernetes_version},
         "base_image": components.BASE_IMAGE,
         "nodes": {
             name: {

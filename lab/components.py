@@ -38,9 +38,8 @@ def references(listed: str, etcd_version: str) -> dict[str, str]:
     return found
 
 
-def archives(kubernetes: Path, etcd: Path, base: Path) -> Archives:
-    """The archives for this set of binaries, written on first use."""
-    version = build.SETS["kubernetes"].version
+def archives(kubernetes: Path, etcd: Path, base: Path, version: str) -> Archives:
+    """The archives for this set of binaries of Kubernetes ``version``, written on first use."""
     kubeadm = str(kubernetes / "kubeadm")
     listed = output([kubeadm, "config", "images", "list", "--kubernetes-version", f"v{version}"])
     names = references(listed, build.SETS["etcd"].version)

@@ -19,8 +19,9 @@ class Settings:
     cards: int = 2
     card_mib: int = 16384
     driver_version: str = "580.95.05"
-    control_planes: int = 1
+    control_planes: int = 3
     subnet: str = "172.30.77.0/24"
+    kubernetes_version: str = "1.36.3"
 
     def as_dict(self) -> dict[str, int | str]:
         return asdict(self)
@@ -42,6 +43,7 @@ HELP = {
     "card_mib": "memory of a card in MiB, 256 to 1048576",
     "driver_version": "version of the simulated driver, as 580.95.05",
     "control_planes": "number of control planes, 1 or 3",
+    "kubernetes_version": "version of Kubernetes, 1.36.3, or 1.36.1 to be upgraded from",
     "subnet": "the lab's own IPv4 network, a /24 (another free one is taken if the default is in use)",
 }
 _RANGES = {"gpu_nodes": (1, 9), "cards": (1, 16), "card_mib": (256, 1048576)}
@@ -68,6 +70,10 @@ def _checked(name: str, raw: str) -> int | str:
     if name == "driver_version":
         if not re.fullmatch(r"\d{3}\.\d{1,3}(\.\d{2})?", raw):
             raise LabError(f"{variable(name)} is {raw!r}, which is no driver version like 580.95.05.")
+        return raw
+    if name == "kubernetes_version":
+        if not re.fullmatch(r"1\.\d+\.\d+", raw):
+            raise LabError(f"{variable(name)} is {raw!r}, which is no version like 1.36.3.")
         return raw
     if name == "subnet":
         return _subnet(raw)

@@ -67,12 +67,16 @@ class ApiError(Exception):
 
 
 class Api:
-    """The Kubernetes API with the administrator's certificate, as plain JSON."""
+    """The Kubernetes API with the administrator's certificate, as plain JSON.
 
-    def __init__(self, kubeconfig: Path) -> None:
+    :param server: another API server of the cluster than the kubeconfig's.
+    :param patience: seconds that an answer may take.
+    """
+
+    def __init__(self, kubeconfig: Path, server: str = "", patience: float = 30) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self.server = cluster["server"]
+        self.server = server or cluster["server"]
         self.secrets = [user["client-key-data"]]
         context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
         with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +86,8 @@ class Api:
                 base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"])
             )
             context.load_cert_chain(pair)
-        self._pool = urllib3.PoolManager(ssl_context=context, retries=False, timeout=urllib3.Timeout(5, 30))
+        timeout = urllib3.Timeout(min(patience, 5), patience)
+        self._pool = urllib3.PoolManager(ssl_context=context, retries=False, timeout=timeout)
 
     def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         answer = self._pool.request(
@@ -127,11 +132,19 @@ class Api:
         return [one["metadata"]["name"] for one in self.items("/api/v1/namespaces")]
 
     def create_pod(
-        self, namespace: str, name: str, units: list[int], image: str, node: str = "", bound: bool = False
+        self,
+        namespace: str,
+        name: str,
+        units: list[int],
+        image: str,
+        node: str = "",
+        bound: bool = False,
+        scheduler: str = "",
     ) -> None:
         """A pod that sleeps.
 
         :param node: where it must run; through the scheduler, unless ``bound`` sets nodeName and so goes around it.
+        :param scheduler: which one, if not the cluster's own.
         """
         containers = [
             {
@@ -153,6 +166,8 @@ class Api:
             spec["nodeName"] = node
         elif node:
             spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+        if scheduler:
+            spec["schedulerName"] = scheduler
         body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
         self.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
 
@@ -234,6 +249,10 @@ def kill_tree(root: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+# Lines that are told at the end of the run.
+REPORT: list[str] = []
+
+
 class Lab:
     """The lab that is up."""
 
@@ -244,7 +263,8 @@ class Lab:
     def load(self) -> None:
         """Read what the lab says of itself; after it was made anew, once more."""
         self.state: Json = json.loads((LAB / "state.json").read_text())
-        self.api = Api(ROOT / self.state["kubeconfig"])
+        self.kubeconfig = ROOT / self.state["kubeconfig"]
+        self.api = Api(self.kubeconfig)
         self._began = time.monotonic_ns()
         self.nodes: dict[str, Json] = self.state["nodes"]
         self.gpu_nodes = [name for name, node in self.nodes.items() if node["role"] == "gpu_node"]
@@ -274,6 +294,44 @@ class Lab:
             )
         self._log(playbook, done.stdout)
         return Done(done.returncode, done.stdout)
+
+    def interrupted_playbook(
+        self,
+        playbook: str,
+        *arguments: str,
+        moment: Callable[[], bool],
+        and_then: Callable[[], None] = lambda: None,
+        seconds: float = 120,
+    ) -> None:
+        """Run a playbook and SIGKILL it with all its processes at a moment, which is looked for without a pause.
+
+        :param and_then: what else happens in that moment. :raises AssertionError: it ended before.
+        """
+        command, environment = self._command(playbook, arguments, INVENTORY)
+        end = time.monotonic() + seconds
+        with tempfile.TemporaryFile("w+") as sink:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            came = False
+            try:
+                while not came and process.poll() is None and time.monotonic() < end:
+                    came = moment()
+                if came:
+                    and_then()
+            finally:
+                kill_tree(process.pid)
+                process.wait()
+            sink.seek(0)
+            said = sink.read()
+        self._log(f"{playbook}-interrupted", said)
+        assert came, f"it ended, or went on too long, before the moment came:\n{said[-6000:]}"
 
     def killed_playbook(self, playbook: str, marker: str, delay: float) -> str:
         """Run a playbook and SIGKILL it with all its processes some time after a line of its output matches.
@@ -334,6 +392,31 @@ class Lab:
             assert done.returncode == 0, f"{node}: {script}: {done.returncode}: {done.stderr}{done.stdout}"
         return done.stdout
 
+    def api_of(self, control_plane: str, patience: float = 30) -> Api:
+        """One control plane's own API server; the kubeconfig names the first one's."""
+        return Api(self.kubeconfig, f"https://{self.nodes[control_plane]['address']}:6443", patience)
+
+    def api_answers(self, control_plane: str) -> bool:
+        try:
+            return bool(self.api_of(control_plane, 5).call("GET", "/version")["gitVersion"])
+        except Exception:  # refused, reset, timed out, not ready: all of it is "away"
+            return False
+
+    def wait_ready(self, seconds: float = 180) -> None:
+        """Until every API server answers and every node is Ready."""
+
+        def ready() -> bool:
+            return all(
+                any(
+                    one["type"] == "Ready" and one["status"] == "True"
+                    for one in self.api.node(name)["status"]["conditions"]
+                )
+                for name in self.nodes
+            )
+
+        until(lambda: all(self.api_answers(name) for name in self.control_planes), "the API servers are back", seconds)
+        until(ready, "all nodes Ready", seconds)
+
     def manage(self, command: str) -> None:
         """``python -m lab up`` or ``down``."""
         done = subprocess.run(
@@ -389,13 +472,14 @@ class Lab:
         lines = self.ssh(node, script).splitlines()
         return [sorted(word for word in line.split() if "*" not in word) for line in lines]
 
-    def assert_one_story(self, pods: list[Json]) -> None:
-        """Annotation, kubelet's checkpoint and the devices in the containers name the same card of each pod."""
+    def assert_one_story(self, pods: list[Json]) -> bool:
+        """Annotation, kubelet's checkpoint and the devices in the containers name each pod's card alike; true if so."""
         for node in {pod["spec"]["nodeName"] for pod in pods}:
             cards = {card["index"]: card for card in self.cards(node)}
             records = self.checkpoint(node)
             for pod in (one for one in pods if one["spec"]["nodeName"] == node):
                 self._assert_pod(node, pod, cards, records)
+        return True
 
     def _assert_pod(self, node: str, pod: Json, cards: dict[int, Json], records: t.Any) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"].get("annotations", {})

@@ -10,19 +10,26 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _lab import LAB, LOGS, Lab
+from _lab import LAB, LOGS, REPORT, Lab
 
 HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "lab: needs the running lab (make lab-up)")
+    config.addinivalue_line("markers", "long: takes minutes, and is run by make test-faults only")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.lab)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was measured, whatever the verbosity."""
+    for line in REPORT:
+        terminalreporter.write_line(line)
 
 
 def is_up() -> bool:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lab import archive, build, cluster, components, engine, hardware, host, images, inventory, nodes, paths
+from lab.settings import Settings
 from lab.shell import LabError
 
 
@@ -97,6 +98,15 @@ def test_tool_sets_are_pinned() -> None:
     }
     assert "gitVersion=v1.36.3" in build.SETS["kubernetes"].flags()[-1]
     assert "gitMinor=36 " in build.SETS["kubernetes"].flags()[-1]
+
+
+def test_versions_of_kubernetes() -> None:
+    assert build.kubernetes(Settings().kubernetes_version) == build.SETS["kubernetes"]
+    older = build.kubernetes("1.36.1")
+    assert "gitVersion=v1.36.1" in older.flags()[-1]
+    assert "1.36.3" not in (older.folder / "go.mod").read_text()
+    with pytest.raises(LabError, match=r"LAB_KUBERNETES_VERSION is '1.35.0', but must be one of 1.36.3, 1.36.1"):
+        build.kubernetes("1.35.0")
 
 
 def test_ready_binaries_must_be_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

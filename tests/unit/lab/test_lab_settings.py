@@ -13,7 +13,7 @@ def test_defaults() -> None:
     settings, given = parse({})
     assert settings == Settings()
     assert given == set()
-    assert settings.node_names() == ["cp1", "gpu1", "gpu2"]
+    assert settings.node_names() == ["cp1", "cp2", "cp3", "gpu1", "gpu2"]
 
 
 def test_flags_win_over_the_environment_and_empty_is_not_given() -> None:
@@ -22,9 +22,9 @@ def test_flags_win_over_the_environment_and_empty_is_not_given() -> None:
     assert given == {"cards", "gpu_nodes"}
 
 
-def test_three_control_planes() -> None:
-    settings, _given = parse({"LAB_CONTROL_PLANES": "3"})
-    assert settings.node_names() == ["cp1", "cp2", "cp3", "gpu1", "gpu2"]
+def test_one_control_plane() -> None:
+    settings, _given = parse({"LAB_CONTROL_PLANES": "1"})
+    assert settings.node_names() == ["cp1", "gpu1", "gpu2"]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def test_three_control_planes() -> None:
         ("LAB_CONTROL_PLANES", "2"),
         ("LAB_DRIVER_VERSION", "latest"),
         ("LAB_DRIVER_VERSION", "580"),
+        ("LAB_KUBERNETES_VERSION", "v1.36.3"),
+        ("LAB_KUBERNETES_VERSION", "1.36"),
         ("LAB_SUBNET", "172.30.77.0/16"),
         ("LAB_SUBNET", "8.8.8.0/24"),
         ("LAB_SUBNET", "172.30.77.5/24"),

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The control planes' schedulers, seen from outside of their nodes, and a pod every second that needs one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import re
+import threading
+import time
+import typing as t
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import urllib3
+import yaml
+from _lab import Api, ApiError, Json, Lab, until
+
+from lab import engine as engines
+
+MANIFESTS = "/etc/kubernetes/manifests"
+SCHEDULER = f"{MANIFESTS}/kube-scheduler.yaml"
+API_SERVER = f"{MANIFESTS}/kube-apiserver.yaml"
+FOLDER = "/etc/kubernetes/kubegpu-share"
+CONFIG = f"{FOLDER}/scheduler.yaml"
+KUBEADMS = {"etcd.yaml", "kube-apiserver.yaml", "kube-controller-manager.yaml", "kube-scheduler.yaml"}
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler"
+
+
+class Process(t.NamedTuple):
+    """A process as this machine numbers it."""
+
+    pid: int
+    name: str
+    parent: int
+
+
+def processes() -> dict[int, Process]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            head, _bracket, tail = path.read_text().rpartition(")")
+            fields = tail.split()
+            # What has ended and is not yet taken notice of runs no more.
+            if fields[0] not in "ZX":
+                pid = int(path.parent.name)
+                found[pid] = Process(pid, head.partition("(")[2], int(fields[1]))
+    return found
+
+
+class Inside:
+    """The nodes as this machine sees them: looking needs no process on them, and no API."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.first: dict[str, int] = {}
+        self.look_again(lab)
+
+    def look_again(self, lab: Lab) -> None:
+        """Which process is the first of each node; another one after the node was started again."""
+        engine = engines.find()
+        assert engine is not None
+        self.first = {
+            name: int(engine.out("inspect", "--format={{.State.Pid}}", node["container"]))
+            for name, node in lab.nodes.items()
+        }
+
+    def path(self, node: str, path: str) -> Path:
+        """A node's file; not for links, which would lead to this machine's files."""
+        return Path(f"/proc/{self.first[node]}/root{path}")
+
+    def read(self, node: str, path: str) -> bytes | None:
+        try:
+            return self.path(node, path).read_bytes()
+        except OSError:
+            return None
+
+    def _line(self, all_of_them: dict[int, Process], pid: int) -> Iterator[Process]:
+        """A process and those above it."""
+        while pid in all_of_them:
+            yield all_of_them[pid]
+            pid = all_of_them[pid].parent
+
+    def node_of(self, pid: int, everything: dict[int, Process] | None = None) -> str:
+        """The node that a process of this machine belongs to; empty for none."""
+        nodes = {first: name for name, first in self.first.items()}
+        line = self._line(everything or processes(), pid)
+        return next((nodes[one.pid] for one in line if one.pid in nodes), "")
+
+    def schedulers(self) -> dict[str, list[int]]:
+        """The kube-scheduler processes of each node."""
+        found: dict[str, list[int]] = {name: [] for name in self.first}
+        everything = processes()
+        for one in everything.values():
+            if one.name == "kube-scheduler":
+                node = self.node_of(one.pid, everything)
+                if node:
+                    found[node].append(one.pid)
+        return found
+
+    def modules(self, node: str) -> list[int]:
+        """What Ansible runs on a node by SSH."""
+        everything = processes()
+        found = []
+        for one in everything.values():
+            # The kernel's list is long, and the moment short.
+            if one.name.startswith("python3") and self.node_of(one.pid, everything) == node:
+                above = [each.name for each in self._line(everything, one.pid)]
+                if any(name.startswith("sshd") for name in above):
+                    found.append(one.pid)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What a control plane's scheduler is told, and whether a healthy one runs with it."""
+
+    manifest: bytes
+    config: bytes | None
+
+
+class Watch:
+    """All the while: never two schedulers on a node, and nothing but kubeadm's files where kubelet looks."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self.inside = Inside(lab)
+        self.wrong: list[str] = []
+        self.looks = 0
+        self._stop = threading.Event()
+
+    def _look(self) -> None:
+        for node, pids in self.inside.schedulers().items():
+            if len(pids) > 1:
+                self.wrong.append(f"{node} ran {len(pids)} schedulers")
+        for node in self._lab.control_planes:
+            with contextlib.suppress(OSError):
+                names = {one.name for one in self.inside.path(node, MANIFESTS).iterdir()}
+                self.wrong += [f"{node}: {name} lay in {MANIFESTS}" for name in names - KUBEADMS]
+        self.looks += 1
+
+    def _loop(self) -> None:
+        while not self._stop.wait(0.2):
+            self._look()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._loop, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+
+class Witness:
+    """A pod that needs no GPU, every second, and how long each waited for its node.
+
+    Its node is one that only the API knows, so that nothing but scheduling is asked of the cluster. It asks whichever
+    API server answers.
+    """
+
+    NAMESPACE = NODE = "lab-witness"
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._create_by = [lab.api_of(name, 3) for name in lab.control_planes]
+        self._look_by = [lab.api_of(name, 3) for name in lab.control_planes]
+        self._stop = threading.Event()
+        self._guard = threading.Lock()
+        self._waiting: dict[str, tuple[float, str]] = {}
+        self.waits: list[tuple[float, str]] = []
+        self.during = ""
+
+    def _by(self, apis: list[Api], method: str, path: str, body: Json | None = None) -> Json | None:
+        """Ask one API server after the other; None where none answers now."""
+        for number, api in enumerate(list(apis)):
+            try:
+                found = api.call(method, path, body)
+            except ApiError as error:
+                if error.status < 500:
+                    # A request that got no answer may have been carried out all the same.
+                    return {} if error.status == 409 else None
+            except (OSError, urllib3.exceptions.HTTPError):
+                continue
+            else:
+                apis.insert(0, apis.pop(number))
+                return found
+        return None
+
+    def _create(self) -> None:
+        pods = f"/api/v1/namespaces/{self.NAMESPACE}/pods"
+        for number in itertools.count():
+            if self._stop.wait(1):
+                return
+            name = f"witness-{number}"
+            body: Json = {
+                "metadata": {"name": name},
+                "spec": {
+                    "containers": [{"name": "c0", "image": "localhost/none:0"}],
+                    "nodeSelector": {self.NODE: "true"},
+                    "tolerations": [{"operator": "Exists"}],
+                    "terminationGracePeriodSeconds": 0,
+                    "automountServiceAccountToken": False,
+                },
+            }
+            began = time.monotonic()
+            with self._guard:
+                self._waiting[name] = (began, self.during)
+            if self._by(self._create_by, "POST", pods, body) is None:
+                with self._guard:
+                    self._waiting.pop(name, None)
+
+    def _observe(self) -> None:
+        pods = f"/api/v1/namespaces/{self.NAMESPACE}/pods"
+        while not self._stop.wait(0.25):
+            found = self._by(self._look_by, "GET", pods)
+            now = time.monotonic()
+            for pod in (found or {}).get("items", []):
+                name = pod["metadata"]["name"]
+                if pod["spec"].get("nodeName"):
+                    with self._guard:
+                        began, during = self._waiting.pop(name, (0.0, ""))
+                    if began:
+                        self.waits.append((now - began, during))
+                    self._by(self._look_by, "DELETE", f"{pods}/{name}")
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        node = {"metadata": {"name": self.NODE, "labels": {self.NODE: "true"}}}
+        self._lab.api.delete(f"/api/v1/nodes/{self.NODE}")
+        self._lab.api.call("POST", "/api/v1/nodes", node)
+        room = {"status": {"capacity": {"pods": "5000"}, "allocatable": {"pods": "5000"}}}
+        kind = "application/merge-patch+json"
+        self._lab.api.call("PATCH", f"/api/v1/nodes/{self.NODE}/status", room, kind)
+        try:
+            with self._lab.api.namespace(self.NAMESPACE):
+                threads = [threading.Thread(target=one, daemon=True) for one in (self._create, self._observe)]
+                for thread in threads:
+                    thread.start()
+                try:
+                    yield
+                finally:
+                    self._stop.set()
+                    for thread in threads:
+                        thread.join()
+        finally:
+            self._lab.api.delete(f"/api/v1/nodes/{self.NODE}")
+
+    def unscheduled(self) -> list[str]:
+        with self._guard:
+            return list(self._waiting)
+
+    def longest(self) -> tuple[float, str]:
+        return max(self.waits, default=(0.0, ""))
+
+
+class ControlPlane:
+    """One control plane's scheduler."""
+
+    def __init__(self, lab: Lab, inside: Inside, node: str) -> None:
+        self._lab = lab
+        self._inside = inside
+        self.node = node
+
+    def state(self) -> State:
+        manifest = self._inside.read(self.node, SCHEDULER)
+        assert manifest is not None, f"{self.node} has no {SCHEDULER}"
+        return State(manifest, self._inside.read(self.node, self.config_path(manifest)))
+
+    @staticmethod
+    def config_path(manifest: bytes) -> str:
+        command = yaml.safe_load(manifest)["spec"]["containers"][0]["command"]
+        return next((word.partition("=")[2] for word in command if word.startswith("--config=")), CONFIG)
+
+    def digest(self, path: str) -> str:
+        text = self._inside.read(self.node, path)
+        return hashlib.sha256(text).hexdigest() if text is not None else ""
+
+    def seconds(self) -> str:
+        """The extender's timeout in the configuration, by which tests tell one from another; empty for none."""
+        found = re.search(rb"httpTimeout: ['\"]?(\w+)", self._inside.read(self.node, CONFIG) or b"")
+        return found[1].decode() if found else ""
+
+    def pids(self) -> list[int]:
+        return self._inside.schedulers()[self.node]
+
+    def health(self) -> str:
+        return self._lab.ssh(
+            self.node, "curl -sk -m 3 -o /dev/null -w '%{http_code}' https://127.0.0.1:10259/healthz; true"
+        ).strip()
+
+    def nothing_half_done(self) -> None:
+        names = self._lab.ssh(self.node, f"find {FOLDER} -mindepth 1 2>/dev/null; true").split()
+        assert [one for one in names if one not in (CONFIG, f"{FOLDER}/backup")] == [], f"{self.node}: {names}"
+
+
+def assert_healthy(lab: Lab, planes: Sequence[ControlPlane], seconds: float = 90) -> None:
+    """On each one scheduler, the one that its manifest asks for, healthy, and not about to end again."""
+
+    def steady() -> bool:
+        pids = {plane.node: plane.pids() for plane in planes}
+        assert [len(one) for one in pids.values()] == [1] * len(planes), f"schedulers: {pids}"
+        for plane in planes:
+            assert plane.health() == "200", f"{plane.node}: /healthz says {plane.health()}"
+        time.sleep(4)
+        assert {plane.node: plane.pids() for plane in planes} == pids, "a scheduler was started again"
+        return True
+
+    until(steady, "healthy schedulers", seconds)
+    for plane in planes:
+        command = yaml.safe_load(plane.state().manifest)["spec"]["containers"][0]["command"]
+        running = Path(f"/proc/{plane.pids()[0]}/cmdline").read_bytes().split(b"\0")
+        assert [word.decode() for word in running if word] == command, f"{plane.node} runs {running}"
+
+
+def holder(lab: Lab) -> str:
+    """The control plane whose scheduler holds the lease; empty where nobody does now."""
+    for name in lab.control_planes:
+        with contextlib.suppress(ApiError, OSError, urllib3.exceptions.HTTPError):
+            spec = lab.api_of(name, 5).call("GET", LEASE)["spec"]
+            return str(spec.get("holderIdentity") or "").rpartition("_")[0]
+    return ""
+
+
+def told(watch: Watch, witness: Witness) -> str:
+    """The measured times in a line."""
+    by_test = Counter(during for _wait, during in witness.waits)
+    wait, during = witness.longest()
+    return (
+        f"a pod without a GPU every second through {len(by_test)} tests: {len(witness.waits)} pods, the longest waited "
+        f"{wait:.1f} s ({during}); {watch.looks} looks at the control planes, {len(watch.wrong)} with two schedulers"
+    )

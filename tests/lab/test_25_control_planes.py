@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Real kubelets restart real schedulers, and something fails on the way.
+
+Each time every control plane ends with one healthy scheduler, the old or the new, and the next run finishes the job.
+All the while a pod that needs no GPU is created every second. What takes minutes because something has to time out is
+marked ``long`` and left to ``make test-faults``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from _lab import REPORT, Done, Lab, until
+from _schedulers import (
+    API_SERVER,
+    CONFIG,
+    FOLDER,
+    SCHEDULER,
+    ControlPlane,
+    State,
+    Watch,
+    Witness,
+    assert_healthy,
+    holder,
+    told,
+)
+from _snapshot import UNTOUCHED
+
+from lab import engine as engines
+
+SITE = "playbooks/site.yml"
+CHANGE = "tests/lab/change_scheduler.yml"
+PENDING = f"{FOLDER}/backup/pending.json"
+# The longest that a pod may wait: a lease that nobody gave back (15 s), a scheduler that starts, a slow machine.
+LONGEST = 60.0
+OLD, NEW = 30, 31
+
+
+@pytest.fixture(scope="module")
+def watch(lab: Lab) -> Iterator[Watch]:
+    found = Watch(lab)
+    with found.running():
+        yield found
+
+
+@pytest.fixture(scope="module")
+def witness(lab: Lab) -> Iterator[Witness]:
+    found = Witness(lab)
+    with found.at_work():
+        yield found
+
+
+@pytest.fixture(scope="module")
+def planes(lab: Lab, watch: Watch) -> dict[str, ControlPlane]:
+    assert len(lab.control_planes) == 3, "these tests are about several control planes: make lab-down lab-up"
+    return {name: ControlPlane(lab, watch.inside, name) for name in lab.control_planes}
+
+
+@pytest.fixture(autouse=True)
+def all_end_healthy(
+    lab: Lab, watch: Watch, witness: Witness, planes: dict[str, ControlPlane], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Whatever a test did: no node ever ran two schedulers, and each has a healthy one with the old configuration."""
+    witness.during = request.node.name
+    yield
+    lab.wait_ready()
+    assert_healthy(lab, list(planes.values()))
+    for plane in planes.values():
+        plane.nothing_half_done()
+        assert plane.seconds() == f"{OLD}s", f"{plane.node} isn't as it was"
+    assert watch.wrong == []
+
+
+def change(lab: Lab, target: str, seconds: int = NEW, *more: str) -> Done:
+    """Another timeout of the extender for the schedulers of these hosts."""
+    return lab.playbook(CHANGE, *arguments(target, seconds), *more)
+
+
+def arguments(target: str, seconds: int) -> list[str]:
+    return ["-e", f"target={target}", "-e", f"scheduler_extender_timeout={seconds}"]
+
+
+def changed_back(lab: Lab, planes: dict[str, ControlPlane], before: dict[str, State]) -> None:
+    done = change(lab, "control_plane", OLD)
+    assert done.rc == 0, done.out[-6000:]
+    assert {name: plane.state() for name, plane in planes.items()} == before
+
+
+def states(planes: dict[str, ControlPlane]) -> dict[str, State]:
+    return {name: plane.state() for name, plane in planes.items()}
+
+
+def leading(lab: Lab, planes: dict[str, ControlPlane]) -> ControlPlane:
+    """The one whose scheduler is at work, while the others wait: what happens to it happens to pods."""
+    return planes[until(lambda: holder(lab), "a lease holder", 60)]
+
+
+@contextlib.contextmanager
+def the_moment_that(happens: Callable[[], bool], act: Callable[[], None], seconds: float = 120) -> Iterator[None]:
+    """Do something in the moment that something else has happened, while the body runs."""
+    stop, acted = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        end = time.monotonic() + seconds
+        while not stop.is_set() and time.monotonic() < end:
+            if happens():
+                act()
+                acted.set()
+                return
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert acted.is_set(), "what should have failed never came about"
+
+
+# --------------------------------------------------------------------------- in order
+
+
+def test_one_at_a_time_and_the_lease_holder_last(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    before = states(planes)
+    last: str = until(lambda: holder(lab), "a lease holder", 60)
+    done = lab.playbook(SITE, "-e", f"scheduler_extender_timeout={NEW}")
+    assert done.rc == 0, done.out[-8000:]
+    order = re.findall(r"^changed: \[(cp\d)\]", done.out, re.MULTILINE)
+    assert sorted(order) == lab.control_planes, done.out[-8000:]
+    assert order[-1] == last, f"{last} held the lease, and the order was {order}"
+    assert [plane.seconds() for plane in planes.values()] == [f"{NEW}s"] * 3
+    changed_back(lab, planes, before)
+
+
+# --------------------------------------------------------------------------- faults
+
+
+def edit(lab: Lab, node: str, script: str) -> None:
+    """Edit the manifest as careful people do: beside its folder, and moved into place."""
+    aside = "/root/edited.yaml"
+    lab.ssh(node, f"cp -p {SCHEDULER} {aside} && {script} {aside} && mv {aside} {SCHEDULER}")
+
+
+def test_a_configuration_that_the_scheduler_rejects(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    """The image's tag doesn't tell the version and the variable tells a wrong one: the API version is gone."""
+    plane = leading(lab, planes)
+    original = plane.state()
+    image = re.findall(rb"image: (\S+)", original.manifest)[0].decode()
+    own = "localhost/kubegpu-lab/scheduler:own"
+    lab.ssh(plane.node, f"ctr -n k8s.io images tag --force {image} {own}")
+    edit(lab, plane.node, f"sed -i 's|image: {image}|image: {own}|'")
+    try:
+        assert_healthy(lab, [plane])
+        before = states(planes)
+        done = change(lab, plane.node, NEW, "-e", "scheduler_version=1.24.9")
+        assert done.rc != 0
+        assert "v1beta3" in done.out, done.out[-6000:]
+        assert "runs with the old one again" in done.out, done.out[-6000:]
+        assert states(planes) == before
+        assert_healthy(lab, [plane])
+    finally:
+        edit(lab, plane.node, f"sed -i 's|image: {own}|image: {image}|'")
+        lab.ssh(plane.node, f"ctr -n k8s.io images rm {own}")
+    until(lambda: plane.state() == original, "the manifest as it was", 5)
+
+
+def test_an_image_that_cannot_start(lab: Lab, planes: dict[str, ControlPlane], watch: Watch) -> None:
+    """The image has no kube-scheduler in it for as long as the new manifest is there."""
+    plane = leading(lab, planes)
+    before = states(planes)
+    image = re.findall(rb"image: (\S+)", before[plane.node].manifest)[0].decode()
+    lab.ssh(plane.node, f"ctr -n k8s.io images tag --force {image} localhost/kubegpu-lab/kept:1")
+    lab.ssh(plane.node, f"ctr -n k8s.io images tag --force {lab.state['base_image']} {image}")
+
+    def is_new() -> bool:
+        return watch.inside.read(plane.node, SCHEDULER) != before[plane.node].manifest
+
+    def mend() -> None:
+        until(lambda: not is_new(), "the old manifest is back", 100, 0.02)
+        lab.ssh(plane.node, f"ctr -n k8s.io images tag --force localhost/kubegpu-lab/kept:1 {image}")
+
+    try:
+        with the_moment_that(is_new, mend):
+            done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
+    finally:
+        lab.ssh(plane.node, f"ctr -n k8s.io images tag --force localhost/kubegpu-lab/kept:1 {image}")
+        lab.ssh(plane.node, "ctr -n k8s.io images rm localhost/kubegpu-lab/kept:1")
+    assert done.rc != 0
+    assert "runs with the old one again" in done.out, done.out[-6000:]
+    assert states(planes) == before
+
+
+def test_a_bad_flag_stops_before_the_next_node(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    """Somebody's flag keeps one scheduler from starting: those before it are new, those behind it untouched."""
+    first, second, third = (planes[name] for name in lab.control_planes)
+    before = states(planes)
+    edit(lab, second.node, "sed -i 's|^    - --leader-elect=true|&\\n    - --no-such-flag|'")
+    until(lambda: second.health() != "200", "the scheduler ends", 60)
+    broken = second.state()
+    try:
+        done = change(lab, "control_plane", NEW, "-e", "scheduler_timeout=30")
+        assert done.rc != 0
+        assert "no-such-flag" in done.out, done.out[-6000:]
+        assert third.node not in done.recap or done.recap[third.node]["changed"] == 0
+        assert (first.seconds(), third.state()) == (f"{NEW}s", before[third.node])
+        assert second.state() == broken, "the old bytes aren't back"
+        assert_healthy(lab, [first, third])
+    finally:
+        edit(lab, second.node, "sed -i '/--no-such-flag/d'")
+    assert_healthy(lab, [second])
+    changed_back(lab, planes, before)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["the kubeconfig's", "another"])
+def test_an_api_server_that_goes_away_in_the_middle(
+    lab: Lab, planes: dict[str, ControlPlane], watch: Watch, place: str
+) -> None:
+    """The scheduler's own one, and in one case the one that the run itself asks for the lease."""
+    first, last = planes[lab.control_planes[0]], planes[lab.control_planes[-1]]
+    other = leading(lab, planes)
+    plane = first if place == "the kubeconfig's" else other if other is not first else last
+    before = states(planes)
+    there, aside = (watch.inside.path(plane.node, path) for path in (API_SERVER, "/root/kube-apiserver.yaml"))
+    # On one file system, so that kubelet sees it go and come at once.
+    assert there.parent.stat().st_dev == aside.parent.stat().st_dev
+
+    def is_new() -> bool:
+        return watch.inside.read(plane.node, SCHEDULER) != before[plane.node].manifest
+
+    def away() -> None:
+        there.rename(aside)
+
+    try:
+        with the_moment_that(is_new, away):
+            done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
+        # Without the API server it can be told that the scheduler is healthy, but not that its lease is renewed.
+        assert done.rc != 0 or plane.seconds() == f"{NEW}s"
+        assert "Traceback" not in done.out, done.out[-6000:]
+        assert len(plane.pids()) == 1
+    finally:
+        if aside.exists():
+            aside.rename(there)
+    lab.wait_ready()
+    assert_healthy(lab, [plane])
+    assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
+    again = change(lab, plane.node, NEW)
+    assert again.rc == 0, again.out[-6000:]
+    assert plane.seconds() == f"{NEW}s"
+    changed_back(lab, planes, before)
+
+
+@pytest.mark.long
+def test_a_kubelet_that_does_nothing(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    """Nobody starts the new scheduler, and nobody ends the old one."""
+    plane = planes[lab.control_planes[-1]]
+    before, pids = states(planes), plane.pids()
+    lab.ssh(plane.node, "systemctl stop kubelet")
+    try:
+        done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=10")
+        assert done.rc != 0
+        assert (states(planes), plane.pids(), plane.health()) == (before, pids, "200")
+    finally:
+        lab.ssh(plane.node, "systemctl start kubelet")
+    assert_healthy(lab, [plane])
+    again = change(lab, plane.node, OLD)
+    assert again.rc == 0, again.out[-6000:]
+
+
+@pytest.mark.long
+def test_a_node_that_loses_its_power_in_the_middle(lab: Lab, planes: dict[str, ControlPlane], watch: Watch) -> None:
+    plane = leading(lab, planes)
+    before, engine = states(planes), engines.find()
+    assert engine is not None
+
+    def is_new() -> bool:
+        return watch.inside.read(plane.node, SCHEDULER) != before[plane.node].manifest
+
+    def power_cut() -> None:
+        engine.docker("kill", lab.nodes[plane.node]["container"])
+
+    try:
+        with the_moment_that(is_new, power_cut):
+            done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
+        assert done.rc != 0
+    finally:
+        lab.manage("up")
+        watch.inside.look_again(lab)
+    lab.wait_ready()
+    # Before anybody comes to mend it.
+    assert_healthy(lab, [plane])
+    again = change(lab, plane.node, NEW)
+    assert again.rc == 0, again.out[-6000:]
+    assert plane.seconds() == f"{NEW}s"
+    changed_back(lab, planes, before)
+
+
+def test_a_manifest_that_is_a_link_is_refused(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    plane = planes[lab.control_planes[-1]]
+    before = plane.state()
+    mine, link = "/root/mine.yaml", "/root/link"
+    lab.ssh(plane.node, f"cp -p {SCHEDULER} {mine} && ln -s {mine} {link} && mv -T {link} {SCHEDULER}")
+    try:
+        plane_pids = until(plane.pids, "a scheduler", 60)
+        done = change(lab, plane.node)
+        assert done.rc != 0
+        said = [line for line in done.out.splitlines() if SCHEDULER in line and "link" in line]
+        assert said, done.out[-6000:]
+        assert lab.ssh(plane.node, f"readlink {SCHEDULER}").strip() == mine
+        assert lab.ssh(plane.node, f"cat {mine}").encode() == before.manifest
+        assert len(plane_pids) == 1
+    finally:
+        lab.ssh(plane.node, f"mv -T {mine} {SCHEDULER}")
+    assert_healthy(lab, [plane])
+    assert plane.state() == before
+
+
+# --------------------------------------------------------------------------- kill -9
+
+# When, and whether the module dies on its node too, as when the node loses its power.
+MOMENTS = [
+    pytest.param("the old files are kept", True, marks=pytest.mark.long),
+    pytest.param("the configuration is written", True, marks=pytest.mark.long),
+    ("the manifest is written", True),
+    pytest.param("the manifest is written", False, marks=pytest.mark.long),
+    pytest.param("the old scheduler has ended", True, marks=pytest.mark.long),
+    pytest.param("a new scheduler was started", True, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("when", "module_too"), MOMENTS)
+def test_killed(lab: Lab, planes: dict[str, ControlPlane], watch: Watch, when: str, module_too: bool) -> None:
+    plane, inside = leading(lab, planes), watch.inside
+    before, pids = states(planes), plane.pids()
+    own = before[plane.node]
+    moments: dict[str, Callable[[], bool]] = {
+        "the old files are kept": lambda: inside.read(plane.node, PENDING) is not None,
+        "the configuration is written": lambda: inside.read(plane.node, CONFIG) != own.config,
+        "the manifest is written": lambda: inside.read(plane.node, SCHEDULER) != own.manifest,
+        "the old scheduler has ended": lambda: not set(plane.pids()) & set(pids),
+        "a new scheduler was started": lambda: bool(set(plane.pids()) - set(pids)),
+    }
+
+    def module_dies() -> None:
+        for pid in inside.modules(plane.node) if module_too else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    lab.interrupted_playbook(CHANGE, *arguments(plane.node, NEW), moment=moments[when], and_then=module_dies)
+    # Before anybody comes to mend it.
+    assert_healthy(lab, [plane])
+    assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
+    if not module_too:
+        until(lambda: inside.read(plane.node, PENDING) is None, "the module on the node ends by itself", 60)
+    again = change(lab, plane.node)
+    assert again.rc == 0, again.out[-6000:]
+    assert plane.seconds() == f"{NEW}s"
+    assert_healthy(lab, [plane])
+    plane.nothing_half_done()
+    change(lab, plane.node).assert_unchanged()
+    changed_back(lab, planes, before)
+
+
+# --------------------------------------------------------------------------- out, and in again
+
+
+def test_taken_out_it_is_kubeadms_manifest_again(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    plane = planes[lab.control_planes[-1]]
+    before = states(planes)
+    digest = hashlib.sha256(before[plane.node].manifest).hexdigest()
+    first = json.loads(UNTOUCHED.read_text())["before"][plane.node][SCHEDULER].split()[-1]
+    assert digest != first
+    done = change(lab, plane.node, OLD, "-e", "scheduler_state=absent")
+    assert done.rc == 0, done.out[-6000:]
+    assert plane.digest(SCHEDULER) == first
+    assert lab.ssh(plane.node, f"ls -d {FOLDER} 2>/dev/null; true") == ""
+    assert_healthy(lab, [plane])
+    changed_back(lab, planes, before)
+
+
+def test_every_pod_was_scheduled_all_the_while(lab: Lab, watch: Watch, witness: Witness) -> None:
+    until(lambda: not witness.unscheduled()[:-3], "the last pods are scheduled", LONGEST)
+    REPORT.append(told(watch, witness))
+    assert len(witness.waits) > 60, "hardly a pod was created"
+    assert witness.longest()[0] < LONGEST, witness.longest()
+    assert watch.looks > 60 and watch.wrong == []
+
+
+def test_site_has_nothing_to_do_afterwards(lab: Lab, planes: dict[str, ControlPlane]) -> None:
+    lab.playbook(SITE).assert_unchanged()

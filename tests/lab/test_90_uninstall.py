@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``uninstall.yml`` takes it all away: cluster and machines are what they were before the first run of site.yml."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from _lab import RESOURCE, Done, Lab, until
+from _snapshot import UNTOUCHED, cluster_objects, node_files
+
+UNINSTALL = "playbooks/uninstall.yml"
+# kubelet's own record of what it gave away, and its credentials, which are another cluster's since test_20.
+LEFT = ("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "/etc/kubernetes/kubelet.conf")
+
+
+@pytest.fixture(scope="module")
+def shown(lab: Lab) -> Done:
+    """What check mode says that it would take away, which it doesn't."""
+    before = cluster_objects(lab)
+    done = lab.playbook(UNINSTALL, "--check", "--diff")
+    assert cluster_objects(lab) == before
+    return done
+
+
+@pytest.fixture(scope="module")
+def taken(lab: Lab, shown: Done) -> Done:
+    return lab.playbook(UNINSTALL)
+
+
+def test_check_mode_ends_well_and_names_what_goes(shown: Done) -> None:
+    assert shown.rc == 0, shown.out[-8000:]
+    for name in ("DaemonSet gpushare-system/gpushare-extender", "manifests/kube-scheduler.yaml", "kubeadm-config"):
+        assert name in shown.out, name
+
+
+def test_it_ends_well(taken: Done) -> None:
+    assert taken.rc == 0, taken.out[-8000:]
+
+
+def test_cluster_is_as_before(lab: Lab, taken: Done) -> None:
+    before = json.loads(UNTOUCHED.read_text())["before"]["objects"]
+    until(lambda: "gpushare-system" not in lab.api.namespaces(), "the namespace goes")
+    assert cluster_objects(lab) == before
+    for name in lab.gpu_nodes:
+        node = lab.api.node(name)
+        assert not [key for key in node["metadata"]["annotations"] if "kubegpu" in key]
+        # kubelet itself may show a resource whose plugin is gone, with nothing of it, until it is restarted.
+        assert node["status"]["capacity"].get(RESOURCE, "0") == "0"
+
+
+def test_schedulers_run_with_kubeadms_own_manifests(lab: Lab, taken: Done) -> None:
+    before = json.loads(UNTOUCHED.read_text())["before"]
+    for name in lab.control_planes:
+        now = node_files(lab, name)
+        assert {path: text for path, text in now.items() if path not in before[name]} == {}
+        path = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+        assert now[path] == before[name][path]
+        assert "--config" not in lab.ssh(name, "tr '\\0' ' ' < /proc/$(pgrep -x kube-scheduler)/cmdline")
+
+
+def test_nodes_are_as_before(lab: Lab, taken: Done) -> None:
+    before = json.loads(UNTOUCHED.read_text())["before"]
+    for name in lab.gpu_nodes:
+        now = {path: text for path, text in node_files(lab, name).items() if not path.startswith(LEFT)}
+        was = {path: text for path, text in before[name].items() if not path.startswith(LEFT)}
+        assert {path: text for path, text in now.items() if was.get(path) != text} == {}
+        assert set(was) - set(now) == set()
+
+
+def test_second_run_has_nothing_to_take(lab: Lab, taken: Done) -> None:
+    again = lab.playbook(UNINSTALL)
+    assert again.rc == 0, again.out[-8000:]
+    again.assert_unchanged()
+
+
+def test_pods_that_hold_a_share_keep_it(lab: Lab, taken: Done) -> None:
+    """Set up anew, with a pod that holds a share: nothing is taken, in one sentence."""
+    done = lab.playbook("playbooks/site.yml")
+    assert done.rc == 0, done.out[-8000:]
+    with lab.api.namespace("lab-uninstall") as space:
+        lab.api.create_pod(space, "holder", [2], lab.image())
+        lab.api.wait_running(space, ["holder"])
+        refused = lab.playbook(UNINSTALL)
+        assert refused.rc != 0 and "uninstall_with_pods" in refused.out, refused.out[-4000:]
+        assert {host: sums["changed"] for host, sums in refused.recap.items() if sums["changed"]} == {}
+        assert lab.api.pod(space, "holder")["status"]["phase"] == "Running"

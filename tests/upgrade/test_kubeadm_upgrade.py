@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The real ``kubeadm upgrade`` to the next patch release writes the manifests anew and keeps what site.yml added.
+
+Not part of the whole test run: it builds a second Kubernetes (ten minutes, once), and replaces a lab that is up.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from _lab import LOGS, ROOT, Lab, until
+from _schedulers import CONFIG, FOLDER, SCHEDULER, ControlPlane, Inside, Watch, Witness, assert_healthy
+
+from lab import aptsources, build, cluster, components, engine, nodes, rootfs
+
+OLDER, NEWER = "1.36.1", "1.36.3"
+SITE = "playbooks/site.yml"
+
+
+def manage(*command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    manage("down")
+    manage("up", f"--kubernetes-version={OLDER}")
+    try:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        yield Lab()
+    finally:
+        manage("down")
+
+
+@pytest.fixture(scope="module")
+def planes(lab: Lab) -> list[ControlPlane]:
+    inside = Inside(lab)
+    return [ControlPlane(lab, inside, name) for name in lab.control_planes]
+
+
+def bring(lab: Lab) -> None:
+    """What a package manager and a registry would: the newer kubeadm and the images."""
+    folder = build.binaries(build.kubernetes(NEWER).name)
+    base = rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
+    archives = components.archives(folder, build.binaries("etcd"), base, NEWER)
+    running = engine.find()
+    assert running is not None
+    wanted = [nodes.Node(name, node["address"], 0, node["pod_cidr"], ()) for name, node in lab.nodes.items()]
+    cluster.load_images(running, wanted, set(lab.control_planes), archives)
+    for name in lab.control_planes:
+        running.docker("cp", str(folder / "kubeadm"), f"{lab.nodes[name]['container']}:/usr/bin/kubeadm")
+
+
+def parts(text: bytes) -> dict[str, object]:
+    """What of a manifest is kubeadm's to change, and what has to be there."""
+    manifest = yaml.safe_load(text)
+    container = manifest["spec"]["containers"][0]
+    return {
+        "image": container["image"].rpartition(":")[2],
+        "flag": f"--config={CONFIG}" in container["command"],
+        "mount": [one for one in container["volumeMounts"] if one["mountPath"] == FOLDER] != [],
+        "volume": [one for one in manifest["spec"]["volumes"] if one["hostPath"]["path"] == FOLDER] != [],
+    }
+
+
+def expected(version: str) -> dict[str, object]:
+    return {"image": f"v{version}", "flag": True, "mount": True, "volume": True}
+
+
+def test_site_on_the_older_release(lab: Lab, planes: list[ControlPlane]) -> None:
+    assert lab.api.call("GET", "/version")["gitVersion"] == f"v{OLDER}"
+    done = lab.playbook(SITE)
+    assert done.rc == 0, done.out[-8000:]
+    assert [parts(plane.state().manifest) for plane in planes] == [expected(OLDER)] * 3
+    lab.playbook(SITE).assert_unchanged()
+
+
+def test_upgrade_keeps_it(lab: Lab, planes: list[ControlPlane]) -> None:
+    """On one control plane after the other; pods are scheduled all the while, and never by two on a node."""
+    bring(lab)
+    watch, witness = Watch(lab), Witness(lab)
+    # There is no CoreDNS in the lab, and etcd is the same.
+    common = "--etcd-upgrade=false --ignore-preflight-errors=all"
+    with watch.running(), witness.at_work():
+        for number, plane in enumerate(planes):
+            what = "node" if number else f"apply v{NEWER} --yes --skip-phases=addon/coredns"
+            lab.ssh(plane.node, f"kubeadm upgrade {what} {common}", seconds=600)
+            assert parts(plane.state().manifest) == expected(NEWER)
+            assert_healthy(lab, [plane])
+        until(lambda: not witness.unscheduled()[:-3], "the last pods are scheduled", 60)
+    assert watch.wrong == []
+    assert witness.longest()[0] < 60, witness.longest()
+    print(f"{len(witness.waits)} pods without a GPU, the longest waited {witness.longest()[0]:.1f} s")
+
+
+def test_pods_share_cards_before_anybody_mends_anything(lab: Lab) -> None:
+    with lab.api.namespace("lab-upgrade") as namespace:
+        lab.api.create_pod(namespace, "after", [2], lab.image())
+        lab.api.wait_running(namespace, ["after"], 90)
+        until(lambda: lab.assert_one_story([lab.api.pod(namespace, "after")]), "one story", 30)
+
+
+def test_site_finishes_it_and_has_nothing_to_do_then(lab: Lab, planes: list[ControlPlane]) -> None:
+    done = lab.playbook(SITE)
+    assert done.rc == 0, done.out[-8000:]
+    assert_healthy(lab, planes)
+    assert [lab.ssh(plane.node, f"grep -c kubegpu.share/ {SCHEDULER}").strip() for plane in planes] == ["1"] * 3
+    lab.playbook(SITE).assert_unchanged()
