@@ -78,6 +78,7 @@ class Wish:
     image: str | None = None
     node_selector: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
     runtime_class: str | None = None
+    scheduler_name: str | None = None
     timeout: float = 120.0
 
 
@@ -101,7 +102,9 @@ class Acceptance:
         self._clock = clock
         self._wish = wish
         self.namespace = plan.NAMESPACE_PREFIX + suffix
-        self._workload = plan.Workload(self.namespace, self._image(), wish.node_selector, wish.runtime_class)
+        self._workload = plan.Workload(
+            self.namespace, self._image(), wish.node_selector, wish.runtime_class, wish.scheduler_name
+        )
         chosen = plan.choose_node([plan.view(one, cluster.pods()) for one in self._candidates()])
         if chosen is None:
             who = (

@@ -214,6 +214,7 @@ class Workload:
     image: str
     node_selector: t.Mapping[str, str]
     runtime_class: str | None
+    scheduler_name: str | None = None
 
     def pod(self, name: str, units: t.Sequence[int], node: str | None = None) -> Json:
         """A pod whose containers ask for so many units each.
@@ -248,6 +249,8 @@ class Workload:
             spec["nodeSelector"] = dict(self.node_selector)
         if self.runtime_class:
             spec["runtimeClassName"] = self.runtime_class
+        if self.scheduler_name:
+            spec["schedulerName"] = self.scheduler_name
         if node:
             term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
             required = {"nodeSelectorTerms": [term]}

@@ -16,6 +16,7 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils import _objects as objects
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._namespace_use import strangers
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._rollout import (
     WORKLOADS,
@@ -83,6 +84,8 @@ class ClusterObjects:
                 self.wishes[ref] = objects.stamped(one)
         self.seen: Seen = {}
         self.actions: dict[Ref, str] = {}
+        # What others have in namespaces that should go: they stay for it.
+        self.used: dict[Ref, list[str]] = {}
 
     def observe(self) -> Seen:
         groups: dict[tuple[str, str, str], list[Ref]] = collections.defaultdict(list)
@@ -100,7 +103,13 @@ class ClusterObjects:
                     if name in found:
                         self.seen[found[name]] = live
         self._look_for_stuck()
+        self._look_for_strangers()
         return self.seen
+
+    def _look_for_strangers(self) -> None:
+        for ref in self.wishes:
+            if self._absent and ref.kind == "Namespace" and self.seen.get(ref):
+                self.used[ref] = strangers(self._kube, ref.name, self.wishes.keys())
 
     def _look_for_stuck(self) -> None:
         if not self._replace_unready or self._absent:
@@ -119,7 +128,7 @@ class ClusterObjects:
         for ref, wish in self.wishes.items():
             step, before, after = self._step(ref, wish, seen.get(ref))
             self.actions.setdefault(ref, step.action)
-            if step.action not in ("unchanged", "absent"):
+            if step.action not in ("unchanged", "absent", "kept"):
                 old, new = objects.shown(before, after)
                 changes.append(Change(str(ref), old, new, step))
         # A workload that changes replaces its pods itself.
@@ -143,6 +152,8 @@ class ClusterObjects:
             if wish is None or ref.kind == "Node":
                 return Step(ref, wish, "absent"), None, None
             return Step(ref, wish, "created"), None, wish
+        if wish is None and self.used.get(ref):
+            return Step(ref, None, "kept"), None, None
         if wish is None:
             kept = ("apiVersion", "kind", "data", "rules", "spec")
             whole = {key: value for key, value in live.items() if key in kept}
@@ -191,7 +202,8 @@ class ClusterObjects:
 
     def _left(self, seen: Seen, node_resources: t.Sequence[str]) -> dict[Ref, str]:
         if self._absent:
-            return {ref: f"{ref} is still there" for ref, live in seen.items() if live and ref.kind != "Node"}
+            going = {ref: live for ref, live in seen.items() if ref.kind != "Node" and not self.used.get(ref)}
+            return {ref: f"{ref} is still there" for ref, live in going.items() if live}
         told = {ref: unfinished(live, node_resources) if live else f"{ref} is gone" for ref, live in seen.items()}
         return {ref: text for ref, text in told.items() if text}
 
@@ -233,7 +245,10 @@ class ClusterObjects:
 
     def summary(self) -> list[dict[str, str]]:
         return [
-            {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "action": action}
+            {
+                **{"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "action": action},
+                **({"because": ", ".join(self.used[ref])} if action == "kept" else {}),
+            }
             for ref, action in self.actions.items()
         ]
 

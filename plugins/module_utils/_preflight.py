@@ -12,6 +12,7 @@ import dataclasses
 import re
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils import _coreos as coreos
 from ansible_collections.kubegpu.share.plugins.module_utils import _driver_conflicts as driver_conflicts
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils import _node_failures as node_failures
@@ -35,6 +36,7 @@ INPUT = {
     "no-gpu-nodes": "The group gpu_nodes is empty.",
     "unknown-node": "A host isn't a node of the cluster.",
     "twin-nodes": "Two hosts are said to be the same node.",
+    "coreos": "The machine is OpenShift's own system, in which nothing may be changed over SSH.",
     "image-archive": "The servers' image is to be imported and its archive isn't there, or holds another image.",
 }
 # What is said of the cluster and the machines. The user may know better.
@@ -223,6 +225,10 @@ def _node(wish: Wish, host: Host, node: Json, found: Findings) -> None:
 def _machine(wish: Wish, host: Host, found: Findings) -> None:
     seen = host.seen or {}
     distribution = seen.get("distribution") or {}
+    own = coreos.refusal(host.host, distribution)
+    if own:
+        found.problem("coreos", f"gpu_nodes: {own}", host=host.host)
+        return
     if distribution.get("family") not in FAMILIES:
         found.problem(
             "distribution",

@@ -12,7 +12,9 @@ import dataclasses
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils import _scheduler_choice as choice
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import UNFINISHED
+from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION, FOLDER
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
 from ansible_collections.kubegpu.share.plugins.module_utils._rollout import ready, reasons
@@ -21,6 +23,7 @@ COMPONENT = "app.kubernetes.io/component"
 PART_OF = ("app.kubernetes.io/part-of", "gpushare")
 EXTENDER = "extender"
 DEVICE_PLUGIN = "device-plugin"
+SCHEDULER = "scheduler"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +33,13 @@ class Expected:
     :param cards: by GPU node, the UUIDs that were seen on the machine itself; empty where nobody looked.
     :param control_plane: nodes on which a scheduler runs.
     :param namespace: of the servers.
+    :param scheduler: how the cluster runs its scheduler, as ``scheduler_info`` tells.
     """
 
     cards: t.Mapping[str, t.Sequence[str]]
     control_plane: t.Sequence[str]
     namespace: str
+    scheduler: str = choice.STATIC_POD
 
 
 @dataclasses.dataclass
@@ -50,8 +55,12 @@ def compare(expected: Expected, nodes: t.Sequence[Json], pods: t.Sequence[Json])
     story = Story()
     servers = [pod for pod in pods if _of_ours(pod, expected.namespace)]
     by_name = {node["metadata"]["name"]: node for node in nodes}
-    for name in expected.control_plane:
-        _server(story, EXTENDER, name, servers)
+    if expected.scheduler in choice.ON_MACHINES:
+        for name in expected.control_plane:
+            _server(story, EXTENDER, name, servers)
+            _asks(story, name, expected.scheduler, pods)
+    else:
+        _somewhere(story, SCHEDULER if expected.scheduler == choice.DEDICATED else EXTENDER, pods)
     sharing = [name for name, node in by_name.items() if _labelled(node)]
     for name in sorted(set(sharing) | set(expected.cards)):
         if name not in by_name:
@@ -87,6 +96,53 @@ def _server(story: Story, component: str, node: str, servers: t.Iterable[Json]) 
         story.problems.append(f"{component} isn't ready on {node}: {'; '.join(reasons(None, mine, []))}")
     else:
         story.problems.append(f"{component} doesn't run on {node}")
+
+
+def _asks(story: Story, node: str, mode: str, pods: t.Iterable[Json]) -> None:
+    """Whether the scheduler of a node still has the configuration with the extender; an upgrade may have taken it."""
+    if mode == choice.K3S:
+        story.unknown.append(
+            f"node {node}: k3s doesn't show its scheduler's arguments; site.yml with --check compares them"
+        )
+        return
+    key, value = choice.SCHEDULER_LABEL.split("=")
+    mine = [
+        pod
+        for pod in pods
+        if (pod["metadata"].get("labels") or {}).get(key) == value
+        and pod["metadata"].get("namespace") == "kube-system"
+        and contract.pod_node(pod) == node
+    ]
+    if not mine:
+        story.problems.append(f"node {node}: no kube-scheduler runs there")
+    for pod in mine:
+        words = [
+            str(word) for one in pod["spec"]["containers"] for word in one.get("command", []) + one.get("args", [])
+        ]
+        told = ANNOTATION in (pod["metadata"].get("annotations") or {})
+        if told or any(f"={FOLDER}/" in word or word.startswith(f"{FOLDER}/") for word in words):
+            story.passed.append(f"kube-scheduler on {node} has the configuration with the extender")
+        elif any(word.startswith(("--config", "--policy-config")) for word in words):
+            story.unknown.append(
+                f"node {node}: kube-scheduler has a configuration of its own, and the API doesn't tell whether the "
+                "extender is in it; site.yml with --check compares it"
+            )
+        else:
+            story.problems.append(
+                f"node {node}: kube-scheduler has lost the configuration with the extender (kubeadm upgrade writes its "
+                "manifest anew) and binds pods without a card; run site.yml again"
+            )
+
+
+def _somewhere(story: Story, component: str, pods: t.Iterable[Json]) -> None:
+    """A server that is bound to no node, and has a namespace of its own."""
+    labelled = [(pod, pod["metadata"].get("labels") or {}) for pod in pods]
+    mine = [pod for pod, has in labelled if has.get(PART_OF[0]) == PART_OF[1] and has.get(COMPONENT) == component]
+    if any(ready(pod) for pod in mine):
+        story.passed.append(f"{component} is ready")
+    else:
+        why = "; ".join(reasons(None, mine, [])) if mine else "it has no pod"
+        story.problems.append(f"{component} isn't ready: {why}")
 
 
 def _capacity(story: Story, node: Json) -> bool:
@@ -148,11 +204,16 @@ ARGUMENTS: Json = {
     "cards": {"type": "dict", "default": {}},
     "control_plane": {"type": "list", "elements": "str", "default": []},
     "namespace": {"type": "str", "default": "gpushare-system"},
+    "scheduler": {
+        "type": "str",
+        "choices": [*choice.ON_MACHINES, choice.DEDICATED, choice.OPENSHIFT],
+        "default": choice.STATIC_POD,
+    },
 }
 
 
 def look(kube: Kube, params: Json) -> Json:
     """Ask the cluster, and compare."""
-    expected = Expected(params["cards"], params["control_plane"], params["namespace"])
+    expected = Expected(params["cards"], params["control_plane"], params["namespace"], params["scheduler"])
     story = compare(expected, kube.list_all("v1", "Node"), kube.list_all("v1", "Pod", field_selector=UNFINISHED))
     return {**dataclasses.asdict(story), "requests": dict(kube.requests)}

@@ -18,6 +18,7 @@ description:
   - Objects are created in an order in which each finds what it stands on, and removed in the reverse one.
   - Nodes are only ever labelled and annotated. They are never created and never deleted; with O(state=absent), what this module once set on
     them is taken back.
+  - A namespace in which others have something stays when it should go, and is told as V(kept).
   - The values of a Secret are never shown in the diff.
 extends_documentation_fragment:
   - kubegpu.share.attributes
@@ -105,8 +106,11 @@ objects:
     name:
       description: Its name.
       type: str
+    because:
+      description: What others have in a namespace that was kept for it.
+      type: str
     action:
-      description: V(created), V(changed), V(unchanged), V(deleted) or V(absent).
+      description: V(created), V(changed), V(unchanged), V(deleted), V(absent) or V(kept).
       type: str
   sample:
     - kind: Namespace

@@ -49,6 +49,9 @@ options:
   runtime_class:
     description: RuntimeClass of the workloads, for a cluster on which the nvidia runtime isn't the default one.
     type: str
+  scheduler_name:
+    description: The scheduler that places the workloads, where that isn't the cluster's own.
+    type: str
   timeout:
     description: Seconds that a check may wait for something to happen.
     type: int
@@ -105,12 +108,14 @@ def main() -> None:
         "image": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
         "runtime_class": {"type": "str"},
+        "scheduler_name": {"type": "str"},
         "timeout": {"type": "int", "default": 120},
     }
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
 
     def work() -> dict[str, t.Any]:
-        wish = Wish(**{name: module.params[name] for name in ("image", "node_selector", "runtime_class", "timeout")})
+        names = ("image", "node_selector", "runtime_class", "scheduler_name", "timeout")
+        wish = Wish(**{name: module.params[name] for name in names})
         return run(ApiCluster(RealKube.of_module(module)), RealClock(), wish, module.check_mode)
 
     finish(module, work)

@@ -12,8 +12,8 @@ short_description: Whether the API, kubelet and the machines tell one story abou
 version_added: 1.0.0
 description:
   - Compares what the nodes announce with the cards that the device plugin tells of, and these with the cards that were seen on the machines.
-  - Looks whether the extender is ready beside each scheduler and the device plugin on each labelled node, and whether any card is given away
-    more than once.
+  - Looks whether each kube-scheduler still has the configuration with the extender, whether the extender is ready beside it and the device
+    plugin on each labelled node, and whether any card is given away more than once.
   - Evidence that is missing is told as unknown and never as passed.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
@@ -33,6 +33,13 @@ options:
     description: Namespace of gpushare's servers.
     type: str
     default: gpushare-system
+  scheduler:
+    description:
+      - How the cluster runs its scheduler, as M(kubegpu.share.scheduler_info) tells. It says where the extender has to be, and whether each
+        node's kube-scheduler can be looked at.
+    type: str
+    choices: [static_pod, k3s, rke2, dedicated, openshift]
+    default: static_pod
 requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0

@@ -185,10 +185,12 @@ def test_the_image_is_the_plugins_own_unless_chosen() -> None:
     cluster = FakeCluster(TWO_BY_TWO, clock)
     attempt(cluster, clock)
     assert {one["spec"]["containers"][0]["image"] for one in cluster.created} == {"registry.example/gpushare:1"}
-    chosen = Wish(image="mine:2", runtime_class="nvidia", timeout=20)
+    assert "schedulerName" not in cluster.created[0]["spec"]
+    chosen = Wish(image="mine:2", runtime_class="nvidia", scheduler_name="other", timeout=20)
     attempt(cluster, clock, chosen)
     last = cluster.created[-1]["spec"]
     assert (last["containers"][0]["image"], last["runtimeClassName"]) == ("mine:2", "nvidia")
+    assert last["schedulerName"] == "other"
 
 
 def test_no_image_to_be_found_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,11 @@ def test_verification_info(kube, monkeypatch, capsys):
     found = call(
         "verification_info", kube, monkeypatch, capsys, cards={"gpu1": ["GPU-aaaaaaaa"]}, control_plane=["cp1"]
     )
-    assert found["problems"] == ["extender doesn't run on cp1", "device-plugin doesn't run on gpu1"]
+    assert found["problems"] == [
+        "extender doesn't run on cp1",
+        "node cp1: no kube-scheduler runs there",
+        "device-plugin doesn't run on gpu1",
+    ]
 
 
 @pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info", "verification_info"])

@@ -74,6 +74,10 @@ def with_gpu1(**changes):
     return (Host(**{**vars(HOSTS[0]), **changes}), HOSTS[1])
 
 
+COREOS = {
+    **seen(family="redhat"),
+    "distribution": {"id": "rhel", "name": "Red Hat Enterprise Linux CoreOS 4.20", "family": "redhat", "arch": "amd64"},
+}
 OLD_EXTENDER = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-schd-extender:1.11-d170d8a"
 OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-aff8a23"
 
@@ -93,6 +97,7 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
         ({"objects": [node("gpu1")]}, "control_plane", "cp1 isn't a node of the cluster"),
         ({"hosts": with_gpu1(seen=seen(gpus=0))}, "gpu_nodes", "gpu1 has no NVIDIA GPU on its PCI bus"),
         ({"hosts": with_gpu1(seen=seen(family="arch"))}, "gpu_nodes", "a family of debian or redhat or suse"),
+        ({"hosts": with_gpu1(seen=COREOS)}, "gpu_nodes", "gpu1 runs Red Hat Enterprise Linux CoreOS 4.20, whose files"),
         ({"hosts": with_gpu1(wish=NodeWish(maintenance="now"))}, "gpu_maintenance", "'now' isn't known"),
         ({"hosts": with_gpu1(seen=seen(arch="riscv64"))}, "gpu_nodes", "architecture riscv64"),
         ({"objects": [node("gpu1", runtime="rkt://1.30"), node("cp1")]}, "gpu_nodes", "runs rkt://1.30"),

@@ -7,11 +7,17 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION
 from ansible_collections.kubegpu.share.plugins.module_utils._verification import look
 from fake_kube import FakeKube
 
 A, B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
-EXPECTED = {"cards": {"gpu1": [A, B]}, "control_plane": ["cp1"], "namespace": "gpushare-system"}
+EXPECTED = {
+    "cards": {"gpu1": [A, B]},
+    "control_plane": ["cp1"],
+    "namespace": "gpushare-system",
+    "scheduler": "static_pod",
+}
 CARDS = (contract.Card(0, A, 0, 16384, 16), contract.Card(1, B, 1, 16384, 16))
 
 
@@ -48,6 +54,24 @@ def server(component, on, ready="True", **status):
     }
 
 
+OURS = "--config=/etc/kubernetes/kubegpu-share/scheduler.yaml"
+
+
+def scheduler(on, *words, annotations=None):
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"kube-scheduler-{on}",
+            "namespace": "kube-system",
+            "labels": {"component": "kube-scheduler", "tier": "control-plane"},
+            "annotations": annotations or {},
+        },
+        "spec": {"nodeName": on, "containers": [{"name": "kube-scheduler", "command": ["kube-scheduler", *words]}]},
+        "status": {"phase": "Running"},
+    }
+
+
 def user(units, index):
     annotations = {} if index is None else {contract.POD_INDEX: str(index)}
     return {
@@ -59,7 +83,7 @@ def user(units, index):
     }
 
 
-GOOD = [node("cp1"), gpu1(), server("extender", "cp1"), server("device-plugin", "gpu1")]
+GOOD = [scheduler("cp1", OURS), node("cp1"), gpu1(), server("extender", "cp1"), server("device-plugin", "gpu1")]
 
 
 def story(objects, expected=None):
@@ -69,7 +93,7 @@ def story(objects, expected=None):
 def test_one_story_in_two_requests():
     found = story([*GOOD, user(2, 0)])
     assert (found["problems"], found["unknown"], found["requests"]) == ([], [], {"GET": 2})
-    assert len(found["passed"]) == 5
+    assert len(found["passed"]) == 6
 
 
 def replaced(*others):
@@ -96,7 +120,7 @@ SICK = [CARDS[0], contract.Card(1, B, 1, 16384, 16, healthy=False)]
         (replaced(server("device-plugin", "gpu1", "False")), ["device-plugin isn't ready on gpu1"]),
         ([one for one in GOOD if one["metadata"]["name"] != "extender-cp1"], ["extender doesn't run on cp1"]),
         ([*GOOD, user(10, 1), user(9, 1)], [f"pods hold 19 units of card 1 ({B}), which has 16"]),
-        ([GOOD[0], GOOD[2]], ["node gpu1 isn't in the cluster"]),
+        ([one for one in GOOD if one["metadata"]["name"] != "gpu1"], ["node gpu1 isn't in the cluster"]),
         (
             [*GOOD, node("gpu2", CARDS, {"gpushare": "true"})],
             ["device-plugin doesn't run on gpu2"],
@@ -130,3 +154,46 @@ def test_upstreams_plugin_tells_no_uuid():
     found = story(replaced(old))
     assert found["problems"] == []
     assert "doesn't tell the cards' UUIDs" in found["unknown"][0]
+
+
+# --------------------------------------------------------------------------- the scheduler
+
+
+HAS = "kube-scheduler on cp1 has the configuration with the extender"
+
+
+@pytest.mark.parametrize(
+    ("pods", "field", "words"),
+    [
+        ([scheduler("cp1", OURS)], "passed", HAS),
+        ([scheduler("cp1", "--config", OURS.partition("=")[2])], "passed", HAS),
+        ([scheduler("cp1", "--policy-config-file=/etc/kubernetes/kubegpu-share/policy.json")], "passed", HAS),
+        ([scheduler("cp1", "--config=/x", annotations={ANNOTATION: "1"})], "passed", HAS),
+        ([scheduler("cp1", "--config=/x")], "unknown", "node cp1: kube-scheduler has a configuration of its own"),
+        ([scheduler("cp1", "--leader-elect=true")], "problems", "node cp1: kube-scheduler has lost the configuration"),
+        ([], "problems", "node cp1: no kube-scheduler runs there"),
+        ([scheduler("cp2", OURS)], "problems", "node cp1: no kube-scheduler runs there"),
+    ],
+)
+def test_scheduler_that_an_upgrade_took_the_extender_from_is_found(pods, field, words):
+    cluster = FakeKube(node("cp1"), gpu1(), server("extender", "cp1"), server("device-plugin", "gpu1"), *pods)
+    story = look(cluster, {**EXPECTED, "scheduler": "static_pod"})
+    assert [one for one in story[field] if one.startswith(words)]
+    others = [one for name in ("passed", "unknown", "problems") if name != field for one in story[name]]
+    assert not [one for one in others if "kube-scheduler" in one]
+
+
+def test_k3s_shows_nothing_of_its_scheduler():
+    cluster = FakeKube(node("cp1"), gpu1(), server("extender", "cp1"), server("device-plugin", "gpu1"))
+    story = look(cluster, {**EXPECTED, "scheduler": "k3s"})
+    assert story["problems"] == [] and "k3s doesn't show" in story["unknown"][0]
+
+
+@pytest.mark.parametrize(("mode", "component"), [("dedicated", "scheduler"), ("openshift", "extender")])
+def test_server_that_is_bound_to_no_node(mode, component):
+    rest = (node("cp1"), gpu1(), server("device-plugin", "gpu1"))
+    wanted = {**EXPECTED, "control_plane": [], "scheduler": mode}
+    assert look(FakeKube(*rest, server(component, "gpu1")), wanted)["problems"] == []
+    assert look(FakeKube(*rest), wanted)["problems"] == [f"{component} isn't ready: it has no pod"]
+    unready = look(FakeKube(*rest, server(component, "gpu1", "False")), wanted)["problems"]
+    assert unready[0].startswith(f"{component} isn't ready: ")
