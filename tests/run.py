@@ -38,12 +38,14 @@ class Count:
     def __init__(self) -> None:
         self.passed = self.failed = self.skipped = 0
         self.broken: list[str] = []
+        self._lock = threading.Lock()
 
     def add(self, passed: int, failed: int, skipped: int, broken: list[str]) -> None:
-        self.passed += passed
-        self.failed += failed
-        self.skipped += skipped
-        self.broken += broken
+        with self._lock:
+            self.passed += passed
+            self.failed += failed
+            self.skipped += skipped
+            self.broken += broken
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
@@ -91,6 +93,19 @@ def check(count: Count, name: str, *command: str, cwd: Path = ROOT, **environmen
     verdict(count, name, code, last)
 
 
+def check_aside(count: Count, name: str, *command: str) -> None:
+    """The same beside something else: its output is shown when it has ended."""
+    started = time.monotonic()
+    print(f"==> {name}: started", flush=True)
+    with tempfile.TemporaryFile() as log:
+        code, last = run(*command, sink=log)
+        log.seek(0)
+        ended = f"{name}: {'FAILED' if code else 'ok'} after {time.monotonic() - started:.0f} s"
+        with PRINTING:
+            print(f"==> {name}\n{log.read().decode(errors='replace')}    {ended}", flush=True)
+            verdict(count, name, code, last)
+
+
 def verdict(count: Count, name: str, code: int, last: list[str]) -> None:
     """Count a command as one test, told again by the lines in which it speaks of an error, else by its last one."""
     telling = [line for line in last if re.search("error|fatal|failed", line, re.IGNORECASE)] or last[-1:]
@@ -125,6 +140,7 @@ def pytest(count: Count, name: str, *arguments: str) -> None:
 
 
 def lint(count: Count) -> None:
+    """All but ansible-test's sanity, which takes longer than the rest and goes on beside the unit tests."""
     collections = ROOT / ".collections"
     check(count, "ruff check", "ruff", "check", ".")
     check(count, "ruff format", "ruff", "format", "--check", ".")
@@ -134,14 +150,14 @@ def lint(count: Count) -> None:
     check(count, "mypy --strict servers", *mypy, "src/gpushare", cwd=ROOT / "images/gpushare", MYPYPATH="src")
     check(count, "mypy --strict lab", *mypy, "lab", MYPYPATH=".")
     check(count, "ansible-lint", "ansible-lint", "--strict")
-    check(count, "ansible-test sanity", "python", "tests/sanity.py")
     check(count, "docs are current", "python", "docs/generate.py", "--check")
     check(count, "built collection", "python", "tests/built_collection.py")
 
 
 def unit(count: Count) -> None:
     # Most of them wait for programs that they start; a file's tests share what they made.
-    pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile")
+    chosen = ("-n", "2", "--dist", "loadfile", "--durations=25")
+    pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider", *chosen)
 
 
 @contextmanager
@@ -181,20 +197,13 @@ def molecule(count: Count, cluster: bool) -> None:
     else:
         print("==> molecule default: left out, its lab isn't up", flush=True)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(lambda name: scenario(count, name), (name for name in names if name != "default")))
-
-
-def scenario(count: Count, name: str) -> None:
-    """One scenario, its output shown when it has ended."""
-    started = time.monotonic()
-    print(f"==> molecule {name}: started", flush=True)
-    with tempfile.TemporaryFile() as log:
-        code, last = run("molecule", "test", "--scenario-name", name, sink=log)
-        log.seek(0)
-        ended = f"molecule {name}: {'FAILED' if code else 'ok'} after {time.monotonic() - started:.0f} s"
-        with PRINTING:
-            print(f"==> molecule {name}\n{log.read().decode(errors='replace')}    {ended}", flush=True)
-            verdict(count, f"molecule {name}", code, last)
+        scenarios = [
+            pool.submit(check_aside, count, f"molecule {name}", "molecule", "test", "--scenario-name", name)
+            for name in names
+            if name != "default"
+        ]
+    for one in scenarios:
+        one.result()
 
 
 def main() -> int:
@@ -205,14 +214,20 @@ def main() -> int:
         parser.error(f"stages are {', '.join(STAGES)}")
     count = Count()
     started = time.monotonic()
-    if "lint" in stages:
-        lint(count)
-    if "unit" in stages:
-        unit(count)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        asides = []
+        if "lint" in stages:
+            lint(count)
+            asides = [pool.submit(check_aside, count, "ansible-test sanity", "python", "tests/sanity.py")]
+        if "unit" in stages:
+            unit(count)
+    for one in asides:
+        one.result()
     if "lab" in stages or "molecule" in stages:
         with own_connections(), fresh_lab(count) as up:
             if up and "lab" in stages:
-                pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider", "-m", "not long")
+                chosen = ("-m", "not long", "--durations=40")
+                pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider", *chosen)
             if "molecule" in stages:
                 molecule(count, up)
     print(f"{time.monotonic() - started:.0f} s; broken: {len(count.broken) or 'nothing'}", flush=True)

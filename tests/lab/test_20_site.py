@@ -87,6 +87,8 @@ def test_check_mode_had_shown_everything(lab: Lab, after_kills: Json) -> None:
     assert [one for one in missing if not re.search(made_by_others, one)] == []
 
 
+# Another lab, and all of the work once more.
+@pytest.mark.long
 def test_one_run_from_bare_machines_ends_the_same(lab: Lab, after_kills: Json) -> None:
     lab.manage("down")
     lab.manage("up")
