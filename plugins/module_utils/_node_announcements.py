@@ -52,10 +52,14 @@ class Announcements:
 def _told(node: Json) -> dict[str, str]:
     annotations = (node.get("metadata") or {}).get("annotations") or {}
     told = {f"annotation {key}": str(annotations[key]) for key in (contract.NODE_CARDS,) if key in annotations}
-    for field in FIELDS:
-        values = (node.get("status") or {}).get(field) or {}
-        # kubelet itself shows a resource whose plugin is gone, with nothing of it, until it is restarted.
-        told.update({f"{field} {name}": str(values[name]) for name in RESOURCES if str(values.get(name, "0")) != "0"})
+    status = node.get("status") or {}
+    for name in RESOURCES:
+        values = {field: str((status.get(field) or {}).get(name, "0")) for field in FIELDS}
+        # kubelet itself goes on showing a resource whose plugin is gone, with nothing of it to be had: its size for
+        # five minutes, then 0 until it is restarted. Taken away, it would come back.
+        kubelets = name == contract.RESOURCE_MEMORY and values["allocatable"] == "0"
+        if not kubelets:
+            told.update({f"{field} {name}": value for field, value in values.items() if value != "0"})
     return told
 
 

@@ -13,7 +13,8 @@ version_added: 1.0.0
 description:
   - Removes the annotation C(kubegpu.share/cards) and the resources C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the
     device plugin doesn't run any more. Neither Kubernetes nor the plugin does that.
-  - kubelet may show C(aliyun.com/gpu-mem) with the value 0 again until it is restarted.
+  - Once the plugin is gone, nothing of C(aliyun.com/gpu-mem) can be had (C(allocatable) is 0). kubelet itself goes on to show its C(capacity) for
+    five minutes, then 0 until it is restarted; that is left to it.
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubernetes.core.k8s_auth_options

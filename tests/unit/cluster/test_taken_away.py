@@ -132,3 +132,18 @@ def test_nodes_tell_of_no_cards_any_more():
     assert kube.nodes["gpu1"]["status"] == {"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}}
     assert kube.nodes["gpu2"] == node("gpu2")
     assert not forget(kube, {"nodes": ["gpu1"]}, False)["changed"]
+
+
+@pytest.mark.parametrize("capacity", ["32", "0"])
+def test_what_kubelet_shows_of_a_plugin_that_is_gone_is_left_to_it(capacity):
+    one = node("gpu1")
+    one["metadata"]["annotations"] = {}
+    one["status"] = {
+        "capacity": {contract.RESOURCE_MEMORY: capacity},
+        "allocatable": {contract.RESOURCE_MEMORY: "0"},
+    }
+    kube = Nodes(one)
+    assert not forget(kube, {"nodes": ["gpu1"]}, False)["changed"] and "PATCH" not in kube.requests
+    one["status"]["capacity"][contract.RESOURCE_COUNT] = "2"
+    result = forget(kube, {"nodes": ["gpu1"]}, False)
+    assert result["diff"][0]["before"] == "capacity aliyun.com/gpu-count: 2\n"
