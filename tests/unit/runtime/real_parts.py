@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -70,20 +72,30 @@ def debian(suite: str) -> Path:
     return target
 
 
-def _fetch(suite: str, target: Path) -> None:
+@contextmanager
+def private_apt(kind: str, suite: str, parent: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder of its own for apt, with fresh lists of a suite of this machine's mirror, and the environment to use it.
+
+    :param kind: ``deb`` or ``deb-src``.
+    """
     machine = aptsources.read_machine()
     option = f"[signed-by={machine.signed_by}] " if machine.signed_by else ""
-    with tempfile.TemporaryDirectory(prefix=".tmp-apt-", dir=target.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=".tmp-apt-", dir=parent) as name:
         folder = Path(name)
         for part in ("state/lists/partial", "cache/archives/partial"):
             (folder / part).mkdir(parents=True)
         (folder / "status").touch()
-        (folder / "sources.list").write_text(f"deb {option}{machine.uri} {suite} main\n")
+        (folder / "sources.list").write_text(f"{kind} {option}{machine.uri} {suite} main\n")
         (folder / "apt.conf").write_text(APT.format(folder=folder))
         environment = {**os.environ, "APT_CONFIG": str(folder / "apt.conf")}
         run(["apt-get", "update", "--error-on=any"], env=environment, cwd=name)
+        yield folder, environment
+
+
+def _fetch(suite: str, target: Path) -> None:
+    with private_apt("deb", suite, target.parent) as (folder, environment):
         for package, path in SUITES[suite].items():
-            run(["apt-get", "download", package], env=environment, cwd=name)
+            run(["apt-get", "download", package], env=environment, cwd=str(folder))
             (archive,) = folder.glob(f"{package}_*.deb")
             run(["dpkg", "-x", str(archive), str(folder / package)])
             shutil.move(folder / package / path, target / Path(path).name)

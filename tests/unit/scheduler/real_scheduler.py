@@ -8,19 +8,18 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from lab import aptsources, build
+from lab import build
 from lab.paths import cache_root, made_once
 from lab.shell import LabError, output, run, step
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))
-from real_parts import APT, Missing
+from real_parts import Missing, private_apt
 
 VERSIONS = ("1.20", "1.29", "1.34", "1.36")
 _KUBE = build.SETS["kubernetes"]
@@ -73,18 +72,8 @@ def _from_debian(go: str) -> Path:
 
 
 def _build_from_debian(go: str, target: Path) -> None:
-    machine = aptsources.read_machine()
-    option = f"[signed-by={machine.signed_by}] " if machine.signed_by else ""
-    with tempfile.TemporaryDirectory(prefix=".tmp-source-", dir=target.parent) as name:
-        folder = Path(name)
-        for part in ("state/lists/partial", "cache/archives/partial"):
-            (folder / part).mkdir(parents=True)
-        (folder / "status").touch()
-        (folder / "sources.list").write_text(f"deb-src {option}{machine.uri} {SUITE} main\n")
-        (folder / "apt.conf").write_text(APT.format(folder=folder))
-        environment = {**os.environ, "APT_CONFIG": str(folder / "apt.conf")}
-        run(["apt-get", "update", "--error-on=any"], env=environment, cwd=name)
-        run(["apt-get", "source", "--download-only", "kubernetes"], env=environment, cwd=name)
+    with private_apt("deb-src", SUITE, target.parent) as (folder, environment):
+        run(["apt-get", "source", "--download-only", "kubernetes"], env=environment, cwd=str(folder))
         archives = [path for path in folder.iterdir() if ARCHIVE.fullmatch(path.name)]
         if not archives:
             raise Missing(f"Debian {SUITE} has no source package of Kubernetes 1.20")
