@@ -50,7 +50,7 @@ RETURN = r"""
 _value:
   description:
     - C(problem), one sentence, empty where there is none. In that case also C(image), C(minor), C(config),
-      C(config_name), C(nodes), C(arguments), C(live), C(ready), C(policy_api) and C(budget_api).
+      C(config_name), C(nodes), C(live), C(ready), C(policy_api) and C(budget_api).
   type: dict
 """
 

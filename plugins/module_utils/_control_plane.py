@@ -17,12 +17,15 @@ from ansible_collections.kubegpu.share.plugins.module_utils._observe_containerd 
 from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import process_age, unit
 from ansible_collections.kubegpu.share.plugins.module_utils._probe import Probe, probe
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
+from ansible_collections.kubegpu.share.plugins.module_utils._yaml_comments import uncommented
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 FOLDER = "/etc/kubernetes/kubegpu-share"
 CONFIG = f"{FOLDER}/scheduler.yaml"
 POLICY = f"{FOLDER}/policy.json"
 PENDING = f"{FOLDER}/backup/pending.json"
+# The note of what was put into a file of the user's own, in the folder for root alone.
+MERGED = f"{FOLDER}/backup/merged.json"
 STAGED = f"{FOLDER}/.staged-kube-scheduler.yaml"
 # SHA-256 of the configuration, on the pod: kubelet starts it again when this changes.
 ANNOTATION = "kubegpu.share/scheduler-config-sha256"
@@ -45,8 +48,8 @@ def flag(text: str, name: str) -> str:
 
     Both ``--config=FILE`` and the two list items ``--config`` and ``FILE`` are understood.
     """
-    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    found = re.search(rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)", code)
+    value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
+    found = re.search(value, uncommented(text))
     return found.group(1) if found else ""
 
 
@@ -60,19 +63,41 @@ class Scheduler(t.NamedTuple):
 
 
 def running(system: System) -> list[Scheduler]:
-    """All processes of that name on this machine, with their --config and --policy-config-file."""
+    """The kube-scheduler processes of this machine's kubelet, with their --config and --policy-config-file.
+
+    Those of other clusters, whose control planes run in pods or containers here, are none of them. Where kubelet keeps
+    no log of a static kube-scheduler, all processes of that name count.
+    """
     found = []
+    pods = _static_pods(system)
     for name in system.names("/proc"):
         if not name.isdigit():
             continue
         words = (system.read(f"/proc/{name}/cmdline") or "").split("\0")
-        if posixpath.basename(words[0]) != "kube-scheduler":
+        if posixpath.basename(words[0]) != "kube-scheduler" or not _is_of(system, int(name), pods):
             continue
         age = process_age(system, int(name))
         if age is not None:
             values = (_value(words, "--config"), _value(words, "--policy-config-file"))
             found.append(Scheduler(int(name), age, *values))
     return found
+
+
+_UID = r"([0-9a-f]{32})"
+
+
+def _static_pods(system: System) -> dict[str, str]:
+    """kube-scheduler's static pods: the folder of logs of each by its UID, which is a plain MD5."""
+    named = ((re.search(rf"_{_UID}$", name), name) for name in system.names(LOGS) if name.startswith(POD_PREFIX))
+    return {uid.group(1): name for uid, name in named if uid}
+
+
+def _is_of(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
+    """Whether a process is in one of these pods; also where nothing tells that it is elsewhere."""
+    cgroup = system.read(f"/proc/{pid}/cgroup") or ""
+    if not pods or not any(line.rpartition(":")[2].strip("/") for line in cgroup.splitlines()):
+        return True
+    return any(uid in pods for uid in re.findall(rf"pod{_UID}\b", cgroup))
 
 
 def _value(words: t.Sequence[str], name: str) -> str:
@@ -86,9 +111,9 @@ def _value(words: t.Sequence[str], name: str) -> str:
 
 def running_version(system: System, pid: int) -> str:
     """Which version a static pod's kube-scheduler said that it is, in its log; empty where that can't be told."""
-    uid = re.search(r"pod([0-9a-f]{32})\b", system.read(f"/proc/{pid}/cgroup") or "")
-    pods = [name for name in system.names(LOGS) if uid and name.startswith(POD_PREFIX) and name.endswith(uid.group(1))]
-    for pod in pods:
+    pods = _static_pods(system)
+    uids = re.findall(rf"pod{_UID}\b", system.read(f"/proc/{pid}/cgroup") or "")
+    for pod in (pods[uid] for uid in uids if uid in pods):
         log = f"{LOGS}/{pod}/{CONTAINER}/{starts(system, pod)}.log"
         done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
         found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
@@ -114,7 +139,8 @@ def health_url(manifest: str) -> str:
 def image_version(manifest: str) -> str:
     """The version in the tag of kube-scheduler's image; empty where it has none."""
     found = re.search(
-        r"\bimage[\"']?\s*:\s*[\"']?\S*/?kube-scheduler[^\s:@/\"',]*:v?(1\.[0-9]+\.[0-9]+[^\s@\"',}]*)", manifest
+        r"\bimage[\"']?\s*:\s*[\"']?\S*/?kube-scheduler[^\s:@/\"',]*:v?(1\.[0-9]+\.[0-9]+[^\s@\"',}]*)",
+        uncommented(manifest),
     )
     return found.group(1) if found else ""
 
@@ -198,6 +224,7 @@ def observe(
         "policy": system.read(policy_path) if policy_path.startswith("/") else None,
         "ours": system.read(own.config if own is not None else CONFIG),
         "ours_policy": system.read(POLICY),
+        "merged": system.read(own.merged if own is not None else MERGED),
         "patches_dir": patches_dir or "",
         "patches": _patches(system, patches_dir),
         "running": [

@@ -21,6 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _k3s
 from ansible_collections.kubegpu.share.plugins.module_utils._observe_k3s import data_folder
 from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import Unit, stale, unit
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
+from ansible_collections.kubegpu.share.plugins.module_utils._yaml_comments import uncommented
 
 DROP_IN_NAME = "99-kubegpu-scheduler.yaml"
 ARG = "kube-scheduler-arg"
@@ -57,6 +58,11 @@ class Places:
     @property
     def record(self) -> str:
         return f"/var/lib/kubegpu-share/{self.kind.name}-scheduler.json"
+
+    @property
+    def merged(self) -> str:
+        """The note of what was put into a configuration of the user's own."""
+        return f"/var/lib/kubegpu-share/{self.kind.name}-scheduler-merged.json"
 
 
 PLACES = {kind.name: Places(kind) for kind in (_k3s.K3S, _k3s.RKE2)}
@@ -108,7 +114,7 @@ def _files(system: System, config: str) -> list[str]:
 
 def _configs(text: str) -> list[str]:
     """Values of kube-scheduler's --config, read without a YAML library."""
-    return re.findall(r"(?m)(?:^|[\s\"'\[,-])config=([^\s\"',\]]+)", text)
+    return re.findall(r"(?m)(?:^|[\s\"'\[,-])config=([^\s\"',\]]+)", uncommented(text))
 
 
 def relevant(text: str) -> str:

@@ -22,6 +22,8 @@ ARGUMENTS: Json = {
     **auth_arguments(),
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "configuration": {"type": "str", "choices": ["auto", "config", "policy"], "default": "auto"},
+    "version": {"type": "str"},
+    "machines": {"type": "dict"},
     "plan": {"type": "dict"},
 }
 

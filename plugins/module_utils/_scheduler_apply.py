@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, t.Any] = {
     "versions": {"type": "list", "elements": "str", "default": []},
     "patches_dir": {"type": "path"},
     "timeout": {"type": "int", "default": 120},
-    "kubeconfig": {"type": "path"},
+    "kubeconfig": {"type": "raw"},
     "observed": {"type": "dict"},
     "plan": {"type": "dict"},
 }

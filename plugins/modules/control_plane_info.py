@@ -79,6 +79,9 @@ control_plane:
     ours_policy:
       description: Text of this collection's own Policy file; null where it isn't there.
       type: str
+    merged:
+      description: Text of the note of what was put into a file of the user's own; null where it isn't there.
+      type: str
     patches_dir:
       description: The folder of patches that was looked at; empty for none.
       type: str
@@ -87,7 +90,8 @@ control_plane:
       type: dict
     running:
       description:
-        - The kube-scheduler processes of the machine, each with C(pid), C(config) (its C(--config)), C(policy) (its
+        - The kube-scheduler processes that this machine's kubelet runs, not those of other clusters whose control planes are
+          hosted here, each with C(pid), C(config) (its C(--config)), C(policy) (its
           C(--policy-config-file)), C(version) (a static pod's, as it stands in its log) and C(stamp) (RKE2's, the SHA-256 of the
           configuration that it was started with).
       type: list

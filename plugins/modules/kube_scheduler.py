@@ -20,8 +20,9 @@ description:
     folder, which is the one that kubelet's configuration names.
   - k3s and RKE2 get a drop-in beside their settings, which adds to C(kube-scheduler-arg), and are started again.
   - Files are edited on the controller. The machine is only touched when something has to change. There a new kube-scheduler
-    process with the configuration has to come up and be healthy, and, with O(kubeconfig), its lease has to be renewed. If that
-    doesn't happen, the old files are put back, and the module fails with kube-scheduler's own words.
+    process with the configuration has to come up and be healthy, and its lease in the cluster has to be renewed, by another
+    process where this machine's held it. If that doesn't happen, the old files are put back, and the module fails with
+    kube-scheduler's own words.
   - A manifest that is a symbolic link, a second kube-scheduler pod in the manifests' folder and a control plane that is half
     upgraded are refused, and nothing is changed.
   - A run that was cut short is finished by the next.
@@ -73,9 +74,11 @@ options:
     default: 120
   kubeconfig:
     description:
-      - Kubeconfig of the cluster, on the controller. With it the module also waits until kube-scheduler's lease is renewed, by
-        another process where this machine's held it, and puts the old files back where it isn't.
-    type: path
+      - Path of the cluster's kubeconfig on the controller, or its content as a dictionary. It isn't sent to the machine.
+      - Unset, the cluster is found as the kubernetes.core collection finds it, by the controller's environment
+        (C(K8S_AUTH_*)), a service account or the default kubeconfig. Where there is none of these the lease isn't looked at,
+        and a warning says so.
+    type: raw
   observed:
     description: The machine as M(kubegpu.share.control_plane_info) returned it. Has to be given.
     type: dict
@@ -97,7 +100,7 @@ EXAMPLES = r"""
 RETURN = r"""
 lease:
   description: The holder of kube-scheduler's lease after the change.
-  returned: changed, with O(kubeconfig)
+  returned: changed, where it was looked at
   type: str
 """
 

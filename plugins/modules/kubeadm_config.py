@@ -18,6 +18,8 @@ description:
     it is, and O(state=absent) gives the very bytes back where nobody changed it meanwhile.
   - The ConfigMap is replaced only as it was read. Where somebody else was quicker it is read again.
   - Where it gives kube-scheduler a C(--config) or C(--policy-config-file) of the user's own, there is nothing to add.
+  - Where a manifest has such a file of the user's own and the ConfigMap knows nothing of it, this collection's flag would name a file
+    that isn't on the machine. It is taken out again, and RV(reason) says what to do.
   - Nothing happens in a cluster without that ConfigMap, which wasn't made by kubeadm.
   - From then on a control-plane machine needs the folder C(/etc/kubernetes/kubegpu-share) with kube-scheduler's configuration before
     it joins. Copy it from another one before C(kubeadm join --control-plane), which otherwise waits in vain for kube-scheduler there.
@@ -43,6 +45,15 @@ options:
     type: str
     choices: [auto, config, policy]
     default: auto
+  version:
+    description: kube-scheduler's version, where its image's tag doesn't tell.
+    type: str
+  machines:
+    description:
+      - What M(kubegpu.share.control_plane_info) returned of each control-plane machine, by the machine's name, empty where nobody looked.
+        The flag is added only where all of them use this collection's own file in the same form.
+      - Without it the ConfigMap alone decides.
+    type: dict
   plan:
     description: What the action plugin made on the controller. Not to be set.
     type: dict
@@ -61,7 +72,9 @@ kept:
   returned: success
   type: bool
 reason:
-  description: Why it doesn't, or what else is to be known; empty where there is nothing to say.
+  description:
+    - Why it doesn't, or what else is to be known, such as before which upgrade the configuration has to be written anew; empty where
+      there is nothing to say.
   returned: success
   type: str
 """

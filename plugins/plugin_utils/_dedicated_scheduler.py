@@ -24,8 +24,6 @@ NAME = "gpushare-scheduler"
 OLDEST = 19
 # First minor version of 1.x in which kube-scheduler has /livez and /readyz.
 LIVEZ_SINCE = 31
-# The last one that also serves health and metrics without TLS, unless told not to.
-INSECURE_UP_TO = 22
 # First minor version with admission policies in v1, which is always served, and in v1beta1, which may be.
 POLICY_SINCE, POLICY_BETA_SINCE = 30, 28
 BUDGET_SINCE = 21
@@ -51,7 +49,7 @@ def plan(cluster: Json, wish: Json) -> Json:
     if wish["state"] == "absent":
         # What goes is only named. Nothing that has become wrong since it came may keep it.
         texts = dict.fromkeys(("image", "config", "config_name", "live", "ready"), "")
-        return {**apis, **texts, "minor": 0, "nodes": [], "arguments": []}
+        return {**apis, **texts, "minor": 0, "nodes": []}
     _check_words(wish)
     image = _image(str(wish["image"]), str(wish["version"] or ""), server)
     minor = _minor(image, str(wish["version"] or ""), server_minor)
@@ -63,7 +61,6 @@ def plan(cluster: Json, wish: Json) -> Json:
         "config": text,
         "config_name": hashlib.sha256(text.encode()).hexdigest()[:10],
         "nodes": _nodes(cluster["nodes"], wish),
-        "arguments": ["--port=0"] if minor <= INSECURE_UP_TO else [],
         "live": "/livez" if minor >= LIVEZ_SINCE else "/healthz",
         "ready": "/readyz" if minor >= LIVEZ_SINCE else "/healthz",
     }
@@ -85,6 +82,7 @@ def configuration(minor: int, name: str, namespace: str, timeout: int) -> str:
         },
         "profiles": [{"schedulerName": name}],
         "extenders": [extender.entry()],
+        **config.insecure_addresses(minor, {"port": "0"}),
     }
     text = str(yaml.safe_dump(wanted, sort_keys=False, default_flow_style=False))
     config.check("the configuration of the dedicated scheduler", text, minor)

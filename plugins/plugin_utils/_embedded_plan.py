@@ -22,6 +22,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _merged_file
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
     NEWEST,
@@ -54,7 +55,8 @@ def make_plan(options: Options, observed: Json) -> Planned:
     :raises LookAgain: look again, with these arguments.
     """
     server, places = observed["server"], _embedded.PLACES[observed["kind"]]
-    if not options.present and server["drop_in"] is None and observed["ours"] is None and not observed["pending"]:
+    ours = (server["drop_in"], observed["ours"], observed.get("merged"))
+    if not options.present and ours == (None, None, None) and not observed["pending"]:
         return Planned(Plan(), kind=observed["kind"])
     minor = _minor(options, places, server["version"])
     users = _settings(server, server["files"], without=server["drop_in_path"])
@@ -63,7 +65,7 @@ def make_plan(options: Options, observed: Json) -> Planned:
         files, stamp = _present(options, observed, places, minor, users, named)
         after = named or places.config
     else:
-        files, stamp, after = _absent(observed, places, named), "", named
+        files, stamp, after = _absent(options, observed, places, named), "", named
     files = changed(files)
     if files:
         refuse_versions(options)
@@ -127,12 +129,14 @@ def _present(
         before = observed["config"]
         if before is None:
             raise BadInput(f"{named}, which {places.kind.title} gives kube-scheduler as its --config, isn't there")
-        text = config.merged(named, before, minor, options.extender)
-        files: list[File] = [File(named, before, text)]
+        noted = _merged_file.read(observed.get("merged"))
+        ours = _says(server, named)
+        text, note = _merged_file.put_in(named, "config", before, minor, options.extender, noted, ours)
+        files: list[File] = [*_noted(observed, places, note), File(named, before, text)]
     else:
         kubeconfig = posixpath.join(server["data"], "server/cred/scheduler.kubeconfig")
         # What both give kube-scheduler as flags, which a configuration makes it forget.
-        flags = {"kubeconfig": kubeconfig, "profiling": "false", **_flags(users)}
+        flags = {"kubeconfig": kubeconfig, "profiling": "false", "address": "127.0.0.1", **_flags(users)}
         text = config.new_config(minor, flags, options.extender)
         files = [File(places.config, observed["ours"], text)]
     stamp = hashlib.sha256(text.encode()).hexdigest() if places.kind.name == "rke2" else ""
@@ -144,17 +148,31 @@ def _present(
     return tuple(files), stamp
 
 
-def _absent(observed: Json, places: _embedded.Places, named: str) -> tuple[File, ...]:
+def _absent(options: Options, observed: Json, places: _embedded.Places, named: str) -> tuple[File, ...]:
     server = observed["server"]
     files: list[File] = []
-    if named and server["drop_in"] is not None and f"# {named} " in server["drop_in"]:
-        if observed["config_path"] != named:
-            raise LookAgain(config_path=named)
+    note = _merged_file.read(observed.get("merged"))
+    path = note.path if note is not None else named if _says(server, named) else ""
+    if path:
+        if observed["config_path"] != path:
+            raise LookAgain(config_path=path)
         if observed["config"] is not None:
-            files.append(File(named, observed["config"], config.without(named, observed["config"])))
+            after = _merged_file.take_out(path, "config", observed["config"], options.extender, note)
+            files.append(File(path, observed["config"], after))
     # What names a file goes before the file.
     drop_in = File(server["drop_in_path"], server["drop_in"], None)
-    return (*files, drop_in, File(places.config, observed["ours"], None))
+    return (*files, drop_in, File(places.config, observed["ours"], None), *_noted(observed, places, None))
+
+
+def _says(server: Json, named: str) -> bool:
+    """Whether our drop-in says that the user's configuration has our extender."""
+    return bool(named) and f"# {named} " in (server["drop_in"] or "")
+
+
+def _noted(observed: Json, places: _embedded.Places, note: _merged_file.Note | None) -> list[File]:
+    if "merged" not in observed:
+        return []
+    return [File(places.merged, observed["merged"], note.text() if note is not None else None)]
 
 
 def _drop_in(places: _embedded.Places, named: str, stamp: str) -> str:

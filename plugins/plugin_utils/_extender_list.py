@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import typing as t
@@ -38,6 +39,8 @@ class Extenders(t.Protocol):
     def set(self, number: int, key: str, value: t.Any) -> None: ...
     def delete(self, number: int, key: str) -> None: ...
     def set_resources(self, number: int, key: str, resources: list[Json]) -> None: ...
+    def written(self) -> str | None: ...
+    def leave(self, written: str | None) -> None: ...
     def checked(self) -> str: ...
 
 
@@ -92,6 +95,55 @@ def take_out(path: str, extenders: Extenders, *, fold: bool) -> None:
         raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
     for number in mine:
         extenders.remove(number)
+
+
+def give_back(path: str, extenders: Extenders, before: Extenders, url: str, *, fold: bool) -> None:
+    """Have in the list what was there before ours came: an extender of the user's own that became ours, or none.
+
+    :param before: the list as it was.
+    :param url: of our extender.
+    """
+    mine = _ours(extenders.items, None, fold)
+    if len(mine) > 1:
+        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
+    was = before.items
+    theirs = [was[number] for number in _ours(was, url, fold)]
+    for number in mine:
+        if theirs:
+            _rewrite(extenders, number, theirs[0])
+        else:
+            extenders.remove(number)
+    if not extenders.items and not was:
+        extenders.leave(before.written())
+
+
+def _rewrite(extenders: Extenders, number: int, wanted: Json) -> None:
+    there = dict(extenders.items[number])
+    for key in there:
+        if key not in wanted:
+            extenders.delete(number, key)
+    for key, value in wanted.items():
+        if key in there and there[key] == value:
+            continue
+        if key == RESOURCES and key in there:
+            extenders.set_resources(number, key, value)
+        else:
+            extenders.set(number, key, value)
+
+
+def has_exactly(path: str, text: str, entry: Json, *, fold: bool) -> bool:
+    """Whether the list has an extender with every word of ours, but for the time that it is given."""
+    try:
+        items = opened(path, text).items
+    except BadInput:
+        return False
+
+    def words(item: Json) -> Json:
+        named = {(key.lower() if fold else key): value for key, value in item.items()}
+        return {key: value for key, value in named.items() if key.lower() != "httptimeout"}
+
+    wanted = words(entry)
+    return any(words(one) == wanted for one in items)
 
 
 def _ours(items: list[Json], url: str | None, fold: bool) -> list[int]:
@@ -154,13 +206,24 @@ class _InYaml:
 
     def set_resources(self, number: int, key: str, resources: list[Json]) -> None:
         here = (KEY, number, key)
-        held = self._document.get(here) or []
-        for index, one in enumerate(held):
+        held = copy.deepcopy(self._document.get(here) or [])
+        for index, one in reversed(list(enumerate(held))):
+            if index >= len(resources):
+                self._document.delete((*here, index))
+                continue
+            for name in set(one) - set(resources[index]):
+                self._document.delete((*here, index, name))
             for name, value in resources[index].items():
-                if one[name] != value:
+                if name not in one or one[name] != value:
                     self._document.set((*here, index, name), value)
         for one in resources[len(held) :]:
             self._document.append(here, one)
+
+    def written(self) -> str | None:
+        return None
+
+    def leave(self, written: str | None) -> None:
+        """The document itself knows what an emptied list was."""
 
     def checked(self) -> str:
         return self._document.checked()
@@ -220,6 +283,13 @@ class _InJson:
 
     def set_resources(self, number: int, key: str, resources: list[Json]) -> None:
         self.set(number, key, resources)
+
+    def written(self) -> str | None:
+        return self._document.written((KEY,)) if self._document.has((KEY,)) else None
+
+    def leave(self, written: str | None) -> None:
+        if written is not None and self.written() != written:
+            self._document.restore((KEY,), written)
 
     def checked(self) -> str:
         return self._document.checked()

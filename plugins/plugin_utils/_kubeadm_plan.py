@@ -41,7 +41,6 @@ ARGUMENTS: Path = ("scheduler", "extraArgs")
 VOLUMES: Path = ("scheduler", "extraVolumes")
 FILES = {"config": cp.CONFIG, "policy": cp.POLICY}
 FLAG_OF = {"config": "config", "policy": "policy-config-file"}
-LAST_WITH_POLICY = 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +57,30 @@ class Kept:
     reason: str = ""
 
 
-def cluster_configuration(text: str, present: bool, wanted: str = "auto") -> Kept:
+class Told(t.NamedTuple):
+    """How a machine's kube-scheduler is told of the extender: in which form, and by which file of its container."""
+
+    form: str
+    path: str
+
+    @property
+    def ours(self) -> bool:
+        return self.path == FILES[self.form]
+
+    @property
+    def flag(self) -> str:
+        return f"--{FLAG_OF[self.form]}={self.path}"
+
+
+Machines = t.Mapping[str, "Told | None"]
+
+
+def cluster_configuration(text: str, present: bool, wanted: str = "auto", machines: Machines | None = None) -> Kept:
     """Put our flag and folder into a ClusterConfiguration, or take them out again; all else stays as it is.
 
     :param wanted: how kube-scheduler is told of the extender: ``auto``, ``config`` or ``policy``.
+    :param machines: how it is told on each control-plane machine, None where nobody looked. What kubeadm writes has to
+        be there on all of them. Without it the ClusterConfiguration alone decides.
     :raises BadInput: it can't be edited.
     """
     document = Document(f"{NAME}, {KEY}", text)
@@ -71,23 +90,71 @@ def cluster_configuration(text: str, present: bool, wanted: str = "auto") -> Kep
         _remove(document, "")
         return Kept(document.checked(), False)
     minor = _minor(document)
-    form = config.form_of(minor, wanted)
+    unknown = sorted(name for name, told in (machines or {}).items() if told is None)
+    if unknown:
+        return Kept(text, False, f"{NAME} is left as it is: nobody has looked at {', '.join(unknown)} in this run")
+    known = {name: told for name, told in (machines or {}).items() if told is not None}
     users = {
         name: value for name, value in _arguments(document) if name in FLAGS and not value.startswith(cp.FOLDER + "/")
     }
     if users:
         _remove(document, "")
-        flag, value = next(iter(users.items()))
-        return Kept(document.checked(), True, f"{NAME} has a --{flag} of its own, {value}, which kubeadm keeps")
+        return _users_own(document, users, known)
+    objection = _objection(known)
+    if objection:
+        _remove(document, "")
+        return Kept(document.checked(), False, objection)
+    form = next((told.form for told in known.values()), "") or config.form_of(minor, wanted)
     _remove(document, FLAG_OF[form])
     _add(document, FLAG_OF[form], FILES[form], version in LISTED)
-    reason = ""
-    if form == "policy" and minor >= LAST_WITH_POLICY:
-        reason = (
-            f"kube-scheduler 1.{LAST_WITH_POLICY + 1} knows no policy file: before the upgrade to it run this with "
-            "scheduler_configuration: config"
+    return Kept(document.checked(), True, _outlived(form, minor))
+
+
+def _users_own(document: Document, users: t.Mapping[str, str], machines: t.Mapping[str, Told]) -> Kept:
+    """kubeadm gives kube-scheduler a file of the user's own: good where the extender is in that one."""
+    others = sorted(name for name, told in machines.items() if users.get(FLAG_OF[told.form]) != told.path)
+    flag, value = next(iter(users.items()))
+    if others:
+        told = machines[others[0]]
+        return Kept(
+            document.checked(),
+            False,
+            f"{NAME} gives kube-scheduler --{flag}={value}, and on {', '.join(others)} it has {told.flag}: kubeadm "
+            "upgrade replaces that, and the extender goes with it; give it the same in both and run site.yml again",
         )
-    return Kept(document.checked(), True, reason)
+    return Kept(document.checked(), True, f"{NAME} has a --{flag} of its own, {value}, which kubeadm keeps")
+
+
+def _objection(machines: t.Mapping[str, Told]) -> str:
+    """Why our own file can't be what kubeadm writes everywhere, or nothing."""
+    theirs = sorted(name for name, told in machines.items() if not told.ours)
+    if theirs:
+        return (
+            f"kube-scheduler on {', '.join(theirs)} has {machines[theirs[0]].flag}, of which {NAME} knows nothing: "
+            "kubeadm upgrade takes that out, and the extender with it; add it to scheduler.extraArgs there, and its "
+            "folder to scheduler.extraVolumes"
+        )
+    if len({told.form for told in machines.values()}) > 1:
+        return f"{NAME} is for all machines, and some of them have a policy file and others a configuration"
+    return ""
+
+
+def _outlived(form: str, minor: int) -> str:
+    """Which upgrade the file that we write doesn't survive, or nothing."""
+    if form == "policy":
+        last = config.NO_POLICY_SINCE
+        return (
+            f"kube-scheduler 1.{last} reads no policy file: run site.yml again with scheduler_configuration: config "
+            f"when the cluster is 1.{config.CONFIG_SINCE} or later, and before its upgrade to 1.{last}"
+        )
+    found = config.outlived(minor)
+    if found is None:
+        return ""
+    version, better, lost = found
+    return (
+        f"kube-scheduler 1.{lost} doesn't read {version}, in which its configuration is written for 1.{minor}: run "
+        f"site.yml again when the cluster is 1.{better} or later, and before its upgrade to 1.{lost}"
+    )
 
 
 def _version(document: Document) -> str:

@@ -8,12 +8,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import typing as t
 
+from ansible.module_utils.common.parameters import remove_values
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
 
 POLL_SECONDS = 1.0
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
@@ -29,7 +32,9 @@ class Lease(t.NamedTuple):
 class _Options:
     """What the API's door needs of a module: its authentication options."""
 
-    def __init__(self, kubeconfig: str) -> None:
+    def __init__(self, kubeconfig: str | Json | None) -> None:
+        if isinstance(kubeconfig, str):
+            kubeconfig = os.path.expanduser(os.path.expandvars(kubeconfig)) or None
         self.params: dict[str, t.Any] = {"kubeconfig": kubeconfig}
         self.no_log_values: set[str] = set()
 
@@ -37,26 +42,37 @@ class _Options:
 class SchedulerLease:
     """kube-scheduler's lease in a cluster.
 
-    :param kubeconfig: the cluster.
+    :param kubeconfig: path or content; without it, what kubernetes.core takes by default.
     :param ref: the lease.
     :raises ShareError: the cluster can't be used.
     """
 
     def __init__(
         self,
-        kubeconfig: str,
+        kubeconfig: str | Json | None,
         kube: Kube | None = None,
         sleep: t.Callable[[float], None] = time.sleep,
         now: t.Callable[[], float] = time.monotonic,
         ref: Ref = LEASE,
     ) -> None:
         self._ref = ref
-        self._kube: Kube = kube if kube is not None else RealKube.of_module(_Options(kubeconfig))
+        self._options = _Options(kubeconfig)
+        with self._discreet():
+            self._kube: Kube = kube if kube is not None else RealKube.of_module(self._options)
         self._sleep = sleep
         self._now = now
 
+    @contextlib.contextmanager
+    def _discreet(self) -> t.Iterator[None]:
+        """Nobody masks what an action plugin says as a module's answer is."""
+        try:
+            yield
+        except ShareError as error:
+            raise type(error)(str(remove_values(str(error), self._options.no_log_values)), **error.details) from None
+
     def read(self) -> Lease:
-        spec = (self._kube.get(self._ref) or {}).get("spec") or {}
+        with self._discreet():
+            spec = (self._kube.get(self._ref) or {}).get("spec") or {}
         return Lease(str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
 
     def taken(self, before: Lease, hostname: str, timeout: float) -> str:

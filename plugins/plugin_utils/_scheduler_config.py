@@ -14,7 +14,14 @@ import typing as t
 
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import RESOURCE, opened, put_in, take_out
+from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import (
+    RESOURCE,
+    give_back,
+    has_exactly,
+    opened,
+    put_in,
+    take_out,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_decode import Decoded, Source
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_fields import CONFIGURATION, KNOWN_UP_TO
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_rules import validate
@@ -35,6 +42,9 @@ API_VERSIONS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
 )
 CONFIG_SINCE = API_VERSIONS[-1][0]
 NO_POLICY_SINCE = 23
+# Up to here it has a port without TLS, too.
+INSECURE_UP_TO = 22
+INSECURE_PORT = "10251"
 
 # With --config kube-scheduler ignores these flags, before 1.23 the leader election's too: the file repeats them.
 _FLAGS: dict[str, tuple[str, ...]] = {
@@ -46,6 +56,8 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "leader-elect-lease-duration": ("leaderElection", "leaseDuration"),
     "leader-elect-renew-deadline": ("leaderElection", "renewDeadline"),
     "leader-elect-retry-period": ("leaderElection", "retryPeriod"),
+    "lock-object-name": ("leaderElection", "resourceName"),
+    "lock-object-namespace": ("leaderElection", "resourceNamespace"),
     "leader-elect-resource-lock": ("leaderElection", "resourceLock"),
     "leader-elect-resource-name": ("leaderElection", "resourceName"),
     "leader-elect-resource-namespace": ("leaderElection", "resourceNamespace"),
@@ -122,6 +134,34 @@ def api_versions(minor: int) -> tuple[str, tuple[str, ...]]:
     return write, reads
 
 
+def outlived(minor: int) -> tuple[str, int, int] | None:
+    """What becomes of a configuration that is written for 1.``minor`` when the cluster is upgraded.
+
+    :returns: its version, the first minor version for which another is written, and the first that doesn't read it;
+        None where none is known.
+    """
+    write, _reads = api_versions(minor)
+    later = [(one, *api_versions(one)) for one in range(minor + 1, API_VERSIONS[0][0] + 1)]
+    better = next((one for one, written, _reads in later if written != write), 0)
+    lost = next((one for one, _written, reads in later if write not in reads), 0)
+    return (write, better, lost) if lost else None
+
+
+def insecure_addresses(minor: int, flags: t.Mapping[str, str]) -> Json:
+    """Where kube-scheduler serves without TLS, as its flags say: a configuration makes it forget --address and --port.
+
+    With a configuration it can't be told to open no such port: it refuses 0, and takes an empty address for the
+    default, which is every address of the machine. In the place of none it gets the loopback address.
+    """
+    if minor > INSECURE_UP_TO:
+        return {}
+    address, port = flags.get("address") or "0.0.0.0", flags.get("port") or INSECURE_PORT
+    if port == "0":
+        address, port = "127.0.0.1", INSECURE_PORT
+    both = f"{f'[{address}]' if ':' in address else address}:{port}"
+    return {"healthzBindAddress": both, "metricsBindAddress": both}
+
+
 def from_flags(flags: t.Mapping[str, str]) -> Json:
     """What a configuration file has to say so that kube-scheduler goes on as its flags told it."""
     config: Json = {"leaderElection": {"leaderElect": True}}
@@ -131,26 +171,41 @@ def from_flags(flags: t.Mapping[str, str]) -> Json:
         place = config
         for step in path[:-1]:
             place = place.setdefault(step, {})
-        try:
-            place[path[-1]] = _typed(path[-1], flags[name])
-        except ValueError:
-            raise BadInput(f"kube-scheduler's --{name}={flags[name]} isn't a number") from None
-    return config
+        place[path[-1]] = _typed(path[-1], name, flags[name])
+    profile = _profile(flags)
+    return {**config, "profiles": [profile]} if profile else config
 
 
-def _typed(field: str, text: str) -> t.Any:
+def _profile(flags: t.Mapping[str, str]) -> Json:
+    """What flags of kube-scheduler up to 1.22 say of its only profile."""
+    profile: Json = {}
+    if flags.get("scheduler-name"):
+        profile["schedulerName"] = flags["scheduler-name"]
+    weight = "hard-pod-affinity-symmetric-weight"
+    if weight in flags:
+        args = {"hardPodAffinityWeight": _typed("hardPodAffinityWeight", weight, flags[weight])}
+        profile.setdefault("schedulerName", "default-scheduler")
+        profile["pluginConfig"] = [{"name": "InterPodAffinity", "args": args}]
+    return profile
+
+
+def _typed(field: str, flag: str, text: str) -> t.Any:
     if field in ("leaderElect", "enableProfiling", "enableContentionProfiling"):
         # A flag without a value means yes.
         return text.lower() in ("", "true", "t", "1")
-    if field == "burst":
-        return int(text)
-    return float(text) if field == "qps" else text
+    try:
+        if field in ("burst", "hardPodAffinityWeight"):
+            return int(text)
+        return float(text) if field == "qps" else text
+    except ValueError:
+        raise BadInput(f"kube-scheduler's --{flag}={text} isn't a number") from None
 
 
 def new_config(minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
     """A whole configuration for a kube-scheduler that had none."""
     write, _reads = api_versions(minor)
-    config = {"apiVersion": f"{GROUP}/{write}", "kind": KIND, **from_flags(flags), "extenders": [extender.entry()]}
+    told = {**from_flags(flags), **insecure_addresses(minor, flags)}
+    config = {"apiVersion": f"{GROUP}/{write}", "kind": KIND, **told, "extenders": [extender.entry()]}
     order = ("apiVersion", "kind", "clientConnection", "leaderElection")
     ordered = {key: config[key] for key in (*order, *config) if key in config}
     text = "# Written by kubegpu.share: what is changed here is lost.\n"
@@ -178,6 +233,21 @@ def without(path: str, text: str) -> str:
     extenders = opened(path, text)
     take_out(path, extenders, fold=False)
     return extenders.checked()
+
+
+def undone(path: str, text: str, before: str, extender: Extender) -> str:
+    """The user's configuration without our extender, and with the one that ours took the place of.
+
+    :param before: what the file held before ours came; changed since then.
+    """
+    extenders = opened(path, text)
+    give_back(path, extenders, opened(path, before), extender.url, fold=False)
+    return extenders.checked()
+
+
+def has(path: str, text: str, extender: Extender) -> bool:
+    """Whether an extender there can only be ours."""
+    return has_exactly(path, text, extender.entry(), fold=False)
 
 
 def check(path: str, text: str, minor: int) -> None:

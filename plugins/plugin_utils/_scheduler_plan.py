@@ -8,7 +8,8 @@
 
 The manifest is the user's and kubeadm's: it gets one flag, one mounted folder and one annotation, nothing else, and
 loses just these again. Where kube-scheduler has a configuration or policy file already, that file gets our extender
-instead and the manifest only the annotation, whose changed value makes kubelet start the scheduler again.
+instead and the manifest only the annotation, whose changed value makes kubelet start the scheduler again. A note beside
+our own files says so: an upgrade by kubeadm writes the manifest anew, without the annotation.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _control_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _merged_file
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_policy as policy
-from ansible_collections.kubegpu.share.plugins.plugin_utils._kubeadm_plan import PATCHES, patch_files
+from ansible_collections.kubegpu.share.plugins.plugin_utils._kubeadm_plan import PATCHES, Told, patch_files
 from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import CONTAINER, StaticPod
 
 Json = dict[str, t.Any]
@@ -156,7 +158,7 @@ def make_plan(options: Options, observed: Json) -> Planned:
             runs = f" (it runs {observed['embedded']})" if observed["embedded"] else ""
             raise BadInput(f"scheduler_mode: static_pod needs {path}, and this machine has none{runs}")
         return Planned(Plan())
-    if not options.present and not _touched(observed) and not options.patches_dir:
+    if not options.present and not _touched(observed) and not options.patches_dir and not _can_be_merged(observed):
         return Planned(Plan())
     if options.patches_dir and observed.get("patches_dir") != options.patches_dir:
         raise LookAgain(patches_dir=options.patches_dir)
@@ -185,10 +187,31 @@ def make_plan(options: Options, observed: Json) -> Planned:
     )
 
 
+def told(options: Options, observed: Json) -> Told:
+    """What the manifest names when ``make_plan`` for the same is carried out.
+
+    :raises BadInput: this kube-scheduler can't be configured as asked for.
+    """
+    manifest = StaticPod(observed["manifest"], _path(observed))
+    flags = manifest.flags()
+    form = _form(options, flags, config.minor_of(manifest.image, options.version))
+    return Told(form, flags.get(FLAGS[form]) or OWN[form])
+
+
 def _touched(observed: Json) -> bool:
-    """Whether anything on the machine can be ours."""
-    ours = [observed.get("ours"), observed.get("ours_policy")]
-    return observed["pending"] or ours != [None, None] or "kubegpu" in observed["manifest"]
+    """Whether anything on the machine is ours."""
+    ours = [observed.get("ours"), observed.get("ours_policy"), observed.get("merged")]
+    return observed["pending"] or ours != [None] * 3 or "kubegpu" in observed["manifest"]
+
+
+def _can_be_merged(observed: Json) -> bool:
+    """Whether a file of the user's own may have our extender, though nothing else of ours is there."""
+    try:
+        flags = StaticPod(observed["manifest"], _path(observed)).flags()
+    except BadInput:
+        # Then it wasn't us who wrote it.
+        return False
+    return any(flags.get(flag) for flag in FLAGS.values())
 
 
 def _unproven(observed: Json, values: dict[str, str], present: bool) -> str:
@@ -276,12 +299,10 @@ def _present(options: Options, observed: Json, manifest: StaticPod, minor: int) 
         path, before = _users(form, named, observed, manifest)
         if before is None:
             raise BadInput(f"{path}, which kube-scheduler's --{FLAGS[form]} names, isn't there")
-        if form == "policy":
-            text = policy.merged(path, before, options.extender)
-        else:
-            text = config.merged(path, before, minor, options.extender)
+        noted = _merged_file.read(observed.get("merged"))
+        text, note = _merged_file.put_in(path, form, before, minor, options.extender, noted, manifest.annotated())
         manifest.annotate(_sha256(text))
-        users: list[File] = [File(path, before, text)]
+        users: list[File] = [*_noted(observed, note), File(path, before, text)]
     else:
         path, users = OWN[form], []
         if form == "policy":
@@ -301,17 +322,41 @@ def _present(options: Options, observed: Json, manifest: StaticPod, minor: int) 
 
 def _absent(options: Options, observed: Json, manifest: StaticPod) -> list[File]:
     files: list[File] = []
+    stamp = manifest.annotation()
+    note = _merged_file.read(observed.get("merged"))
+    for form, path in _merged_paths(manifest, note):
+        text = _text_of(form, path, observed)
+        if text is None or not (stamp or note or _merged_file.is_ours(path, form, text, options.extender)):
+            continue
+        files.append(File(path, text, _merged_file.take_out(path, form, text, options.extender, note)))
+    gone = [_sha256(one.after or "") for one in files]
+    # What is left of a time when only this annotation could have kube-scheduler started again.
+    manifest.restore(annotation=not (stamp in gone and not changed(files)))
+    if changed(files) and manifest.done() == observed["manifest"]:
+        # The manifest was written anew, without our annotation: kubelet has to see a change to start it again.
+        manifest.annotate(_sha256(changed(files)[0].after or ""))
+    files += _patches(options, observed, {})
+    rest = [*_own_files(observed, {}), *_noted(observed, None)]
+    return [*files, File(_path(observed), observed["manifest"], manifest.done()), *rest]
+
+
+def _merged_paths(manifest: StaticPod, note: _merged_file.Note | None) -> list[tuple[str, str]]:
+    """The user's files that may have our extender, each with its form."""
+    if note is not None:
+        return [(note.form, note.path)]
     flags = manifest.flags()
+    found = []
     for form, flag in FLAGS.items():
         named = flags.get(flag, "")
-        if named and named not in OWN.values() and manifest.annotated():
-            path, text = _users(form, named, observed, manifest)
-            if text is not None:
-                after = policy.without(path, text) if form == "policy" else config.without(path, text)
-                files.append(File(path, text, after))
-    manifest.restore()
-    files += _patches(options, observed, {})
-    return [*files, File(_path(observed), observed["manifest"], manifest.done()), *_own_files(observed, {})]
+        if not named or named in OWN.values():
+            continue
+        try:
+            found.append((form, manifest.host_path(named)))
+        except BadInput:
+            if manifest.annotated():
+                raise
+            # Not a file that we could have changed.
+    return found
 
 
 def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> str:
@@ -332,10 +377,11 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> str:
     other = "policy" if form == "config" else "config"
     both = form == "policy" and form in users and minor >= config.CONFIG_SINCE
     if other in users and not both:
+        possible = config.CONFIG_SINCE <= minor < config.NO_POLICY_SINCE
         raise BadInput(
-            f"scheduler_configuration: kube-scheduler has --{FLAGS[other]}={users[other]}, with which "
+            f"scheduler_configuration: kube-scheduler 1.{minor} has --{FLAGS[other]}={users[other]}, with which "
             f"{'a configuration file' if form == 'config' else 'a policy file'} can't be combined; "
-            f"set scheduler_configuration: {other}, or take that flag out"
+            + (f"set scheduler_configuration: {other}, or take that flag out" if possible else "take that flag out")
         )
     return form
 
@@ -343,9 +389,19 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> str:
 def _users(form: str, named: str, observed: Json, manifest: StaticPod) -> tuple[str, str | None]:
     """The user's own file: where it is on the machine, and its text."""
     path = manifest.host_path(named)
+    return path, _text_of(form, path, observed)
+
+
+def _text_of(form: str, path: str, observed: Json) -> str | None:
     if path != observed.get(f"{form}_path"):
         raise LookAgain(**{f"{form}_path": path})
-    return path, observed[form]
+    return t.cast("str | None", observed[form])
+
+
+def _noted(observed: Json, note: _merged_file.Note | None) -> list[File]:
+    if "merged" not in observed:
+        return []
+    return [File(cp.MERGED, observed["merged"], note.text() if note is not None else None)]
 
 
 def _own_files(observed: Json, after: t.Mapping[str, str | None]) -> list[File]:
@@ -400,19 +456,16 @@ def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[
         found = None
     election = dict(found) if isinstance(found, dict) else {}
     if text is None or minor >= FLAGS_LEAD_SINCE:
-        told = config.from_flags(flags)["leaderElection"]
-        election.update({key: value for key, value in told.items() if f"leader-elect{_SUFFIX.get(key, '')}" in flags})
+        said = config.from_flags(flags)["leaderElection"]
+        election.update({key: value for key, value in said.items() if set(_FLAGS_OF.get(key, ())) & set(flags)})
     if election.get("leaderElect") is False or election.get("resourceLock") in NO_LEASE:
         return None
     return str(election.get("resourceNamespace") or "kube-system"), str(election.get("resourceName") or CONTAINER)
 
 
-_SUFFIX = {
-    "leaderElect": "",
-    "resourceLock": "-resource-lock",
-    "resourceName": "-resource-name",
-    "resourceNamespace": "-resource-namespace",
-    "leaseDuration": "-lease-duration",
-    "renewDeadline": "-renew-deadline",
-    "retryPeriod": "-retry-period",
+_FLAGS_OF = {
+    "leaderElect": ("leader-elect",),
+    "resourceLock": ("leader-elect-resource-lock",),
+    "resourceName": ("leader-elect-resource-name", "lock-object-name"),
+    "resourceNamespace": ("leader-elect-resource-namespace", "lock-object-namespace"),
 }

@@ -15,7 +15,13 @@ import json
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import opened, put_in, take_out
+from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import (
+    give_back,
+    has_exactly,
+    opened,
+    put_in,
+    take_out,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_config import NO_POLICY_SINCE, Extender
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_decode import Decoded, Source
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_fields import POLICY
@@ -69,6 +75,21 @@ def without(path: str, text: str) -> str:
     extenders = opened(path, text)
     take_out(path, extenders, fold=True)
     return extenders.checked()
+
+
+def undone(path: str, text: str, before: str, extender: Extender) -> str:
+    """The user's Policy without our extender, and with the one that ours took the place of.
+
+    :param before: what the file held before ours came; changed since then.
+    """
+    extenders = opened(path, text)
+    give_back(path, extenders, opened(path, before), extender.url, fold=True)
+    return extenders.checked()
+
+
+def has(path: str, text: str, extender: Extender) -> bool:
+    """Whether an extender there can only be ours."""
+    return has_exactly(path, text, entry(extender), fold=True)
 
 
 def check(path: str, text: str, minor: int | None = None) -> None:

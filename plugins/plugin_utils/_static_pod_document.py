@@ -143,8 +143,11 @@ class StaticPod:
     def annotated(self) -> bool:
         return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
 
+    def annotation(self) -> str:
+        return str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or "")
+
     def annotate(self, sha256: str) -> None:
-        if (self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) != sha256:
+        if self.annotation() != sha256:
             self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
 
     def mount(self, flag: str = f"--config={cp.CONFIG}") -> None:
@@ -175,8 +178,11 @@ class StaticPod:
     def _numbers(self, path: Path) -> list[int]:
         return [n for n, one in enumerate(self._document.get(path) or []) if one.get("name") == VOLUME]
 
-    def restore(self) -> None:
-        """Take out all that is ours: each flag that names a file of our folder, the folder, the annotation."""
+    def restore(self, *, annotation: bool = True) -> None:
+        """Take out all that is ours: each flag that names a file of our folder, the folder, the annotation.
+
+        :param annotation: whether that one goes, too.
+        """
         ours = tuple(f"--{name}={cp.FOLDER}/" for name in FLAGS)
         for name in ("command", "args"):
             words = [str(word) for word in self._get(name) or []]
@@ -185,7 +191,7 @@ class StaticPod:
         for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
             for number in reversed(self._numbers(path)):
                 self._document.delete((*path, number))
-        if self.annotated():
+        if annotation and self.annotated():
             self._document.delete((*ANNOTATIONS, ANNOTATION))
 
     def done(self) -> str:

@@ -9,6 +9,9 @@ import re
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +89,28 @@ def _build_from_debian(go: str, target: Path) -> None:
         environment.update(CGO_ENABLED="0", GOWORK="off")
         flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(target / "kube-scheduler")]
         run(["nice", go, "build", *flags, "./cmd/kube-scheduler"], tied=True, env=environment, cwd=str(source))
+
+
+@contextmanager
+def running(text: str, folder: Path, version: str) -> Iterator[None]:
+    """A real kube-scheduler with a configuration and, as kubeadm has it, no port without TLS among its flags."""
+    kubeconfig, file, log = folder / "scheduler.conf", folder / "running.yaml", folder / "running.log"
+    kubeconfig.write_text(KUBECONFIG)
+    file.write_text(text.replace("/etc/kubernetes/scheduler.conf", str(kubeconfig)))
+    flags = [f"--config={file}", "--master=http://127.0.0.1:1", "--secure-port=0", f"--cert-dir={folder}", "--v=1"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [binary(version), *flags, "--port=0"], stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
+    try:
+        end = time.monotonic() + 60
+        while STARTED not in log.read_text(errors="replace") and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        assert process.poll() is None, log.read_text(errors="replace")
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def complaint(text: str, folder: Path, version: str = "1.36", *, policy: bool = False) -> str:

@@ -23,34 +23,37 @@ LIBRARY = "registry.k8s.io/kube-scheduler"
 
 
 @pytest.mark.parametrize(
-    ("version", "image", "api", "probe", "policy", "budget", "arguments"),
+    ("version", "image", "api", "probe", "policy", "budget", "insecure"),
     [
-        ("v1.19.16", "v1.19.16", "v1beta1", "/healthz", "", "policy/v1beta1", ["--port=0"]),
-        ("v1.20.15", "v1.20.15", "v1beta1", "/healthz", "", "policy/v1beta1", ["--port=0"]),
-        ("v1.21.14", "v1.21.14", "v1beta1", "/healthz", "", "policy/v1", ["--port=0"]),
-        ("v1.22.17", "v1.22.17", "v1beta2", "/healthz", "", "policy/v1", ["--port=0"]),
-        ("v1.23.17", "v1.23.17", "v1beta3", "/healthz", "", "policy/v1", []),
-        ("v1.25.16", "v1.25.16", "v1", "/healthz", "", "policy/v1", []),
-        ("v1.27.16", "v1.27.16", "v1", "/healthz", "", "policy/v1", []),
-        ("v1.28.15", "v1.28.15", "v1", "/healthz", "v1beta1", "policy/v1", []),
-        ("v1.29.14", "v1.29.14", "v1", "/healthz", "v1beta1", "policy/v1", []),
-        ("v1.30.9", "v1.30.9", "v1", "/healthz", "v1", "policy/v1", []),
-        ("v1.31.13-eks-113cf36", "v1.31.13", "v1", "/livez", "v1", "policy/v1", []),
-        ("v1.33.5-gke.1080000", "v1.33.5", "v1", "/livez", "v1", "policy/v1", []),
-        ("v1.34.1+k3s1", "v1.34.1", "v1", "/livez", "v1", "policy/v1", []),
-        ("v1.36.0-rc.1", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1", []),
-        ("v1.36.0-rc.1.12+abcdef", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1", []),
-        ("v1.36.3", "v1.36.3", "v1", "/livez", "v1", "policy/v1", []),
+        ("v1.19.16", "v1.19.16", "v1beta1", "/healthz", "", "policy/v1beta1", "127.0.0.1:10251"),
+        ("v1.20.15", "v1.20.15", "v1beta1", "/healthz", "", "policy/v1beta1", "127.0.0.1:10251"),
+        ("v1.21.14", "v1.21.14", "v1beta1", "/healthz", "", "policy/v1", "127.0.0.1:10251"),
+        ("v1.22.17", "v1.22.17", "v1beta2", "/healthz", "", "policy/v1", "127.0.0.1:10251"),
+        ("v1.23.17", "v1.23.17", "v1beta3", "/healthz", "", "policy/v1", None),
+        ("v1.25.16", "v1.25.16", "v1", "/healthz", "", "policy/v1", None),
+        ("v1.27.16", "v1.27.16", "v1", "/healthz", "", "policy/v1", None),
+        ("v1.28.15", "v1.28.15", "v1", "/healthz", "v1beta1", "policy/v1", None),
+        ("v1.29.14", "v1.29.14", "v1", "/healthz", "v1beta1", "policy/v1", None),
+        ("v1.30.9", "v1.30.9", "v1", "/healthz", "v1", "policy/v1", None),
+        ("v1.31.13-eks-113cf36", "v1.31.13", "v1", "/livez", "v1", "policy/v1", None),
+        ("v1.33.5-gke.1080000", "v1.33.5", "v1", "/livez", "v1", "policy/v1", None),
+        ("v1.34.1+k3s1", "v1.34.1", "v1", "/livez", "v1", "policy/v1", None),
+        ("v1.36.0-rc.1", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1", None),
+        ("v1.36.0-rc.1.12+abcdef", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1", None),
+        ("v1.36.3", "v1.36.3", "v1", "/livez", "v1", "policy/v1", None),
     ],
 )
-def test_everything_fits_the_clusters_version(version, image, api, probe, policy, budget, arguments):
+def test_everything_fits_the_clusters_version(version, image, api, probe, policy, budget, insecure):
     found = planned(version)
     assert found["image"] == f"{LIBRARY}:{image}"
-    assert yaml.safe_load(found["config"])["apiVersion"] == f"kubescheduler.config.k8s.io/{api}"
+    config = yaml.safe_load(found["config"])
+    assert config["apiVersion"] == f"kubescheduler.config.k8s.io/{api}"
     assert found["live"] == probe
     assert found["ready"] == {"/healthz": "/healthz", "/livez": "/readyz"}[probe]
     assert found["policy_api"] == (policy and f"admissionregistration.k8s.io/{policy}")
-    assert (found["budget_api"], found["arguments"]) == (budget, arguments)
+    assert found["budget_api"] == budget
+    # What was served without TLS stays in the pod.
+    assert (config.get("healthzBindAddress"), config.get("metricsBindAddress")) == (insecure, insecure)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,8 @@ def test_secrets_and_pull_policy():
 def test_old_clusters_get_what_they_know():
     objects = rendered("rights", "workload", server="v1.20.15")
     scheduler, _beside = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert scheduler["command"][-1] == "--port=0"
+    # It would be ignored beside a configuration.
+    assert not [word for word in scheduler["command"] if word.startswith("--port")]
     assert scheduler["readinessProbe"]["httpGet"]["path"] == "/healthz"
     assert one(objects, "PodDisruptionBudget")["apiVersion"] == "policy/v1beta1"
 

@@ -123,6 +123,39 @@ def test_a_configuration_of_the_users_own_gets_the_extender(name: str, where: st
 
 
 @BOTH
+def test_the_users_own_entry_is_given_back(name: str) -> None:
+    path, note = "/etc/rancher/mine.yaml", _embedded.PLACES[name].merged
+    server = FakeServer(name, f"kube-scheduler-arg: [config={path}]\n")
+    entry = (
+        "- urlPrefix: http://127.0.0.1:32766/g\n    bindVerb: bind\n    managedResources: [{name: aliyun.com/gpu-mem}]"
+    )
+    server.put(path, manifests.USERS_CONFIG.replace("extenders:\n", f"extenders:\n  {entry} # upstream's\n"), 0o600)
+    server.restart()
+    server.sleep(10)
+    before = kept(server)
+    assert [one.path for one in run(server, PRESENT).files][:2] == [note, path]
+    assert plan(server, PRESENT).plan.empty
+    run(server, OTHER)
+    run(server, ABSENT)
+    assert kept(server) == before and plan(server, ABSENT).plan.empty
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "address"),
+    [
+        ("1.21.4", "", "127.0.0.1:10251"),
+        ("1.21.4", "kube-scheduler-arg: [address=0.0.0.0, port=10300]\n", "0.0.0.0:10300"),
+        ("1.22.4", "", "127.0.0.1:10251"),
+        ("1.23.4", "", None),
+    ],
+)
+def test_the_port_without_tls_isnt_for_everybody(version: str, settings: str, address: str | None) -> None:
+    server = FakeServer("k3s", settings, version=version)
+    config = yaml.safe_load(plan(server, PRESENT).files[0].after or "")
+    assert config.get("healthzBindAddress") == config.get("metricsBindAddress") == address
+
+
+@BOTH
 def test_what_wasnt_put_in_isnt_taken_out(name: str) -> None:
     own = manifests.USERS_CONFIG.replace("http://127.0.0.1:9000", EXTENDER.url)
     server = FakeServer(name, "kube-scheduler-arg: [config=/etc/rancher/mine.yaml]\n")
@@ -197,6 +230,12 @@ kube-scheduler-extra-mount+: ["/a:/a",
     }
     assert _embedded.relevant('{"token": "secret"}') == "{}"
     assert "secret" not in json.dumps(look(FakeServer("k3s")))
+
+
+def test_a_comment_names_no_configuration() -> None:
+    settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n"
+    server = FakeServer("k3s", settings)
+    assert (_embedded.observe(server, "k3s") or {})["named"] == "/a"
 
 
 def test_an_agent_has_no_scheduler() -> None:

@@ -14,8 +14,8 @@ import manifests
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import container_runtime, image_import, kube_scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import Lease
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import Lease, SchedulerLease
 
 
 def action(
@@ -43,12 +43,20 @@ def action(
     return made
 
 
+class NoCluster:
+    """No cluster is named anywhere, as by kubernetes.core's defaults."""
+
+    def __call__(self, kubeconfig: t.Any, ref: t.Any = None) -> t.NoReturn:
+        raise BadInput("the default kubeconfig can't be used: No configuration found.")
+
+
 @pytest.fixture(autouse=True)
 def no_ansible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ansible.plugins.action import ActionBase
 
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", NoCluster())
 
 
 def machine(**changes: t.Any) -> dict[str, t.Any]:
@@ -114,7 +122,8 @@ class Leases:
         self.holder, self.outcome = holder, outcome
         self.asked: list[t.Any] = []
 
-    def __call__(self, kubeconfig: str, ref: t.Any = None) -> Leases:
+    def __call__(self, kubeconfig: t.Any, ref: t.Any = None) -> Leases:
+        self.kubeconfig = kubeconfig
         self.asked.append(ref)
         return self
 
@@ -134,6 +143,53 @@ def test_the_lease_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     result = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"}).run()
     assert result["lease"] == "cp1_new" and str(leases.asked[0]) == "Lease kube-system/kube-scheduler"
     assert leases.asked[1] == "cp1"
+
+
+KUBECONFIG = {
+    "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "a", "user": {"token": "very-secret"}}],
+    "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+    "current-context": "a",
+}
+
+
+@pytest.mark.parametrize("kubeconfig", ["/k", KUBECONFIG, None], ids=["path", "content", "default"])
+@pytest.mark.parametrize("outcome", ["cp1_new", ""])
+def test_the_kubeconfig_stays_on_the_controller(
+    monkeypatch: pytest.MonkeyPatch, kubeconfig: t.Any, outcome: str
+) -> None:
+    """And without one the lease is looked at with what kubernetes.core takes by default."""
+    leases = Leases(outcome=outcome)
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
+    given = {} if kubeconfig is None else {"kubeconfig": kubeconfig}
+    made = action(kube_scheduler, {"observed": machine(), "timeout": 60, **given})
+    result = made.run()
+    assert leases.kubeconfig == kubeconfig and bool(result.get("failed")) is not bool(outcome)
+    assert len(made.executed) == (1 if outcome else 2)
+    assert all(set(args) == {"timeout", "plan"} for _name, args in made.executed)
+    assert "very-secret" not in json.dumps([result, made.executed])
+
+
+def test_without_any_cluster_the_missing_proof_is_said() -> None:
+    made = action(kube_scheduler, {"observed": machine()})
+    result = made.run()
+    assert result["changed"] and not result.get("failed") and "lease" not in result
+    [warning] = result["warnings"]
+    assert "Lease kube-system/kube-scheduler isn't looked at" in warning and "No configuration found" in warning
+    made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"})
+    result = made.run()
+    assert result["failed"] and "No configuration found" in result["msg"] and made.executed == []
+    assert action(kube_scheduler, {"observed": machine()}, check=True).run().keys() == {"changed", "diff"}
+
+
+def test_content_that_is_no_kubeconfig_isnt_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_scheduler, "SchedulerLease", SchedulerLease)
+    made = action(
+        kube_scheduler, {"observed": machine(), "kubeconfig": {**KUBECONFIG, "current-context": "very-secret"}}
+    )
+    result = made.run()
+    assert result["failed"] and "kubeconfig (variable gpu_kubeconfig)" in result["msg"] and made.executed == []
+    assert "very-secret" not in json.dumps(result) and "********" in result["msg"]
 
 
 def test_a_lease_that_nobody_takes_brings_the_old_files_back(monkeypatch: pytest.MonkeyPatch) -> None:

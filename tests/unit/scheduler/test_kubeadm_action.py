@@ -12,11 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import manifests
 import pytest
 import real_kubeadm
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as action
+from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils import _kubeadm_config as module
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from real_apiserver import ApiServer, api_server
@@ -132,6 +134,7 @@ def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> Json:
     one = action.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
 
     def execute(module_args: Json, task_vars: t.Any) -> Json:
+        assert not {"machines", "version"} & set(module_args), "the module has no use for them"
         try:
             return module.work({"plan": None, **module_args}, t.cast(t.Any, kube))
         except ShareError as error:
@@ -172,6 +175,32 @@ def test_it_doesnt_go_on_for_ever() -> None:
     kube.meanwhile = lambda: kube.change(f"{kube.map['data'][module.KEY]}# more\n" if kube.map else "")
     done = act(kube)
     assert done["failed"] and "changed by somebody else 5 times in a row; nothing was written" in done["msg"]
+
+
+def test_the_machines_say_what_kubeadm_may_write() -> None:
+    def looked(manifest: str | None) -> Json:
+        return {"manifest_path": cp.MANIFEST, "manifest": manifest}
+
+    own, users = looked(manifests.kubeadm(36)), looked(manifests.WITH_CONFIG)
+    kube = FakeKube(TEXT)
+    done = act(kube, machines={"cp1": own, "cp2": users})
+    assert not done["changed"] and not done["kept"]
+    assert done["reason"].startswith("kube-scheduler on cp2 has --config=/etc/scheduler/config.yaml, of which ")
+    for missing in ({}, looked(None)):
+        done = act(kube, machines={"cp1": own, "cp2": missing})
+        assert not done["changed"] and done["reason"].endswith("nobody has looked at cp2 in this run")
+    assert "isn't what control_plane_info returned" in act(kube, machines={"cp1": {"x": 1}})["msg"]
+    done = act(kube, machines={"cp1": own, "cp2": own})
+    assert done["changed"] and done["kept"] and kube.map is not None
+    assert not act(kube, machines={"cp1": {"x": 1}}, state="absent").get("failed"), "what goes is known"
+    assert kube.map["data"][module.KEY] == TEXT
+
+
+def test_the_machines_old_version_may_have_to_be_told() -> None:
+    image = manifests.kubeadm(36).replace(":v1.36.3", ":ours")
+    machines = {"cp1": {"manifest_path": cp.MANIFEST, "manifest": image}}
+    assert act(FakeKube(TEXT), machines=machines)["msg"].startswith("scheduler_version: ")
+    assert act(FakeKube(TEXT), machines=machines, version="1.36.3")["kept"]
 
 
 def test_refusals_are_told() -> None:

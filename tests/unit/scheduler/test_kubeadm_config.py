@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import typing as t
 from pathlib import Path
 
@@ -94,7 +95,7 @@ FORMS = [
 def test_each_form(version: str, kubernetes: str, scheduler: str, flag: str) -> None:
     text = stored(version, kubernetes, scheduler)
     done = kubeadm.cluster_configuration(text, present=True)
-    assert done.kept and not done.reason
+    assert done.kept and bool(done.reason) == (int(kubernetes.split(".")[1]) < 25), "those are outlived by upgrades"
     before, after = yaml.safe_load(text), yaml.safe_load(done.text)
     given = after["scheduler"]["extraArgs"]
     file = cp.POLICY if flag == "policy-config-file" else cp.CONFIG
@@ -172,10 +173,10 @@ def test_a_users_own_configuration_is_kept_by_kubeadm() -> None:
 def test_a_policy_becomes_a_configuration() -> None:
     text = stored("v1beta3", "v1.22.4", USERS_MAP)
     policy = kubeadm.cluster_configuration(text, present=True, wanted="policy")
-    assert "1.23 knows no policy file" in policy.reason
+    assert "1.23 reads no policy file" in policy.reason
     assert f"policy-config-file: {cp.POLICY}" in policy.text
     config = kubeadm.cluster_configuration(policy.text, present=True)
-    assert config.text == kubeadm.cluster_configuration(text, present=True).text and not config.reason
+    assert config.text == kubeadm.cluster_configuration(text, present=True).text and "policy" not in config.reason
 
 
 def test_what_somebody_changed_in_ours_is_mended() -> None:
@@ -205,6 +206,79 @@ def test_refused(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=rf"^ConfigMap kube-system/kubeadm-config.*{words}") as caught:
         kubeadm.cluster_configuration(text, present=True)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "kubernetes", "words"),
+    [
+        (
+            "v1beta2",
+            "v1.18.20",
+            "1.23 reads no policy file: .* when the cluster is 1.19 or later, and before .* to 1.23$",
+        ),
+        ("v1beta2", "v1.21.1", "1.23 doesn't read v1beta1, .* for 1.21: .* is 1.22 or later, and before .* to 1.23$"),
+        ("v1beta3", "v1.22.9", "1.28 doesn't read v1beta2, .* for 1.22: .* is 1.23 or later, and before .* to 1.28$"),
+        ("v1beta3", "v1.24.3", "1.29 doesn't read v1beta3, .* for 1.24: .* is 1.25 or later, and before .* to 1.29$"),
+    ],
+)
+def test_upgrades_that_our_file_doesnt_survive_are_told(version: str, kubernetes: str, words: str) -> None:
+    done = kubeadm.cluster_configuration(stored(version, kubernetes), present=True)
+    assert done.kept and re.search(words, done.reason), done.reason
+
+
+# --------------------------------------------------------------------------- what the machines have
+
+OURS_CONFIG, OURS_POLICY = kubeadm.Told("config", cp.CONFIG), kubeadm.Told("policy", cp.POLICY)
+MINE = kubeadm.Told("config", "/etc/mine.yaml")
+NAMED = "scheduler:\n  extraArgs:\n    config: /etc/mine.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("machines", "flag"),
+    [
+        ({"cp1": OURS_CONFIG, "cp2": OURS_CONFIG}, "config"),
+        ({"cp1": OURS_POLICY, "cp2": OURS_POLICY}, "policy-config-file"),
+    ],
+)
+def test_what_all_machines_have_is_what_kubeadm_writes(machines: Json, flag: str) -> None:
+    done = kubeadm.cluster_configuration(stored("v1beta2", "v1.20.5"), True, "auto", machines)
+    assert done.kept and list(yaml.safe_load(done.text)["scheduler"]["extraArgs"]) == [flag]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "machines", "words"),
+    [
+        ("scheduler: {}\n", {"cp1": MINE, "cp2": MINE}, "on cp1, cp2 has --config=/etc/mine.yaml, of which .* nothing"),
+        ("scheduler: {}\n", {"cp1": OURS_CONFIG, "cp2": MINE}, "on cp2 has --config=/etc/mine.yaml, of which"),
+        ("scheduler: {}\n", {"cp1": OURS_CONFIG, "cp2": OURS_POLICY}, "some of them have a policy file and others"),
+        ("scheduler: {}\n", {"cp1": kubeadm.Told("policy", "/p")}, "on cp1 has --policy-config-file=/p, of which"),
+        (
+            NAMED,
+            {"cp1": MINE, "cp2": OURS_CONFIG},
+            "gives kube-scheduler --config=/etc/mine.yaml, and on cp2 it has --conf",
+        ),
+    ],
+)
+def test_a_folder_that_a_machine_may_not_have_isnt_mounted(scheduler: str, machines: Json, words: str) -> None:
+    text = stored("v1beta2", "v1.20.5", scheduler)
+    done = kubeadm.cluster_configuration(text, True, "auto", machines)
+    assert not done.kept and done.text == text and re.search(words, done.reason), done.reason
+    # Ours of an earlier time goes.
+    ours = kubeadm.cluster_configuration(stored("v1beta2", "v1.20.5"), True).text
+    if scheduler == "scheduler: {}\n":
+        assert kubeadm.cluster_configuration(ours, True, "auto", machines).text == text
+
+
+def test_a_machine_that_nobody_looked_at_changes_nothing() -> None:
+    ours = kubeadm.cluster_configuration(stored("v1beta3", "v1.29.0"), True).text
+    for text in (ours, stored("v1beta3", "v1.29.0")):
+        done = kubeadm.cluster_configuration(text, True, "auto", {"cp1": OURS_CONFIG, "cp2": None})
+        assert done.text == text and not done.kept and done.reason.endswith("nobody has looked at cp2 in this run")
+
+
+def test_a_file_of_the_users_own_that_all_have_is_kept() -> None:
+    done = kubeadm.cluster_configuration(stored("v1beta2", "v1.20.5", NAMED), True, "auto", {"cp1": MINE, "cp2": MINE})
+    assert done.kept and "which kubeadm keeps" in done.reason
 
 
 # --------------------------------------------------------------------------- patches

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 import typing as t
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
+import kubernetes  # type: ignore[import-untyped,unused-ignore]
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref
@@ -34,6 +40,75 @@ class Cluster:
 
 
 BEFORE = Lease("cp1_old", "10")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """An API server that lets one token in, and repeats a wrong one."""
+
+    def do_GET(self) -> None:
+        token = self.headers.get("Authorization", "")
+        right = token == "Bearer very-secret"
+        spec: dict[str, t.Any] = {"spec": {"holderIdentity": "cp1_x", "renewTime": "1"}}
+        if self.path == "/apis/coordination.k8s.io/v1":
+            spec = {"resources": [{"kind": "Lease", "name": "leases", "namespaced": True}]}
+        body = json.dumps(spec if right else {"message": f"who is {token}?"}).encode()
+        self.send_response(200 if right else 403)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: t.Any) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> t.Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def kubeconfig(server: str, token: str = "very-secret") -> dict[str, t.Any]:
+    return {
+        "clusters": [{"name": "a", "cluster": {"server": server}}],
+        "users": [{"name": "a", "user": {"token": token}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "current-context": "a",
+    }
+
+
+@pytest.mark.parametrize("given", ["content", "path", "home", "K8S_AUTH_KUBECONFIG", "K8S_AUTH_HOST"])
+def test_how_the_cluster_is_found(api: str, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [one for one in os.environ if one.startswith("K8S_AUTH_")]:
+        monkeypatch.delenv(name)
+    # What an earlier test has loaded is the client library's default until its process ends.
+    monkeypatch.setattr(kubernetes.client.Configuration, "_default", None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "config"
+    path.write_text(json.dumps(kubeconfig(api)))
+    named: dict[str, t.Any] = {"content": kubeconfig(api), "path": str(path), "home": "$HOME/config"}
+    if given == "K8S_AUTH_KUBECONFIG":
+        monkeypatch.setenv(given, str(path))
+    if given == "K8S_AUTH_HOST":
+        monkeypatch.setenv(given, api)
+        monkeypatch.setenv("K8S_AUTH_API_KEY", "very-secret")
+    lease = SchedulerLease(named.get(given))
+    assert lease.read() == Lease("cp1_x", "1")
+
+
+def test_what_the_cluster_repeats_of_the_credentials_isnt_told(api: str) -> None:
+    lease = SchedulerLease(kubeconfig(api, "hush-hush"))
+    with pytest.raises(ShareError) as caught:
+        lease.read()
+    assert "hush" not in str(caught.value) and "********" in str(caught.value)
+    with pytest.raises(NotInEffect) as late:
+        SchedulerLease(kubeconfig(api, "hush-hush"), sleep=lambda seconds: None).taken(BEFORE, "cp1", 0)
+    assert "hush" not in str(late.value)
 
 
 @pytest.mark.parametrize(

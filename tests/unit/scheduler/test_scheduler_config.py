@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import manifests
@@ -135,9 +136,81 @@ def test_what_flags_said_is_repeated(tmp_path: Path) -> None:
     assert real_scheduler.complaint(text, tmp_path) == ""
 
 
-def test_a_flag_that_is_no_number_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"^kube-scheduler's --kube-api-burst=many isn't a number$"):
-        sc.new_config(36, {**FLAGS, "kube-api-burst": "many"}, EXTENDER)
+@pytest.mark.parametrize("name", ["kube-api-burst", "kube-api-qps", "hard-pod-affinity-symmetric-weight"])
+def test_a_flag_that_is_no_number_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=rf"^kube-scheduler's --{name}=many isn't a number$"):
+        sc.new_config(36, {**FLAGS, name: "many"}, EXTENDER)
+
+
+OLD_FLAGS = {
+    **FLAGS,
+    "port": "0",
+    "scheduler-name": "mine",
+    "hard-pod-affinity-symmetric-weight": "7",
+    "lock-object-name": "turns",
+    "lock-object-namespace": "elsewhere",
+}
+
+
+def test_what_flags_said_up_to_1_22_is_repeated(tmp_path: Path) -> None:
+    text = sc.new_config(20, OLD_FLAGS, EXTENDER)
+    config = yaml.safe_load(text)
+    assert config["leaderElection"] == {
+        "leaderElect": True,
+        "resourceName": "turns",
+        "resourceNamespace": "elsewhere",
+    }
+    args = {"hardPodAffinityWeight": 7}
+    assert config["profiles"] == [
+        {"schedulerName": "mine", "pluginConfig": [{"name": "InterPodAffinity", "args": args}]}
+    ]
+    assert real_scheduler.complaint(text, tmp_path, "1.20") == ""
+    only = yaml.safe_load(sc.new_config(20, {"hard-pod-affinity-symmetric-weight": "7"}, EXTENDER))
+    assert only["profiles"][0]["schedulerName"] == "default-scheduler"
+    assert "profiles" not in yaml.safe_load(sc.new_config(20, FLAGS, EXTENDER))
+
+
+@pytest.mark.parametrize(
+    ("minor", "flags", "address"),
+    [
+        (19, {"port": "0"}, "127.0.0.1:10251"),
+        (22, {"port": "0", "address": "0.0.0.0"}, "127.0.0.1:10251"),
+        (20, {"address": "127.0.0.1"}, "127.0.0.1:10251"),
+        (20, {"address": "::1", "port": "10300"}, "[::1]:10300"),
+        (20, {}, "0.0.0.0:10251"),
+        (23, {"port": "0"}, None),
+        (36, {}, None),
+    ],
+)
+def test_the_port_without_tls_is_where_flags_had_it(minor: int, flags: dict[str, str], address: str | None) -> None:
+    config = yaml.safe_load(sc.new_config(minor, {**FLAGS, **flags}, EXTENDER))
+    assert config.get("healthzBindAddress") == config.get("metricsBindAddress") == address
+
+
+def test_nobody_from_outside_reaches_the_port_without_tls(tmp_path: Path) -> None:
+    """The real 1.20 can't do without that port when it has a configuration."""
+    text = sc.new_config(20, {**FLAGS, "port": "0"}, EXTENDER)
+    closed = real_scheduler.complaint(text.replace("127.0.0.1:10251", "127.0.0.1:0"), tmp_path, "1.20")
+    assert "must be between 1 and 65535" in closed
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with real_scheduler.running(text.replace("10251", str(port)), tmp_path, "1.20"):
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        # Every other address of this machine would do for this.
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.2", port), 5).close()
+
+
+@pytest.mark.parametrize(
+    ("minor", "found"),
+    [
+        *[(19, ("v1beta1", 22, 23)), (21, ("v1beta1", 22, 23)), (22, ("v1beta2", 23, 28))],
+        *[(23, ("v1beta3", 25, 29)), (24, ("v1beta3", 25, 29)), (25, None), (28, None), (29, None), (40, None)],
+    ],
+)
+def test_what_upgrades_make_of_a_configuration(minor: int, found: tuple[str, int, int] | None) -> None:
+    assert sc.outlived(minor) == found
 
 
 REAL = [("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1")]
@@ -214,6 +287,31 @@ def test_upstreams_extender_becomes_ours(tmp_path: Path) -> None:
     resources = [*ENTRY["managedResources"], {"name": "aliyun.com/gpu-count", "ignoredByScheduler": False}]
     assert entry == {**ENTRY, "managedResources": resources}
     assert real_scheduler.complaint(text, tmp_path) == ""
+
+
+@pytest.mark.parametrize("write", [str, lambda text: as_json(text)], ids=["yaml", "json"])
+def test_upstreams_extender_is_given_back_though_the_file_was_changed_since(write) -> None:  # type: ignore[no-untyped-def]
+    before = write(UPSTREAM)
+    ours = sc.merged("/c", before, 36, EXTENDER)
+    assert sc.has("/c", sc.merged("/c", write(UPSTREAM.split("extenders:")[0]), 36, EXTENDER), EXTENDER)
+    assert not sc.has("/c", before, EXTENDER) and not sc.has("/c", ours, EXTENDER)
+    changed = ours.replace("KubeSchedulerConfiguration", "KubeSchedulerConfiguration", 1)
+    changed = (
+        changed.rstrip()[:-1].rstrip() + ',\n\t"parallelism": 4\n}\n'
+        if write is not str
+        else changed + "parallelism: 4\n"
+    )
+    undone = sc.undone("/c", changed, before, EXTENDER)
+    assert yaml.safe_load(undone.replace("\t", " ")) == {**yaml.safe_load(UPSTREAM), "parallelism": 4}
+    assert sc.undone("/c", before, before, EXTENDER) == before, "what is there again stays"
+
+
+@pytest.mark.parametrize("empty", ["[]", "null", "[ ]"])
+def test_an_empty_list_in_json_is_given_back(empty: str) -> None:
+    head = '{"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration", "extenders": '
+    before = f"{head}{empty}}}\n"
+    done = sc.merged("/c", before, 36, EXTENDER)
+    assert sc.undone("/c", done, before, EXTENDER) == before
 
 
 @pytest.mark.parametrize(

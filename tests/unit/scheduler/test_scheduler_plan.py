@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _merged_file as merged_file
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
     CONTAINER,
@@ -319,6 +320,188 @@ def test_a_configuration_that_the_user_took_over() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (OLD.replace("--leader-elect=true", "--config=/c"), r"1\.18 has --config=/c, .* combined; take that flag out$"),
+        (KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"), r"combined; take that flag out$"),
+        (
+            manifests.kubeadm(20).replace("--leader-elect=true", "--config=/c"),
+            r"scheduler_configuration: config, or take",
+        ),
+    ],
+)
+def test_no_way_out_that_is_none(manifest: str, words: str) -> None:
+    options = dataclasses.replace(PRESENT, configuration="policy" if ":v1.20" in manifest else "auto")
+    with pytest.raises(BadInput, match=words):
+        make_plan(options, seen(manifest))
+
+
+def test_a_policy_is_judged_by_its_schedulers_version() -> None:
+    unknown = USERS_POLICY.replace('"extenders"', '"ours": 1, "extenders"')
+    for minor, refused in ((16, False), (17, True)):
+        manifest = with_policy(19).replace(":v1.19.3", f":v1.{minor}.3")
+        before = seen(manifest, policy_path="/srv/policy/p.json", policy=unknown)
+        if refused:
+            with pytest.raises(BadInput, match=r"kube-scheduler 1\.17 knows no field ours"):
+                make_plan(PRESENT, before)
+        else:
+            assert make_plan(PRESENT, before).files
+
+
+# --------------------------------------------------------------------------- a note of what the user's file was
+
+
+USERS_PATH = "/srv/scheduler/config.yaml"
+UPSTREAMS = """\
+  - urlPrefix: "http://127.0.0.1:32766/gpushare-scheduler" # upstream's
+    filterVerb: filter
+    bindVerb:   bind
+    nodeCacheCapable: true
+    weight: 3
+    prioritizeVerb: prioritize
+    managedResources:
+      - name: aliyun.com/gpu-mem
+        ignoredByScheduler: true
+      - name: aliyun.com/gpu-count
+"""
+WITH_UPSTREAM = manifests.USERS_CONFIG.replace("leaderElection:", f"{UPSTREAMS}leaderElection:")
+EMPTY_LIST = json.dumps(
+    {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration", "extenders": []}
+)
+
+
+class Machine:
+    """A machine whose kube-scheduler has a configuration of the user's own."""
+
+    def __init__(self, config: str, manifest: str = manifests.WITH_CONFIG, notes: bool = True) -> None:
+        self.files: dict[str, str | None] = {cp.MANIFEST: manifest, USERS_PATH: config}
+        self.notes = notes
+        self.path = "/etc/scheduler/config.yaml"
+
+    def seen(self) -> dict[str, t.Any]:
+        noted = {"merged": self.files.get(cp.MERGED)} if self.notes else {}
+        manifest = self.files[cp.MANIFEST]
+        running = [{"pid": 1, "config": cp.flag(manifest or "", "config")}]
+        ours, config = self.files.get(cp.CONFIG), self.files.get(self.path)
+        return seen(manifest, config_path=self.path, config=config, ours=ours, running=running, **noted)
+
+    def plan(self, options: Options) -> t.Any:
+        try:
+            return make_plan(options, self.seen())
+        except LookAgain as more:
+            self.path = more.arguments["config_path"]
+            return make_plan(options, self.seen())
+
+    def run(self, options: Options, files: int | None = None) -> t.Any:
+        """Carry out a plan, or only the first so many of its files."""
+        planned = self.plan(options)
+        for row in planned.files[:files]:
+            assert self.files.get(row.path) == row.before
+            self.files[row.path] = row.after
+        return planned
+
+    def left(self) -> dict[str, str]:
+        return {path: text for path, text in self.files.items() if text is not None}
+
+
+@pytest.mark.parametrize("config", [manifests.USERS_CONFIG, WITH_UPSTREAM, EMPTY_LIST], ids=["own", "upstream", "[]"])
+@pytest.mark.parametrize("minor_change", [False, True], ids=["", "changed"])
+def test_the_users_file_is_given_back(config: str, minor_change: bool) -> None:
+    machine = Machine(config)
+    before = machine.left()
+    planned = machine.run(PRESENT)
+    assert [row.path for row in planned.files] == [cp.MERGED, USERS_PATH, cp.MANIFEST], (
+        "the note before what it is about"
+    )
+    assert machine.plan(PRESENT).plan.empty
+    if minor_change:
+        machine.run(Options(True, sc.Extender(EXTENDER.url, 10)))
+    assert machine.run(ABSENT).files[-1].path == cp.MERGED, "and after it"
+    assert machine.left() == before and machine.plan(ABSENT).plan.empty
+
+
+def test_what_the_user_changed_since_stays() -> None:
+    machine = Machine(WITH_UPSTREAM)
+    machine.run(PRESENT)
+    more = "percentageOfNodesToScore: 50\n"
+    machine.files[USERS_PATH] = (machine.files[USERS_PATH] or "") + more
+    machine.run(PRESENT)
+    machine.run(ABSENT)
+    text = machine.files[USERS_PATH] or ""
+    assert yaml.safe_load(text) == yaml.safe_load(WITH_UPSTREAM + more)
+    assert "# upstream's" in text and "bindVerb:   bind" in text
+
+
+def test_what_cant_be_taken_out_now_is_no_reason_against_putting_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: t.Any) -> str:
+        raise BadInput("is written in a way that can't be edited safely")
+
+    machine = Machine(manifests.USERS_CONFIG)
+    machine.run(PRESENT)
+    machine.files[USERS_PATH] = (machine.files[USERS_PATH] or "").replace(
+        "http://127.0.0.1:9000", "http://127.0.0.1:9001"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(sc, "undone", refused)
+        machine.run(PRESENT)
+        assert machine.plan(PRESENT).plan.empty
+        with pytest.raises(BadInput, match="can't be edited safely"):
+            machine.plan(ABSENT)
+    machine.run(ABSENT)
+    assert machine.files[USERS_PATH] == manifests.USERS_CONFIG.replace("127.0.0.1:9000", "127.0.0.1:9001")
+
+
+@pytest.mark.parametrize("notes", [True, False], ids=["noted", "by its words"])
+def test_an_upgrade_that_writes_the_manifest_anew_leaves_ours_ours(notes: bool) -> None:
+    machine = Machine(manifests.USERS_CONFIG, notes=notes)
+    machine.run(PRESENT)
+    machine.files[cp.MANIFEST] = manifests.WITH_CONFIG
+    planned = machine.run(ABSENT)
+    assert machine.files[USERS_PATH] == manifests.USERS_CONFIG and machine.files.get(cp.MERGED) is None
+    assert planned.restarts, "the scheduler that runs has read the old one"
+    assert machine.plan(ABSENT).plan.empty, "once is enough"
+    machine.run(PRESENT)
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: manifests.WITH_CONFIG, USERS_PATH: manifests.USERS_CONFIG}
+
+
+def test_an_upgrade_that_takes_the_users_flag_out_leaves_no_extender_in_his_file() -> None:
+    machine = Machine(manifests.USERS_CONFIG)
+    machine.run(PRESENT)
+    machine.files[cp.MANIFEST] = KUBEADM
+    machine.run(PRESENT)
+    assert machine.files[cp.CONFIG] and machine.files[cp.MERGED]
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: KUBEADM, USERS_PATH: manifests.USERS_CONFIG}
+
+
+@pytest.mark.parametrize("options", [PRESENT, ABSENT], ids=["present", "absent"])
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_run_that_is_cut_short_loses_nothing(options: Options, done: int) -> None:
+    machine = Machine(WITH_UPSTREAM)
+    before = machine.left()
+    if options is ABSENT:
+        machine.run(PRESENT)
+    machine.run(options, done)
+    machine.run(PRESENT)
+    machine.run(ABSENT)
+    assert machine.left() == before
+
+
+def test_somebody_elses_extender_in_an_untouched_file_stays() -> None:
+    for config in (WITH_UPSTREAM, "a: [\n"):
+        for manifest in (manifests.WITH_CONFIG, "a: [\n"):
+            assert Machine(config, manifest).plan(ABSENT).plan.empty
+    mapped = manifests.WITH_CONFIG.replace("  - hostPath:\n      path: /srv/scheduler\n", "  - configMap: {name: x}\n")
+    assert mapped != manifests.WITH_CONFIG and Machine(WITH_UPSTREAM, mapped).plan(ABSENT).plan.empty
+
+
+def test_a_note_that_cant_be_read_says_nothing() -> None:
+    for text in ("", "{", "[]", '{"path": 1}', '{"x": ""}'):
+        assert merged_file.read(text) is None
+
+
 # --------------------------------------------------------------------------- the way back, the lease
 
 
@@ -341,6 +524,7 @@ ELECTION = "leaderElection: {%s}\n"
         (None, {"leader-elect": "false"}, 36, None),
         (None, {"leader-elect": ""}, 36, ("kube-system", "kube-scheduler")),
         (None, {"leader-elect-resource-name": "mine"}, 20, ("kube-system", "mine")),
+        (None, {"lock-object-name": "mine", "lock-object-namespace": "ours"}, 20, ("ours", "mine")),
         (None, {"leader-elect-resource-lock": "endpoints"}, 19, None),
         ("kind: x\n", {}, 36, ("kube-system", "kube-scheduler")),
         (ELECTION % "leaderElect: false", {}, 36, None),

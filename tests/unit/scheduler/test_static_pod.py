@@ -381,6 +381,16 @@ def test_the_module_needs_a_plan() -> None:
         ("- --config\n    - /a/b\n", "/a/b"),
         ('["--config", "/a/b"]', "/a/b"),
         ("# - --config=/a/b\n- --kubeconfig=/c\n- --authorization-kubeconfig=/d\n", ""),
+        ("- --leader-elect=true # was --config=/old\n", ""),
+        ("- --leader-elect=true\t# was --config=/old\n- --config=/a/b # not --config=/old\n", "/a/b"),
+        ("- --config # the folder's\n  # own\n- /a/b\n", "/a/b"),
+        ("- --feature-gates=a#b,--config=/a/b\n", "/a/b"),
+        # Within quotes it is none, and an apostrophe in a word is no quote.
+        ("- '--v=2 # '\n- \"it''s # \\\" # \" # --config=/old\n- --config=/a/b\n", "/a/b"),
+        ("command: ['x # y', \"z # --config=/a/b\"]\n", "/a/b"),
+        ('{"command":["x # y","--config=/a/b"]}', "/a/b"),
+        ("- --x=it's # don't --config=/old\n", ""),
+        ('- --x="a # --config=/old"\n', ""),
     ],
 )
 def test_flag(text: str, value: str) -> None:
@@ -418,6 +428,66 @@ def test_another_file_can_be_asked_for() -> None:
     machine.put("/srv/scheduler/config.yaml", "mine", 0o644)
     assert cp.observe(machine, ask=machine.ask)["config"] is None
     assert cp.observe(machine, "/srv/scheduler/config.yaml", machine.ask)["config"] == "mine"
+
+
+HOSTED_CGROUPS = {
+    "a pod's": "0::/kubepods.slice/kubepods-burstable-pod3a6f_11_22.slice/cri-containerd-abc.scope\n",
+    "a cluster's in a container": f"0::/system.slice/docker-abc.scope/kubelet/kubepods/pod{'0' * 32}/abc\n",
+    "a container's": "12:pids:/docker/abc\n0::/docker/abc\n",
+}
+
+
+def hosted(machine: FakeMachine, cgroup: str) -> int:
+    """A kube-scheduler of another cluster, whose control plane runs in pods or containers of this machine."""
+    machine.files["/proc/77/cmdline"] = "kube-scheduler\0--leader-elect=true\0"
+    machine.files["/proc/77/cgroup"] = cgroup
+    machine.files["/proc/77/stat"] = f"77 (kube-scheduler) S {' '.join(['0'] * 18)} 5000 0"
+    return 77
+
+
+@pytest.mark.parametrize("cgroup", HOSTED_CGROUPS.values(), ids=list(HOSTED_CGROUPS))
+def test_another_clusters_scheduler_on_the_machine_changes_nothing(cgroup: str) -> None:
+    machine = FakeMachine(KUBEADM)
+    hosted(machine, cgroup)
+    assert [one["pid"] for one in cp.observe(machine, ask=machine.ask)["running"]] == [machine.pid]
+    apply(machine)
+    assert [one.config for one in cp.running(machine)] == [cp.CONFIG] and plan(machine).plan.empty
+    apply(machine, present=False)
+    assert [one.pid for one in cp.running(machine)] == [machine.pid]
+    assert state(machine) == {cp.MANIFEST: KUBEADM}
+
+
+def test_another_clusters_scheduler_proves_nothing() -> None:
+    machine = FakeMachine(KUBEADM)
+    apply(machine)
+    hosted(machine, HOSTED_CGROUPS["a pod's"])
+    machine.refuses = lambda machine: 'err="no"' if cp.FOLDER not in machine.files[machine.manifest] else ""
+    with pytest.raises(NotInEffect, match="runs with the old one again"):
+        apply(machine, present=False)
+
+
+@pytest.mark.parametrize("cgroup", ["", "0::/\n", "1:name=systemd:/\n0::/\n"])
+def test_a_process_that_cant_be_told_apart_counts(cgroup: str) -> None:
+    machine = FakeMachine(KUBEADM)
+    pid = hosted(machine, cgroup)
+    assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
+    machine.files["/proc/77/cgroup"] = HOSTED_CGROUPS["a container's"]
+    assert [one.pid for one in cp.running(machine)] == [machine.pid]
+    for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
+        del machine.files[path]
+    assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
+
+
+def test_the_note_of_what_was_merged_is_read() -> None:
+    machine = FakeMachine(KUBEADM)
+    assert cp.observe(machine, ask=machine.ask)["merged"] is None
+    machine.put(cp.MERGED, "{}", 0o644)
+    assert cp.observe(machine, ask=machine.ask)["merged"] == "{}"
+
+
+def test_image_version_isnt_taken_from_a_comment() -> None:
+    text = "  # image: registry.k8s.io/kube-scheduler:v1.20.1\n  image: registry.k8s.io/kube-scheduler:v1.36.3 # now\n"
+    assert cp.image_version(text) == "1.36.3"
 
 
 def test_last_words() -> None:
