@@ -31,9 +31,9 @@ class ActionModule(HandedPlan):
         seen = look["observed"]
         present = params["state"] == "present"
         require_serving(seen, present)
-        name, text = users_policy(seen)
-        policy = ""
+        policy, text = "", None
         if present:
+            name, text = users_policy(seen)
             extender = Extender(params["extender_url"], params["extender_timeout"])
             there = f"ConfigMap {NAMESPACE}/{name}"
             policy = new_policy(extender) if text is None else merged(there, text, extender)

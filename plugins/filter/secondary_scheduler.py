@@ -21,8 +21,8 @@ options:
     required: true
   wish:
     description:
-      - C(name), C(image), C(version), C(timeout) and, as C(extender), name and namespace of the extender's Service with
-        a dot between them.
+      - C(state), C(name), C(image), C(version), C(timeout) and, as C(extender), name and namespace of the extender's
+        Service with a dot between them.
     type: dict
     required: true
 author:
@@ -33,6 +33,7 @@ EXAMPLES = r"""
 - name: Show which image it takes
   vars:
     wish:
+      state: present
       name: gpushare-scheduler
       image: ""
       version: ""
@@ -46,7 +47,7 @@ RETURN = r"""
 _value:
   description:
     - C(problem), one sentence, empty where there is none. In that case also C(image), C(minor), C(config) and
-      C(policy_api), the version of admission policies that the cluster serves.
+      C(policy_api), the version of admission policies that the cluster serves (empty for none).
   type: dict
 """
 

@@ -11,7 +11,8 @@ its ClusterPolicy, or from single nodes by their labels where others keep theirs
 operator lets the container runtime give cards out by CDI alone. gpushare's pods name their card by an environment
 variable, to which nobody listens then, and would get none.
 
-What was there before is written on the ClusterPolicy, until it is taken back.
+What was there before gpushare is written on the ClusterPolicy until it is taken back, and beside it what was there
+before a change that the operator hasn't been seen ready with: a change that fails goes back to that, and no further.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ import time
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import quantity
+from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import (
+    NODE_LABEL,
+    NODE_LABEL_VALUE,
+    RESOURCE_MEMORY,
+    quantity,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
@@ -33,6 +39,8 @@ API = "nvidia.com/v1"
 KIND = "ClusterPolicy"
 DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "clusterpolicies.nvidia.com")
 BEFORE = "kubegpu.share/before"
+# Its parts: before gpushare; validators that are away; before a change that isn't proven yet.
+PARTS = ("fields", "labels", "paused", "unproven")
 
 PRESENT = "nvidia.com/gpu.present"
 PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
@@ -87,7 +95,7 @@ class Seen:
     def before(self) -> Json:
         notes = ((self.policy or {}).get("metadata") or {}).get("annotations") or {}
         found = json.loads(notes[BEFORE]) if BEFORE in notes else {}
-        return {part: found.get(part) or {} for part in ("fields", "labels", "paused")}
+        return {part: found.get(part) or {} for part in PARTS}
 
 
 def observe(kube: Kube) -> Seen:
@@ -123,11 +131,15 @@ def _cdi_by_default(definition: Json) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """Fields of the ClusterPolicy, and labels of nodes; None as a value takes one away."""
+    """Fields of the ClusterPolicy, and labels of nodes; None as a value takes one away.
+
+    :param given: what of it only brings back what was there before gpushare: ``(part of the note, name)``.
+    """
 
     fields: t.Mapping[tuple[str, str], t.Any]
     labels: t.Mapping[str, t.Mapping[str, str | None]]
     why: tuple[str, ...] = ()
+    given: frozenset[tuple[str, str]] = frozenset()
 
 
 def wish_of(state: str, shared: t.Sequence[str], seen: Seen) -> Wish:
@@ -135,8 +147,10 @@ def wish_of(state: str, shared: t.Sequence[str], seen: Seen) -> Wish:
 
     :raises BadInput: pods would be left without their cards.
     """
+    noted = seen.before
+    given = {(part, name) for part in ("fields", "labels") for name in noted[part]}
     if state == "absent":
-        return Wish({_steps(name): value for name, value in seen.before["fields"].items()}, seen.before["labels"])
+        return Wish(_fields(noted), noted["labels"], (), frozenset(given))
     spec = (seen.policy or {}).get("spec") or {}
     gpu = {one["metadata"]["name"]: one for one in seen.nodes if _has_gpu(one)}
     ours, others = [name for name in gpu if name in shared], [name for name in gpu if name not in shared]
@@ -148,17 +162,26 @@ def wish_of(state: str, shared: t.Sequence[str], seen: Seen) -> Wish:
     fields: dict[tuple[str, str], t.Any] = {}
     labels: dict[str, dict[str, str | None]] = {}
     why = []
+    # A node that isn't gpushare's any more gets back what went from it; so do all of them where another one comes.
+    given = {(part, name) for part, name in given if part == "labels" and name not in shared}
+    plugin = _get(spec, DEVICE_PLUGIN)
+    if others and ".".join(DEVICE_PLUGIN) in noted["fields"]:
+        plugin = fields[DEVICE_PLUGIN] = noted["fields"][".".join(DEVICE_PLUGIN)]
+        given.add(("fields", ".".join(DEVICE_PLUGIN)))
     if not others:
         fields[DEVICE_PLUGIN] = False
         why.append("its device plugin would give away the cards that gpushare's gives away")
-    elif _get(spec, DEVICE_PLUGIN) is not False:
+    elif plugin is not False:
         labels = {name: {PLUGIN: "false", VALIDATOR: "false"} for name in ours}
         why.append(f"its device plugin stays on {', '.join(sorted(others))} and goes from the nodes of gpushare")
     if seen.cdi_by_default and (spec.get("toolkit") or {}).get("enabled") is not False:
         fields[CDI] = False
         why.append("with CDI alone nobody listens to the variable by which a pod of gpushare names its card")
+    labels.update({name: noted["labels"][name] for part, name in given if part == "labels"})
+    wish = Wish(fields, labels, tuple(why), frozenset(given))
     _strand_nobody(fields, ours, others, seen)
-    return Wish(fields, labels, tuple(why))
+    _share_nothing(wish, others, seen)
+    return wish
 
 
 def _strand_nobody(fields: t.Mapping[tuple[str, str], t.Any], ours: list[str], others: list[str], seen: Seen) -> None:
@@ -186,6 +209,30 @@ def _strand_nobody(fields: t.Mapping[tuple[str, str], t.Any], ours: list[str], o
             )
 
 
+def _share_nothing(wish: Wish, others: list[str], seen: Seen) -> None:
+    """No node gets NVIDIA's device plugin back while gpushare's is there."""
+    spec = (seen.policy or {}).get("spec") or {}
+    now = _get(spec, DEVICE_PLUGIN)
+    if wish.fields.get(DEVICE_PLUGIN, now) is False:
+        return
+    for name in sorted({*others, *wish.labels}):
+        live = _labels(seen, name) or {}
+        away = now is False or live.get(PLUGIN) == "false"
+        if not away or wish.labels.get(name, live).get(PLUGIN) == "false":
+            continue
+        if live.get(NODE_LABEL) == NODE_LABEL_VALUE:
+            raise BadInput(
+                f"gpushare_nodes: {name} isn't in it and has the label {NODE_LABEL}={NODE_LABEL_VALUE}, so that both "
+                "device plugins would give away its cards; take the label from it first, or name the node"
+            )
+        held = [pod for pod in seen.pods if _node(pod) == name and _asks(pod, re.compile(re.escape(RESOURCE_MEMORY)))]
+        if held:
+            raise BadInput(
+                f"gpushare_nodes: {name} isn't in it, and NVIDIA's device plugin would give away the cards that "
+                f"{_named(held)} still {'has' if len(held) == 1 else 'have'}; delete them first, or name the node"
+            )
+
+
 def make_plan(wish: Wish, seen: Seen, state: str) -> Plan:
     """What of it isn't so yet."""
     if seen.policy is None:
@@ -198,26 +245,49 @@ def make_plan(wish: Wish, seen: Seen, state: str) -> Plan:
             before, after = {key: live.get(key) for key in wanted}, dict(wanted)
             changes.append(Change(f"Node {name}", _shown(before), _shown(after), ("labels", name)))
     # A field that is to be unset is so when it has the API server's default, which only a look afterwards tells.
-    wrong = {path: value for path, value in wish.fields.items() if _differs(_get(spec, path), value, state, seen)}
+    wrong = _wrong(wish, spec)
     if wrong:
         before = {".".join(path): _get(spec, path) for path in wrong}
         after = {".".join(path): value for path, value in wrong.items()}
         changes.append(Change(str(seen.ref), _shown(before), _shown(after), ("fields", "")))
     for name, label in seen.before["paused"].items():
         live = _labels(seen, name)
-        if live is not None and live.get(VALIDATOR) != label:
+        if live is not None and live.get(VALIDATOR) != label and VALIDATOR not in wish.labels.get(name, {}):
             # A run that was cut short has left it without.
             now, then = _shown({VALIDATOR: live.get(VALIDATOR)}), _shown({VALIDATOR: label})
             changes.append(Change(f"Node {name}", now, then, ("resume", name)))
-    if state == "absent" and BEFORE in (seen.policy["metadata"].get("annotations") or {}) and not changes:
-        changes.append(Change(str(seen.ref), f"annotation {BEFORE}\n", "", ("note", "")))
+    note, kept = (seen.policy["metadata"].get("annotations") or {}).get(BEFORE), _kept(wish, seen.before)
+    text = _text(kept)
+    if note is not None and not changes and (kept != seen.before or text is None):
+        # A run that was cut short wasn't there when the operator became ready.
+        left = f"annotation {BEFORE}: {text}\n" if text else ""
+        changes.append(Change(str(seen.ref), f"annotation {BEFORE}: {note}\n", left, ("note", "")))
     return Plan(tuple(changes))
 
 
-def _differs(live: t.Any, wanted: t.Any, state: str, seen: Seen) -> bool:
-    if wanted is None:
-        return state == "absent" and live is False
-    return bool(live != wanted)
+def _wrong(wish: Wish, spec: Json) -> dict[tuple[str, str], t.Any]:
+    def differs(live: t.Any, wanted: t.Any) -> bool:
+        return live is False if wanted is None else bool(live != wanted)
+
+    return {path: value for path, value in wish.fields.items() if differs(_get(spec, path), value)}
+
+
+def _kept(wish: Wish, noted: Json) -> Json:
+    """What stays in the note when the operator is ready with all of it."""
+    kept: Json = {part: {} for part in PARTS}
+    for part in ("fields", "labels"):
+        kept[part] = {name: value for name, value in noted[part].items() if (part, name) not in wish.given}
+    return kept
+
+
+def _text(noted: Json) -> str | None:
+    """The note itself; None where nothing is in it."""
+    parts = {part: value for part, value in noted.items() if value}
+    return json.dumps(parts, sort_keys=True) if parts else None
+
+
+def _fields(noted: Json) -> dict[tuple[str, str], t.Any]:
+    return {_steps(name): value for name, value in (noted.get("fields") or {}).items()}
 
 
 def _steps(name: str) -> tuple[str, str]:
@@ -242,11 +312,11 @@ def _has_gpu(node: Json) -> bool:
     return announced or (node["metadata"].get("labels") or {}).get(PRESENT) == "true"
 
 
-def _asks(pod: Json) -> bool:
+def _asks(pod: Json, resource: re.Pattern[str] = ANNOUNCED) -> bool:
     spec = pod.get("spec") or {}
     for one in (*(spec.get("initContainers") or []), *(spec.get("containers") or [])):
         limits = (one.get("resources") or {}).get("limits") or {}
-        if any(ANNOUNCED.fullmatch(name) for name in limits):
+        if any(resource.fullmatch(name) for name in limits):
             return True
     return False
 
@@ -276,65 +346,123 @@ class GpuOperator:
         self._waiting = waiting
 
     def apply(self, state: str, wish: Wish, seen: Seen, plan: Plan) -> None:
-        """:raises ShareError: it isn't in effect; then the fields are as they were."""
+        """:raises ShareError: it isn't in effect; then all is as it was before this run."""
         steps = [one.step for one in plan.changes]
-        fields = ("fields", "") in steps
-        paused = self._to_pause(wish, seen) if fields and CDI in wish.fields else {}
-        before = self._remember(state, wish, seen, paused)
-        for name in paused:
-            self._label(name, {VALIDATOR: "false"})
-        why = ""
+        fields = _wrong(wish, (seen.policy or {}).get("spec") or {})
+        labels = {name: wish.labels[name] for kind, name in steps if kind == "labels"}
+        paused = self._to_pause(wish, seen) if CDI in fields else {}
+        noted = self._remember(state, wish, seen, labels, paused)
+        why = said = ""
         try:
-            if fields:
-                self._patch(seen.ref, wish.fields)
-            for kind, name in steps:
-                if kind == "labels":
-                    self._label(name, wish.labels[name])
-            # It stays away until the toolkit has changed.
-            why = self._wait(seen.ref) if paused else ""
-        finally:
-            # Also where the API server refused: no node is to stay without its validator.
-            for name, label in before["paused"].items():
-                self._label(name, {VALIDATOR: label})
-            if before["paused"]:
-                self._note(seen.ref, json.dumps({**before, "paused": {}}, sort_keys=True))
-        why = why or self._wait(seen.ref)
+            why = self._change(seen.ref, fields, labels, list(paused), noted)
+            said = f"the GPU Operator isn't content with the change: {why}"
+        except ShareError as error:
+            if state == "absent":
+                raise
+            why = said = str(error)
         if why and state == "present":
-            self._patch(seen.ref, {_steps(name): value for name, value in before["fields"].items()})
-            for name, labels in before["labels"].items():
-                self._label(name, labels)
-            self._note(seen.ref, None)
-            raise NotInEffect(f"the GPU Operator isn't content with the change: {why}; it was taken back")
+            self._take_back(seen.ref, noted, said)
+            raise NotInEffect(f"{said}; it was taken back")
         if why:
             raise NotInEffect(f"the GPU Operator isn't content with its settings of before: {why}")
-        if state == "absent":
-            self._note(seen.ref, None)
+        self._note(seen.ref, _kept(wish, noted))
 
-    def _remember(self, state: str, wish: Wish, seen: Seen, paused: t.Mapping[str, str | None]) -> Json:
-        """Before anything changes; what an earlier run wrote down is older and stays."""
-        before = copy.deepcopy(seen.before)
-        spec = (seen.policy or {}).get("spec") or {}
-        for path in wish.fields if state == "present" else ():
-            before["fields"].setdefault(".".join(path), _get(spec, path))
-        for name, labels in wish.labels.items() if state == "present" else ():
-            there = _labels(seen, name) or {}
-            known = before["labels"].setdefault(name, {})
-            for key in labels:
-                known.setdefault(key, there.get(key))
-        before["paused"] = {**paused, **before["paused"]}
-        if before != seen.before:
-            self._note(seen.ref, json.dumps(before, sort_keys=True))
-        return before
+    def _change(
+        self,
+        ref: Ref,
+        fields: t.Mapping[tuple[str, str], t.Any],
+        labels: t.Mapping[str, t.Mapping[str, str | None]],
+        paused: t.Sequence[str],
+        noted: Json,
+    ) -> str:
+        """Do it, and wait; what the operator has against it."""
+        try:
+            for name in paused:
+                self._label(name, {VALIDATOR: "false"})
+            self._set(ref, fields, labels)
+            # It stays away until the toolkit has changed.
+            why = self._wait(ref) if noted["paused"] else ""
+        finally:
+            # Also where the API server refused: no node is to stay without its validator.
+            self._resume(ref, noted)
+        return why or self._wait(ref)
 
-    def _note(self, ref: Ref, text: str | None) -> None:
-        self._kube.patch(ref, {"metadata": {"annotations": {BEFORE: text}}})
-
-    def _patch(self, ref: Ref, fields: t.Mapping[tuple[str, str], t.Any]) -> None:
+    def _set(
+        self,
+        ref: Ref,
+        fields: t.Mapping[tuple[str, str], t.Any],
+        labels: t.Mapping[str, t.Mapping[str, str | None]],
+    ) -> None:
+        """NVIDIA's device plugin goes from a node before it comes back elsewhere: two are never on one node."""
+        last = sorted(labels, key=lambda name: labels[name].get(PLUGIN) != "false")
+        away = sum(1 for one in labels.values() if one.get(PLUGIN) == "false")
+        for name in last[:away]:
+            self._label(name, labels[name])
         spec: Json = {}
         for (first, second), value in fields.items():
             spec.setdefault(first, {})[second] = value
         if spec:
             self._kube.patch(ref, {"spec": spec})
+        for name in last[away:]:
+            self._label(name, labels[name])
+
+    def _resume(self, ref: Ref, noted: Json) -> None:
+        if noted["paused"]:
+            for name, label in noted["paused"].items():
+                self._label(name, {VALIDATOR: label})
+            noted["paused"] = {}
+            self._note(ref, noted)
+
+    def _take_back(self, ref: Ref, noted: Json, said: str) -> None:
+        old = noted["unproven"]
+        try:
+            self._resume(ref, noted)
+            self._set(ref, _fields(old), old.get("labels") or {})
+            kept = copy.deepcopy({**noted, "unproven": {}})
+            for part in ("fields", "labels"):
+                for name, value in (old.get(part) or {}).items():
+                    # It is as it was before gpushare, so that there is nothing to bring back.
+                    if kept[part].get(name, value) == value:
+                        kept[part].pop(name, None)
+            self._note(ref, kept)
+        except ShareError as error:
+            raise NotInEffect(f"{said}; taking it back failed too ({error}), run it again") from error
+
+    def _remember(
+        self,
+        state: str,
+        wish: Wish,
+        seen: Seen,
+        labels: t.Mapping[str, t.Mapping[str, str | None]],
+        paused: t.Mapping[str, str | None],
+    ) -> Json:
+        """Before anything changes; what an earlier run wrote down is older and stays."""
+        noted = copy.deepcopy(seen.before)
+        spec = (seen.policy or {}).get("spec") or {}
+        if state == "present":
+            old = noted["unproven"] = {part: noted["unproven"].get(part) or {} for part in ("fields", "labels")}
+            for path in _wrong(wish, spec):
+                for known in (old["fields"], noted["fields"]):
+                    known.setdefault(".".join(path), _get(spec, path))
+            for name, wanted in labels.items():
+                # A validator that a run left away isn't what was there before.
+                away = {VALIDATOR: noted["paused"][name]} if name in noted["paused"] else {}
+                there = {**(_labels(seen, name) or {}), **away}
+                for known in (old["labels"], noted["labels"]):
+                    known.setdefault(name, {key: there.get(key) for key in wanted})
+            old["labels"] = {name: one for name, one in old["labels"].items() if _labels(seen, name) is not None}
+            noted["unproven"] = {part: value for part, value in old.items() if value}
+        noted["paused"] = {
+            name: label
+            for name, label in {**paused, **noted["paused"]}.items()
+            if _labels(seen, name) is not None and VALIDATOR not in wish.labels.get(name, {})
+        }
+        if noted != seen.before:
+            self._note(seen.ref, noted)
+        return noted
+
+    def _note(self, ref: Ref, noted: Json) -> None:
+        self._kube.patch(ref, {"metadata": {"annotations": {BEFORE: _text(noted)}}})
 
     def _label(self, name: str, labels: t.Mapping[str, str | None]) -> None:
         self._kube.patch(Ref("v1", "Node", "", name), {"metadata": {"labels": dict(labels)}})

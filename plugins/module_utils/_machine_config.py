@@ -38,6 +38,8 @@ IGNITION = "3.1.0"
 PART_OF = {"app.kubernetes.io/part-of": "gpushare"}
 # On the pool, until its nodes were seen with it: the MachineConfig before, and the nodes that came into the pool.
 BEFORE = "kubegpu.share/replaced-config"
+# On our MachineConfig: the nodes that we have put into the pool, which may be somebody else's.
+LABELLED = "kubegpu.share/labelled-nodes"
 # Pools that OpenShift itself has; a MachineConfig for them reboots what has no GPU.
 BUILT_IN = ("master", "worker", "arbiter")
 
@@ -214,10 +216,10 @@ def check(params: Json, seen: Seen) -> None:
             raise BadInput(f"pool: MachineConfigPool {pool} is there and doesn't take MachineConfigs of role {pool}")
         if not _selects(selector, "worker"):
             raise BadInput(f"pool: MachineConfigPool {pool} is there and leaves its nodes without what workers have")
-        if (seen.pool.get("spec") or {}).get("paused"):
-            raise BadInput(f"pool: MachineConfigPool {pool} is paused, so that nothing would come to its nodes")
+        _not_paused(seen.pool)
     if not params["nodes"]:
         raise BadInput("nodes: it names none, so that there is nothing to configure")
+    label = {f"{NODE_ROLE}{pool}": ""}
     for name in params["nodes"]:
         node = seen.nodes.get(name)
         if node is None:
@@ -225,6 +227,10 @@ def check(params: Json, seen: Seen) -> None:
         labels = node["metadata"].get("labels") or {}
         if f"{NODE_ROLE}master" in labels or f"{NODE_ROLE}control-plane" in labels:
             raise BadInput(f"nodes: {name} is a node of the control plane, which can be in no other pool than master")
+        if seen.pool is not None and not _matches(seen.pool, {**labels, **label}):
+            raise BadInput(
+                f"pool: MachineConfigPool {pool} is there and doesn't take node {name} by the label of its role"
+            )
         for other in seen.pools:
             if other["metadata"]["name"] not in (*BUILT_IN, pool) and _matches(other, labels):
                 raise BadInput(f"nodes: {name} is in pool {other['metadata']['name']} already, and can be in only one")
@@ -233,6 +239,12 @@ def check(params: Json, seen: Seen) -> None:
         mine = BEFORE in (one["metadata"].get("annotations") or {})
         if one["metadata"]["name"] in ("worker", pool) and degraded(one) and not mine:
             raise BadInput(f"pool: {degraded(one)}; a node can't come or go until that is mended")
+
+
+def _not_paused(pool: Json) -> None:
+    if (pool.get("spec") or {}).get("paused"):
+        name = pool["metadata"]["name"]
+        raise BadInput(f"pool: MachineConfigPool {name} is paused, so that nothing would come to its nodes")
 
 
 def _selects(selector: Json, role: str) -> bool:
@@ -245,8 +257,20 @@ def _selects(selector: Json, role: str) -> bool:
 
 
 def _matches(pool: Json, labels: Json) -> bool:
-    wanted = (((pool.get("spec") or {}).get("nodeSelector")) or {}).get("matchLabels") or {}
-    return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
+    """Whether a pool takes nodes with these labels."""
+    selector = ((pool.get("spec") or {}).get("nodeSelector")) or {}
+    wanted, terms = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
+    if not (wanted or terms):
+        return False
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(_holds(one, labels) for one in terms)
+
+
+def _holds(term: Json, labels: Json) -> bool:
+    key, operator = str(term.get("key")), str(term.get("operator"))
+    if operator in ("Exists", "DoesNotExist"):
+        return (key in labels) == (operator == "Exists")
+    among = key in labels and labels[key] in (term.get("values") or [])
+    return among == (operator == "In")
 
 
 def make_plan(params: Json, seen: Seen) -> Plan:
@@ -271,8 +295,7 @@ def make_plan(params: Json, seen: Seen) -> Plan:
     for name in params["nodes"]:
         if label not in (seen.nodes[name]["metadata"].get("labels") or {}):
             changes.append(Change(f"Node {name}", "", f'{label}: ""\n', ("label", name)))
-    notes = ((seen.pool or {}).get("metadata") or {}).get("annotations") or {}
-    if not changes and BEFORE in notes:
+    if not changes and _unproven(seen) is not None:
         changes.append(Change(f"MachineConfigPool {params['pool']}", "", "every node updated\n", ("prove", "")))
     return Plan(tuple(changes))
 
@@ -281,8 +304,10 @@ def _absent(params: Json, seen: Seen) -> Plan:
     """Nodes go back to the workers first: a pool that goes before them leaves them to nobody."""
     label, changes = f"{NODE_ROLE}{params['pool']}", []
     ours = seen.pool is not None and _ours(seen.pool)
+    # Another's pool keeps the nodes that it had.
+    mine = _labelled(seen)
     for name, node in sorted(seen.nodes.items()):
-        if ours and label in (node["metadata"].get("labels") or {}):
+        if (ours or name in mine) and label in (node["metadata"].get("labels") or {}):
             changes.append(Change(f"Node {name}", f'{label}: ""\n', "", ("label", name)))
     if seen.config is not None and _ours(seen.config) and not _leaving(seen.config):
         changes.append(
@@ -290,7 +315,28 @@ def _absent(params: Json, seen: Seen) -> Plan:
         )
     if seen.pool is not None and ours and not _leaving(seen.pool):
         changes.append(Change(f"MachineConfigPool {params['pool']}", _shown(pool_of(params["pool"])), "", ("pool", "")))
+    if seen.pool is not None and not ours:
+        if not changes and _unproven(seen) is not None:
+            changes.append(Change(f"MachineConfigPool {params['pool']}", "", "every node updated\n", ("prove", "")))
+        if changes:
+            _not_paused(seen.pool)
     return Plan(tuple(changes))
+
+
+def _notes(live: Json | None) -> Json:
+    return ((live or {}).get("metadata") or {}).get("annotations") or {}
+
+
+def _unproven(seen: Seen) -> Json | None:
+    """What a run that was cut short wrote down on the pool."""
+    notes = _notes(seen.pool)
+    return t.cast(Json, json.loads(notes[BEFORE])) if BEFORE in notes else None
+
+
+def _labelled(seen: Seen) -> set[str]:
+    """The nodes that we have put into the pool."""
+    noted = _notes(seen.config).get(LABELLED) if seen.config is not None and _ours(seen.config) else None
+    return {*json.loads(noted or "[]"), *((_unproven(seen) or {}).get("nodes") or [])}
 
 
 def _ours(live: Json) -> bool:
@@ -324,26 +370,26 @@ class MachineConfigs:
             self._remove(seen, plan)
             return
         steps = [one.step for one in plan.changes]
+        coming = [name for kind, name in steps if kind == "label"]
         if ("pool", "") in steps:
             self._kube.apply(pool_of(self._pool.name), FIELD_MANAGER)
-        notes = ((seen.pool or {}).get("metadata") or {}).get("annotations") or {}
         # What a run that was cut short wrote down is older.
-        before = (
-            json.loads(notes[BEFORE]) if BEFORE in notes else {"spec": (seen.config or {}).get("spec"), "nodes": []}
-        )
-        before["nodes"] += [name for kind, name in steps if kind == "label"]
-        self._kube.patch(self._pool, {"metadata": {"annotations": {BEFORE: json.dumps(before)}}})
+        before = _unproven(seen) or {"spec": (seen.config or {}).get("spec"), "nodes": []}
+        before["nodes"] = sorted({*before["nodes"], *coming})
+        self._note(self._pool, BEFORE, json.dumps(before))
         if ("config", "") in steps:
             self._kube.apply(machine_config(self._params), FIELD_MANAGER)
-        for kind, name in steps:
-            if kind == "label":
-                self._label(name, "")
-        self._prove(before)
+        mine = sorted({*_labelled(seen), *before["nodes"]})
+        if json.dumps(mine) != _notes(seen.config).get(LABELLED):
+            self._note(self._config, LABELLED, json.dumps(mine))
+        for name in coming:
+            self._label(name, "")
+        self._prove(before, mine)
 
-    def _prove(self, before: Json) -> None:
+    def _prove(self, before: Json, mine: t.Sequence[str]) -> None:
         why = self._until(self._pool, self._count(), machine_config(self._params)["spec"])
         if not why:
-            self._kube.patch(self._pool, {"metadata": {"annotations": {BEFORE: None}}})
+            self._note(self._pool, BEFORE, None)
             return
         if before["spec"] is None:
             self._kube.delete(self._config)
@@ -351,40 +397,60 @@ class MachineConfigs:
             self._kube.apply({**machine_config(self._params), "spec": before["spec"]}, FIELD_MANAGER)
         for name in before["nodes"]:
             self._label(name, None)
+        if before["spec"] is not None:
+            self._note(self._config, LABELLED, json.dumps([name for name in mine if name not in before["nodes"]]))
         # The operator goes back by itself when what it is asked for is what the nodes have.
         left = self._until(self._pool, None, before["spec"] or {})
-        self._kube.patch(self._pool, {"metadata": {"annotations": {BEFORE: None}}})
+        self._note(self._pool, BEFORE, None)
         outcome = f"it was taken back, and the pool isn't content yet: {left}" if left else "it was taken back"
         raise NotInEffect(f"the nodes don't come up with it: {why}; {outcome}")
 
     def _remove(self, seen: Seen, plan: Plan) -> None:
         steps = [one.step for one in plan.changes]
-        for kind, name in steps:
-            if kind == "label":
-                self._label(name, None)
-        if seen.pool is not None:
+        theirs = seen.pool is not None and not _ours(seen.pool)
+        going = [name for kind, name in steps if kind == "label"]
+        if theirs:
+            # Also when the MachineConfig is gone, the next run knows what isn't proven, and whose nodes were ours.
+            self._note(self._pool, BEFORE, json.dumps({"spec": None, "nodes": sorted({*_labelled(seen), *going})}))
+        for name in going:
+            self._label(name, None)
+        workers = Ref(API, "MachineConfigPool", "", "worker")
+        if seen.pool is not None and not theirs:
             # Only a pool without nodes may go.
-            why = self._until(self._pool, 0) or self._until(Ref(API, "MachineConfigPool", "", "worker"), None)
+            why = self._until(self._pool, 0, patient=True) or self._until(workers, None)
             if why:
                 raise NotInEffect(f"the nodes don't go back to the workers: {why}")
         if ("config", "") in steps:
             self._kube.delete(self._config)
         if ("pool", "") in steps:
             self._kube.delete(self._pool)
+        if theirs:
+            # The nodes that stay in it may be degraded by the very MachineConfig that went.
+            why = self._until(self._pool, self._count(), {}, patient=True) or self._until(workers, None)
+            if why:
+                raise NotInEffect(f"the nodes don't come up without it: {why}")
+            self._note(self._pool, BEFORE, None)
+
+    def _note(self, ref: Ref, key: str, text: str | None) -> None:
+        self._kube.patch(ref, {"metadata": {"annotations": {key: text}}})
 
     def _label(self, name: str, value: str | None) -> None:
         labels = {f"{NODE_ROLE}{self._pool.name}": value}
         self._kube.patch(Ref("v1", "Node", "", name), {"metadata": {"labels": labels}})
 
     def _count(self) -> int:
-        label = f"{NODE_ROLE}{self._pool.name}"
-        return sum(1 for one in self._kube.list_all("v1", "Node") if label in (one["metadata"].get("labels") or {}))
+        """How many nodes the pool has to have."""
+        pool = self._kube.get(self._pool) or {}
+        return sum(
+            1 for one in self._kube.list_all("v1", "Node") if _matches(pool, one["metadata"].get("labels") or {})
+        )
 
-    def _until(self, ref: Ref, nodes: int | None, spec: Json | None = None) -> str:
+    def _until(self, ref: Ref, nodes: int | None, spec: Json | None = None, patient: bool = False) -> str:
         """Until a pool has done all; why it doesn't, or nothing.
 
         :param nodes: how many nodes it has to count; None for as many as it has.
         :param spec: what our MachineConfig says, empty where there is none; None where that doesn't matter.
+        :param patient: what makes it degraded is being taken away.
         """
         waiting = self._waiting
         end = waiting.now() + waiting.timeout
@@ -396,7 +462,7 @@ class MachineConfigs:
                     return f"{ref} is gone"
                 said = finished(pool, nodes)
                 # Waiting for what was there before begins while it is degraded.
-                if degraded(pool) and nodes is not None:
+                if degraded(pool) and nodes is not None and not patient:
                     return degraded(pool)
                 said = said or degraded(pool) or self._unlike(pool, spec)
             except ShareError as error:

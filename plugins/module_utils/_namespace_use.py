@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
+
+# On what wasn't there before us, which is all that goes again.
+CREATED = "kubegpu.share/created"
 
 KINDS = (
     ("apps/v1", "DaemonSet"),
@@ -29,9 +30,17 @@ KINDS = (
 # What Kubernetes and OpenShift put into every namespace.
 EVERYWHERE = {("ConfigMap", "kube-root-ca.crt"), ("ConfigMap", "openshift-service-ca.crt")}
 TOKENS = ("kubernetes.io/service-account-token", "kubernetes.io/dockercfg")
+# On ConfigMaps in which programs keep who of them leads.
+LOCK = "control-plane.alpha.kubernetes.io/leader"
 
 
-def strangers(kube: Kube, namespace: str, ours: t.Collection[Ref]) -> list[str]:
+class Lists(t.Protocol):
+    """The part of an API that looks at all objects of a kind."""
+
+    def list_all(self, api_version: str, kind: str, namespace: str = "") -> list[Json]: ...
+
+
+def strangers(kube: Lists, namespace: str, ours: t.Collection[Ref]) -> list[str]:
     """What is in a namespace and neither one of these objects nor made by one of them, as ``Kind name``."""
     return [
         f"{kind} {one['metadata']['name']}"
@@ -47,5 +56,6 @@ def _made(kind: str, one: Json) -> bool:
         metadata.get("ownerReferences")
         or metadata.get("deletionTimestamp")
         or (kind, metadata["name"]) in EVERYWHERE
+        or LOCK in (metadata.get("annotations") or {})
         or (kind == "Secret" and one.get("type") in TOKENS)
     )

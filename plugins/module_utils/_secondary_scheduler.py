@@ -23,6 +23,7 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift as openshift
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._namespace_use import CREATED, strangers
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import FIELD_MANAGER, Json, Ref, ref_of
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_client import LIBRARIES
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import Api, Waiting
@@ -39,8 +40,6 @@ KEY = "config.yaml"
 SPACE = Ref("v1", "Namespace", "", NAMESPACE)
 GROUPS = "operators.coreos.com/v1"
 SUBSCRIPTIONS = "operators.coreos.com/v1alpha1"
-# On what of OLM's wasn't there before us.
-CREATED = "kubegpu.share/created"
 
 LABELS = {"app.kubernetes.io/part-of": "gpushare", "app.kubernetes.io/component": "scheduler"}
 # On SecondaryScheduler/cluster, as long as what it asks for wasn't seen in effect: what it asked for before.
@@ -113,9 +112,10 @@ def _made(api_version: str, kind: str, metadata: Json, spec: Json | None = None)
 # --------------------------------------------------------------------------- looking and planning
 
 
-def observe(api: Api) -> Json:
+def observe(api: Api, going: bool = False) -> Json:
     """All that a plan is made from.
 
+    :param going: whether all that is ours is to go; only then it matters what others have in the namespace.
     :raises BadInput: this is no OpenShift.
     """
     definition = api.get(DEFINITION)
@@ -123,7 +123,12 @@ def observe(api: Api) -> Json:
     selected = ",".join(f"{key}={value}" for key, value in LABELS.items())
     maps = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=selected)
     live = (api.get(SECONDARY) if served else None) or {}
+    if going and (live.get("metadata") or {}).get("deletionTimestamp"):
+        live = {}
     subscriptions = api.list_all(SUBSCRIPTIONS, "Subscription", NAMESPACE)
+    spaces = [one for one in [api.get(SPACE)] if one]
+    space = _found(spaces)
+    ours = {DEPLOYMENT, *(ref(one["metadata"]["name"]) for one in maps)}
     return {
         "version": openshift.version_of(openshift.cluster_version(api)),
         "served": served,
@@ -131,7 +136,9 @@ def observe(api: Api) -> Json:
         "there": bool(live),
         "spec": {key: value for key, value in (live.get("spec") or {}).items() if key in FIELDS},
         "before": ((live.get("metadata") or {}).get("annotations") or {}).get(BEFORE),
-        "space": _found([one for one in [api.get(SPACE)] if one]),
+        "space": space,
+        "leaving": bool(spaces) and not space,
+        "strangers": strangers(api, NAMESPACE, ours) if going and [one for one in space if one["ours"]] else [],
         "groups": _found(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
         "subscriptions": _found([one for one in subscriptions if (one.get("spec") or {}).get("name") == PACKAGE]),
         "maps": {one["metadata"]["name"]: (one.get("data") or {}).get(KEY) or "" for one in maps},
@@ -139,7 +146,7 @@ def observe(api: Api) -> Json:
 
 
 def _found(objects: list[Json]) -> list[Json]:
-    """Of each: its name, whether we made it, and what it is about."""
+    """Of each that isn't going already: its name, whether we made it, and what it is about."""
     return [
         {
             "api_version": one["apiVersion"],
@@ -150,6 +157,7 @@ def _found(objects: list[Json]) -> list[Json]:
             "installed": str((one.get("status") or {}).get("installedCSV") or ""),
         }
         for one in objects
+        if not one["metadata"].get("deletionTimestamp")
     ]
 
 
@@ -157,6 +165,7 @@ def make_plan(wish: Wish, seen: Json) -> Plan:
     """What has to be done.
 
     :raises BadInput: the cluster can't be served.
+    :raises ShareError: it can't be served yet.
     """
     named = str(seen["spec"].get("schedulerConfig") or "")
     foreign = seen["there"] and named not in seen["maps"] and not named.startswith(f"{wish.prefix}-")
@@ -172,6 +181,8 @@ def make_plan(wish: Wish, seen: Json) -> Plan:
             f"scheduler_mode: {SECONDARY} is there already with somebody else's configuration ({named or 'none'}), and "
             "the operator serves only one"
         )
+    if seen["leaving"]:
+        raise ShareError(f"{SPACE} is being deleted; run again when it is gone")
     if "topology" in wish.spec and seen["served"] and not seen["topology"]:
         raise BadInput("scheduler_openshift_topology: this release of the Secondary Scheduler Operator knows none")
     for group in seen["groups"]:
@@ -198,9 +209,9 @@ def _absent(seen: Json) -> Plan:
 
 
 def _ours(seen: Json) -> list[Ref]:
-    """What we had OLM install, in the order in which it goes."""
+    """What we had OLM install, in the order in which it goes. The namespace stays for what others have in it."""
     going = []
-    for one in (*seen["subscriptions"], *seen["groups"], *seen["space"]):
+    for one in (*seen["subscriptions"], *seen["groups"], *([] if seen["strangers"] else seen["space"])):
         if one["ours"]:
             going.append(
                 Ref(one["api_version"], one["kind"], NAMESPACE if one["kind"] != "Namespace" else "", one["name"])
@@ -366,9 +377,9 @@ def work(api: Api, params: Json, check: bool, waiting: Waiting | None = None) ->
     :raises ShareError: with ``changed`` in its details.
     """
     wish = Wish(params)
-    seen = observe(api)
+    seen = observe(api, not wish.config)
     plan = make_plan(wish, seen)
-    result: Json = {"changed": not plan.empty, "diff": plan.diff(), "library": api.library}
+    result: Json = {"changed": not plan.empty, "diff": plan.diff(), "library": api.library, "kept": seen["strangers"]}
     if check:
         return result
     concern = SecondaryScheduler(api, wish, waiting or Waiting(timeout=params["timeout"]))
@@ -379,7 +390,7 @@ def work(api: Api, params: Json, check: bool, waiting: Waiting | None = None) ->
     except ShareError as error:
         error.details.update(result)
         raise
-    left = make_plan(wish, observe(api))
+    left = make_plan(wish, observe(api, not wish.config))
     if not left.empty:
         raise NotInEffect(f"changed, but still not as asked for: {left.headers()}", **result)
     return result

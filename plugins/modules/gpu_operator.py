@@ -16,7 +16,10 @@ description:
   - From release 25.10 on CDI is turned off (C(spec.cdi.enabled)), unless the operator doesn't manage the toolkit. With it, nobody listens to the
     environment variable by which a pod of gpushare names its card, and the pod gets none. On nodes with CRI-O the validator pauses for that.
   - Refuses what would strand pods, such as those that hold C(nvidia.com/gpu) on these nodes.
-  - Waits until the operator says that it is ready, and puts the settings back where it isn't in time. V(absent) brings back what was there before.
+  - Nodes that come to O(nodes) or leave it later, and other nodes with GPUs that come, are followed. A node that leaves gets back what it had, which is
+    refused as long as gpushare's label or pods with a share of its cards are on it.
+  - Waits until the operator says that it is ready. Where it isn't in time, what this run changed goes back to what it was before this run, and no
+    further. V(absent) brings back what was there before gpushare.
   - Does nothing where there is no ClusterPolicy.
 extends_documentation_fragment:
   - kubegpu.share.attributes

@@ -15,8 +15,8 @@ description:
   - Keeps nouveau out and, where O(runtime_path) is set, makes NVIDIA's runtime CRI-O's default, which C(ContainerRuntimeConfig) can't.
   - Waits until every node of the pool is updated. Where the pool becomes Degraded or the time is over, MachineConfig and labels are put back, and
     the module fails with the operator's own words.
-  - V(absent) lets the nodes go back to the workers' pool before it takes anything away.
-  - Refuses OpenShift's own pools, nodes of the control plane, nodes of a third pool, and a pool that is paused or degraded.
+  - V(absent) lets the nodes go back to the workers' pool before it takes anything away. A pool that was there before stays, with the nodes that it had.
+  - Refuses OpenShift's own pools, nodes of the control plane, nodes of a third pool, and a pool that is paused or degraded or takes other nodes.
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubernetes.core.k8s_auth_options
@@ -27,7 +27,9 @@ options:
     choices: [present, absent]
     default: present
   pool:
-    description: Name of the pool and of the nodes' role. What workers have, its nodes have too.
+    description:
+      - Name of the pool and of the nodes' role. What workers have, its nodes have too.
+      - A pool of this name that is there already is used, where it takes nodes by the label of this role, and MachineConfigs of this role and of workers.
     type: str
     default: gpu
   name:
@@ -35,7 +37,7 @@ options:
     type: str
     default: 99-gpushare
   nodes:
-    description: Names of the nodes with GPUs. With O(state=absent) all nodes of the pool.
+    description: Names of the nodes with GPUs. With O(state=absent) all nodes that the module brought into the pool, or all of its own pool.
     type: list
     elements: str
     default: []

@@ -18,13 +18,17 @@ description:
     revision fails or the time is over, the name before is put back, that one is proven healthy, and the module fails with the operator's own words.
   - Refuses OpenShift 4.10 and newer, where kube-scheduler takes no Policy and a named one degrades the cluster. Refuses to begin while the cluster is
     being upgraded or its scheduler isn't settled.
-  - A run that was cut short is finished by the next.
+  - O(state=absent) is begun in each of these cases, since our Policy may be their cause; only an upgrade of a healthy cluster is to end before. Ours
+    is named again only where it was seen in effect before and kube-scheduler was healthy with it.
+  - A ConfigMap of ours that somebody edited while it is named is replaced by another one.
+  - A run that was cut short is finished by the next, whichever O(state) that one asks for.
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubernetes.core.k8s_auth_options
 options:
   state:
-    description: Whether the scheduler knows the extender. V(absent) lets C(Scheduler/cluster) name what it named before.
+    description: Whether the scheduler knows the extender. V(absent) lets C(Scheduler/cluster) name what it named before, and
+      nothing from OpenShift 4.10 on, with a warning where a Policy of the user's isn't named again by that.
     type: str
     choices: [present, absent]
     default: present

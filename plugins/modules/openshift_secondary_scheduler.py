@@ -82,6 +82,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+kept:
+  description: With O(state=absent), what others have in the operator's namespace, for which it stays.
+  returned: success
+  type: list
+  elements: str
+  sample: [Secret pull]
 library:
   description: Whose dynamic client was used.
   returned: always

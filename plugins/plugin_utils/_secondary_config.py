@@ -33,10 +33,16 @@ def plan(version: str, wish: Json) -> Json:
     """Image, its minor version, and the configuration.
 
     :param version: the cluster's release of OpenShift.
-    :param wish: ``name``, ``image``, ``version``, ``extender`` (its Service, as <name>.<namespace>), ``timeout``.
+    :param wish: ``state``, ``name``, ``image``, ``version``, ``extender`` (its Service, as <name>.<namespace>) and
+        ``timeout``.
     :raises BadInput: it can't be; one sentence that names the variable.
     """
     cluster = openshift.kubernetes_minor(version)
+    # What comes after the releases that are known here has what the newest of them has.
+    admission = "admissionregistration.k8s.io/v1" if not cluster or cluster >= ADMISSION_SINCE else ""
+    if wish["state"] == "absent":
+        # What goes is only named. Nothing that has become wrong since it came may keep it.
+        return {"image": "", "minor": 0, "config": "", "policy_api": admission}
     name = str(wish["name"])
     if not _NAME.fullmatch(name) or name == "default-scheduler":
         raise BadInput(f"scheduler_name: {name!r} can't be the name of a scheduler beside the cluster's own")
@@ -55,7 +61,6 @@ def plan(version: str, wish: Json) -> Json:
     }
     text = str(yaml.safe_dump(wanted, sort_keys=False, default_flow_style=False))
     config.check("the configuration of the secondary scheduler", text, minor)
-    admission = "admissionregistration.k8s.io/v1" if cluster >= ADMISSION_SINCE else ""
     return {"image": image, "minor": minor, "config": text, "policy_api": admission}
 
 
@@ -63,9 +68,10 @@ def _default_image(cluster: int, version: str) -> str:
     for minor in (cluster, cluster - 1):
         if minor in TAGS:
             return f"{REPOSITORY}:{TAGS[minor]}"
+    kubernetes = f" (Kubernetes 1.{cluster})" if cluster else ""
     raise BadInput(
-        f"scheduler_openshift_image: no image is known for OpenShift {version} (Kubernetes 1.{cluster}); name one with "
-        "/bin/kube-scheduler of that version or the one before"
+        f"scheduler_openshift_image: no image is known for OpenShift {version}{kubernetes}; name one with "
+        "/bin/kube-scheduler of its version of Kubernetes or the one before"
     )
 
 

@@ -48,7 +48,8 @@ class PlayedOperator:
     """Follows Scheduler/cluster from its own thread until it is left.
 
     :param scripts: what becomes of the changes that are to come: ``rollout`` (also when there are no more), ``crash``,
-        ``failed-revision``, ``slow`` (a rollout that ends on the first node) or ``asleep`` (nothing happens at all).
+        ``failed-revision``, ``slow`` (a rollout that ends on the first node), ``lingering`` (a rollout that tells until
+        its end of what crashed before) or ``asleep`` (nothing happens at all).
     """
 
     def __init__(self, server: ApiServer, version: str, scripts: t.Sequence[str] = (), policy: str = "") -> None:
@@ -156,7 +157,8 @@ class PlayedOperator:
             # Nothing is new for the pods.
             return
         self.revision += 1
-        self._tell()
+        before = CRASH if script == "lingering" else ""
+        self._tell(before)
         for node in NODES:
             if script == "crash":
                 self._tell(degraded=CRASH)
@@ -169,7 +171,7 @@ class PlayedOperator:
             self.current[node] = self.revision
             self.failed.pop(node, None)
             self._pod(node)
-            self._tell()
+            self._tell(before if node != NODES[-1] else "")
             if script == "slow":
                 return
 

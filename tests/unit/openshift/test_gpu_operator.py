@@ -141,6 +141,27 @@ def test_on_a_mixed_cluster_only_gpushares_nodes_lose_it(kube, openshift):
         assert labels(openshift, "worker-1") == ("true", "true")
 
 
+def test_nodes_that_leave_and_come_are_followed(kube, openshift):
+    policy(openshift, cdi={"enabled": False})
+    with Played(openshift) as operator:
+        run(kube, "worker-1", "worker-2")
+        assert spec(openshift) == (False, False) and labels(openshift, "worker-1") == ("true", "true")
+        assert run(kube, "worker-1")["changed"]
+        assert spec(openshift) == (True, False)
+        assert labels(openshift, "worker-1") == ("false", "false") and labels(openshift, "worker-2") == ("true", "true")
+        before = openshift.request("GET", POLICY)["metadata"]["annotations"]
+        operator.broken = True
+        with pytest.raises(NotInEffect, match="taken back"):
+            run(kube, "worker-1", "worker-2", timeout=1.5)
+        assert spec(openshift) == (True, False) and labels(openshift, "worker-1") == ("false", "false")
+        assert openshift.request("GET", POLICY)["metadata"]["annotations"] == before
+        operator.broken = False
+        assert run(kube, "worker-2")["changed"]
+        assert labels(openshift, "worker-1") == ("true", "true") and labels(openshift, "worker-2") == ("false", "false")
+        run(kube, state="absent")
+        assert labels(openshift, "worker-2") == ("true", "true") and spec(openshift) == (True, False)
+
+
 def test_pods_that_would_be_stranded_are_named(kube, openshift):
     policy(openshift, cdi={})
     pod(openshift, "training", on="worker-1")

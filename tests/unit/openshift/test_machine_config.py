@@ -182,6 +182,24 @@ def test_only_nodes_with_gpus_are_configured_and_they_come_back(kube, openshift)
         assert not run(kube, state="absent", nodes=[])["changed"]
 
 
+def test_a_pool_that_was_there_before_keeps_its_own_nodes(kube, openshift):
+    pool = subject.pool_of("gpu")
+    pool["metadata"] = {"name": "gpu"}
+    openshift.apply(pool)
+    openshift.request("PATCH", "/api/v1/nodes/worker-2", {"metadata": {"labels": {LABEL: ""}}}, MERGE)
+    with Played(openshift) as operator:
+        assert run(kube)["changed"] and labelled(openshift) == {"worker-1", "worker-2"}
+        # The note on the MachineConfig outlives another apply of it.
+        assert run(kube, kernel_arguments=["intel_iommu=on"])["changed"]
+        before = len(operator.joined)
+        assert run(kube, state="absent", nodes=[])["changed"]
+        assert labelled(openshift) == {"worker-2"} and ("gpu", "worker-2") in operator.joined[before:]
+        assert gone(openshift, "machineconfigs", "99-gpushare") and not gone(openshift, "machineconfigpools", "gpu")
+        live = openshift.request("GET", f"{API}/machineconfigpools/gpu")
+        assert subject.BEFORE not in (live["metadata"].get("annotations") or {})
+        assert not run(kube, state="absent", nodes=[])["changed"]
+
+
 def test_a_pool_that_degrades_is_put_back_in_the_operators_words(kube, openshift):
     with Played(openshift, bad=["no-such-argument=1"]):
         with pytest.raises(NotInEffect) as failure:

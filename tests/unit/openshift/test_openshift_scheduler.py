@@ -14,8 +14,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _openshift as
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_client as client
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_scheduler as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._verification_scheduler import look_at_scheduler
 from definitions import OLD, definitions
-from played_operator import CRASH, INSTALLER, REMOVED, PlayedOperator
+from played_operator import CRASH, INSTALLER, NODES, REMOVED, PlayedOperator
 from real_apiserver import MERGE, Refused
 
 PREFIX = "gpushare-scheduler-policy"
@@ -187,6 +189,8 @@ def test_taking_it_out_is_put_back_too(only, openshift):
         with pytest.raises(NotInEffect, match="CrashLoopBackOff"):
             run(only, policy="")
         assert named(openshift) == NAME and maps(openshift) == {NAME: POLICY}
+        # What was noted on the way out is taken back, too.
+        assert not run(only)["changed"]
 
 
 def test_a_revision_that_failed_long_ago_is_no_failure():
@@ -235,16 +239,18 @@ class Cut:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("way", ["in", "over", "out"])
+@pytest.mark.parametrize("way", ["in", "over", "out", "edited"])
 def test_a_run_that_is_killed_anywhere_is_finished_by_the_next(only, openshift, way, after):
-    wanted = {"in": POLICY, "over": OTHER, "out": ""}[way]
-    target = subject.Wish(wanted, PREFIX).name or "team-policy"
+    wanted = {"in": POLICY, "over": OTHER, "out": "", "edited": POLICY}[way]
+    target = SECOND if way == "edited" else subject.Wish(wanted, PREFIX).name or "team-policy"
     for number in range(1, 20):
         openshift.request("DELETE", MAPS)
         users_map(openshift)
         with PlayedOperator(openshift, "4.9.5", policy="team-policy") as operator:
             if way != "in":
                 run(only, base=USERS)
+            if way == "edited":
+                edit(openshift, NAME)
             try:
                 run(Cut(only, number, after), wanted, USERS)
             except Killed:
@@ -261,6 +267,62 @@ def test_a_run_that_is_killed_anywhere_is_finished_by_the_next(only, openshift, 
     assert number > 2
 
 
+def once_settled(*arguments, **named):
+    """A change in the other direction is begun when the one before has come to rest."""
+    end = time.monotonic() + 20
+    while True:
+        try:
+            return run(*arguments, **named)
+        except BadInput as error:
+            if "still being rolled out" not in str(error) or time.monotonic() > end:
+                raise
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("way", ["in", "out"])
+@pytest.mark.parametrize("users", ["", "team-policy"])
+def test_a_run_that_is_killed_anywhere_is_taken_back_by_one_in_the_other_direction(only, openshift, way, after, users):
+    wanted, other, target = (POLICY, "", users) if way == "in" else ("", POLICY, NAME)
+    base = USERS if users else None
+    for number in range(1, 20):
+        openshift.request("DELETE", MAPS)
+        users_map(openshift)
+        with PlayedOperator(openshift, "4.9.5", policy=users) as operator:
+            if way == "out":
+                run(only, base=base)
+            try:
+                run(Cut(only, number, after), wanted, base)
+            except Killed:
+                pass
+            else:
+                break
+            once_settled(only, other, base)
+            assert named(openshift) == target
+            assert set(maps(openshift)) == {"team-policy", target} - {""}
+            assert set(operator.current.values()) == {operator.revision}
+            assert set(operator.seen) <= {NAME, users}
+            assert not run(only, other, base)["changed"]
+    assert number > 2
+
+
+def test_a_change_of_the_name_that_is_refused_on_the_way_out_leaves_nothing_behind(only, openshift):
+    class Refusing(Cut):
+        def patch(self, ref, body):
+            if ref.kind == "Scheduler":
+                raise ShareError("Scheduler cluster: the object has been modified (409)")
+            return self.api.patch(ref, body)
+
+    with PlayedOperator(openshift, "4.9.5") as operator:
+        run(only)
+        with pytest.raises(ShareError, match="409"):
+            run(Refusing(only, 0, True), policy="")
+        started = time.monotonic()
+        assert run(only)["changed"] and time.monotonic() - started < 5
+        assert operator.seen == [NAME] and named(openshift) == NAME
+        assert not run(only)["changed"]
+
+
 def test_killed_while_waiting_for_a_revision_that_crashes_the_next_run_puts_back(only, openshift):
     with PlayedOperator(openshift, "4.9.5", ["crash"]):
         # Create and name, then die before the first look.
@@ -270,6 +332,111 @@ def test_killed_while_waiting_for_a_revision_that_crashes_the_next_run_puts_back
         with pytest.raises(NotInEffect, match="CrashLoopBackOff"):
             run(only)
         assert named(openshift) == "" and maps(openshift) == {}
+
+
+def until(true):
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# --------------------------------------------------------------------------- taking out what does harm
+
+
+def test_ours_is_taken_out_while_kube_scheduler_is_degraded(only, openshift):
+    with PlayedOperator(openshift, "4.9.1", ["rollout", "lingering"]) as operator:
+        run(only)
+        operator._tell(degraded=CRASH)
+        operator.version("4.9.1", "Working towards 4.9.2: kube-scheduler is degraded")
+        assert run(only, policy="", check=True)["changed"] and named(openshift) == NAME
+        assert run(only, policy="")["changed"]
+        assert named(openshift) == "" and maps(openshift) == {} and operator.seen == [NAME, ""]
+
+
+def test_ours_that_crashes_is_taken_out_after_a_run_that_was_killed(only, openshift):
+    users_map(openshift)
+    with PlayedOperator(openshift, "4.9.1", ["crash", "lingering"], policy="team-policy") as operator:
+        with pytest.raises(Killed):
+            run(Cut(only, 2, True), base=USERS)
+        until(lambda: pure.look_at_rollout(only).degraded == CRASH)
+        with pytest.raises(BadInput, match=r"degraded already: .* ours: state absent takes it out"):
+            run(only, OTHER, USERS)
+        assert run(only, policy="", base=USERS)["changed"]
+        assert named(openshift) == "team-policy" and list(maps(openshift)) == ["team-policy"]
+        assert set(operator.current.values()) == {operator.revision}
+
+
+def test_what_never_worked_isnt_named_again_and_the_next_run_goes_on(only, openshift):
+    with PlayedOperator(openshift, "4.9.1", ["crash", "asleep"]) as operator:
+        with pytest.raises(Killed):
+            run(Cut(only, 2, True))
+        until(lambda: pure.look_at_rollout(only).degraded == CRASH)
+        with pytest.raises(NotInEffect, match="names no policy in place of ours, and that isn't in effect yet"):
+            run(only, policy="", timeout=0.5)
+        assert named(openshift) == "" and operator.seen == [NAME, ""]
+        # The next run still knows that there is something to wait for.
+        with pytest.raises(NotInEffect, match="isn't in effect yet"):
+            run(only, policy="", timeout=0.5)
+        operator._play("lingering")
+        assert run(only, policy="")["changed"] and maps(openshift) == {}
+        assert not run(only, policy="")["changed"]
+
+
+def test_an_upgrade_of_a_healthy_cluster_ends_before_ours_is_taken_out(only, openshift):
+    with PlayedOperator(openshift, "4.8.1") as operator:
+        run(only)
+        operator.version("4.9.1", "Working towards 4.9.1")
+        with pytest.raises(BadInput, match="being upgraded"):
+            run(only, policy="")
+        assert named(openshift) == NAME
+
+
+def edit(server, name, text=OTHER):
+    server.request("PATCH", f"{MAPS}/{name}", {"data": {"policy.cfg": text}}, MERGE)
+
+
+SECOND = f"{NAME}-2"
+
+
+@pytest.mark.parametrize("rolled_out", [False, True])
+def test_a_map_of_ours_that_somebody_edited_is_replaced_by_another(only, openshift, rolled_out):
+    users_map(openshift)
+    with PlayedOperator(openshift, "4.9.1", policy="team-policy") as operator:
+        run(only, base=USERS)
+        for before, after in ((NAME, SECOND), (SECOND, NAME)):
+            edit(openshift, before)
+            if rolled_out:
+                operator._play("rollout")
+            # What is named isn't written to.
+            checked = run(only, base=USERS, check=True)
+            assert run(only, base=USERS)["diff"] == checked["diff"]
+            assert named(openshift) == after and maps(openshift) == {after: POLICY, "team-policy": USERS}
+            assert set(operator.current.values()) == {operator.revision}
+            assert not run(only, base=USERS)["changed"]
+        edit(openshift, NAME)
+        assert run(only, policy="", base=USERS)["changed"]
+        assert named(openshift) == "team-policy" and maps(openshift) == {"team-policy": USERS}
+
+
+def test_a_map_of_ours_that_somebody_deleted_is_replaced_and_doesnt_stay_named(only, openshift):
+    with PlayedOperator(openshift, "4.9.1") as operator:
+        for wanted, target in ((POLICY, SECOND), ("", "")):
+            run(only)
+            gone = named(openshift)
+            openshift.request("DELETE", f"{MAPS}/{gone}")
+            assert run(only, wanted)["changed"]
+            assert named(openshift) == target and set(maps(openshift)) == {target} - {""}
+            assert set(operator.current.values()) == {operator.revision}
+
+
+def test_another_beginning_of_the_names_needs_no_new_revision(only, openshift):
+    with PlayedOperator(openshift, "4.9.1") as operator:
+        run(only)
+        params = {"plan": {"policy": POLICY, "base": None}, "config_map": "team-b"}
+        assert subject.work(only, params, False, subject.Waiting(timeout=8, pause=0.02))["changed"]
+        assert list(maps(openshift)) == [named(openshift)] and named(openshift).startswith("team-b-")
+        assert operator.revision == 9
 
 
 def test_somebody_who_names_another_policy_meanwhile_wins(only, openshift):
@@ -322,6 +489,29 @@ def test_what_an_upgrade_to_4_10_left_degraded_is_mended_by_taking_it_out(only, 
         assert named(openshift) == "" and maps(openshift) == {}
 
 
+def test_after_an_upgrade_to_4_10_the_users_policy_isnt_named_again_either(only, openshift):
+    users_map(openshift)
+    with PlayedOperator(openshift, "4.9.9", policy="team-policy"):
+        run(only, base=USERS)
+    with PlayedOperator(openshift, "4.10.1", policy=NAME) as operator:
+        done = run(only, policy="", base=USERS)
+        assert done["changed"] and "team-policy, which Scheduler/cluster named before ours" in done["warnings"][0]
+        assert operator.seen == [""] and not pure.look_at_rollout(only).degraded
+        assert named(openshift) == "" and maps(openshift) == {"team-policy": USERS}
+        assert "warnings" not in run(only, policy="", base=USERS)
+
+
+def test_from_4_10_on_ours_is_never_named_again(only, openshift):
+    with PlayedOperator(openshift, "4.9.9"):
+        run(only)
+    with PlayedOperator(openshift, "4.10.1", ["asleep"], policy=NAME) as operator:
+        with pytest.raises(NotInEffect, match="names no policy in place of ours"):
+            run(only, policy="", timeout=0.5)
+        assert named(openshift) == "" and operator.seen == [""]
+        operator._play("rollout")
+        assert run(only, policy="")["changed"] and maps(openshift) == {}
+
+
 def test_nothing_is_begun_while_the_cluster_is_upgraded_or_the_scheduler_not_settled(only, openshift):
     with PlayedOperator(openshift, "4.8.2") as operator:
         operator.version("4.9.0", "Working towards 4.9.0: 71 of 738 done (9% complete)")
@@ -365,7 +555,39 @@ def test_a_cluster_that_isnt_openshift_is_told_apart(only, openshift):
     with contextlib.suppress(Refused):
         openshift.request("DELETE", "/apis/config.openshift.io/v1/clusterversions/version")
     with pytest.raises(BadInput, match="isn't OpenShift"):
-        subject.observe(only)
+        subject.observe(only, PREFIX)
+
+
+def test_verification_finds_what_is_rolled_out_and_what_an_upgrade_left(only, openshift):
+    kube = RealKube.of_module(module_of(openshift))
+    managed = (
+        '{"kind": "Policy", "apiVersion": "v1", "extenders": [{"managedResources": [{"name": "aliyun.com/gpu-mem"}]}]}'
+    )
+    name = subject.Wish(managed, PREFIX).name
+
+    def found():
+        return look_at_scheduler(kube, "openshift", "deny", kube.list_all("v1", "Pod"))
+
+    with PlayedOperator(openshift, "4.9.23"):
+        assert found() == [("problems", NO_POLICY)]
+        run(only, managed)
+        passed = [text for field, text in found() if field == "passed"]
+        assert passed[0] == f"Scheduler/cluster names policy {name}, which is ours" and len(passed) == 4
+        # Nobody runs the extenders here.
+        assert [text for field, text in found() if field != "passed"] == [
+            f"no extender is ready on {node}, where kube-scheduler asks for one" for node in NODES
+        ]
+        openshift.request("PATCH", f"{MAPS}/{name}", {"data": {"policy.cfg": managed + " "}}, MERGE)
+        assert [text for _, text in found() if "hasn't taken policy" in text]
+    with PlayedOperator(openshift, "4.18.3", policy=name):
+        assert [text[:60] for field, text in found() if field == "problems"] == [
+            f"Scheduler/cluster still names policy {name}"[:60],
+            "the secondary scheduler doesn't run: Deployment openshift-secondary-scheduler-operator"[:60],
+            "ValidatingAdmissionPolicy gpushare-scheduler isn't there, so that a GPU pod"[:60],
+        ]
+
+
+NO_POLICY = "Scheduler/cluster names no policy, so that kube-scheduler asks no extender; run site.yml again"
 
 
 # --------------------------------------------------------------------------- the library
@@ -400,7 +622,7 @@ def test_an_api_server_that_cant_be_reached_or_refuses_is_told_in_one_sentence(o
         client.DynamicKube.of_module(module)
     nobody = module_of(openshift, kubeconfig=str(openshift.kubeconfig_of("nobody", ("system:authenticated",))))
     with pytest.raises(ShareError, match="may not do this: clusterversions"):
-        subject.observe(client.DynamicKube.of_module(nobody))
+        subject.observe(client.DynamicKube.of_module(nobody), PREFIX)
     api = client.DynamicKube.of_module(module_of(openshift))
     with pytest.raises(ShareError, match="the cluster doesn't know Route"):
         api.patch(client.Ref("route.openshift.io/v1", "Route", "a", "b"), {})

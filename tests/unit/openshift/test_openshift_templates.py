@@ -146,6 +146,24 @@ def test_the_service_finds_the_extender_and_only_the_scheduler_gets_through():
     assert "runAsUser" not in template["spec"]["securityContext"] and not template["spec"].get("hostNetwork")
 
 
+def test_the_service_finds_no_extender_beside_a_scheduler():
+    """Such a one, of an OpenShift before 4.10, listens on its node's loopback address alone."""
+    old = one(rendered("extender", "gpushare"), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    objects = rendered("openshift/extender")
+    selectors = (
+        one(objects, "Service")["spec"]["selector"],
+        one(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    )
+    for selector in selectors:
+        assert not selector.items() <= old.items()
+
+
+def test_both_roles_want_the_same_of_the_namespace():
+    """Otherwise each would change it back."""
+    assert rendered("openshift/namespace") == rendered("namespace", "gpushare")
+
+
 def test_the_restricted_standard_takes_the_extender(openshift):
     """What restricted-v2 asks for beside the user is what Kubernetes' own standard does."""
     namespace = openshift.namespace("restricted", {"pod-security.kubernetes.io/enforce": "restricted"})

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.filter.secondary_scheduler import secondary_scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_client as client
 from ansible_collections.kubegpu.share.plugins.module_utils import _secondary_scheduler as subject
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import Waiting
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _secondary_config
 from definitions import definitions
@@ -107,7 +108,9 @@ class Played:
     def _pod(self, labels, fine):
         self.server.ask("DELETE", f"{CORE}/pods/scheduler?gracePeriodSeconds=0")
         spec = {"nodeName": "worker-1", "containers": [{"name": "secondary-scheduler", "image": "i"}]}
-        self.server.request("POST", f"{CORE}/pods", {"metadata": {"name": "scheduler", "labels": labels}, "spec": spec})
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "secondary-scheduler-1", "uid": "1"}
+        metadata = {"name": "scheduler", "labels": labels, "ownerReferences": [owner]}
+        self.server.request("POST", f"{CORE}/pods", {"metadata": metadata, "spec": spec})
         if not fine:
             waiting = {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}
             state = {"name": "secondary-scheduler", "image": "i", "imageID": "", "ready": False, "restartCount": 3}
@@ -122,6 +125,7 @@ def api(openshift):
     openshift.ask("DELETE", CR)
     for path in (f"{DEPLOYMENTS}", f"{CORE}/configmaps", f"{CORE}/pods?gracePeriodSeconds=0"):
         openshift.ask("DELETE", path)
+    openshift.ask("DELETE", f"{CORE}/secrets")
     for kind in ("v1/namespaces/{}/operatorgroups", "v1alpha1/namespaces/{}/subscriptions"):
         openshift.ask("DELETE", f"{OLM}/{kind.format(SPACE)}")
     openshift.kubectl("delete", "crd", DEFINITION, "--ignore-not-found", "--timeout=30s")
@@ -227,6 +231,53 @@ def test_a_run_that_was_killed_before_the_proof_is_proven_or_put_back_by_the_nex
         assert openshift.request("GET", CR)["spec"]["schedulerConfig"] == name_of(CONFIG)
 
 
+def finished(server):
+    """What the namespace controller does when a namespace that is to go is empty."""
+    path = f"/api/v1/namespaces/{SPACE}"
+    live = server.request("GET", path)
+    assert live["metadata"].get("deletionTimestamp"), "it was to go"
+    server.request("PUT", f"{path}/finalize", {**live, "spec": {"finalizers": []}})
+    assert server.ask("GET", path)[0] == 404
+
+
+def test_the_namespace_that_we_made_goes_though_it_takes_its_time(api, openshift):
+    openshift.request("DELETE", f"/api/v1/namespaces/{SPACE}")
+    finished(openshift)
+    with Played(openshift):
+        assert run(api)["changed"]
+        assert openshift.request("GET", f"/api/v1/namespaces/{SPACE}")["metadata"]["annotations"]
+        gone = run(api, state="absent")
+        assert gone["changed"] and gone["kept"] == []
+        assert "Namespace" in gone["diff"][-1]["before_header"]
+        # Nobody has finished it yet.
+        assert not run(api, state="absent")["changed"]
+        with pytest.raises(ShareError, match=r"Namespace .* is being deleted; run again when it is gone"):
+            run(api)
+        finished(openshift)
+
+
+def test_the_namespace_that_we_made_stays_for_what_others_have_in_it(api, openshift):
+    openshift.request("DELETE", f"/api/v1/namespaces/{SPACE}")
+    finished(openshift)
+    with Played(openshift):
+        run(api)
+        theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": SPACE}}
+        openshift.apply(theirs)
+        lock = {"control-plane.alpha.kubernetes.io/leader": "{}"}
+        openshift.request(
+            "POST", f"{CORE}/configmaps", {"metadata": {"name": "the-operators-lock", "annotations": lock}}
+        )
+        gone = run(api, state="absent")
+        assert gone["changed"] and gone["kept"] == ["Secret theirs"]
+        assert openshift.ask("GET", f"{CORE}/secrets/theirs")[0] == 200
+        assert not openshift.request("GET", f"/api/v1/namespaces/{SPACE}")["metadata"].get("deletionTimestamp")
+        again = run(api, state="absent")
+        assert not again["changed"] and again["kept"] == ["Secret theirs"]
+        openshift.request("DELETE", f"{CORE}/secrets/theirs")
+        assert run(api, state="absent")["changed"]
+        finished(openshift)
+
+
 def test_what_is_somebody_elses_stays(api, openshift):
     openshift.install(definitions() / f"{DEFINITION}.yaml")
     group = {"metadata": {"name": "theirs"}, "spec": {"targetNamespaces": [SPACE]}}
@@ -261,7 +312,15 @@ def test_before_4_10_it_is_refused(openshift, api):
 
 def wish(**given):
     extender = "gpushare-extender.gpushare-system"
-    return {"name": "gpushare-scheduler", "image": "", "version": "", "extender": extender, "timeout": 30, **given}
+    return {
+        "state": "present",
+        "name": "gpushare-scheduler",
+        "image": "",
+        "version": "",
+        "extender": extender,
+        "timeout": 30,
+        **given,
+    }
 
 
 @pytest.mark.parametrize(
@@ -276,6 +335,27 @@ def test_the_image_goes_with_the_release(release, tag, minor):
     assert config["leaderElection"] == {"leaderElect": False}
     (extender,) = config["extenders"]
     assert extender["urlPrefix"] == "http://gpushare-extender.gpushare-system.svc:12345/gpushare-scheduler"
+
+
+@pytest.mark.parametrize(
+    ("release", "policy"),
+    [("4.10.0", ""), ("4.16.9", ""), ("4.17.0", "v1"), ("4.20.3", "v1"), ("4.99.0", "v1"), ("5.0.1", "v1")],
+)
+def test_what_goes_is_only_named(release, policy):
+    """Neither image nor name nor release that have become wrong since it came may keep the admission policy."""
+    for given in ({}, {"image": "example.org/s:v1.11.0"}, {"image": "example.org/s@sha256:ab"}, {"name": "Ours"}):
+        found = secondary_scheduler(release, wish(**given, state="absent"))
+        assert found["problem"] == "" and found["image"] == found["config"] == ""
+        assert found["policy_api"] == (policy and f"admissionregistration.k8s.io/{policy}")
+
+
+def test_a_major_version_that_nobody_knows_yet_has_what_the_newest_has():
+    found = secondary_scheduler("5.1.0", wish(image="example.org/s:v1.36.0"))
+    assert (found["problem"], found["policy_api"]) == ("", "admissionregistration.k8s.io/v1")
+    assert secondary_scheduler("5.1.0", wish())["problem"] == (
+        "scheduler_openshift_image: no image is known for OpenShift 5.1.0; name one with /bin/kube-scheduler of its "
+        "version of Kubernetes or the one before"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster in memory, for what needs hundreds of runs: a kill before each of a run's changes, and what comes after."""
+
+from __future__ import annotations
+
+import collections
+import copy
+
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._objects import ref_of
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing that the program still wants to do happens."""
+
+
+def merged(live, body):
+    """A JSON merge patch."""
+    if not isinstance(body, dict):
+        return copy.deepcopy(body)
+    result = dict(live) if isinstance(live, dict) else {}
+    for key, value in body.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+class MemoryKube:
+    """The API server; an operator that is played beside it moves on with the clock.
+
+    :param operator: called with this cluster at each step of the clock.
+    """
+
+    def __init__(self, operator, *objects):
+        self.requests = collections.Counter()
+        self.objects = {}
+        self.changes = []
+        self.left = None
+        self.refused = ()
+        self.time = 0.0
+        self._operator = operator
+        for one in objects:
+            self.objects[ref_of(one)] = copy.deepcopy(one)
+
+    # ----------------------------------------------------------------- the clock
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self._live()
+        self.time += seconds
+        self._operator(self)
+
+    # ----------------------------------------------------------------- kills
+
+    def killed_after(self, changes, work):
+        """Whether a piece of work was killed before it made more than so many changes or looks at the clock."""
+        self.left = changes
+        try:
+            work()
+        except Killed:
+            return True
+        finally:
+            self.left = None
+        return False
+
+    def _live(self):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+    # ----------------------------------------------------------------- the door
+
+    def get(self, ref):
+        return copy.deepcopy(self.objects.get(ref))
+
+    def list_all(self, api_version, kind, namespace="", field_selector="", label_selector=""):
+        return [
+            copy.deepcopy(one)
+            for ref, one in sorted(self.objects.items(), key=lambda pair: pair[0].name)
+            if (ref.api_version, ref.kind) == (api_version, kind)
+        ]
+
+    def patch(self, ref, body, subresource=""):
+        self._change("patch", ref, body)
+        if ref not in self.objects:
+            raise ShareError(f"{ref}: not found (404)")
+        self.set(ref, merged(self.objects[ref], body))
+
+    def apply(self, definition, manager):
+        ref = ref_of(definition)
+        self._change("apply", ref, definition)
+        live = self.objects.get(ref) or {}
+        metadata = merged(live.get("metadata"), definition["metadata"])
+        spec = definition["spec"] if ref.kind == "MachineConfig" else merged(live.get("spec"), definition["spec"])
+        self.set(ref, {**live, **copy.deepcopy(definition), "metadata": metadata, "spec": copy.deepcopy(spec)})
+
+    def delete(self, ref):
+        self._change("delete", ref, None)
+        self.objects.pop(ref, None)
+
+    def set(self, ref, new):
+        """Write an object; its generation follows its spec."""
+        old = self.objects.get(ref) or {}
+        if old.get("spec") != new.get("spec"):
+            new["metadata"]["generation"] = int((old.get("metadata") or {}).get("generation") or 0) + 1
+        self.objects[ref] = new
+
+    def _change(self, verb, ref, body):
+        self._live()
+        self.changes.append((verb, ref, copy.deepcopy(body)))
+        if ref.name in self.refused:
+            raise ShareError(f"{ref}: the API server refuses it (403)")

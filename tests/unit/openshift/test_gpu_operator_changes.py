@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Later changes beside NVIDIA's GPU Operator: other nodes, changes that fail, and runs killed in between."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpu_operator as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref, ref_of
+from memory_kube import MemoryKube
+
+ON, OFF = ("true", "true"), ("false", "false")
+POLICY = Ref(subject.API, subject.KIND, "", "gpu-cluster-policy")
+
+
+class Operator:
+    """NVIDIA's, played: ready two moments after each change of the policy's spec, or never with what is ``broken``."""
+
+    def __init__(self):
+        self.broken = lambda spec: False
+        self.generation, self.age = None, 0
+
+    def __call__(self, kube):
+        policy = kube.objects[POLICY]
+        generation = policy["metadata"].get("generation")
+        self.age = self.age + 1 if generation == self.generation else 0
+        self.generation = generation
+        spec = policy["spec"]
+        # As the definition's default has it.
+        spec.setdefault("cdi", {}).setdefault("enabled", True)
+        ready = self.age >= 2 and not self.broken(spec)
+        policy["status"] = {"state": "ready" if ready else "notReady"}
+
+
+def node(name, runtime="containerd://2.1.0", labels=None):
+    given = {subject.PRESENT: "true", subject.PLUGIN: "true", subject.VALIDATOR: "true", **(labels or {})}
+    metadata, status = {"name": name, "labels": given}, {"nodeInfo": {"containerRuntimeVersion": runtime}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def cluster(*names, runtime="containerd://2.1.0", cdi_by_default=True):
+    cdi = {"enabled": {"default": cdi_by_default}}
+    schema = {"properties": {"spec": {"properties": {"cdi": {"properties": cdi}}}}}
+    definition = {
+        "apiVersion": subject.DEFINITION.api_version,
+        "kind": subject.DEFINITION.kind,
+        "metadata": {"name": subject.DEFINITION.name},
+        "spec": {"versions": [{"schema": {"openAPIV3Schema": schema}}]},
+    }
+    policy = {
+        "apiVersion": subject.API,
+        "kind": subject.KIND,
+        "metadata": {"name": POLICY.name},
+        "spec": {"devicePlugin": {"enabled": True}, "cdi": {"enabled": cdi_by_default}},
+    }
+    operator = Operator()
+    kube = MemoryKube(operator, definition, policy, *(node(name, runtime) for name in names))
+    kube.operator = operator
+    return kube
+
+
+def add(kube, *objects):
+    for one in objects:
+        kube.objects[ref_of(one)] = one
+
+
+def pod(name, on, resource):
+    container = {"resources": {"limits": {resource: "1"}}}
+    metadata = {"name": name, "namespace": "default"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"nodeName": on, "containers": [container]},
+    }
+
+
+def run(kube, *nodes, state="present", check=False):
+    waiting = subject.Waiting(timeout=30, pause=5, sleep=kube.sleep, now=kube.now)
+    return subject.work(kube, {"state": state, "nodes": list(nodes), "timeout": 30}, check, waiting)
+
+
+def settings(kube):
+    spec = kube.objects[POLICY]["spec"]
+    return spec["devicePlugin"].get("enabled"), spec["cdi"].get("enabled")
+
+
+def labels(kube, name):
+    found = kube.objects[Ref("v1", "Node", "", name)]["metadata"]["labels"]
+    return found.get(subject.PLUGIN), found.get(subject.VALIDATOR)
+
+
+def noted(kube):
+    text = (kube.objects[POLICY]["metadata"].get("annotations") or {}).get(subject.BEFORE)
+    return json.loads(text) if text is not None else None
+
+
+def doubled(kube, ours):
+    """Whether NVIDIA's device plugin was on one of these nodes after any change of the last run."""
+    spec, found = dict(kube.before[POLICY]["spec"]), False
+    live = {name: dict(kube.before[Ref("v1", "Node", "", name)]["metadata"]["labels"]) for name in ours}
+    for _verb, ref, body in kube.changes:
+        if ref == POLICY:
+            spec.update(body.get("spec") or {})
+        elif ref.name in live:
+            live[ref.name].update(body["metadata"]["labels"])
+        on = spec["devicePlugin"].get("enabled") is not False
+        found = found or (on and any(one.get(subject.PLUGIN) != "false" for one in live.values()))
+    return found
+
+
+# --------------------------------------------------------------------------- a change that fails
+
+
+def test_a_node_more_that_fails_takes_nothing_from_the_nodes_that_were_gpushares_before():
+    kube = cluster("a", "b", "c", cdi_by_default=False)
+    run(kube, "a")
+    before = noted(kube)
+    kube.operator.broken = lambda spec: True
+    with pytest.raises(NotInEffect, match="its state is notReady; it was taken back"):
+        run(kube, "a", "b")
+    assert (labels(kube, "a"), labels(kube, "b")) == (OFF, ON)
+    assert noted(kube) == before
+    kube.operator.broken = lambda spec: False
+    assert not run(kube, "a")["changed"] and run(kube, "a", "b")["changed"]
+    run(kube, state="absent")
+    assert (labels(kube, "a"), labels(kube, "b"), noted(kube)) == (ON, ON, None)
+
+
+def test_a_later_change_of_cdi_that_fails_leaves_the_device_plugin_off():
+    kube = cluster("a", cdi_by_default=False)
+    run(kube, "a")
+    assert settings(kube) == (False, False)
+    before = noted(kube)
+    # The operator is upgraded, and its new default is written into the policy.
+    add(kube, *(one for ref, one in cluster(cdi_by_default=True).objects.items() if ref == subject.DEFINITION))
+    kube.objects[POLICY]["spec"]["cdi"] = {"enabled": True}
+    kube.operator.broken = lambda spec: not spec["cdi"]["enabled"]
+    with pytest.raises(NotInEffect, match="taken back"):
+        run(kube, "a")
+    assert settings(kube) == (False, True) and noted(kube) == before
+
+
+def test_what_the_api_server_refuses_is_taken_back_too():
+    kube = cluster("a", "b", "c")
+    kube.refused = ("b",)
+    with pytest.raises(NotInEffect, match=r"Node b: the API server refuses it .403.; .*taking it back failed too"):
+        run(kube, "a", "b")
+    # Its label couldn't be set, so it can't be set back: what is left is done by the next run.
+    kube.refused = ()
+    run(kube, "a")
+    assert (labels(kube, "a"), labels(kube, "b"), settings(kube)) == (OFF, ON, (True, False))
+    assert set(noted(kube)) == {"fields", "labels"}
+    run(kube, state="absent")
+    assert (labels(kube, "a"), settings(kube), noted(kube)) == (ON, (True, True), None)
+
+
+# --------------------------------------------------------------------------- other nodes
+
+
+def test_where_a_node_comes_that_isnt_gpushares_it_gets_its_device_plugin():
+    kube = cluster("a")
+    run(kube, "a")
+    assert settings(kube) == (False, False) and labels(kube, "a") == ON
+    add(kube, node("theirs"))
+    kube.before, kube.changes = {ref: one for ref, one in kube.objects.items()}, []
+    assert run(kube, "a", check=True)["changed"] and not kube.changes
+    assert run(kube, "a")["changed"]
+    assert (settings(kube), labels(kube, "a"), labels(kube, "theirs")) == ((True, False), OFF, ON)
+    assert not doubled(kube, ["a"])
+    assert not run(kube, "a")["changed"]
+    # And when it is gpushare's too, it is off everywhere again.
+    assert run(kube, "a", "theirs")["changed"]
+    assert settings(kube) == (False, False)
+    run(kube, state="absent")
+    assert (settings(kube), labels(kube, "a"), labels(kube, "theirs"), noted(kube)) == ((True, True), ON, ON, None)
+
+
+def test_a_device_plugin_that_its_user_had_turned_off_stays_off():
+    kube = cluster("a")
+    kube.objects[POLICY]["spec"]["devicePlugin"] = {"enabled": False}
+    run(kube, "a")
+    add(kube, node("theirs"))
+    run(kube, "a")
+    assert settings(kube) == (False, False) and labels(kube, "a") == ON
+
+
+def test_a_node_that_leaves_gets_back_what_it_had():
+    kube = cluster("a", "b", "theirs")
+    kube.objects[Ref("v1", "Node", "", "b")]["metadata"]["labels"].pop(subject.VALIDATOR)
+    run(kube, "a", "b")
+    assert labels(kube, "a") == labels(kube, "b") == OFF
+    assert run(kube, "a")["changed"]
+    assert (labels(kube, "a"), labels(kube, "b")) == (OFF, ("true", None))
+    assert set(noted(kube)["labels"]) == {"a"}
+    assert not run(kube, "a")["changed"]
+    # What becomes of it from now on is its user's.
+    kube.objects[Ref("v1", "Node", "", "b")]["metadata"]["labels"][subject.PLUGIN] = "false"
+    assert not run(kube, "a")["changed"]
+
+
+def test_a_node_whose_machine_is_gone_is_forgotten():
+    kube = cluster("a", "b", "theirs")
+    run(kube, "a", "b")
+    kube.objects.pop(Ref("v1", "Node", "", "b"))
+    run(kube, "a")
+    assert set(noted(kube)["labels"]) == {"a"} and not run(kube, "a")["changed"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (lambda kube: labelled(kube, "b"), "b isn't in it and has the label gpushare=true"),
+        (lambda kube: add(kube, pod("p", "b", "aliyun.com/gpu-mem")), "the cards that pod default/p still has"),
+    ],
+)
+def test_no_node_gets_it_back_while_gpushare_is_there(mark, words):
+    mixed, whole = cluster("a", "b", "theirs"), cluster("a", "b")
+    for kube in (mixed, whole):
+        run(kube, "a", "b")
+        mark(kube)
+        assert not run(kube, "a", "b")["changed"]
+        before = json.dumps([kube.get(ref) for ref in kube.objects])
+        with pytest.raises(BadInput) as failure:
+            run(kube, "a")
+        assert str(failure.value).startswith("gpushare_nodes: b isn't in it") and words in str(failure.value)
+        assert json.dumps([kube.get(ref) for ref in kube.objects]) == before
+    run(whole, state="absent")
+    assert settings(whole) == (True, True)
+
+
+def labelled(kube, name):
+    kube.objects[Ref("v1", "Node", "", name)]["metadata"]["labels"]["gpushare"] = "true"
+
+
+# --------------------------------------------------------------------------- kills
+
+STEPS = {
+    "all of them": (("a", "b"), lambda kube: None),
+    "one of them": (("a",), lambda kube: None),
+    "a stranger comes": (("a", "b"), lambda kube: add(kube, node("c", kube.runtime))),
+    "a node leaves": (("b",), lambda kube: None),
+}
+GOOD = {
+    "all of them": ((False, False), {"a": ON, "b": ON}),
+    "one of them": ((True, False), {"a": OFF, "b": ON}),
+    "a stranger comes": ((True, False), {"a": OFF, "b": OFF, "c": ON}),
+    "a node leaves": ((True, False), {"a": ON, "b": OFF}),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (None, "all of them"),
+        (None, "one of them"),
+        ("all of them", "a stranger comes"),
+        ("all of them", "one of them"),
+        ("one of them", "all of them"),
+        ("one of them", "a node leaves"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("runtime", "broken"), [("cri-o://1.33.4", False), ("containerd://2.1.0", False), ("containerd://2.1.0", True)]
+)
+def test_a_kill_anywhere_is_finished_by_the_next_run_in_either_direction(runtime, first, then, broken):
+    """Killed before each change and look; then the same again, or back to the first, or all away."""
+
+    def start():
+        kube = cluster("a", "b", runtime=runtime)
+        kube.runtime = runtime
+        if first:
+            run(kube, *STEPS[first][0])
+        STEPS[then][1](kube)
+        kube.state = (settings(kube), {ref.name: labels(kube, ref.name) for ref in kube.objects if ref.kind == "Node"})
+        kube.noted = noted(kube)
+        # What the killed run has set, the operator isn't content with.
+        kube.operator.broken = lambda spec: broken and now(kube) != kube.state
+        return kube
+
+    def now(kube):
+        return settings(kube), {ref.name: labels(kube, ref.name) for ref in kube.objects if ref.kind == "Node"}
+
+    def is_as(kube, name):
+        wanted, nodes = GOOD[name]
+        assert settings(kube) == wanted
+        assert {each: labels(kube, each)[0] == "false" for each in nodes} == {
+            each: nodes[each] == OFF for each in nodes
+        } or not wanted[0]
+        assert not {"paused", "unproven"} & set(noted(kube))
+        kube.operator.broken = lambda spec: False
+        assert not run(kube, *STEPS[name][0])["changed"]
+
+    def away(kube):
+        kube.operator.broken = lambda spec: False
+        run(kube, state="absent")
+        assert (settings(kube), noted(kube)) == ((True, True), None)
+        assert all(labels(kube, ref.name) == ON for ref in kube.objects if ref.kind == "Node")
+
+    for number in itertools.count():
+        kubes = [start() for _ in range(4)]
+
+        def work(kube):
+            try:
+                run(kube, *STEPS[then][0])
+            except NotInEffect:
+                assert broken
+
+        ended = [not kube.killed_after(number, lambda kube=kube: work(kube)) for kube in kubes]
+        same, back, gone, killed = kubes
+        if broken:
+            # The same again, which fails: it is as it was before the killed run, and as if there had been none.
+            if not all(ended):
+                with pytest.raises(NotInEffect):
+                    run(same, *STEPS[then][0])
+            assert (now(same), noted(same)) == (same.state, same.noted), number
+        else:
+            run(same, *STEPS[then][0])
+            is_as(same, then)
+        away(same)
+        if first and then != "a stranger comes":
+            back.operator.broken = lambda spec: False
+            run(back, *STEPS[first][0])
+            is_as(back, first)
+            away(back)
+        away(gone)
+        # The way back killed as well, after as many changes.
+        killed.operator.broken = lambda spec: False
+        killed.killed_after(number, lambda killed=killed: run(killed, state="absent"))
+        run(killed, *STEPS[then][0])
+        is_as(killed, then)
+        away(killed)
+        if all(ended):
+            break
+    assert number > 6
