@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _coreos as coreos
@@ -30,9 +31,21 @@ CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kube
 MIRROR = "kubernetes.io/config.mirror"
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
 
+# What mode dedicated brings, and what it has beside schedulers on machines (up to OpenShift 4.9 also there).
+OWN = "gpushare-scheduler"
+EXTENDER = "gpushare-extender"
+PART_OF = ("app.kubernetes.io/part-of", "gpushare")
+# First minor version of Kubernetes with admission policies in v1, and the one with the first beta.
+POLICY_SINCE, POLICY_BETA_SINCE = 30, 28
+# Which of a namespace's annotations are told.
+MARKS = "kubegpu.share/"
+
 ARGUMENTS: Json = {
     "mode": {"type": "str", "choices": [AUTO, STATIC_POD, K3S, RKE2, DEDICATED, OPENSHIFT], "default": AUTO},
     "hosts": {"type": "dict", "default": {}},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "namespace": {"type": "str", "default": "gpushare-system"},
+    "dedicated_namespace": {"type": "str", "default": OWN},
 }
 
 
@@ -84,8 +97,18 @@ def choose(mode: str, hosts: t.Mapping[str, str], seen: Seen) -> Choice:
     running = sorted(seen.schedulers) if mode != K3S else []
     running = running or [one["name"] for one in _control_planes(seen)]
     _every_scheduler(mode, hosts, running, seen)
-    leader = seen.holder.rpartition("_")[0]
-    return Choice(mode, why, sorted(hosts, key=lambda host: leader in (host, hosts[host])))
+    return Choice(mode, why, sorted(hosts, key=lambda host: _leads(host, hosts[host], seen)))
+
+
+def _leads(host: str, node: str, seen: Seen) -> tuple[bool, bool]:
+    """Whether the lease's holder is this machine: by one of its names, and by the first part of one.
+
+    The lease has the machine's own name, which needn't be its node's, and may be with its domain or without.
+    """
+    leader = seen.holder.rpartition("_")[0].lower()
+    machine = [name for one in seen.nodes if one["name"] == node for name in one.get("hostnames", ())]
+    names = {name.lower() for name in (host, node, *machine)}
+    return leader in names, leader.partition(".")[0] in {name.partition(".")[0] for name in names}
 
 
 def _looks_like(seen: Seen) -> tuple[str, str]:
@@ -127,22 +150,70 @@ def _every_scheduler(mode: str, hosts: t.Mapping[str, str], running: t.Sequence[
 
 
 def look(kube: Kube, params: Json) -> Json:
-    """Ask the cluster, and choose."""
+    """Ask the cluster, and choose.
+
+    :raises BadInput: it can't be, also because of what another mode has left at work.
+    """
     seen = see(kube)
     hosts = {str(host): str(node) for host, node in params["hosts"].items()}
     choice = choose(params["mode"], hosts, seen)
+    version = str(kube.version().get("gitVersion", ""))
+    policy = bool(seen.openshift) and openshift.takes_policy(seen.openshift)
+    left = [str(ref) for ref in _others(choice.mode, policy, version, params) if _at_work(kube, ref)]
+    if params["state"] == "present" and choice.mode in ON_MACHINES and left:
+        raise BadInput(_refusal(choice, left))
+    namespace = params["namespace"]
     return {
         "scheduler": {
             **dataclasses.asdict(choice),
             "hosts": list(choice.hosts),
             "on_machines": choice.mode in ON_MACHINES,
             "openshift": seen.openshift,
-            "policy": bool(seen.openshift) and openshift.takes_policy(seen.openshift),
+            "policy": policy,
             "versions": sorted({image.rpartition(":")[2] for image in seen.schedulers.values() if ":" in image}),
-            "version": str(kube.version().get("gitVersion", "")),
+            "version": version,
+            "left": left,
+            "namespace": {"name": namespace, "metadata": _marks(kube.get(Ref("v1", "Namespace", "", namespace)))},
         },
         "requests": dict(kube.requests),
     }
+
+
+def _others(mode: str, policy: bool, version: str, params: Json) -> list[Ref]:
+    """What is at work where the cluster was set up in another mode before."""
+    if mode == OPENSHIFT and policy:
+        return []
+    if mode not in ON_MACHINES:
+        return [Ref("apps/v1", "DaemonSet", params["namespace"], EXTENDER)]
+    found = re.match(r"v?1\.(\d+)", version)
+    minor = int(found.group(1)) if found else POLICY_SINCE
+    api = "v1" if minor >= POLICY_SINCE else "v1beta1" if minor >= POLICY_BETA_SINCE else ""
+    policies = [Ref(f"admissionregistration.k8s.io/{api}", "ValidatingAdmissionPolicy", "", OWN)] if api else []
+    return [*policies, Ref("apps/v1", "Deployment", params["dedicated_namespace"], OWN)]
+
+
+def _at_work(kube: Kube, ref: Ref) -> bool:
+    metadata = (kube.get(ref) or {}).get("metadata") or {}
+    return PART_OF in (metadata.get("labels") or {}).items() and not metadata.get("deletionTimestamp")
+
+
+def _refusal(choice: Choice, left: t.Sequence[str]) -> str:
+    return (
+        f"scheduler_mode: {choice.mode} ({choice.why}) would leave {' and '.join(left)} of mode {DEDICATED} at work: "
+        "pods that don't name that scheduler are refused, and two extenders give away the same cards; set it "
+        f"to {DEDICATED}, or take that mode away first (playbooks/uninstall.yml --limit localhost,control_plane "
+        f"-e scheduler_mode={DEDICATED})"
+    )
+
+
+def _marks(namespace: Json | None) -> Json:
+    """What tells whose a namespace is; empty where there is none."""
+    if namespace is None:
+        return {}
+    metadata = namespace["metadata"]
+    annotations = metadata.get("annotations") or {}
+    marks = {name: text for name, text in annotations.items() if name.startswith(MARKS)}
+    return {"name": metadata["name"], "labels": metadata.get("labels") or {}, "annotations": marks}
 
 
 def see(kube: Kube) -> Seen:
@@ -150,6 +221,7 @@ def see(kube: Kube) -> Seen:
         {
             "name": str(node["metadata"]["name"]),
             "labels": node["metadata"].get("labels") or {},
+            "hostnames": _hostnames(node),
             "kubelet": str(_about(node).get("kubeletVersion", "")),
             "os": str(_about(node).get("osImage", "")),
         }
@@ -169,6 +241,14 @@ def _image(pod: Json) -> str:
     containers = pod["spec"].get("containers") or [{}]
     named = [one for one in containers if one.get("name") == "kube-scheduler"] or containers
     return str(named[0].get("image", ""))
+
+
+def _hostnames(node: Json) -> list[str]:
+    """What a node says that its machine is called."""
+    addresses = (node.get("status") or {}).get("addresses") or []
+    said = [one.get("address") for one in addresses if one.get("type") == "Hostname"]
+    said.append((node["metadata"].get("labels") or {}).get("kubernetes.io/hostname"))
+    return [str(one) for one in said if one]
 
 
 def _about(node: Json) -> Json:

@@ -18,6 +18,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._control_plane impor
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
 from ansible_collections.kubegpu.share.plugins.module_utils._rollout import ready, reasons
+from ansible_collections.kubegpu.share.plugins.module_utils._verification_scheduler import (
+    DENY,
+    NONE,
+    WARN,
+    look_at_scheduler,
+)
 
 COMPONENT = "app.kubernetes.io/component"
 PART_OF = ("app.kubernetes.io/part-of", "gpushare")
@@ -209,11 +215,15 @@ ARGUMENTS: Json = {
         "choices": [*choice.ON_MACHINES, choice.DEDICATED, choice.OPENSHIFT],
         "default": choice.STATIC_POD,
     },
+    "admission": {"type": "str", "choices": [DENY, WARN, NONE], "default": DENY},
 }
 
 
 def look(kube: Kube, params: Json) -> Json:
     """Ask the cluster, and compare."""
     expected = Expected(params["cards"], params["control_plane"], params["namespace"], params["scheduler"])
-    story = compare(expected, kube.list_all("v1", "Node"), kube.list_all("v1", "Pod", field_selector=UNFINISHED))
+    pods = kube.list_all("v1", "Pod", field_selector=UNFINISHED)
+    story = compare(expected, kube.list_all("v1", "Node"), pods)
+    for field, text in look_at_scheduler(kube, expected.scheduler, params["admission"], pods):
+        getattr(story, field).append(text)
     return {**dataclasses.asdict(story), "requests": dict(kube.requests)}

@@ -14,6 +14,7 @@ description:
   - Tells from the API alone whether kube-scheduler is a static pod, a part of k3s or RKE2, OpenShift's, or somebody else's (a managed
     control plane), and why it thinks so. Changes nothing.
   - Fails where a scheduler would be left without the extender, since that one would bind pods that then have no card.
+  - Fails where a dedicated scheduler that was set up before would go on beside schedulers on machines.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
   - kubernetes.core.k8s_auth_options
@@ -27,6 +28,19 @@ options:
     description: The hosts of the inventory on which schedulers run, each with the name of its node.
     type: dict
     default: {}
+  state:
+    description: V(absent) where it is all to be taken away. What another mode has left is then only told.
+    type: str
+    choices: [present, absent]
+    default: present
+  namespace:
+    description: Namespace of gpushare's servers.
+    type: str
+    default: gpushare-system
+  dedicated_namespace:
+    description: Namespace of a dedicated scheduler.
+    type: str
+    default: gpushare-scheduler
 requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0
@@ -78,6 +92,15 @@ scheduler:
     policy:
       description: Whether this OpenShift's own scheduler takes a policy (before 4.10).
       type: bool
+    left:
+      description: What is still at work of another mode in which the cluster was set up before, as kind and name.
+      type: list
+      elements: str
+      sample: [DaemonSet gpushare-system/gpushare-extender]
+    namespace:
+      description: "O(namespace) as it is: its C(name), and its C(metadata) with labels and the collection's own annotations, empty where
+        it isn't there."
+      type: dict
 requests:
   description: How many requests of each verb the API server was sent.
   type: dict

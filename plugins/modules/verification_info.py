@@ -14,6 +14,9 @@ description:
   - Compares what the nodes announce with the cards that the device plugin tells of, and these with the cards that were seen on the machines.
   - Looks whether each kube-scheduler still has the configuration with the extender, whether the extender is ready beside it and the device
     plugin on each labelled node, and whether any card is given away more than once.
+  - On OpenShift up to 4.9 looks whether C(Scheduler/cluster) names a policy with the extender, whether each kube-scheduler was started with it and
+    whether the extender is ready beside it; from 4.10 on whether it names none, and whether the secondary scheduler is at work with the extender.
+  - In mode V(dedicated) and on OpenShift looks whether an admission policy guards GPU pods, where the API server has such policies.
   - Evidence that is missing is told as unknown and never as passed.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
@@ -40,6 +43,13 @@ options:
     type: str
     choices: [static_pod, k3s, rke2, dedicated, openshift]
     default: static_pod
+  admission:
+    description:
+      - What the admission policy does with a GPU pod for another scheduler, in mode V(dedicated) and on OpenShift from 4.10 on. V(none) where none
+        is installed, which isn't looked for then.
+    type: str
+    choices: [deny, warn, none]
+    default: deny
 requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0

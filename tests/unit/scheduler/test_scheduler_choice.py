@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_choice import Seen, choose, look
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_choice import ARGUMENTS, Seen, choose, look, see
 
 CONTROL = {"node-role.kubernetes.io/control-plane": ""}
 OLD_CONTROL = {"node-role.kubernetes.io/master": ""}
@@ -51,6 +51,40 @@ def test_lease_holder_is_last():
     assert choose("auto", HOSTS, by_host_name).hosts[-1] == "cp1.lab"
 
 
+@pytest.mark.parametrize(
+    ("names", "hostname", "leader"),
+    [
+        # The machine's own name is shorter than its node's, or longer.
+        (("ip-10-0-0-1.ec2.internal", "ip-10-0-0-2.ec2.internal"), "", "ip-10-0-0-1"),
+        (("ip-10-0-0-1", "ip-10-0-0-2"), "", "ip-10-0-0-1.ec2.internal"),
+        (("ip-1", "ip-2"), "", "IP-1.ec2.internal"),
+        # A node has a name of its own (--hostname-override, a cloud's), and its label or address says the machine's.
+        (("i-0a", "i-0b"), "label", "cp-a"),
+        (("i-0a", "i-0b"), "address", "cp-a.dc1"),
+        # The whole name goes before the short one, which several may have.
+        (("cp.dc1", "cp.dc2"), "", "cp.dc1"),
+        (("10.0.0.1", "10.0.0.2"), "", "10.0.0.1"),
+    ],
+)
+def test_lease_holder_is_last_by_another_of_its_names(names, hostname, leader):
+    def api_node(name, host):
+        labels = {**CONTROL, **({"kubernetes.io/hostname": host} if hostname == "label" else {})}
+        addresses = [{"type": "InternalIP", "address": "10.0.0.9"}]
+        addresses += [{"type": "Hostname", "address": host}] if hostname == "address" else []
+        info = {"kubeletVersion": "v1.36.3", "osImage": "Debian"}
+        return {"metadata": {"name": name, "labels": labels}, "status": {"nodeInfo": info, "addresses": addresses}}
+
+    class Cluster:
+        def list_all(self, api_version, kind, **_selected):
+            return [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)] if kind == "Node" else []
+
+        def get(self, _ref):
+            return {"spec": {"holderIdentity": f"{leader}_7a-1"}}
+
+    hosts = dict(zip(("a", "b"), names, strict=True))
+    assert choose("static_pod", hosts, see(Cluster())).hosts == ["b", "a"]
+
+
 def test_the_careful_may_leave_their_schedulers_alone():
     choice = choose("dedicated", {}, KUBEADM)
     assert choice.mode == "dedicated" and choice.hosts == ()
@@ -87,9 +121,11 @@ def test_refused(mode, hosts, seen, sentence):
 class Api:
     """Answers from the objects that it is given, and counts."""
 
-    def __init__(self, nodes, pods=(), objects=()):
+    def __init__(self, nodes, pods=(), objects=(), version="v1.36.3"):
         self.lists = {"Node": nodes, "Pod": pods}
         self.objects = dict(objects)
+        self.answer = version
+        self.asked = []
         self.requests: dict[str, int] = {}
 
     def list_all(self, _version, kind, namespace="", field_selector="", label_selector=""):
@@ -99,11 +135,12 @@ class Api:
 
     def get(self, ref):
         self.requests["GET"] = self.requests.get("GET", 0) + 1
+        self.asked.append(ref)
         return self.objects.get(ref.kind)
 
     def version(self):
         self.requests["GET"] = self.requests.get("GET", 0) + 1
-        return {"gitVersion": "v1.36.3"}
+        return {"gitVersion": self.answer}
 
 
 def raw_node(name, os="Debian", worker=False):
@@ -121,26 +158,98 @@ def mirror(name, annotations=("kubernetes.io/config.mirror",)):
     }
 
 
-def test_four_requests_tell_kubeadms_cluster():
+def asked(**given):
+    return {**{name: spec.get("default") for name, spec in ARGUMENTS.items()}, "hosts": {}, **given}
+
+
+def test_seven_requests_tell_kubeadms_cluster():
     api = Api(
         [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)],
         [mirror("cp1"), mirror("cp2"), mirror("gpu1", ())],
         {"Lease": {"spec": {"holderIdentity": "cp1_0a-1"}}},
     )
-    found = look(api, {"mode": "auto", "hosts": {"b": "cp1", "a": "cp2"}})
+    found = look(api, asked(hosts={"b": "cp1", "a": "cp2"}))
     assert found["scheduler"]["mode"] == "static_pod" and found["scheduler"]["on_machines"] is True
     assert found["scheduler"]["hosts"] == ["a", "b"] and found["scheduler"]["version"] == "v1.36.3"
-    assert found["scheduler"]["versions"] == ["v1.36.3"] and found["requests"] == {"GET": 4}
+    assert found["scheduler"]["versions"] == ["v1.36.3"] and found["requests"] == {"GET": 7}
+    assert found["scheduler"]["left"] == []
+    assert found["scheduler"]["namespace"] == {"name": "gpushare-system", "metadata": {}}
 
 
 @pytest.mark.parametrize(("version", "policy"), [("4.9.59", True), ("4.10.0", False), ("4.22.1", False)])
 def test_openshift_by_its_version(version, policy):
     os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
     api = Api([raw_node("m0", os)], (), {"ClusterVersion": {"status": {"desired": {"version": version}}}})
-    found = look(api, {"mode": "auto", "hosts": {}})["scheduler"]
+    found = look(api, asked())["scheduler"]
     assert (found["mode"], found["openshift"], found["policy"]) == ("openshift", version, policy)
 
 
 def test_coreos_without_openshift_is_no_openshift():
     api = Api([raw_node("cp1", "Red Hat Enterprise Linux CoreOS 9")], [mirror("cp1")])
-    assert look(api, {"mode": "auto", "hosts": {"a": "cp1"}})["scheduler"]["mode"] == "static_pod"
+    assert look(api, asked(hosts={"a": "cp1"}))["scheduler"]["mode"] == "static_pod"
+
+
+def test_whose_the_namespace_is():
+    metadata = {"name": "n", "labels": {"a": "b"}, "annotations": {"kubegpu.share/created": "true", "long": "text"}}
+    api = Api([raw_node("cp1")], [mirror("cp1")], {"Namespace": {"metadata": {**metadata, "uid": "u"}}})
+    found = look(api, asked(hosts={"a": "cp1"}, namespace="n"))["scheduler"]["namespace"]
+    marks = {"kubegpu.share/created": "true"}
+    assert found == {"name": "n", "metadata": {"name": "n", "labels": {"a": "b"}, "annotations": marks}}
+
+
+# --------------------------------------------------------------------------- what another mode has left
+
+OURS = {"app.kubernetes.io/part-of": "gpushare"}
+
+
+def thing(name, labels=OURS, **more):
+    return {"metadata": {"name": name, "labels": labels, **more}}
+
+
+@pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "Deployment"])
+def test_a_dedicated_scheduler_that_was_left_is_refused_and_told_at_the_end(kind):
+    api = Api([raw_node("cp1")], [mirror("cp1")], {kind: thing("gpushare-scheduler")})
+    with pytest.raises(BadInput) as caught:
+        look(api, asked(hosts={"a": "cp1"}))
+    said = str(caught.value)
+    assert said.startswith("scheduler_mode: static_pod (node cp1 runs") and f"leave {kind} " in said
+    assert "playbooks/uninstall.yml --limit localhost,control_plane -e scheduler_mode=dedicated" in said
+    found = look(api, asked(hosts={"a": "cp1"}, state="absent"))["scheduler"]
+    assert found["mode"] == "static_pod" and [one.split()[0] for one in found["left"]] == [kind]
+    # Its own mode goes on.
+    assert look(api, asked(mode="dedicated"))["scheduler"]["left"] == []
+
+
+def test_what_is_somebody_elses_or_going_is_nothing_left():
+    for one in (
+        thing("gpushare-scheduler", None),
+        thing("gpushare-scheduler", deletionTimestamp="2026-01-01T00:00:00Z"),
+    ):
+        api = Api([raw_node("cp1")], [mirror("cp1")], {"ValidatingAdmissionPolicy": one, "Deployment": one})
+        assert look(api, asked(hosts={"a": "cp1"}))["scheduler"]["left"] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "api_version"), [("v1.30.2", "v1"), ("v1.29.9+k3s1", "v1beta1"), ("v1.27.1", None)]
+)
+def test_the_policy_is_asked_for_as_this_server_has_it(version, api_version):
+    api = Api([raw_node("cp1")], [mirror("cp1")], version=version)
+    look(api, asked(hosts={"a": "cp1"}))
+    found = [ref.api_version for ref in api.asked if ref.kind == "ValidatingAdmissionPolicy"]
+    assert found == ([f"admissionregistration.k8s.io/{api_version}"] if api_version else [])
+
+
+def test_extenders_beside_schedulers_are_told_where_there_should_be_none():
+    os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
+
+    def left(version):
+        objects = {
+            "ClusterVersion": {"status": {"desired": {"version": version}}},
+            "DaemonSet": thing("gpushare-extender"),
+        }
+        return look(Api([raw_node("m0", os)], (), objects), asked())["scheduler"]["left"]
+
+    assert left("4.9.59") == [] and left("4.10.0") == ["DaemonSet gpushare-system/gpushare-extender"]
+    api = Api([raw_node("cp1")], [mirror("cp1")], {"DaemonSet": thing("gpushare-extender")})
+    assert look(api, asked(mode="dedicated"))["scheduler"]["left"] == left("4.10.0")
+    assert look(api, asked(hosts={"a": "cp1"}))["scheduler"]["left"] == []
