@@ -230,10 +230,21 @@ class Witness:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        node = {"metadata": {"name": self.NODE, "labels": {self.NODE: "true"}}}
+        node = {
+            "metadata": {"name": self.NODE, "labels": {self.NODE: "true"}},
+            # Nobody runs what others would put here.
+            "spec": {"taints": [{"key": self.NODE, "effect": "NoSchedule"}]},
+        }
         self._lab.api.delete(f"/api/v1/nodes/{self.NODE}")
         self._lab.api.call("POST", "/api/v1/nodes", node)
-        room = {"status": {"capacity": {"pods": "5000"}, "allocatable": {"pods": "5000"}}}
+        room = {
+            "status": {
+                "capacity": {"pods": "5000"},
+                "allocatable": {"pods": "5000"},
+                # kubeadm upgrade compares every node's with its own.
+                "nodeInfo": {"kubeletVersion": self._lab.api.call("GET", "/version")["gitVersion"]},
+            }
+        }
         kind = "application/merge-patch+json"
         self._lab.api.call("PATCH", f"/api/v1/nodes/{self.NODE}/status", room, kind)
         try:

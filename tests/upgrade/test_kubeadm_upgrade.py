@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from _lab import LOGS, ROOT, Lab, until
-from _schedulers import CONFIG, FOLDER, SCHEDULER, ControlPlane, Inside, Watch, Witness, assert_healthy
+from _schedulers import CONFIG, FOLDER, ControlPlane, Inside, Watch, Witness, assert_healthy
 
 from lab import aptsources, build, cluster, components, engine, nodes, rootfs
 
@@ -111,5 +111,9 @@ def test_site_finishes_it_and_has_nothing_to_do_then(lab: Lab, planes: list[Cont
     done = lab.playbook(SITE)
     assert done.rc == 0, done.out[-8000:]
     assert_healthy(lab, planes)
-    assert [lab.ssh(plane.node, f"grep -c kubegpu.share/ {SCHEDULER}").strip() for plane in planes] == ["1"] * 3
+    for plane in planes:
+        state = plane.state()
+        ours = yaml.safe_load(state.manifest)["metadata"]["annotations"]
+        assert [value for name, value in ours.items() if name.startswith("kubegpu.share/")] == [plane.digest(CONFIG)]
+        assert parts(state.manifest) == expected(NEWER)
     lab.playbook(SITE).assert_unchanged()
