@@ -22,8 +22,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadIn
 from ansible_collections.kubegpu.share.plugins.module_utils._kubeadm_config import KEY, NAME
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
 from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import (
-    ANNOTATION,
-    CONTAINER,
     FLAGS,
     HOST_FOLDER,
     MOUNT,
@@ -247,8 +245,8 @@ def _add(document: Document, flag: str, value: str, listed: bool) -> None:
 # --------------------------------------------------------------------------- patches
 
 # kubeadm takes them in the order of their names, for the target that these begin with.
-FLAG_PATCH = f"{CONTAINER}90-kubegpu-share+json.json"
-POD_PATCH = f"{CONTAINER}90-kubegpu-share+strategic.yaml"
+FLAG_PATCH = f"{cp.CONTAINER}90-kubegpu-share+json.json"
+POD_PATCH = f"{cp.CONTAINER}90-kubegpu-share+strategic.yaml"
 PATCHES = (FLAG_PATCH, POD_PATCH)
 
 
@@ -262,11 +260,11 @@ def patch_files(sha256: str, flag: str | None = None) -> dict[str, str]:
     :param flag: such as ``--config=FILE``, with which our folder is mounted; None where the user's own file has our
         extender, so that only the annotation is ours.
     """
-    pod: Json = {"metadata": {"annotations": {ANNOTATION: sha256}}}
+    pod: Json = {"metadata": {"annotations": {cp.ANNOTATION: sha256}}}
     files: dict[str, str] = {}
     if flag is not None:
         pod["spec"] = {
-            "containers": [{"name": CONTAINER, "volumeMounts": [MOUNT]}],
+            "containers": [{"name": cp.CONTAINER, "volumeMounts": [MOUNT]}],
             "volumes": [HOST_FOLDER],
         }
         # A strategic patch would replace the whole command.

@@ -29,7 +29,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils import _merged_file
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as config
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_policy as policy
 from ansible_collections.kubegpu.share.plugins.plugin_utils._kubeadm_plan import PATCHES, Told, patch_files
-from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import CONTAINER, StaticPod
+from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import StaticPod
 
 Json = dict[str, t.Any]
 
@@ -141,7 +141,7 @@ def changes_of(files: t.Sequence[File], reason: str) -> Plan:
     """The plan that these files make, or, where none changes, the reason to start kube-scheduler again."""
     changes = [Change(path, before or "", after or "") for path, before, after in files]
     if reason and not changes:
-        changes = [Change(CONTAINER, f"{reason}\n", "healthy, with this configuration\n")]
+        changes = [Change(cp.CONTAINER, f"{reason}\n", "healthy, with this configuration\n")]
     return Plan(tuple(changes))
 
 
@@ -247,7 +247,7 @@ def _is_scheduler(text: str) -> bool:
     for pod in pods:
         containers = (pod.get("spec") or {}).get("containers") or []
         named = [one.get("name") for one in containers if isinstance(one, dict)]
-        if (pod.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named:
+        if (pod.get("metadata") or {}).get("name") == cp.CONTAINER or cp.CONTAINER in named:
             return True
     return False
 
@@ -460,7 +460,7 @@ def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[
         election.update({key: value for key, value in said.items() if set(_FLAGS_OF.get(key, ())) & set(flags)})
     if election.get("leaderElect") is False or election.get("resourceLock") in NO_LEASE:
         return None
-    return str(election.get("resourceNamespace") or "kube-system"), str(election.get("resourceName") or CONTAINER)
+    return str(election.get("resourceNamespace") or "kube-system"), str(election.get("resourceName") or cp.CONTAINER)
 
 
 _FLAGS_OF = {

@@ -18,9 +18,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document impor
 
 Json = dict[str, t.Any]
 
-CONTAINER = "kube-scheduler"
 VOLUME = "kubegpu-share"
-ANNOTATION = "kubegpu.share/scheduler-config-sha256"
 ANNOTATIONS: Path = ("metadata", "annotations")
 LIVEZ_SINCE = 31
 # Flags by which kube-scheduler is told of a file of ours.
@@ -54,10 +52,10 @@ class StaticPod:
 
     def _find(self) -> int:
         containers = self._document.get(("spec", "containers")) or []
-        found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
+        found = [number for number, one in enumerate(containers) if one.get("name") == cp.CONTAINER]
         if len(found) != 1:
             number = f"{len(found)} containers" if found else "no container"
-            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}")
+            raise self._refused(("spec", "containers"), f"has {number} {cp.CONTAINER}")
         return found[0]
 
     def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
@@ -141,14 +139,14 @@ class StaticPod:
     # ----------------------------------------------------------------- ours in it
 
     def annotated(self) -> bool:
-        return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
+        return cp.ANNOTATION in (self._document.get(ANNOTATIONS) or {})
 
     def annotation(self) -> str:
-        return str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or "")
+        return str((self._document.get(ANNOTATIONS) or {}).get(cp.ANNOTATION) or "")
 
     def annotate(self, sha256: str) -> None:
         if self.annotation() != sha256:
-            self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
+            self._document.set((*ANNOTATIONS, cp.ANNOTATION), sha256)
 
     def mount(self, flag: str = f"--config={cp.CONFIG}") -> None:
         """Have our folder in the container, and among its flags ours, which names a file in that folder.
@@ -192,7 +190,7 @@ class StaticPod:
             for number in reversed(self._numbers(path)):
                 self._document.delete((*path, number))
         if annotation and self.annotated():
-            self._document.delete((*ANNOTATIONS, ANNOTATION))
+            self._document.delete((*ANNOTATIONS, cp.ANNOTATION))
 
     def done(self) -> str:
         return self._document.checked()

@@ -15,10 +15,10 @@ import real_kubeadm
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils import _kubeadm_config as kubeadm_config
+from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _kubeadm_plan as kubeadm
 from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import (
-    ANNOTATION,
     HOST_FOLDER,
     MOUNT,
     VOLUME,

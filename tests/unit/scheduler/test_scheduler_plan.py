@@ -12,17 +12,16 @@ import manifests
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION, CONTAINER
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _merged_file as merged_file
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
-    CONTAINER,
     LookAgain,
     Options,
     lease_of,
     make_plan,
 )
-from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import ANNOTATION
 
 EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 PRESENT = Options(present=True, extender=EXTENDER)

@@ -17,8 +17,9 @@ import pytest
 import real_kubeadm
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import ANNOTATION, VOLUME, StaticPod
+from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import VOLUME, StaticPod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
