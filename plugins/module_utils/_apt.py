@@ -24,6 +24,7 @@ import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._key_folders import MADE_COMMENT, made, without
 from ansible_collections.kubegpu.share.plugins.module_utils._package_names import (
     check_patterns,
     described,
@@ -49,6 +50,7 @@ MARK = "kubegpu-"
 
 WRITTEN_BY = "Written by kubegpu.share; what is changed here by hand is written again."
 KEY_COMMENT = "# Key: "
+SWITCHED_OFF = "Enabled: no\n"
 
 ARGUMENTS: Json = {
     "name": {"type": "str", "required": True},
@@ -198,10 +200,26 @@ class PutKey:
 
 
 @dataclasses.dataclass(frozen=True)
+class PutSources:
+    repository: Repository
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoveSources:
+    """``text``: what stands there now."""
+
+    path: str
+    text: str
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        return made(self.text)
+
+
+@dataclasses.dataclass(frozen=True)
 class PutFile:
     path: str
     text: str
-    repository: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +379,7 @@ def refuse_conflict(repository: Repository, sources: t.Iterable[Json]) -> None:
 def _repository_changes(repository: Repository, apt: Json) -> list[Change]:
     changes = []
     have = apt["keys"].get(repository.key_path)
-    text = apt["files"].get(repository.sources_path, "")
+    text = without(apt["files"].get(repository.sources_path, ""), MADE_COMMENT)
     want = sha256_of(repository.key_text) if repository.key_text else repository.key_sha256
     other_origin = bool(text) and f"{KEY_COMMENT}{repository.key_origin}" not in text.splitlines()
     if have is None or (have != want if want else other_origin):
@@ -369,9 +387,13 @@ def _repository_changes(repository: Repository, apt: Json) -> list[Change]:
         after = f"key {repository.key_origin}" + (f" with SHA-256 {want}\n" if want else "\n")
         changes.append(Change(repository.key_path, before, after, PutKey(repository)))
     if text != repository.sources():
-        step = PutFile(repository.sources_path, repository.sources(), repository=True)
-        changes.append(Change(repository.sources_path, text, repository.sources(), step))
+        changes.append(Change(repository.sources_path, text, repository.sources(), PutSources(repository)))
     return changes
+
+
+def switched_off(text: str) -> str:
+    """A list that apt passes over: until its key is there, and once it is gone."""
+    return text if text.endswith(SWITCHED_OFF) else text + SWITCHED_OFF
 
 
 def _file_changes(path: str, text: str, files: t.Mapping[str, str]) -> list[Change]:
@@ -411,11 +433,15 @@ def _removals(wanted: PackageSet, seen: Json) -> t.Iterator[Change]:
 
 
 def _file_removals(wanted: PackageSet, seen: Json) -> t.Iterator[Change]:
-    paths = [one.sources_path for one in wanted.repositories]
-    for path in (*paths, wanted.preferences_path, wanted.configuration_path):
-        if path in seen["apt"]["files"]:
-            yield Change(path, seen["apt"]["files"][path], "", RemoveFile(path))
+    files, keys = seen["apt"]["files"], seen["apt"]["keys"]
+    for path in (wanted.preferences_path, wanted.configuration_path):
+        if path in files:
+            yield Change(path, files[path], "", RemoveFile(path))
     for repository in wanted.repositories:
-        if repository.key_path in seen["apt"]["keys"]:
-            before = f"key with SHA-256 {seen['apt']['keys'][repository.key_path]}\n"
+        if repository.key_path in keys:
+            before = f"key with SHA-256 {keys[repository.key_path]}\n"
             yield Change(repository.key_path, before, "", RemoveFile(repository.key_path))
+    # Lists go last: they remember which folders were made for the keys.
+    for path in (one.sources_path for one in wanted.repositories):
+        if path in files:
+            yield Change(path, without(files[path], MADE_COMMENT), "", RemoveSources(path, files[path]))

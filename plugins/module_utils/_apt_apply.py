@@ -15,12 +15,20 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils import _apt as apt
 from ansible_collections.kubegpu.share.plugins.module_utils._apt_observe import observe
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._key_folders import (
+    MADE_COMMENT,
+    made,
+    remembering,
+    to_make,
+    unmake,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._package_names import matches_any
 from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import Fetch, fetch_key, key_of
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done, System
 
 Json = t.Dict[str, t.Any]
+Before = t.Dict[str, t.Optional[str]]
 
 # Nothing of ours restarts services on a node that runs GPU pods, or reloads systemd to ask whether it should.
 QUIET = ("env", "NEEDRESTART_SUSPEND=1", "NEEDRESTART_MODE=l")
@@ -77,40 +85,53 @@ class AptConcern:
             steps = [change.step for change in self.plan(self.observe()).changes]
         self._purge([step for step in steps if isinstance(step, apt.Purge)])
         self._unhold([step.name for step in steps if isinstance(step, apt.Release)])
-        before = self._put_files(steps, keys)
+        self._remove_files(steps)
+        before = self._put_repositories(steps, keys, seen)
+        for step in steps:
+            if isinstance(step, apt.PutFile):
+                self._system.write(step.path, step.text)
         packages = [step for step in steps if isinstance(step, apt.SetPackage)]
         install = [step for step in packages if step.install]
-        if install or any(self._of_repository(step) for step in steps):
+        if install or before:
             self._refresh(before)
         self._install(install)
         self._hold([step.package.name for step in packages])
 
-    @staticmethod
-    def _of_repository(step: t.Any) -> bool:
-        return isinstance(step, apt.PutKey) or (isinstance(step, apt.PutFile) and step.repository)
-
-    def _put_files(self, steps: t.Iterable[t.Any], keys: t.Mapping[str, str]) -> dict[str, str | None]:
-        """Write and remove files; returns what those of repositories held before."""
-        before: dict[str, str | None] = {}
+    def _remove_files(self, steps: t.Sequence[t.Any]) -> None:
         for step in steps:
-            if isinstance(step, apt.RemoveFile):
+            if isinstance(step, apt.RemoveSources):
+                self._system.write(step.path, apt.switched_off(step.text))
+        for step in steps:
+            if isinstance(step, apt.RemoveSources):
+                self._unmake(step.made)
+            if isinstance(step, (apt.RemoveFile, apt.RemoveSources)):
                 self._system.remove(step.path)
-                # Debian 11 has no such folder of its own; one that a package has, or that holds anything, stays.
-                if step.path.startswith(f"{apt.KEYRINGS}/") and self._system.run(["dpkg", "-S", apt.KEYRINGS]).rc == 1:
-                    self._system.run(["rmdir", apt.KEYRINGS])
-                continue
-            if isinstance(step, apt.PutKey):
-                path, text = step.repository.key_path, keys[step.repository.key_path]
-            elif isinstance(step, apt.PutFile):
-                path, text = step.path, step.text
-            else:
-                continue
-            if self._of_repository(step):
-                before[path] = self._system.read(path)
+
+    def _unmake(self, folders: t.Iterable[str]) -> None:
+        """Remove folders that were made for keys, unless a package has them by now; Debian 12's apt brings its own."""
+        unmake(self._system, [one for one in folders if self._system.run(["dpkg", "-S", one]).rc == 1])
+
+    def _put_repositories(self, steps: t.Sequence[t.Any], keys: t.Mapping[str, str], seen: Json) -> Before:
+        """Write keys and lists; returns what the files held before."""
+        touched = {
+            step.repository.name: step.repository for step in steps if isinstance(step, (apt.PutKey, apt.PutSources))
+        }
+        # Keys first, and so they are put back: what is no more is remembered until its folder is gone.
+        paths = [one.key_path for one in touched.values()] + [one.sources_path for one in touched.values()]
+        before: Before = {path: self._system.read(path) for path in paths}
+        folders = to_make(self._system, apt.KEYRINGS, seen["apt"]["files"].values())
+        for repository in touched.values():
+            path, key_path = repository.sources_path, repository.key_path
+            new = key_path in keys and before[key_path] is None
+            text = remembering(repository.sources(), {MADE_COMMENT: folders})
+            if new:
+                self._system.write(path, apt.switched_off(text))
+            if key_path in keys:
+                self._system.write(key_path, keys[key_path])
             self._system.write(path, text)
         return before
 
-    def _refresh(self, before: dict[str, str | None]) -> None:
+    def _refresh(self, before: Before) -> None:
         """Fetch the lists of our repositories; if one doesn't work, put back what stood there."""
         try:
             for repository in self._wanted.repositories:
@@ -118,13 +139,14 @@ class AptConcern:
         except ShareError:
             # A repository that fails stops every later apt-get update of this machine.
             for path, text in before.items():
+                self._unmake(set(made(self._system.read(path) or "")) - set(made(text or "")))
                 if text is None:
                     self._system.remove(path)
                 else:
                     self._system.write(path, text)
             raise
 
-    def _update(self, repository: apt.Repository, before: dict[str, str | None]) -> None:
+    def _update(self, repository: apt.Repository, before: Before) -> None:
         only = ("-o", f"Dir::Etc::sourcelist={repository.sources_path}", "-o", "Dir::Etc::sourceparts=-")
         strict = ("-o", "APT::Get::List-Cleanup=0", "-o", "APT::Update::Error-Mode=any")
         argv = [*APT_GET, *only, *strict, "update"]

@@ -22,6 +22,13 @@ import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._key_folders import (
+    MADE_COMMENT,
+    made,
+    remembered,
+    remembering,
+    without,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._package_names import (
     check_patterns,
     described,
@@ -55,7 +62,6 @@ WRITTEN_BY = "# Written by kubegpu.share; what is changed here by hand is writte
 KEY_COMMENT = "# Key: "
 # Which keys rpm got from us: state, not wish, so that it is left out where texts are compared.
 IMPORTED_COMMENT = "# Imported: "
-MADE_COMMENT = "# Made: "
 
 # Of these rpm keeps several versions beside each other.
 INSTALL_ONLY = ("kernel", "kernel-*", "kernel[0-9]*", "gpg-pubkey", "installonlypkg*")
@@ -432,30 +438,17 @@ def plan(wanted: PackageSet, seen: Json) -> Plan:
 
 def without_memory(text: str) -> str:
     """A repository's file without what it remembers of the keys that came with it."""
-    marks = (IMPORTED_COMMENT, MADE_COMMENT)
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(marks))
+    return without(text, IMPORTED_COMMENT, MADE_COMMENT)
 
 
 def imported(text: str) -> tuple[str, ...]:
     """Which keys rpm got from us, by a repository's file."""
-    return _remembered(text, IMPORTED_COMMENT)
-
-
-def made(text: str) -> tuple[str, ...]:
-    """Which folders were made for a repository's key, the outer one first, by the repository's file."""
-    return _remembered(text, MADE_COMMENT)
-
-
-def _remembered(text: str, mark: str) -> tuple[str, ...]:
-    found = [line[len(mark) :].split() for line in text.splitlines() if line.startswith(mark)]
-    return tuple(name for names in found for name in names)
+    return remembered(text, IMPORTED_COMMENT)
 
 
 def with_memory(text: str, keys: t.Iterable[str], folders: t.Iterable[str] = ()) -> str:
     """A repository's file that remembers the keys that rpm got from us, and the folders that were made for them."""
-    lines = [(IMPORTED_COMMENT, " ".join(keys)), (MADE_COMMENT, " ".join(folders))]
-    told = "".join(f"{mark}{words}\n" for mark, words in lines if words)
-    return text.replace("\n[", f"\n{told}[", 1)
+    return remembering(text, {IMPORTED_COMMENT: keys, MADE_COMMENT: folders})
 
 
 def _repository_changes(repository: Repository, manager: Manager, rpm: Json) -> list[Change]:
@@ -629,14 +622,15 @@ def _removals(wanted: PackageSet, manager: Manager, seen: Json) -> t.Iterator[Ch
         if not kept and rpm["streams"].get(stream.module) == stream.stream:
             yield Change(f"module {stream.module}", f"{stream.stream}\n", "", ResetStream(stream))
     for repository in wanted.repositories:
+        if repository.key_path in rpm["keys"]:
+            before = f"key with SHA-256 {rpm['keys'][repository.key_path]}\n"
+            yield Change(repository.key_path, before, "", RemoveFile(repository.key_path))
+    # Repositories' files go last: they remember what came with the keys.
+    for repository in wanted.repositories:
         path = repository.path(manager)
         if path in rpm["files"]:
             text = rpm["files"][path]
             yield Change(path, without_memory(text), "", RemoveFile(path, imported(text), made(text)))
-    for repository in wanted.repositories:
-        if repository.key_path in rpm["keys"]:
-            before = f"key with SHA-256 {rpm['keys'][repository.key_path]}\n"
-            yield Change(repository.key_path, before, "", RemoveFile(repository.key_path))
 
 
 def newest(versions: t.Iterable[str]) -> list[str]:

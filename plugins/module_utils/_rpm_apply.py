@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-import posixpath
 import time
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _rpm as rpm
 from ansible_collections.kubegpu.share.plugins.module_utils import _rpm_files as rpm_files
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._key_folders import made, to_make, unmake
 from ansible_collections.kubegpu.share.plugins.module_utils._package_names import matches_any
 from ansible_collections.kubegpu.share.plugins.module_utils._repository_key import Fetch, fetch_key, key_of, rpm_names
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_drivers import DRIVERS, Commands, Item
@@ -97,32 +97,23 @@ class RpmConcern:
 
     def _put_repositories(self, steps: t.Sequence[t.Any], keys: t.Mapping[str, str], seen: Json) -> Before:
         """Write keys and repositories; returns what the files held before."""
-        before: Before = {}
         touched = {
             step.repository.name: step.repository for step in steps if isinstance(step, (rpm.PutKey, rpm.PutRepository))
         }
+        # Keys first, and so they are put back: what is no more is remembered until its folder is gone.
+        paths = [one.key_path for one in touched.values()] + [one.path(self._manager) for one in touched.values()]
+        before: Before = {path: self._system.read(path) for path in paths}
+        folders = to_make(self._system, rpm.KEYS, seen["rpm"]["files"].values())
         for repository in touched.values():
             path, key_path = repository.path(self._manager), repository.key_path
-            before[key_path], before[path] = self._system.read(key_path), self._system.read(path)
             key = keys.get(key_path) or before[key_path] or ""
             ours = rpm.imported(before[path] or "")
             new = [name for name in rpm_names(key) if name not in seen["rpm"]["imported"] and name not in ours]
-            missing = self._missing_folders() if key_path in keys else []
-            folders = list(dict.fromkeys([*rpm.made(before[path] or ""), *missing]))
             # What is ours stands in the file before it is there: a run that is killed between forgets nothing.
             self._system.write(path, rpm.with_memory(repository.text(self._manager), (*ours, *new), folders))
             if key_path in keys:
                 self._system.write(key_path, key)
         return before
-
-    def _missing_folders(self) -> list[str]:
-        """Folders that a key makes; SUSE has none of them where nothing else needs them."""
-        return [one for one in (posixpath.dirname(rpm.KEYS), rpm.KEYS) if not self._system.exists(one)]
-
-    def _unmake(self, folders: t.Iterable[str]) -> None:
-        """Remove folders that were made for keys; one that holds anything stays."""
-        for folder in sorted(folders, reverse=True):
-            self._system.run(["rmdir", folder])
 
     def _refresh(self, before: Before, seen: Json) -> None:
         """Try our repositories; if one doesn't work, put back what stood there."""
@@ -132,17 +123,15 @@ class RpmConcern:
                 self._driver.refresh(repository)
         except ShareError:
             # A repository that fails may stop every later run of the package manager on this machine.
-            folders: list[str] = []
             for path, text in before.items():
                 written = self._system.read(path) or ""
                 fresh = [name for name in rpm.imported(written) if name not in rpm.imported(text or "")]
                 self._forget_keys([name for name in fresh if name not in seen["rpm"]["imported"]])
-                folders += [one for one in rpm.made(written) if one not in rpm.made(text or "")]
+                unmake(self._system, set(made(written)) - set(made(text or "")))
                 if text is None:
                     self._system.remove(path)
                 else:
                     self._system.write(path, text)
-            self._unmake(folders)
             raise
 
     def _change_packages(
@@ -243,10 +232,9 @@ class RpmConcern:
                     self._system.remove(emptied)
         for step in steps:
             if isinstance(step, rpm.RemoveFile):
-                # The file goes last: it is what remembers the keys.
                 self._forget_keys(step.imported)
+                unmake(self._system, step.made)
                 self._system.remove(step.path)
-        self._unmake({folder for step in steps if isinstance(step, rpm.RemoveFile) for folder in step.made})
         self._remove_lock_plugin()
 
     def _put_locks(self, path: str, text: str, drop: t.Callable[[str], bool]) -> None:

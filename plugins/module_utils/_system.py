@@ -28,6 +28,10 @@ class Done:
     err: str
 
 
+# How the name of a file begins that a write fills and then puts in the old one's place.
+TEMPORARY = ".kubegpu-"
+
+
 class System(t.Protocol):
     """What a node concern may see and touch. Paths are absolute, as the node knows them."""
 
@@ -106,7 +110,7 @@ class RealSystem:
         try:
             os.makedirs(folder, mode=0o755, exist_ok=True)
             # The leading dot keeps kubelet, containerd's *.toml import and run-parts from reading a half-written file.
-            handle, temporary = tempfile.mkstemp(prefix=".kubegpu-", dir=folder)
+            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
                     file.write(text)

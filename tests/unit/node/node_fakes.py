@@ -75,6 +75,37 @@ class FakeSystem:
         return answer if isinstance(answer, Done) else answer(argv)
 
 
+class Folders(FakeSystem):
+    """Beside a machine's class: folders are there by themselves, a write makes those above it one by one.
+
+    With ``kill_at`` it also dies with a folder made and nothing in it, and with a file that a write had begun.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.commands["rmdir"] = self._rmdir
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        folder = path.rpartition("/")[0]
+        steps = folder.split("/")
+        for above in ("/".join(steps[:count]) for count in range(2, len(steps) + 1)):
+            if not self.exists(above):
+                self.step()
+                self.folders.add(above)
+        self.files[f"{folder}/.kubegpu-begun"] = text[:1]
+        self.step()
+        del self.files[f"{folder}/.kubegpu-begun"]
+        super().write(path, text, mode)
+
+    def _rmdir(self, argv: Sequence[str]) -> Done:
+        if argv[1] not in self.folders or self.names(argv[1]):
+            return Done(1, "", f"rmdir: failed to remove '{argv[1]}'")
+        self.step()
+        self.folders.discard(argv[1])
+        self.step()
+        return Done(0, "", "")
+
+
 class AptMachine(FakeSystem):
     """A node with dpkg and apt: repositories by URL, what is installed, what is held, which lists were fetched."""
 

@@ -82,6 +82,7 @@ def test_everything_from_a_bare_machine_and_then_nothing():
     assert node.held == set(node.installed)
     assert node.files[KEYRING] == KEY
     assert node.files[SOURCES].splitlines()[2:] == [
+        "# Made: /etc/apt/keyrings",
         "Types: deb",
         f"URIs: {URL}",
         "Suites: /",

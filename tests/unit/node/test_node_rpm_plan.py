@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import pytest
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from ansible_collections.kubegpu.share.plugins.module_utils import _repository_key, _rpm, _rpm_locks, _rpm_observe
+from ansible_collections.kubegpu.share.plugins.module_utils import (
+    _key_folders,
+    _repository_key,
+    _rpm,
+    _rpm_locks,
+    _rpm_observe,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_apply import replaced
 from ansible_collections.kubegpu.share.plugins.module_utils._rpm_version import Version, compare, matches
@@ -316,7 +322,7 @@ def test_nothing_to_do(manager):
     ((path, text),) = state["rpm"]["files"].items()
     state["rpm"]["files"][path] = _rpm.with_memory(text, ["a-b"], ["/etc/pki", "/etc/pki/rpm-gpg"])
     assert _rpm.imported(state["rpm"]["files"][path]) == ("a-b",)
-    assert _rpm.made(state["rpm"]["files"][path]) == ("/etc/pki", "/etc/pki/rpm-gpg")
+    assert _key_folders.made(state["rpm"]["files"][path]) == ("/etc/pki", "/etc/pki/rpm-gpg")
     assert _rpm.plan(wanted(), state).empty
 
 

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Folders for keys of apt and rpm: what was made goes, what was there stays, wherever a run is killed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import test_node_apt
+import test_node_rpm_apply
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from node_fakes import AptMachine, Folders, Killed
+
+ELSEWHERE = "http://repo.example.org/tools/"
+
+
+class Apt(Folders, AptMachine):
+    """Debian 11, where no package owns the folder."""
+
+    makes = ("/etc/apt/keyrings",)
+    list_of_cuda = test_node_apt.SOURCES
+    key_of_cuda = test_node_apt.KEYRING
+
+    def __init__(self) -> None:
+        super().__init__({test_node_apt.URL: {"nvidia-driver-cuda": ["1"]}, ELSEWHERE: {"tool": ["1"]}})
+        self.commands["dpkg -S"] = Done(1, "", "dpkg-query: no path found matching pattern")
+
+    def fail(self):
+        del self.repositories[test_node_apt.URL]
+
+    def go(self, **changes):
+        params = {"packages": ["nvidia-driver-cuda"], **changes}
+        return test_node_apt.go(self, test_node_apt.options(**params))
+
+    def go_other(self, **changes):
+        return self.go(name="tools", repository={"name": "tools", "url": ELSEWHERE}, packages=["tool"], **changes)
+
+    def hand_edited(self):
+        return self.files[self.list_of_cuda].replace("Suites: /", "Suites: x/")
+
+
+class Rpm(Folders, test_node_rpm_apply.RpmMachine):
+    makes = ("/etc/pki", "/etc/pki/rpm-gpg")
+    list_of_cuda = "/etc/yum.repos.d/kubegpu-cuda.repo"
+    key_of_cuda = "/etc/pki/rpm-gpg/KUBEGPU-cuda.asc"
+
+    def __init__(self) -> None:
+        super().__init__("dnf")
+
+    def fail(self):
+        self.broken = "Cannot download repomd.xml"
+
+    def go(self, **changes):
+        return test_node_rpm_apply.go(self, **changes)
+
+    def go_other(self, **changes):
+        repository = {"name": "tools", "url": ELSEWHERE, "key_url": test_node_rpm_apply.KEY_URL}
+        return self.go(name="tools", repositories=[repository], packages=["nvidia-modprobe"], **changes)
+
+    def hand_edited(self):
+        return self.files[self.list_of_cuda].replace("enabled=1", "enabled=0")
+
+
+CASES = [
+    pytest.param(kind, kind.makes[:count], id=f"{kind.__name__.lower()}-{count}-there")
+    for kind in (Apt, Rpm)
+    for count in range(len(kind.makes) + 1)
+]
+
+
+def fresh(kind, there):
+    node = kind()
+    node.folders.update(there)
+    return node
+
+
+def installed(kind, there):
+    node = fresh(kind, there)
+    node.go()
+    node.events = 0
+    return node
+
+
+def killed_at_every_step(begin, work):
+    """Machines on which ``work`` was killed, each one step later than the one before."""
+    for moment in itertools.count(1):
+        node = begin()
+        node.kill_at = moment
+        try:
+            work(node)
+        except Killed:
+            node.kill_at = 0
+            yield node
+        except ShareError:
+            break
+        else:
+            break
+    assert moment > 5
+
+
+def folders(node):
+    return tuple(one for one in node.makes if node.exists(one))
+
+
+def left(node):
+    """Files of ours that aren't empty; what a write had begun elsewhere harms nobody."""
+    mine = (path for path, text in node.files.items() if text and "kubegpu" in path.lower())
+    return [path for path in mine if not path.endswith("/.kubegpu-begun")]
+
+
+@pytest.mark.parametrize(("kind", "there"), CASES)
+def test_what_was_made_goes_and_what_was_there_stays(kind, there):
+    node = fresh(kind, there)
+    node.go()
+    node.go()
+    node.go(state="absent")
+    assert (folders(node), left(node)) == (there, [])
+
+
+@pytest.mark.parametrize(("kind", "there"), CASES)
+def test_killed_while_it_installs(kind, there):
+    for node in killed_at_every_step(lambda: fresh(kind, there), kind.go):
+        # A role looks for the list to tell whether anything of ours is there.
+        assert node.list_of_cuda in node.files or (folders(node), node.key_of_cuda in node.files) == (there, False)
+        node.go(state="absent")
+        assert (folders(node), left(node)) == (there, [])
+
+
+@pytest.mark.parametrize(("kind", "there"), CASES)
+def test_killed_while_it_installs_and_then_installed(kind, there):
+    for node in killed_at_every_step(lambda: fresh(kind, there), kind.go):
+        node.go()
+        assert node.files == {**installed(kind, there).files, **{p: t for p, t in node.files.items() if "begun" in p}}
+        node.go(state="absent")
+        assert (folders(node), left(node)) == (there, [])
+
+
+@pytest.mark.parametrize(("kind", "there"), CASES)
+def test_killed_while_it_is_taken_away(kind, there):
+    for node in killed_at_every_step(lambda: installed(kind, there), lambda one: one.go(state="absent")):
+        assert node.list_of_cuda in node.files or (folders(node), node.key_of_cuda in node.files) == (there, False)
+        node.go(state="absent")
+        assert (folders(node), left(node)) == (there, [])
+
+
+@pytest.mark.parametrize(("kind", "there"), CASES)
+def test_repository_that_fails_takes_its_folders_along(kind, there):
+    def broken():
+        node = fresh(kind, there)
+        node.fail()
+        return node
+
+    node = broken()
+    with pytest.raises(ShareError):
+        node.go()
+    assert folders(node) == there and node.list_of_cuda not in node.files
+    for node in killed_at_every_step(broken, kind.go):
+        node.go(state="absent")
+        assert (folders(node), left(node)) == (there, [])
+
+
+@pytest.mark.parametrize("first", ["go", "go_other"])
+@pytest.mark.parametrize(("kind", "there"), CASES)
+def test_of_two_sets_the_last_takes_the_folders_whichever_it_is(kind, there, first):
+    node = fresh(kind, there)
+    node.go()
+    node.go_other()
+    second = {"go": "go_other", "go_other": "go"}[first]
+    getattr(node, first)(state="absent")
+    assert folders(node) == kind.makes
+    getattr(node, second)(state="absent")
+    assert (folders(node), left(node)) == (there, [])
+
+
+@pytest.mark.parametrize("kind", [Apt, Rpm])
+def test_what_others_put_there_keeps_the_folders(kind):
+    node = installed(kind, ())
+    node.files[f"{kind.makes[-1]}/house.asc"] = "house"
+    node.go(state="absent")
+    assert folders(node) == kind.makes and node.files[f"{kind.makes[-1]}/house.asc"] == "house"
+
+
+@pytest.mark.parametrize("kind", [Apt, Rpm])
+def test_memory_is_no_drift_and_outlives_an_edit_by_hand(kind):
+    node = installed(kind, ())
+    assert not node.go()["changed"]
+    text = node.files[node.list_of_cuda]
+    node.files[node.list_of_cuda] = node.hand_edited()
+    shown = node.go()["diff"]
+    assert "Made" not in str(shown) and node.files[node.list_of_cuda] == text
+    node.go(state="absent")
+    assert folders(node) == ()
+
+
+def test_apt_reads_no_list_whose_key_is_missing():
+    for begin, work in (
+        (lambda: fresh(Apt, ()), Apt.go),
+        (lambda: installed(Apt, ()), lambda one: one.go(state="absent")),
+    ):
+        for node in killed_at_every_step(begin, work):
+            text = node.files.get(Apt.list_of_cuda, "")
+            assert not text or Apt.key_of_cuda in node.files or text.endswith("\nEnabled: no\n")
+
+
+def test_folder_that_a_package_has_by_now_stays():
+    # As after the upgrade to Debian 12, whose apt brings it.
+    node = installed(Apt, ())
+    node.commands["dpkg -S"] = Done(0, "apt: /etc/apt/keyrings\n", "")
+    node.go(state="absent")
+    assert (folders(node), left(node)) == (Apt.makes, [])
