@@ -24,6 +24,8 @@ ARGUMENTS: dict[str, t.Any] = {
     "cluster": {"type": "dict"},
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "control_plane": {"type": "list", "elements": "str", "default": []},
+    "nodes": {"type": "list", "elements": "str", "default": []},
+    "gpu_operator": {"type": "bool", "default": False},
     "backend": {"type": "str", "default": "gpushare"},
     "memory_unit": {"type": "str", "default": "GiB"},
     "placement": {"type": "str", "default": "binpack"},
@@ -34,7 +36,7 @@ ARGUMENTS: dict[str, t.Any] = {
     "device_plugin_image": {"type": "str", "default": ""},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
-WISH = ("backend", "memory_unit", "placement", "image_delivery", "extender_image", "device_plugin_image")
+WISH = tuple(field.name for field in dataclasses.fields(Wish))
 
 # The module's options by the variables of role runtime, and the facts in which the roles keep what they judged.
 RUNTIME = {
@@ -57,9 +59,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
     def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
         result: dict[str, t.Any] = super().run(tmp, task_vars)
         _spec, params = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        named = {name: group for group in ("control_plane", "gpu_nodes") for name in params[group]}
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
-        hosts = [_host(name, name in params["gpu_nodes"], hostvars[name]) for name in names]
+        hosts = [_host(name, named[name], hostvars[name]) for name in names]
         wish = Wish(**{name: params[name] for name in WISH})
         try:
             found = examine(wish, params["cluster"], hosts, params["ignore"])
@@ -101,15 +104,15 @@ def _archive(archive: str, image: str) -> list[str]:
     return []
 
 
-def _host(name: str, gpu: bool, variables: t.Mapping[str, t.Any]) -> Host:
+def _host(name: str, named: str, variables: t.Mapping[str, t.Any]) -> Host:
     seen = variables.get("gpu_node")
     return Host(
         name,
         str(variables.get("gpu_node_name") or name),
-        gpu,
+        named,
         seen,
         _node_wish(variables),
-        (*_judged(variables), *_runtime(name, seen, variables)) if gpu and seen else (),
+        (*_judged(variables), *_runtime(name, seen, variables)) if named == "gpu_nodes" and seen else (),
     )
 
 

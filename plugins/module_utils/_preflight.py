@@ -14,6 +14,7 @@ import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _coreos as coreos
 from ansible_collections.kubegpu.share.plugins.module_utils import _driver_conflicts as driver_conflicts
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpu_operator as operator
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils import _node_failures as node_failures
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_unit
@@ -33,8 +34,8 @@ MAINTENANCE = ("never", "drain", "reboot")
 # What was asked for can't be served: there is nothing to go on with, and it can't be ignored.
 INPUT = {
     "unknown-value": "A variable has a value that isn't known.",
-    "no-gpu-nodes": "The group gpu_nodes is empty.",
-    "unknown-node": "A host isn't a node of the cluster.",
+    "no-gpu-nodes": "The group gpu_nodes is empty, and gpushare_nodes names no node.",
+    "unknown-node": "A host, or what gpushare_nodes names, isn't a node of the cluster.",
     "twin-nodes": "Two hosts are said to be the same node.",
     "coreos": "The machine is OpenShift's own system, in which nothing may be changed over SSH.",
     "image-archive": "The servers' image is to be imported and its archive isn't there, or holds another image.",
@@ -44,7 +45,7 @@ KNOWN = {
     "old-image": "An image of upstream's is from 2019 and can't bind a pod on this cluster.",
     "node-not-ready": "A node isn't Ready.",
     "runtime": "The node's container runtime isn't one of those that can be set up.",
-    "image-delivery": "Images are to be imported and the node's runtime isn't containerd.",
+    "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
     "foreign-plugin": "Another device plugin gives away the same cards.",
     "distribution": "The machine's distribution isn't of a family that can be set up.",
     "architecture": "The machine's architecture has no driver or no servers.",
@@ -70,7 +71,11 @@ FOREIGN = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpu
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """What the user asks for."""
+    """What the user asks for.
+
+    :param nodes: those whose cards are shared, by their names in the cluster; empty for the hosts of gpu_nodes.
+    :param gpu_operator: NVIDIA's GPU Operator is told to take its device plugin from these nodes.
+    """
 
     backend: str = "gpushare"
     memory_unit: str = "GiB"
@@ -78,15 +83,17 @@ class Wish:
     image_delivery: str = "import"
     extender_image: str = ""
     device_plugin_image: str = ""
+    nodes: t.Sequence[str] = ()
+    gpu_operator: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """One machine of the inventory.
+    """One machine of the inventory, or a node of the cluster that is none.
 
     :param host: its name in the inventory.
     :param node: its name in the cluster.
-    :param gpu: it is in gpu_nodes (and not only in control_plane).
+    :param named: where: the group gpu_nodes, else control_plane, else the variable gpushare_nodes.
     :param seen: its observation (``gpu_node``); None where it wasn't looked at in this run.
     :param wish: what the nodes' roles are asked for on it.
     :param plans: what these roles' own plans say, as (id, severity, sentence).
@@ -94,10 +101,19 @@ class Host:
 
     host: str
     node: str
-    gpu: bool
-    seen: t.Mapping[str, t.Any] | None
+    named: str
+    seen: t.Mapping[str, t.Any] | None = None
     wish: node_failures.NodeWish = dataclasses.field(default_factory=node_failures.NodeWish)
     plans: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def gpu(self) -> bool:
+        """The nodes' roles set it up."""
+        return self.named == "gpu_nodes"
+
+    @property
+    def machine(self) -> bool:
+        return self.named != "gpushare_nodes"
 
 
 def examine(wish: Wish, cluster: Json | None, hosts: t.Sequence[Host], ignore: t.Sequence[str] = ()) -> Findings:
@@ -109,10 +125,17 @@ def examine(wish: Wish, cluster: Json | None, hosts: t.Sequence[Host], ignore: t
     """
     found = Findings()
     _values(wish, found)
-    if not any(host.gpu for host in hosts):
-        found.problem("no-gpu-nodes", "gpu_nodes: the group names no host, so that there is nothing to set up")
+    known = {host.node for host in hosts}
+    others = [Host(name, name, "gpushare_nodes") for name in dict.fromkeys(wish.nodes) if name not in known]
+    hosts = (*hosts, *others)
+    shared = frozenset(wish.nodes or (host.node for host in hosts if host.gpu))
+    if not shared:
+        found.problem(
+            "no-gpu-nodes",
+            "gpu_nodes: the group names no host, and gpushare_nodes no node, so that there is nothing to set up",
+        )
     if cluster is not None:
-        _cluster(wish, cluster, hosts, found)
+        _cluster(wish, cluster, hosts, shared, found)
     for host in hosts:
         if host.gpu and host.seen is not None:
             _machine(wish, host, found)
@@ -130,7 +153,7 @@ def described() -> dict[str, str]:
     return {**KNOWN, **dict(node_failures.described()), **driver_conflicts.IDS}
 
 
-def _cluster(wish: Wish, cluster: Json, hosts: t.Sequence[Host], found: Findings) -> None:
+def _cluster(wish: Wish, cluster: Json, hosts: t.Sequence[Host], shared: frozenset[str], found: Findings) -> None:
     _images(wish, str(cluster.get("version", "")), found)
     nodes = {node["name"]: node for node in cluster.get("nodes") or []}
     for host in hosts:
@@ -143,7 +166,7 @@ def _cluster(wish: Wish, cluster: Json, hosts: t.Sequence[Host], found: Findings
         if node is None:
             _stranger(host, nodes, found)
         else:
-            _node(wish, host, node, found)
+            _node(wish, host, node, host.node in shared, found)
     if wish.memory_unit in contract.MIB_PER_UNIT:
         _unit_change(wish, nodes.values(), cluster.get("sharing_pods") or [], found)
 
@@ -178,27 +201,30 @@ def _images(wish: Wish, version: str, found: Findings) -> None:
 
 
 def _stranger(host: Host, nodes: t.Mapping[str, Json], found: Findings) -> None:
-    group = "gpu_nodes" if host.gpu else "control_plane"
     known = ", ".join(sorted(nodes)[:10]) + (", …" if len(nodes) > 10 else "")
     named = "" if host.node == host.host else f" (as gpu_node_name says: {host.node})"
+    what, do = "host ", "set gpu_node_name where a host is called otherwise there"
+    if not host.machine:
+        what, do = "", "call it as the cluster does"
     found.problem(
         "unknown-node",
-        f"{group}: host {host.host}{named} isn't a node of the cluster, whose nodes are {known or 'none'}",
-        "set gpu_node_name where a host is called otherwise there",
+        f"{host.named}: {what}{host.host}{named} isn't a node of the cluster, whose nodes are {known or 'none'}",
+        do,
         host.host,
     )
 
 
-def _node(wish: Wish, host: Host, node: Json, found: Findings) -> None:
+def _node(wish: Wish, host: Host, node: Json, shared: bool, found: Findings) -> None:
     if not node["ready"]:
         found.add("node-not-ready", WARNING, f"node {host.node} isn't Ready", host=host.host)
-    if not host.gpu:
+    if not (host.gpu or shared):
         return
+    variable = "gpushare_nodes" if wish.nodes else "gpu_nodes"
     runtime = str(node["runtime"]).partition(":")[0]
     if runtime not in RUNTIMES:
         found.problem(
             "runtime",
-            f"gpu_nodes: node {host.node} runs {node['runtime'] or 'an unknown container runtime'}",
+            f"{variable}: node {host.node} runs {node['runtime'] or 'an unknown container runtime'}",
             f"what can be set up is {' or '.join(RUNTIMES)}",
             host.host,
         )
@@ -209,17 +235,29 @@ def _node(wish: Wish, host: Host, node: Json, found: Findings) -> None:
             "put the servers' image into a registry and set it to registry",
             host.host,
         )
-    foreign = sorted(
-        name for name, value in node["capacity"].items() if FOREIGN.fullmatch(name) and contract.quantity(value) > 0
-    )
-    if foreign:
+    elif not host.machine and wish.image_delivery == "import":
         found.problem(
-            "foreign-plugin",
-            f"gpu_nodes: node {host.node} announces {', '.join(foreign)} already, so another device plugin gives away "
-            "the same cards",
-            "take that plugin off the node, or the node out of gpu_nodes",
+            "image-delivery",
+            f"gpushare_image_delivery: node {host.node} is no host of the inventory, and only hosts import images",
+            "put the servers' image into a registry and set it to registry",
             host.host,
         )
+    foreign = sorted(name for name in node["capacity"] if _is_foreign(wish, node, name))
+    if foreign and shared:
+        found.problem(
+            "foreign-plugin",
+            f"{variable}: node {host.node} announces {', '.join(foreign)} already, so another device plugin gives away "
+            "the same cards",
+            f"take that plugin off the node, or the node out of {variable}",
+            host.host,
+        )
+
+
+def _is_foreign(wish: Wish, node: Json, resource: str) -> bool:
+    if not FOREIGN.fullmatch(resource) or contract.quantity(node["capacity"][resource]) <= 0:
+        return False
+    # The operator labels the nodes that it serves; what its device plugin announces there goes with that plugin.
+    return not (wish.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node["labels"])
 
 
 def _machine(wish: Wish, host: Host, found: Findings) -> None:

@@ -31,6 +31,19 @@ options:
     type: list
     elements: str
     default: []
+  nodes:
+    description:
+      - The variable C(gpushare_nodes), names of nodes of the cluster whose cards are to be shared. Empty for the hosts of O(gpu_nodes).
+      - Nodes that are no hosts of the inventory are judged by what the cluster says of them.
+    type: list
+    elements: str
+    default: []
+  gpu_operator:
+    description:
+      - Whether NVIDIA's GPU Operator will be told to take its device plugin from these nodes (M(kubegpu.share.gpu_operator)), so that what it
+        announces now stops nobody.
+    type: bool
+    default: false
   backend:
     description: The variable C(gpu_backend).
     type: str

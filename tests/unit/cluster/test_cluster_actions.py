@@ -74,6 +74,14 @@ def test_hosts_are_known_by_their_node_names(tmp_path):
     assert [one["id"] for one in result["findings"]] == ["unknown-cards"]
 
 
+def test_nodes_without_a_machine_are_judged_on_the_controller_alone():
+    arguments = {"gpu_nodes": [], "image_delivery": "registry", "cluster": {**CLUSTER, "nodes": [node("worker-1")]}}
+    fine, _said = act(preflight, {"hostvars": {}}, nodes=["worker-1"], **arguments)
+    assert fine["problems"] == [] and not fine.get("failed")
+    wrong, _said = act(preflight, {"hostvars": {}}, nodes=["worker-2"], **arguments)
+    assert wrong["msg"].startswith("gpushare_nodes: worker-2 isn't a node of the cluster")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

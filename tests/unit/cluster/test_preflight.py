@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpu_operator as operator
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import look
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
@@ -16,11 +17,11 @@ from fake_kube import FakeKube
 UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000"
 
 
-def node(name, capacity=None, annotations=None, runtime="containerd://2.2.9", ready="True"):
+def node(name, capacity=None, annotations=None, runtime="containerd://2.2.9", ready="True", labels=None):
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "annotations": {"other/large": "x", **(annotations or {})}},
+        "metadata": {"name": name, "annotations": {"other/large": "x", **(annotations or {})}, "labels": labels or {}},
         "status": {
             "capacity": {"cpu": "8", **(capacity or {})},
             "conditions": [{"type": "Ready", "status": ready}],
@@ -54,7 +55,7 @@ def gpu_pod(name="p", on="gpu1"):
     }
 
 
-HOSTS = (Host("gpu1", "gpu1", True, seen()), Host("cp1", "cp1", False, seen(gpus=0, count=0)))
+HOSTS = (Host("gpu1", "gpu1", "gpu_nodes", seen()), Host("cp1", "cp1", "control_plane", seen(gpus=0, count=0)))
 
 
 def found(wish=None, objects=None, hosts=HOSTS, version="v1.36.3", ignore=()):
@@ -128,7 +129,7 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
             "GiB isn't what node gpu1 counts in now, and 1 pod there (default/p)",
         ),
         (
-            {"hosts": (*HOSTS, Host("twin", "gpu1", True, seen()))},
+            {"hosts": (*HOSTS, Host("twin", "gpu1", "gpu_nodes", seen()))},
             "gpu_node_name",
             "gpu1, twin are all said to be node gpu1",
         ),
@@ -158,6 +159,72 @@ def test_one_problem_is_one_sentence_that_names_the_variable(arguments, variable
 )
 def test_what_is_no_problem(arguments):
     assert found(**arguments).problems == []
+
+
+# OpenShift's CoreOS and managed nodes: no machines of the inventory.
+def named(*nodes, **changes):
+    return Wish(**{"nodes": nodes, "image_delivery": "registry", **changes})
+
+
+@pytest.mark.parametrize("hosts", [(), (HOSTS[1],)])
+def test_nodes_that_are_no_machines_are_named_in_a_variable(hosts):
+    result = found(named("gpu1"), hosts=hosts)
+    assert (result.problems, result.warnings, result.notes) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "live", "delivery", "sentence"),
+    [
+        (
+            ["gpu9"],
+            node("gpu1"),
+            "registry",
+            "gpushare_nodes: gpu9 isn't a node of the cluster, whose nodes are cp1, gpu1",
+        ),
+        (["gpu9", "gpu9"], node("gpu1"), "registry", "gpushare_nodes: gpu9 isn't a node of the cluster"),
+        (["gpu1"], node("gpu1", runtime="rkt://1.30"), "registry", "gpushare_nodes: node gpu1 runs rkt://1.30"),
+        (["gpu1"], node("gpu1", runtime="cri-o://1.33"), "import", "gpushare_image_delivery: node gpu1 runs cri-o"),
+        (["gpu1"], node("gpu1"), "import", "gpushare_image_delivery: node gpu1 is no host of the inventory"),
+        (
+            ["gpu1"],
+            node("gpu1", {"nvidia.com/gpu": "2"}),
+            "registry",
+            "gpushare_nodes: node gpu1 announces nvidia.com/gpu",
+        ),
+        # A scheduler runs there, too.
+        (["cp1"], node("gpu1"), "registry", "gpushare_nodes: node cp1 announces volcano.sh/vgpu-number already"),
+    ],
+)
+def test_such_nodes_are_judged_by_what_the_cluster_says(nodes, live, delivery, sentence):
+    crowded = {"volcano.sh/vgpu-number": "1"} if nodes == ["cp1"] else None
+    result = found(named(*nodes, image_delivery=delivery), [live, node("cp1", crowded)], hosts=(HOSTS[1],))
+    assert len(result.problems) == 1, result.problems
+    assert result.problems[0].startswith(sentence)
+
+
+def test_a_machine_whose_cards_are_not_shared_may_announce_them_otherwise():
+    assert found(named("cp1"), [node("gpu1", {"nvidia.com/gpu": "2"}), node("cp1")]).problems == []
+    assert found(named("cp1"), [node("gpu1", runtime="rkt://1.30"), node("cp1")]).problems != []
+
+
+SERVED = {operator.PLUGIN: "true"}
+
+
+@pytest.mark.parametrize(
+    ("told", "labels", "resource", "problems"),
+    [
+        (True, SERVED, "nvidia.com/gpu", 0),
+        (True, SERVED, "nvidia.com/mig-1g.5gb", 0),
+        # Taken away a moment ago; kubelet goes on for a while.
+        (True, {operator.PLUGIN: "false"}, "nvidia.com/gpu", 0),
+        (True, {}, "nvidia.com/gpu", 1),
+        (True, SERVED, "nvidia.com/gpumem", 1),
+        (False, SERVED, "nvidia.com/gpu", 1),
+    ],
+)
+def test_what_the_gpu_operator_will_be_told_to_take_away_stops_nobody(told, labels, resource, problems):
+    objects = [node("gpu1", {resource: "2"}, labels=labels), node("cp1")]
+    assert len(found(named("gpu1", gpu_operator=told), objects, hosts=()).problems) == problems
 
 
 def test_all_problems_are_told_at_once():
