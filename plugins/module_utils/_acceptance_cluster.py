@@ -15,6 +15,7 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 try:
     from kubernetes.client import CoreV1Api  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -61,11 +62,10 @@ class ApiCluster:
         self._kube.apply(manifest, MANAGER)
         # Pods are refused until the controller manager has made the namespace's service account.
         account = Ref("v1", "ServiceAccount", manifest["metadata"]["name"], "default")
-        end = time.monotonic() + ACCOUNT_SECONDS
-        while self._kube.get(account) is None:
-            if time.monotonic() > end:
-                raise ShareError(f"{account} isn't there {ACCOUNT_SECONDS} s after its namespace was made")
-            time.sleep(0.2)
+        for _look in Waiting(ACCOUNT_SECONDS, 0.2).looks():
+            if self._kube.get(account) is not None:
+                return
+        raise ShareError(f"{account} isn't there {ACCOUNT_SECONDS} s after its namespace was made")
 
     def delete_namespace(self, name: str) -> None:
         ref = Ref("v1", "Namespace", "", name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import time
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _objects as objects
@@ -27,6 +26,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._rollout import (
     unready,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan, run
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 # From so many objects of one kind and namespace on, one list is cheaper than asking for each.
 LIST_FROM = 4
@@ -44,16 +44,6 @@ class Step:
     ref: Ref
     wish: Json | None
     action: str
-
-
-@dataclasses.dataclass
-class Waiting:
-    """How long to wait for what; time is injected for the tests."""
-
-    timeout: float = 300.0
-    sleep: t.Callable[[float], None] = time.sleep
-    now: t.Callable[[], float] = time.monotonic
-    pause: float = 1.0
 
 
 class ClusterObjects:

@@ -24,6 +24,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._observe_unit import
 from ansible_collections.kubegpu.share.plugins.module_utils._put_back import Put, PutBack, Replacement, digest
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime_apply import Meaning, last_words, restart
 from ansible_collections.kubegpu.share.plugins.module_utils._system import System
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 RELOAD_SECONDS = 5.0
 POLL_SECONDS = 0.25
@@ -195,11 +196,8 @@ class Docker:
         pid = self._daemon().pid
         if not pid or self._system.run(["kill", "-HUP", str(pid)]).rc != 0:
             return False
-        end = self._now() + RELOAD_SECONDS
-        while True:
+        for _look in Waiting(RELOAD_SECONDS, POLL_SECONDS, self._sleep, self._now).looks():
             found = self._info()
             if found is not None and self._reached(found, text):
                 return True
-            if self._now() >= end:
-                return False
-            self._sleep(POLL_SECONDS)
+        return False

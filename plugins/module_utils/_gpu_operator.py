@@ -21,7 +21,6 @@ import copy
 import dataclasses
 import json
 import re
-import time
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
@@ -34,6 +33,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import (
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 API = "nvidia.com/v1"
 KIND = "ClusterPolicy"
@@ -53,8 +53,7 @@ CDI_CLASSES = ("nvidia-cdi", "nvidia-legacy")
 DEVICE_PLUGIN = ("devicePlugin", "enabled")
 CDI = ("cdi", "enabled")
 
-# So many looks one after the other have to find it ready.
-QUIET_LOOKS = 3
+PAUSE = 5.0
 
 ARGUMENTS: Json = {
     **auth_arguments(),
@@ -62,16 +61,6 @@ ARGUMENTS: Json = {
     "nodes": {"type": "list", "elements": "str", "default": []},
     "timeout": {"type": "int", "default": 900},
 }
-
-
-@dataclasses.dataclass
-class Waiting:
-    """How long to wait; time is injected for the tests."""
-
-    timeout: float = 900.0
-    pause: float = 5.0
-    sleep: t.Callable[[float], None] = time.sleep
-    now: t.Callable[[], float] = time.monotonic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,23 +471,18 @@ class GpuOperator:
 
     def _wait(self, ref: Ref) -> str:
         """Until the operator says ready; what it says else when the time is over."""
-        waiting = self._waiting
-        end = waiting.now() + waiting.timeout
-        quiet = 0
-        while True:
-            # What it says in the first moments is of before.
-            waiting.sleep(waiting.pause)
-            try:
-                status = ((self._kube.get(ref) or {}).get("status")) or {}
-                quiet = quiet + 1 if status.get("state") == "ready" else 0
-                if quiet >= QUIET_LOOKS:
-                    return ""
-                told = [one.get("message") for one in status.get("conditions") or [] if one.get("type") == "Error"]
-                said = f"its state is {status.get('state') or 'unknown'}" + "".join(f": {one}" for one in told if one)
-            except ShareError as error:
-                quiet, said = 0, str(error)
-            if waiting.now() >= end:
-                return f"after {waiting.timeout:g} s {said}"
+
+        def look() -> tuple[str, bool]:
+            status = ((self._kube.get(ref) or {}).get("status")) or {}
+            if status.get("state") == "ready":
+                return "", False
+            told = [one.get("message") for one in status.get("conditions") or [] if one.get("type") == "Error"]
+            state = status.get("state") or "unknown"
+            return f"its state is {state}" + "".join(f": {one}" for one in told if one), False
+
+        # What it says in the first moments is of before.
+        self._waiting.sleep(self._waiting.pause)
+        return self._waiting.until_quiet(look)
 
 
 def work(kube: Kube, params: Json, check: bool, waiting: Waiting | None = None) -> Json:
@@ -516,7 +500,7 @@ def work(kube: Kube, params: Json, check: bool, waiting: Waiting | None = None) 
     if plan.empty or check:
         return result
     try:
-        GpuOperator(kube, waiting or Waiting(timeout=params["timeout"])).apply(state, wish, seen, plan)
+        GpuOperator(kube, waiting or Waiting(params["timeout"], PAUSE)).apply(state, wish, seen, plan)
     except ShareError as error:
         error.details.update(result)
         raise

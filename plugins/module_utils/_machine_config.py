@@ -18,7 +18,6 @@ import base64
 import dataclasses
 import json
 import re
-import time
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
@@ -26,6 +25,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, a
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import FIELD_MANAGER, Json, Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import condition
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 API = "machineconfiguration.openshift.io/v1"
 DEFINITION = Ref(
@@ -59,16 +59,7 @@ ARGUMENTS: Json = {
     "kernel_arguments": {"type": "list", "elements": "str", "default": []},
     "timeout": {"type": "int", "default": 3600},
 }
-
-
-@dataclasses.dataclass
-class Waiting:
-    """How long to wait; time is injected for the tests."""
-
-    timeout: float = 3600.0
-    pause: float = 10.0
-    sleep: t.Callable[[float], None] = time.sleep
-    now: t.Callable[[], float] = time.monotonic
+PAUSE = 10.0
 
 
 # --------------------------------------------------------------------------- what it says
@@ -452,28 +443,18 @@ class MachineConfigs:
         :param spec: what our MachineConfig says, empty where there is none; None where that doesn't matter.
         :param patient: what makes it degraded is being taken away.
         """
-        waiting = self._waiting
-        end = waiting.now() + waiting.timeout
-        quiet = 0
-        while True:
-            try:
-                pool = self._kube.get(ref)
-                if pool is None:
-                    return f"{ref} is gone"
-                said = finished(pool, nodes)
-                # Waiting for what was there before begins while it is degraded.
-                if degraded(pool) and nodes is not None and not patient:
-                    return degraded(pool)
-                said = said or degraded(pool) or self._unlike(pool, spec)
-            except ShareError as error:
-                said = str(error)
-            # A change is seen in the pool's status a moment after it was made.
-            quiet = 0 if said else quiet + 1
-            if quiet >= 3:
-                return ""
-            if waiting.now() >= end:
-                return f"not within {waiting.timeout:g} s: {said or 'it comes and goes'}"
-            waiting.sleep(waiting.pause)
+
+        # A change is seen in the pool's status a moment after it was made.
+        def look() -> tuple[str, bool]:
+            pool = self._kube.get(ref)
+            if pool is None:
+                return f"{ref} is gone", True
+            # Waiting for what was there before begins while it is degraded.
+            if degraded(pool) and nodes is not None and not patient:
+                return degraded(pool), True
+            return finished(pool, nodes) or degraded(pool) or self._unlike(pool, spec), False
+
+        return self._waiting.until_quiet(look)
 
     def _unlike(self, pool: Json, spec: Json | None) -> str:
         """What the pool gives to its nodes and shouldn't; what it says of itself may be older than our change."""
@@ -498,7 +479,7 @@ def work(kube: Kube, params: Json, check_mode: bool, waiting: Waiting | None = N
     if plan.empty or check_mode:
         return result
     try:
-        MachineConfigs(kube, params, waiting or Waiting(timeout=params["timeout"])).apply(seen, plan)
+        MachineConfigs(kube, params, waiting or Waiting(params["timeout"], PAUSE)).apply(seen, plan)
     except ShareError as error:
         error.details.update(result)
         raise

@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import time
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift as openshift
@@ -32,6 +31,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._objects import FIEL
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import SCHEDULER, Rollout
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_client import LIBRARIES
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 NAMESPACE = "openshift-config"
 KEY = "policy.cfg"
@@ -50,8 +50,7 @@ LEAVING = "kubegpu.share/leaving-after-revision"
 # Of the second ConfigMap for a text, for where somebody else has edited the first one while it is named.
 SECOND = "-2"
 
-# A revision that is on its way isn't seen in the operator's conditions for a moment.
-QUIET_LOOKS = 3
+PAUSE = 5.0
 
 ARGUMENTS: Json = {
     **auth_arguments(),
@@ -79,16 +78,6 @@ class Api(t.Protocol):
     def patch(self, ref: Ref, body: Json) -> Json: ...
 
     def delete(self, ref: Ref) -> None: ...
-
-
-@dataclasses.dataclass
-class Waiting:
-    """How long to wait; time is injected for the tests."""
-
-    timeout: float = 1800.0
-    pause: float = 5.0
-    sleep: t.Callable[[float], None] = time.sleep
-    now: t.Callable[[], float] = time.monotonic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -480,25 +469,13 @@ class OpenShiftScheduler:
         return ""
 
     def _until(self, left: t.Callable[[Rollout], str], failed: t.Callable[[Rollout], str]) -> str:
-        waiting = self._waiting
-        end = waiting.now() + waiting.timeout
-        quiet = 0
-        while True:
-            try:
-                now = openshift.look_at_rollout(self._api)
-                why = failed(now)
-                if why:
-                    return why
-                why = left(now)
-            except ShareError as error:
-                # The API server may be away for a moment.
-                why = str(error)
-            quiet = 0 if why else quiet + 1
-            if quiet >= QUIET_LOOKS:
-                return ""
-            if waiting.now() >= end:
-                return f"not within {waiting.timeout:g} s: {why or 'it comes and goes'}"
-            waiting.sleep(waiting.pause)
+        # A revision that is on its way isn't seen in the operator's conditions for a moment.
+        def look() -> tuple[str, bool]:
+            now = openshift.look_at_rollout(self._api)
+            why = failed(now)
+            return (why, True) if why else (left(now), False)
+
+        return self._waiting.until_quiet(look)
 
 
 def reads_policy(pod: Json) -> bool:
@@ -535,7 +512,7 @@ def work(api: Api, params: Json, check: bool, waiting: Waiting | None = None) ->
         ]
     if not plan.empty and not check:
         try:
-            OpenShiftScheduler(api, wish, waiting or Waiting(timeout=params["timeout"])).apply(seen, plan)
+            OpenShiftScheduler(api, wish, waiting or Waiting(params["timeout"], PAUSE)).apply(seen, plan)
         except ShareError as error:
             error.details.update(result)
             raise

@@ -26,9 +26,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube import auth_ar
 from ansible_collections.kubegpu.share.plugins.module_utils._namespace_use import CREATED, strangers
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import FIELD_MANAGER, Json, Ref, ref_of
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_client import LIBRARIES
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import Api, Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import PAUSE, Api
 from ansible_collections.kubegpu.share.plugins.module_utils._rollout import reasons, selector, unfinished
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 NAMESPACE = "openshift-secondary-scheduler-operator"
 PACKAGE = "openshift-secondary-scheduler-operator"
@@ -354,21 +355,21 @@ class SecondaryScheduler:
     def _until(
         self, left: t.Callable[[], str], subject: str = "", why: t.Callable[[], list[str]] | None = None
     ) -> None:
-        waiting = self._waiting
-        end = waiting.now() + waiting.timeout
-        while True:
+        said = ""
+        for _look in self._waiting.looks():
             try:
                 said = left()
-                if not said:
-                    return
-                telling = why() if why is not None and waiting.now() >= end else []
             except ShareError as error:
                 # The API server may be away for a moment.
-                said, telling = str(error), []
-            if waiting.now() >= end:
-                begin = f"{subject} within" if subject else "not within"
-                raise NotInEffect(f"{begin} {waiting.timeout:g} s: {'; '.join([said, *telling])}")
-            waiting.sleep(waiting.pause)
+                said = str(error)
+            if not said:
+                return
+        try:
+            telling = why() if why is not None else []
+        except ShareError as error:
+            telling = [str(error)]
+        begin = f"{subject} within" if subject else "not within"
+        raise NotInEffect(f"{begin} {self._waiting.timeout:g} s: {'; '.join([said, *telling])}")
 
 
 def work(api: Api, params: Json, check: bool, waiting: Waiting | None = None) -> Json:
@@ -382,7 +383,7 @@ def work(api: Api, params: Json, check: bool, waiting: Waiting | None = None) ->
     result: Json = {"changed": not plan.empty, "diff": plan.diff(), "library": api.library, "kept": seen["strangers"]}
     if check:
         return result
-    concern = SecondaryScheduler(api, wish, waiting or Waiting(timeout=params["timeout"]))
+    concern = SecondaryScheduler(api, wish, waiting or Waiting(params["timeout"], PAUSE))
     try:
         concern.apply(seen, plan)
         if wish.config and plan.empty:

@@ -55,7 +55,7 @@ def make_plan(options: Options, observed: Json) -> Planned:
     :raises LookAgain: look again, with these arguments.
     """
     server, places = observed["server"], _embedded.PLACES[observed["kind"]]
-    ours = (server["drop_in"], observed["ours"], observed.get("merged"))
+    ours = (server["drop_in"], observed["ours"], observed["merged"])
     if not options.present and ours == (None, None, None) and not observed["pending"]:
         return Planned(Plan(), kind=observed["kind"])
     minor = _minor(options, places, server["version"])
@@ -129,10 +129,10 @@ def _present(
         before = observed["config"]
         if before is None:
             raise BadInput(f"{named}, which {places.kind.title} gives kube-scheduler as its --config, isn't there")
-        noted = _merged_file.read(observed.get("merged"))
+        noted = _merged_file.read(observed["merged"])
         ours = _says(server, named)
         text, note = _merged_file.put_in(named, "config", before, minor, options.extender, noted, ours)
-        files: list[File] = [*_noted(observed, places, note), File(named, before, text)]
+        files = [_noted(observed, places, note), File(named, before, text)]
     else:
         kubeconfig = posixpath.join(server["data"], "server/cred/scheduler.kubeconfig")
         # What both give kube-scheduler as flags, which a configuration makes it forget.
@@ -151,7 +151,7 @@ def _present(
 def _absent(options: Options, observed: Json, places: _embedded.Places, named: str) -> tuple[File, ...]:
     server = observed["server"]
     files: list[File] = []
-    note = _merged_file.read(observed.get("merged"))
+    note = _merged_file.read(observed["merged"])
     path = note.path if note is not None else named if _says(server, named) else ""
     if path:
         if observed["config_path"] != path:
@@ -161,7 +161,7 @@ def _absent(options: Options, observed: Json, places: _embedded.Places, named: s
             files.append(File(path, observed["config"], after))
     # What names a file goes before the file.
     drop_in = File(server["drop_in_path"], server["drop_in"], None)
-    return (*files, drop_in, File(places.config, observed["ours"], None), *_noted(observed, places, None))
+    return (*files, drop_in, File(places.config, observed["ours"], None), _noted(observed, places, None))
 
 
 def _says(server: Json, named: str) -> bool:
@@ -169,10 +169,8 @@ def _says(server: Json, named: str) -> bool:
     return bool(named) and f"# {named} " in (server["drop_in"] or "")
 
 
-def _noted(observed: Json, places: _embedded.Places, note: _merged_file.Note | None) -> list[File]:
-    if "merged" not in observed:
-        return []
-    return [File(places.merged, observed["merged"], note.text() if note is not None else None)]
+def _noted(observed: Json, places: _embedded.Places, note: _merged_file.Note | None) -> File:
+    return File(places.merged, observed["merged"], note.text() if note is not None else None)
 
 
 def _drop_in(places: _embedded.Places, named: str, stamp: str) -> str:

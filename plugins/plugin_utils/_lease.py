@@ -17,6 +17,7 @@ from ansible.module_utils.common.parameters import remove_values
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube, RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Json, Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 
 POLL_SECONDS = 1.0
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
@@ -85,22 +86,21 @@ class SchedulerLease:
             another one has to.
         :raises NotInEffect: nobody does, in time.
         """
-        end = self._now() + timeout
         was_here = bool(hostname) and before.holder.startswith(f"{hostname}_")
         first: Lease | None = None
-        while True:
+        found: Lease | None = None
+        away = ""
+        for _look in Waiting(timeout, POLL_SECONDS, self._sleep, self._now).looks():
             found, away = self._asked()
             if found is not None:
                 first = first or found
                 if found.holder and found.renewed != first.renewed and not (was_here and found.holder == before.holder):
                     return found.holder
-            if self._now() >= end:
-                holder = (found or first or before).holder or "nobody"
-                raise NotInEffect(
-                    f"kube-scheduler is healthy, but its lease {self._ref.namespace}/{self._ref.name} isn't renewed "
-                    f"after {timeout:g} s ({away or f'its last holder is {holder}'})"
-                )
-            self._sleep(POLL_SECONDS)
+        holder = (found or first or before).holder or "nobody"
+        raise NotInEffect(
+            f"kube-scheduler is healthy, but its lease {self._ref.namespace}/{self._ref.name} isn't renewed "
+            f"after {timeout:g} s ({away or f'its last holder is {holder}'})"
+        )
 
     def _asked(self) -> tuple[Lease | None, str]:
         """The lease, or why it can't be read at the moment."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import Waiting, converge
+from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import converge
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import DIGEST, Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 from fake_kube import FakeKube, settle
 from hypothesis import given
 from hypothesis import strategies as st

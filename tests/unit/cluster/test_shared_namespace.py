@@ -7,9 +7,10 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.filter.shared_namespace import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import Waiting, converge
+from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import converge
 from ansible_collections.kubegpu.share.plugins.module_utils._namespace_use import CREATED
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import DIGEST, Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 from ansible_collections.kubegpu.share.plugins.plugin_utils._shared_namespace import BEFORE
 from fake_kube import FakeKube
 

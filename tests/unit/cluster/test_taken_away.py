@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import Waiting, converge
+from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import converge
 from ansible_collections.kubegpu.share.plugins.module_utils._node_announcements import forget
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 from fake_kube import FakeKube
 
 SPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare-system"}}

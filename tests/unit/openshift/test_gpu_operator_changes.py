@@ -232,6 +232,28 @@ def test_no_node_gets_it_back_while_gpushare_is_there(mark, words):
     assert settings(whole) == (True, True)
 
 
+def test_a_node_is_taken_out_step_by_step():
+    """As the README of role gpushare says: its pods go, then its label and with it gpushare's device plugin."""
+    kube = cluster("a", "b")
+    run(kube, "a", "b")
+    labelled(kube, "a")
+    labelled(kube, "b")
+    holder = pod("p", "b", "aliyun.com/gpu-mem")
+    add(kube, holder)
+    for taken in (
+        lambda: kube.objects.pop(ref_of(holder)),
+        lambda: kube.objects[Ref("v1", "Node", "", "b")]["metadata"]["labels"].pop("gpushare"),
+    ):
+        with pytest.raises(BadInput, match="b isn't in it"):
+            run(kube, "a")
+        taken()
+    kube.before, kube.changes = dict(kube.objects), []
+    assert run(kube, "a")["changed"]
+    assert (settings(kube), labels(kube, "a"), labels(kube, "b")) == ((True, False), OFF, ON)
+    assert not doubled(kube, ["a"])
+    assert not run(kube, "a")["changed"]
+
+
 def labelled(kube, name):
     kube.objects[Ref("v1", "Node", "", name)]["metadata"]["labels"]["gpushare"] = "true"
 

@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.filter.secondary_scheduler import
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_client as client
 from ansible_collections.kubegpu.share.plugins.module_utils import _secondary_scheduler as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _secondary_config
 from definitions import definitions
 from played_operator import PlayedOperator, conditions

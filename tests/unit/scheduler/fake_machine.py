@@ -14,13 +14,13 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import FAILED_STARTS
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from memory_system import MemorySystem
 
 parsed = cache(yaml.safe_load)
-BOOT = 1_000_000.0
 RESTART_SECONDS = 3.0
 
 
-class FakeMachine:
+class FakeMachine(MemorySystem):
     """Time passes by ``sleep``; kubelet looks at its folder whenever it does.
 
     :param refuses: says why kube-scheduler ends with these files, or nothing.
@@ -33,19 +33,13 @@ class FakeMachine:
         refuses: Callable[[FakeMachine], str] = lambda m: "",
         folder: str = posixpath.dirname(cp.MANIFEST),
     ) -> None:
+        super().__init__("cp1")
         self.folder = folder
         self.manifest = f"{folder}/kube-scheduler.yaml"
-        self.files: dict[str, str] = {
-            "/proc/sys/kernel/hostname": "cp1\n",
-            cp.KUBELET_CONFIG: f"apiVersion: kubelet.config.k8s.io/v1beta1\nstaticPodPath: {folder}\n",
-        }
+        kubelet = f"apiVersion: kubelet.config.k8s.io/v1beta1\nstaticPodPath: {folder}\n"
+        self.files[cp.KUBELET_CONFIG] = kubelet
         self.kubelet_arguments = ""
-        self.links: dict[str, str] = {}
-        self.modes: dict[str, int] = {}
-        self.mtimes: dict[str, float] = {}
         self.devices: dict[str, str] = {}
-        self.log: list[str] = []
-        self.time = 100.0
         self.refuses = refuses
         self.kubelet_works = True
         self.pid = 100
@@ -60,64 +54,25 @@ class FakeMachine:
 
     # ----------------------------------------------------------------- System
 
-    def read(self, path: str) -> str | None:
-        if path == "/proc/uptime":
-            return f"{self.time:.2f} 0.00\n"
-        return self.files.get(path)
-
-    def names(self, path: str) -> list[str]:
-        return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
-
-    def exists(self, path: str) -> bool:
-        return path in self.files or bool(self.names(path))
-
-    def link(self, path: str) -> str | None:
-        return self.links.get(path)
-
-    def free_bytes(self, path: str) -> int:
-        return 1 << 30
-
-    def put(self, path: str, text: str, mode: int) -> None:
-        self.files[path] = text
-        self.modes[path] = mode
-        self.mtimes[path] = BOOT + self.time
-
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         assert posixpath.dirname(path) != self.folder, "nothing is written where kubelet looks"
-        self.log.append(f"write {path}")
-        self.put(path, text, mode)
+        super().write(path, text, mode)
 
-    def remove(self, path: str) -> None:
-        if self.files.pop(path, None) is not None:
-            self.log.append(f"remove {path}")
-
-    def run(self, argv: Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
-        self.log.append(" ".join(argv))
+    def done(self, argv: Sequence[str]) -> Done:
         if argv[0] == "mv":
             for table in (self.files, self.modes, self.mtimes):
                 table[argv[3]] = table.pop(argv[2])  # type: ignore[index]
-        elif argv[:4] == ["stat", "-L", "-c", "%d"]:
+        if argv[:4] == ["stat", "-L", "-c", "%d"]:
             return Done(0, f"{self.devices.get(argv[4], '1')}\n", "")
-        elif argv[:2] == ["stat", "-c"]:
-            if argv[2] == "%.6Y" and argv[3] not in self.mtimes:
-                return Done(1, "", "No such file or directory")
-            if argv[2] == "%.6Y":
-                return Done(0, f"{self.mtimes[argv[3]]:.6f}\n", "")
-            return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
-        elif argv[:3] == ["systemctl", "show", cp.KUBELET] and self.kubelet_arguments:
+        if argv[:3] == ["systemctl", "show", cp.KUBELET] and self.kubelet_arguments:
             argv_ = f"/usr/bin/kubelet {self.kubelet_arguments}"
             return Done(0, f"LoadState=loaded\nExecStart={{ path=/usr/bin/kubelet ; argv[]={argv_} ; }}\n", "")
-        elif argv[0] == "date":
-            return Done(0, f"{BOOT + self.time:.9f}\n", "")
-        elif argv[0] == "grep":
+        if argv[0] == "grep":
             found = [line for line in self.files.get(argv[5], "").splitlines() if argv[4] in line]
             return Done(0 if found else 1, "".join(f"{line}\n" for line in found[:1]), "")
-        return Done(0, "", "")
+        return super().done(argv)
 
     # ----------------------------------------------------------------- the world
-
-    def now(self) -> float:
-        return self.time
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
@@ -137,8 +92,7 @@ class FakeMachine:
 
     def _stop(self) -> None:
         self.healthy = False
-        for name in [one for one in self.files if one.startswith(f"/proc/{self.pid}/")]:
-            del self.files[name]
+        self.forget_process(self.pid)
 
     def _start(self, pod: dict) -> None:  # type: ignore[type-arg]
         log = f"{cp.LOGS}/{cp.POD_PREFIX}cp1_{self._hash}/kube-scheduler/{self._starts}.log"

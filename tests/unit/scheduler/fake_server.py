@@ -11,27 +11,22 @@ from collections.abc import Sequence
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from memory_system import MemorySystem
 
-BOOT = 1_000_000.0
 API_SECONDS = 6.0
 
 
-class FakeServer:
+class FakeServer(MemorySystem):
     """As both behave: settings are read when the service starts, and a later file wins unless its key ends with +.
 
     :param flags: of the service's command line.
     """
 
     def __init__(self, name: str, settings: str = "", version: str = "1.32.4", flags: str = "") -> None:
+        super().__init__("server1")
         self.places = _embedded.PLACES[name]
         self.version = f"{version}+{name}r1"
         self.flags = flags
-        self.files: dict[str, str] = {"/proc/sys/kernel/hostname": "server1\n"}
-        self.modes: dict[str, int] = {}
-        self.mtimes: dict[str, float] = {}
-        self.links: dict[str, str] = {}
-        self.log: list[str] = []
-        self.time = 100.0
         self.pid, self.scheduler, self.restarts = 10, 0, 0
         self.refuses: t.Callable[[FakeServer, str], bool] = lambda server, config: False
         self.healthy = False
@@ -45,36 +40,7 @@ class FakeServer:
 
     # ----------------------------------------------------------------- System
 
-    def read(self, path: str) -> str | None:
-        if path == "/proc/uptime":
-            return f"{self.time:.2f} 0.00\n"
-        return self.files.get(path)
-
-    def names(self, path: str) -> list[str]:
-        return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
-
-    def exists(self, path: str) -> bool:
-        return path in self.files or bool(self.names(path))
-
-    def link(self, path: str) -> str | None:
-        return self.links.get(path)
-
-    def free_bytes(self, path: str) -> int:
-        return 1 << 30
-
-    def put(self, path: str, text: str, mode: int) -> None:
-        self.files[path], self.modes[path], self.mtimes[path] = text, mode, BOOT + self.time
-
-    def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        self.log.append(f"write {path}")
-        self.put(path, text, mode)
-
-    def remove(self, path: str) -> None:
-        if self.files.pop(path, None) is not None:
-            self.log.append(f"remove {path}")
-
-    def run(self, argv: Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
-        self.log.append(" ".join(argv))
+    def done(self, argv: Sequence[str]) -> Done:
         if argv[0] == "systemctl":
             return self._systemctl(argv)
         if argv[0] == "journalctl":
@@ -82,13 +48,7 @@ class FakeServer:
             return Done(0, f'{line}\ntime="x" level=fatal msg="scheduler exited: no such file"\n', "")
         if argv[-1] == "--version":
             return Done(0, f"{self.places.kind.name} version v{self.version} (abc)\n", "")
-        if argv[:2] == ["stat", "-c"]:
-            if argv[2] == "%.6Y":
-                return Done(0, "".join(f"{self.mtimes[path]:.6f}\n" for path in argv[3:]), "")
-            return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
-        if argv[0] == "date":
-            return Done(0, f"{BOOT + self.time:.9f}\n", "")
-        return Done(0, "", "")
+        return super().done(argv)
 
     def _systemctl(self, argv: Sequence[str]) -> Done:
         if argv[1] == "restart":
@@ -107,9 +67,6 @@ class FakeServer:
         return Done(0, f"LoadState=loaded\nActiveState=active\nMainPID={self.pid}\nExecStart={start}\n", "")
 
     # ----------------------------------------------------------------- the world
-
-    def now(self) -> float:
-        return self.time
 
     def ask(self, url: str) -> int:
         return 200 if self.healthy and ":10259/" in url else 0
@@ -176,8 +133,7 @@ class FakeServer:
             self._process(self.scheduler, "\0".join(["kube-scheduler", *arguments, ""]), environ=environ)
 
     def _process(self, pid: int, cmdline: str, gone: bool = False, environ: str = "") -> None:
-        for path in [one for one in self.files if one.startswith(f"/proc/{pid}/")]:
-            del self.files[path]
+        self.forget_process(pid)
         if not gone:
             self.files[f"/proc/{pid}/cmdline"] = cmdline
             self.files[f"/proc/{pid}/environ"] = environ

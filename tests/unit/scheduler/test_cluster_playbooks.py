@@ -120,6 +120,21 @@ def test_nothing_is_taken_from_pods_that_hold_a_share(cluster, holder, tmp_path)
         assert "changed=0" in text and not re.search(r"changed=[1-9]", text)
 
 
+def test_preflight_judges_nodes_that_are_no_hosts_of_the_inventory(cluster, tmp_path):
+    """gpu_nodes and control_plane are empty, as on OpenShift."""
+    playbook = ROOT / "playbooks" / "preflight.yml"
+    given = {"gpushare_image_delivery": "registry", "scheduler_mode": "dedicated"}
+    for names, words in (
+        (["gpu1", "gpu7"], "gpushare_nodes: gpu7 isn't a node of the cluster, whose nodes are gpu1"),
+        (["gpu1"], "gpushare_nodes: node gpu1 runs an unknown container runtime"),
+        ([], "gpu_nodes: the group names no host, and gpushare_nodes no node"),
+    ):
+        rc, text = cluster.play(tmp_path, playbook, gpushare_nodes=names, **given)
+        assert rc != 0 and words in " ".join(text.split()), text
+    rc, text = cluster.play(tmp_path, playbook, gpushare_nodes=["gpu1"], preflight_ignore=["runtime"], **given)
+    assert rc == 0 and "changed=0" in text, text
+
+
 def test_our_namespace_goes_and_somebody_elses_gets_its_labels_back(cluster, tmp_path):
     assert cluster.role(tmp_path, "present")[0] == 1
     metadata = cluster.api.request("GET", f"{SPACES}/gpushare-system")["metadata"]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A made-up machine's files, held in memory, and its clock, which moves only when somebody sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+
+BOOT = 1_000_000.0
+
+
+class MemorySystem:
+    """What is the same on every machine; ``log`` has what was changed and which commands were run.
+
+    :param hostname: as the kernel tells it.
+    """
+
+    def __init__(self, hostname: str) -> None:
+        self.files: dict[str, str] = {"/proc/sys/kernel/hostname": f"{hostname}\n"}
+        self.modes: dict[str, int] = {}
+        self.mtimes: dict[str, float] = {}
+        self.links: dict[str, str] = {}
+        self.log: list[str] = []
+        self.time = 100.0
+
+    def read(self, path: str) -> str | None:
+        if path == "/proc/uptime":
+            return f"{self.time:.2f} 0.00\n"
+        return self.files.get(path)
+
+    def names(self, path: str) -> list[str]:
+        return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
+
+    def exists(self, path: str) -> bool:
+        return path in self.files or bool(self.names(path))
+
+    def link(self, path: str) -> str | None:
+        return self.links.get(path)
+
+    def free_bytes(self, path: str) -> int:
+        return 1 << 30
+
+    def put(self, path: str, text: str, mode: int) -> None:
+        self.files[path], self.modes[path], self.mtimes[path] = text, mode, BOOT + self.time
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        self.log.append(f"write {path}")
+        self.put(path, text, mode)
+
+    def remove(self, path: str) -> None:
+        if self.files.pop(path, None) is not None:
+            self.log.append(f"remove {path}")
+
+    def run(self, argv: Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        self.log.append(" ".join(argv))
+        return self.done(argv)
+
+    def done(self, argv: Sequence[str]) -> Done:
+        """What a command has to say; one that this machine doesn't know says nothing."""
+        if argv[:3] == ["stat", "-c", "%.6Y"]:
+            if any(path not in self.mtimes for path in argv[3:]):
+                return Done(1, "", "No such file or directory")
+            return Done(0, "".join(f"{self.mtimes[path]:.6f}\n" for path in argv[3:]), "")
+        if argv[:2] == ["stat", "-c"]:
+            return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
+        if argv[0] == "date":
+            return Done(0, f"{BOOT + self.time:.9f}\n", "")
+        return Done(0, "", "")
+
+    def now(self) -> float:
+        return self.time
+
+    def forget_process(self, pid: int) -> None:
+        for path in [one for one in self.files if one.startswith(f"/proc/{pid}/")]:
+            del self.files[path]
