@@ -166,7 +166,7 @@ def test_where_a_node_comes_that_isnt_gpushares_it_gets_its_device_plugin():
     run(kube, "a")
     assert settings(kube) == (False, False) and labels(kube, "a") == ON
     add(kube, node("theirs"))
-    kube.before, kube.changes = {ref: one for ref, one in kube.objects.items()}, []
+    kube.before, kube.changes = dict(kube.objects), []
     assert run(kube, "a", check=True)["changed"] and not kube.changes
     assert run(kube, "a")["changed"]
     assert (settings(kube), labels(kube, "a"), labels(kube, "theirs")) == ((True, False), OFF, ON)
@@ -323,7 +323,7 @@ def test_a_kill_anywhere_is_finished_by_the_next_run_in_either_direction(runtime
         assert all(labels(kube, ref.name) == ON for ref in kube.objects if ref.kind == "Node")
 
     for number in itertools.count():
-        kubes = [start() for _ in range(4)]
+        kubes = [start() for _run in range(4)]
 
         def work(kube):
             try:

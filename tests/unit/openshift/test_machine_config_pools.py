@@ -99,7 +99,7 @@ def cluster(pool=None, members=()):
 
 
 def settle(kube):
-    for _ in range(8):
+    for _second in range(8):
         kube.sleep(1)
 
 
@@ -261,7 +261,7 @@ def test_a_kill_anywhere_is_finished_by_the_next_run_in_either_direction(pool, t
 def test_a_kill_while_it_goes_away_is_finished_by_the_next_run_in_either_direction(pool):
     own = {"w3"} if pool == "theirs" else set()
     for number in itertools.count():
-        away, back, bad = (cluster(theirs() if own else None, members=own) for _ in range(3))
+        away, back, bad = (cluster(theirs() if own else None, members=own) for _kind in range(3))
         ended = []
         for kube in (away, back, bad):
             run(kube, nodes=["w1"])

@@ -578,7 +578,7 @@ def test_verification_finds_what_is_rolled_out_and_what_an_upgrade_left(only, op
             f"no extender is ready on {node}, where kube-scheduler asks for one" for node in NODES
         ]
         openshift.request("PATCH", f"{MAPS}/{name}", {"data": {"policy.cfg": managed + " "}}, MERGE)
-        assert [text for _, text in found() if "hasn't taken policy" in text]
+        assert [text for _field, text in found() if "hasn't taken policy" in text]
     with PlayedOperator(openshift, "4.18.3", policy=name):
         assert [text[:60] for field, text in found() if field == "problems"] == [
             f"Scheduler/cluster still names policy {name}"[:60],

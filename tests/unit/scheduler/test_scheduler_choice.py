@@ -202,8 +202,8 @@ def test_whose_the_namespace_is():
 OURS = {"app.kubernetes.io/part-of": "gpushare"}
 
 
-def thing(name, labels=OURS, **more):
-    return {"metadata": {"name": name, "labels": labels, **more}}
+def thing(name, ours=True, **more):
+    return {"metadata": {"name": name, "labels": OURS if ours else None, **more}}
 
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "Deployment"])
@@ -222,7 +222,7 @@ def test_a_dedicated_scheduler_that_was_left_is_refused_and_told_at_the_end(kind
 
 def test_what_is_somebody_elses_or_going_is_nothing_left():
     for one in (
-        thing("gpushare-scheduler", None),
+        thing("gpushare-scheduler", ours=False),
         thing("gpushare-scheduler", deletionTimestamp="2026-01-01T00:00:00Z"),
     ):
         api = Api([raw_node("cp1")], [mirror("cp1")], {"ValidatingAdmissionPolicy": one, "Deployment": one})

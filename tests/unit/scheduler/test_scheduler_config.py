@@ -289,11 +289,11 @@ def test_upstreams_extender_becomes_ours(tmp_path: Path) -> None:
     assert real_scheduler.complaint(text, tmp_path) == ""
 
 
-@pytest.mark.parametrize("write", [str, lambda text: as_json(text)], ids=["yaml", "json"])
+@pytest.mark.parametrize("write", [str, as_json], ids=["yaml", "json"])
 def test_upstreams_extender_is_given_back_though_the_file_was_changed_since(write) -> None:  # type: ignore[no-untyped-def]
     before = write(UPSTREAM)
     ours = sc.merged("/c", before, 36, EXTENDER)
-    assert sc.has("/c", sc.merged("/c", write(UPSTREAM.split("extenders:")[0]), 36, EXTENDER), EXTENDER)
+    assert sc.has("/c", sc.merged("/c", write(UPSTREAM.partition("extenders:")[0]), 36, EXTENDER), EXTENDER)
     assert not sc.has("/c", before, EXTENDER) and not sc.has("/c", ours, EXTENDER)
     changed = ours.replace("KubeSchedulerConfiguration", "KubeSchedulerConfiguration", 1)
     changed = (
