@@ -200,7 +200,7 @@ def told(options: Options, observed: Json) -> Told:
 
 def _touched(observed: Json) -> bool:
     """Whether anything on the machine is ours."""
-    ours = [observed.get("ours"), observed.get("ours_policy"), observed.get("merged")]
+    ours = [observed.get("ours"), observed.get("ours_policy"), observed["merged"]]
     return observed["pending"] or ours != [None] * 3 or "kubegpu" in observed["manifest"]
 
 
@@ -299,7 +299,7 @@ def _present(options: Options, observed: Json, manifest: StaticPod, minor: int) 
         path, before = _users(form, named, observed, manifest)
         if before is None:
             raise BadInput(f"{path}, which kube-scheduler's --{FLAGS[form]} names, isn't there")
-        noted = _merged_file.read(observed.get("merged"))
+        noted = _merged_file.read(observed["merged"])
         text, note = _merged_file.put_in(path, form, before, minor, options.extender, noted, manifest.annotated())
         manifest.annotate(_sha256(text))
         users: list[File] = [*_noted(observed, note), File(path, before, text)]
@@ -323,7 +323,7 @@ def _present(options: Options, observed: Json, manifest: StaticPod, minor: int) 
 def _absent(options: Options, observed: Json, manifest: StaticPod) -> list[File]:
     files: list[File] = []
     stamp = manifest.annotation()
-    note = _merged_file.read(observed.get("merged"))
+    note = _merged_file.read(observed["merged"])
     for form, path in _merged_paths(manifest, note):
         text = _text_of(form, path, observed)
         if text is None or not (stamp or note or _merged_file.is_ours(path, form, text, options.extender)):
@@ -399,8 +399,6 @@ def _text_of(form: str, path: str, observed: Json) -> str | None:
 
 
 def _noted(observed: Json, note: _merged_file.Note | None) -> list[File]:
-    if "merged" not in observed:
-        return []
     return [File(cp.MERGED, observed["merged"], note.text() if note is not None else None)]
 
 

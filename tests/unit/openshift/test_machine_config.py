@@ -41,7 +41,7 @@ class Played:
 
     def __init__(self, server, bad=(), asleep=False):
         self.server, self.bad, self.asleep = server, set(bad), asleep
-        self._end = threading.Event()
+        self._end, self._at_work = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.rendered = {}
         self.joined = []
@@ -58,10 +58,16 @@ class Played:
 
     def _follow(self):
         while not self._end.wait(0.02):
-            if not self.asleep:
-                with contextlib.suppress(Refused):
-                    collect(self.server)
-                    self._sync()
+            with self._at_work:
+                if not self.asleep:
+                    with contextlib.suppress(Refused):
+                        collect(self.server)
+                        self._sync()
+
+    def fall_asleep(self):
+        """From now on it does nothing: what it is at it ends first."""
+        with self._at_work:
+            self.asleep = True
 
     def _sync(self):
         nodes = self.server.request("GET", "/api/v1/nodes")["items"]
@@ -218,7 +224,7 @@ def test_a_pool_that_degrades_is_put_back_in_the_operators_words(kube, openshift
 def test_a_node_more_that_doesnt_come_up_leaves_the_others_configured(kube, openshift):
     with Played(openshift) as operator:
         run(kube)
-        operator.asleep = True
+        operator.fall_asleep()
         with pytest.raises(NotInEffect, match=r"not within 1 s: pool gpu counts 1 of 2 nodes"):
             run(kube, nodes=["worker-1", "worker-2"], timeout=1.0)
         assert labelled(openshift) == {"worker-1"} and names(openshift, "machineconfigs") == {"99-gpushare"}
@@ -311,7 +317,7 @@ def test_an_operator_that_hasnt_rendered_the_change_yet_isnt_believed(kube, open
     with Played(openshift) as operator:
         run(kube)
         # Every node is updated, says the pool, with what was there before.
-        operator.asleep = True
+        operator.fall_asleep()
         with pytest.raises(NotInEffect, match=r"isn't made of 99-gpushare as it is now; it was taken back"):
             run(kube, kernel_arguments=["intel_iommu=on"], timeout=1.5)
         live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")

@@ -66,6 +66,7 @@ def machine(**changes: t.Any) -> dict[str, t.Any]:
         "config_path": "",
         "config": None,
         "ours": None,
+        "merged": None,
         "running": [{"pid": 1, "config": ""}],
         "health": 200,
         "pending": False,
@@ -112,7 +113,7 @@ def test_the_file_behind_a_mount_is_looked_at() -> None:
     made = action(kube_scheduler, {"observed": first}, check=True, answers=answers)
     result = made.run()
     assert made.executed == [("kubegpu.share.control_plane_info", {"config_path": "/srv/scheduler/config.yaml"})]
-    assert [one["after_header"] for one in result["diff"]] == ["/srv/scheduler/config.yaml", cp.MANIFEST]
+    assert [one["after_header"] for one in result["diff"]] == [cp.MERGED, "/srv/scheduler/config.yaml", cp.MANIFEST]
 
 
 class Leases:

@@ -36,6 +36,7 @@ def seen(manifest: str | None, **changes: t.Any) -> dict[str, t.Any]:
         "config_path": named,
         "config": None,
         "ours": None,
+        "merged": None,
         "running": [{"pid": 1, "config": named}],
         "health": 200,
         "pending": False,
@@ -53,7 +54,9 @@ def after(planned: t.Any, before: dict[str, t.Any]) -> dict[str, t.Any]:
     ours = texts.get(cp.CONFIG, before["ours"])
     config = texts.get(before["config_path"], before["config"]) if before["config"] is not None else ours
     path = before["config_path"] if before["config"] is not None else named
-    return seen(manifest, ours=ours, config=config, config_path=path, running=[{"pid": 2, "config": named}])
+    merged = texts.get(cp.MERGED, before["merged"])
+    running = [{"pid": 2, "config": named}]
+    return seen(manifest, ours=ours, merged=merged, config=config, config_path=path, running=running)
 
 
 @pytest.mark.parametrize("minor", [19, 20, 22, 23, 25, 28, 29, 31, 32, 34, 36])
@@ -107,14 +110,14 @@ def users(**changes: t.Any) -> dict[str, t.Any]:
 
 def test_a_scheduler_that_has_a_configuration_keeps_it() -> None:
     planned = make_plan(PRESENT, users())
-    assert [row.path for row in planned.files] == ["/srv/scheduler/config.yaml", cp.MANIFEST]
+    assert [row.path for row in planned.files] == [cp.MERGED, "/srv/scheduler/config.yaml", cp.MANIFEST]
     assert planned.config == "/etc/scheduler/config.yaml"
-    manifest = planned.files[1].after
+    manifest = planned.files[2].after
     assert cp.FOLDER not in manifest and ANNOTATION in manifest
     then = after(planned, users())
     assert make_plan(PRESENT, then).plan.empty
     back = make_plan(ABSENT, then)
-    assert [row.after for row in back.files] == [manifests.USERS_CONFIG, manifests.WITH_CONFIG]
+    assert [row.after for row in back.files] == [manifests.USERS_CONFIG, manifests.WITH_CONFIG, None]
 
 
 def test_what_wasnt_put_in_isnt_taken_out() -> None:
@@ -279,16 +282,17 @@ def test_a_policy_of_the_users_own_keeps_the_rest(minor: int, configuration: str
     assert caught.value.arguments == {"policy_path": "/srv/policy/p.json"}
     before = seen(manifest, policy_path="/srv/policy/p.json", policy=USERS_POLICY)
     planned = make_plan(options, before)
-    assert [row.path for row in planned.files] == ["/srv/policy/p.json", cp.MANIFEST]
-    policy = json.loads(planned.files[0].after or "")
+    assert [row.path for row in planned.files] == [cp.MERGED, "/srv/policy/p.json", cp.MANIFEST]
+    note, policy_file, manifest_file = (row.after for row in planned.files)
+    policy = json.loads(policy_file or "")
     assert [one["urlPrefix"] for one in policy["extenders"]] == ["http://127.0.0.1:9000", EXTENDER.url]
     assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
     assert (planned.config, planned.policy) == ("", "/etc/policy/p.json")
-    then = {**before, "manifest": planned.files[1].after, "policy": planned.files[0].after}
+    then = {**before, "manifest": manifest_file, "policy": policy_file, "merged": note}
     then["running"] = [{"pid": 2, "config": "", "policy": "/etc/policy/p.json"}]
     assert make_plan(options, then).plan.empty
     back = make_plan(ABSENT, then)
-    assert [row.after for row in back.files] == [USERS_POLICY, manifest]
+    assert [row.after for row in back.files] == [USERS_POLICY, manifest, None]
 
 
 def test_an_upgrade_that_ends_policies_leaves_none() -> None:
@@ -313,6 +317,7 @@ def test_a_configuration_that_the_user_took_over() -> None:
         PRESENT, seen(mixed, ours=whole.files[0].after, config=manifests.USERS_CONFIG, config_path=path)
     )
     assert [(row.path, row.after is None) for row in planned.files] == [
+        (cp.MERGED, False),
         (path, False),
         (cp.MANIFEST, False),
         (cp.CONFIG, True),
@@ -373,17 +378,16 @@ EMPTY_LIST = json.dumps(
 class Machine:
     """A machine whose kube-scheduler has a configuration of the user's own."""
 
-    def __init__(self, config: str, manifest: str = manifests.WITH_CONFIG, notes: bool = True) -> None:
+    def __init__(self, config: str, manifest: str = manifests.WITH_CONFIG) -> None:
         self.files: dict[str, str | None] = {cp.MANIFEST: manifest, USERS_PATH: config}
-        self.notes = notes
         self.path = "/etc/scheduler/config.yaml"
 
     def seen(self) -> dict[str, t.Any]:
-        noted = {"merged": self.files.get(cp.MERGED)} if self.notes else {}
+        merged = self.files.get(cp.MERGED)
         manifest = self.files[cp.MANIFEST]
         running = [{"pid": 1, "config": cp.flag(manifest or "", "config")}]
         ours, config = self.files.get(cp.CONFIG), self.files.get(self.path)
-        return seen(manifest, config_path=self.path, config=config, ours=ours, running=running, **noted)
+        return seen(manifest, config_path=self.path, config=config, ours=ours, merged=merged, running=running)
 
     def plan(self, options: Options) -> t.Any:
         try:
@@ -453,9 +457,11 @@ def test_what_cant_be_taken_out_now_is_no_reason_against_putting_in(monkeypatch:
 
 @pytest.mark.parametrize("notes", [True, False], ids=["noted", "by its words"])
 def test_an_upgrade_that_writes_the_manifest_anew_leaves_ours_ours(notes: bool) -> None:
-    machine = Machine(manifests.USERS_CONFIG, notes=notes)
+    machine = Machine(manifests.USERS_CONFIG)
     machine.run(PRESENT)
     machine.files[cp.MANIFEST] = manifests.WITH_CONFIG
+    if not notes:
+        del machine.files[cp.MERGED]
     planned = machine.run(ABSENT)
     assert machine.files[USERS_PATH] == manifests.USERS_CONFIG and machine.files.get(cp.MERGED) is None
     assert planned.restarts, "the scheduler that runs has read the old one"
