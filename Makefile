@@ -34,8 +34,8 @@ test: setup  ## everything: lint, unit tests, the lab end to end, molecule; repl
 lint unit: setup  ## one part of the tests
 	@$(PY) tests/run.py $@
 
-test-faults: lab-up  ## what takes minutes on the three control planes (timeouts, kills at every step); needs a lab that nothing has touched
-	@$(PY) -m pytest tests/lab/test_10_check_mode.py tests/lab/test_20_site.py tests/lab/test_25_control_planes.py -v -p no:cacheprovider
+test-faults: lab-up  ## what takes minutes (timeouts, kills at every step, another driver and back); needs a lab that nothing has touched
+	@$(PY) -m pytest tests/lab/test_10* tests/lab/test_20* tests/lab/test_25* tests/lab/test_35* tests/lab/test_45* -v -p no:cacheprovider
 
 test-upgrade: setup  ## kubeadm upgrade keeps the change; builds another Kubernetes, brings up a lab of its own; not part of `make test`
 	@$(PY) -m pytest tests/upgrade -v -s -p no:cacheprovider

@@ -42,9 +42,9 @@ def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("words", "id", "said"),
     [
-        ("init:9", "driver-fails", "couldn't communicate with the NVIDIA driver"),
+        pytest.param("init:9", "driver-fails", "couldn't communicate with the NVIDIA driver", marks=pytest.mark.long),
         ("init:18", "driver-mismatch", "version mismatch"),
-        ("init:999", "driver-fails", "Unknown Error"),
+        pytest.param("init:999", "driver-fails", "Unknown Error", marks=pytest.mark.long),
         ("slow:60", "driver-fails", "didn't answer within 20 s"),
     ],
 )

@@ -88,9 +88,25 @@ def undisturbed(lab: Lab, namespace: str, before: list[Json]) -> None:
     total = sum(card["units"] for card in lab.cards(node))
     until(lambda: lab.allocatable(node) == total, f"{RESOURCE} allocatable on {node}", 90)
     assert containers(settled(lab, namespace, names)) == containers(before)
-    lab.api.create_pod(namespace, "newcomer", [1], lab.image(), node)
-    settled(lab, namespace, ["newcomer"], 90)
-    removed(lab, namespace, ["newcomer"])
+    served(lab, namespace, node)
+
+
+def served(lab: Lab, namespace: str, node: str) -> None:
+    """A new pod runs. Before its node's plugin is back, kubelet sends it away, and whoever wants it makes it again."""
+    name = "newcomer"
+
+    def running() -> bool:
+        status = next((one["status"] for one in lab.api.pods(namespace) if one["metadata"]["name"] == name), None)
+        if status is None:
+            lab.api.create_pod(namespace, name, [1], lab.image(), node)
+        elif status.get("phase") == "Failed":
+            assert status["reason"] == "UnexpectedAdmissionError", status
+            removed(lab, namespace, [name])
+        return status is not None and status.get("phase") == "Running"
+
+    until(running, f"pod {name} Running", 90)
+    settled(lab, namespace, [name])
+    removed(lab, namespace, [name])
 
 
 def test_kubelet_restarted(lab: Lab, namespace: str, tenants: list[Json]) -> None:

@@ -104,6 +104,7 @@ def given_back(lab: Lab, node: str, version: str) -> None:
     until(lambda: lab.allocatable(node) == total, f"{RESOURCE} allocatable on {node}", 90)
 
 
+@pytest.mark.long
 def test_other_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path: Path) -> None:
     node, other = lab.gpu_nodes[-1], lab.gpu_nodes[0]
     assert node != other
@@ -134,6 +135,7 @@ def test_other_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path: P
         maintain(lab, tmp_path, node, **variables).assert_unchanged()
 
 
+@pytest.mark.long
 def test_node_that_was_cordoned_before_stays_so(lab: Lab, namespace: str, tmp_path: Path) -> None:
     node = lab.gpu_nodes[-1]
     newer = str(lab.state["settings"]["driver_version"])
