@@ -60,9 +60,7 @@ def put_in(path: str, extenders: Extenders, entry: Json, *, fold: bool) -> None:
     :raises BadInput: another extender binds, or two are for our resource.
     """
     items = extenders.items
-    mine = _ours(items, entry["urlPrefix"], fold)
-    if len(mine) > 1:
-        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
+    mine = _only(path, items, entry["urlPrefix"], fold)
     binders = [one for number, one in enumerate(items) if number not in mine and _value(one, "bindVerb", fold)]
     if binders:
         raise BadInput(
@@ -88,25 +86,22 @@ def put_in(path: str, extenders: Extenders, entry: Json, *, fold: bool) -> None:
             extenders.delete(number, name)
 
 
-def take_out(path: str, extenders: Extenders, *, fold: bool) -> None:
-    """Have no extender of ours in the list."""
-    mine = _ours(extenders.items, None, fold)
-    if len(mine) > 1:
-        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
-    for number in mine:
+def without(path: str, text: str, *, fold: bool) -> str:
+    """The file with no extender of ours in its list."""
+    extenders = opened(path, text)
+    for number in _only(path, extenders.items, None, fold):
         extenders.remove(number)
+    return extenders.checked()
 
 
-def give_back(path: str, extenders: Extenders, before: Extenders, url: str, *, fold: bool) -> None:
-    """Have in the list what was there before ours came: an extender of the user's own that became ours, or none.
+def undone(path: str, text: str, before: str, url: str, *, fold: bool) -> str:
+    """The file with what was there before ours came: an extender of the user's own that became ours, or none.
 
-    :param before: the list as it was.
+    :param before: what the file held then; changed since.
     :param url: of our extender.
     """
-    mine = _ours(extenders.items, None, fold)
-    if len(mine) > 1:
-        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
-    was = before.items
+    extenders, then = opened(path, text), opened(path, before)
+    mine, was = _only(path, extenders.items, None, fold), then.items
     theirs = [was[number] for number in _ours(was, url, fold)]
     for number in mine:
         if theirs:
@@ -114,7 +109,8 @@ def give_back(path: str, extenders: Extenders, before: Extenders, url: str, *, f
         else:
             extenders.remove(number)
     if not extenders.items and not was:
-        extenders.leave(before.written())
+        extenders.leave(then.written())
+    return extenders.checked()
 
 
 def _rewrite(extenders: Extenders, number: int, wanted: Json) -> None:
@@ -144,6 +140,17 @@ def has_exactly(path: str, text: str, entry: Json, *, fold: bool) -> bool:
 
     wanted = words(entry)
     return any(words(one) == wanted for one in items)
+
+
+def _only(path: str, items: list[Json], url: str | None, fold: bool) -> list[int]:
+    """The number of the one that is gpushare's, or none.
+
+    :raises BadInput: there are several.
+    """
+    mine = _ours(items, url, fold)
+    if len(mine) > 1:
+        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
+    return mine
 
 
 def _ours(items: list[Json], url: str | None, fold: bool) -> list[int]:

@@ -14,13 +14,12 @@ import typing as t
 
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_list
 from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import (
     RESOURCE,
-    give_back,
     has_exactly,
     opened,
     put_in,
-    take_out,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_decode import Decoded, Source
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_fields import CONFIGURATION, KNOWN_UP_TO
@@ -230,9 +229,7 @@ def merged(path: str, text: str, minor: int, extender: Extender) -> str:
 
 def without(path: str, text: str) -> str:
     """The user's configuration with our extender taken out."""
-    extenders = opened(path, text)
-    take_out(path, extenders, fold=False)
-    return extenders.checked()
+    return _extender_list.without(path, text, fold=False)
 
 
 def undone(path: str, text: str, before: str, extender: Extender) -> str:
@@ -240,9 +237,7 @@ def undone(path: str, text: str, before: str, extender: Extender) -> str:
 
     :param before: what the file held before ours came; changed since then.
     """
-    extenders = opened(path, text)
-    give_back(path, extenders, opened(path, before), extender.url, fold=False)
-    return extenders.checked()
+    return _extender_list.undone(path, text, before, extender.url, fold=False)
 
 
 def has(path: str, text: str, extender: Extender) -> bool:

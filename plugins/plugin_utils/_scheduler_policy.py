@@ -15,12 +15,11 @@ import json
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_list
 from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_list import (
-    give_back,
     has_exactly,
     opened,
     put_in,
-    take_out,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_config import NO_POLICY_SINCE, Extender
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_decode import Decoded, Source
@@ -72,9 +71,7 @@ def merged(path: str, text: str, extender: Extender, minor: int | None = None) -
 
 def without(path: str, text: str) -> str:
     """The user's Policy with our extender taken out."""
-    extenders = opened(path, text)
-    take_out(path, extenders, fold=True)
-    return extenders.checked()
+    return _extender_list.without(path, text, fold=True)
 
 
 def undone(path: str, text: str, before: str, extender: Extender) -> str:
@@ -82,9 +79,7 @@ def undone(path: str, text: str, before: str, extender: Extender) -> str:
 
     :param before: what the file held before ours came; changed since then.
     """
-    extenders = opened(path, text)
-    give_back(path, extenders, opened(path, before), extender.url, fold=True)
-    return extenders.checked()
+    return _extender_list.undone(path, text, before, extender.url, fold=True)
 
 
 def has(path: str, text: str, extender: Extender) -> bool:
