@@ -15,14 +15,12 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import Lease,
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_config import Extender
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import LookAgain, Options, Planned
 
-# Not for the machine: it has no use for one, and the other may hold credentials.
-ONLY_HERE = ("observed", "kubeconfig")
-
 
 class ActionModule(HandedPlan):
     """Edits kube-scheduler's files on the controller, and looks at its lease afterwards."""
 
     arguments = ARGUMENTS
+    only_here = ("observed", "kubeconfig")
 
     def make(self, params: Json, task_vars: Json | None) -> tuple[Plan, Json]:
         observed = params["observed"]
@@ -60,14 +58,8 @@ class ActionModule(HandedPlan):
     def carry_out(self, params: Json, handed: Json, task_vars: Json | None) -> Json:
         lease = self._lease(params)
         if lease is None:
-            return self._on_the_machine(handed, task_vars)
+            return super().carry_out(params, handed, task_vars)
         return self._with_lease(lease, params, handed, task_vars)
-
-    def _on_the_machine(self, handed: Json, task_vars: Json | None) -> Json:
-        """Execute the module, which has no business with the cluster."""
-        arguments = {name: value for name, value in self._task.args.items() if name not in ONLY_HERE}
-        done: Json = self._execute_module(module_args={**arguments, "plan": handed}, task_vars=task_vars)
-        return done
 
     def _lease(self, params: Json) -> SchedulerLease | None:
         """The lease, where kube-scheduler takes one and a cluster is named to ask."""
@@ -93,7 +85,7 @@ class ActionModule(HandedPlan):
                 raise
             # The API server may be part of what has to be started again.
             before = Lease("", "")
-        done = self._on_the_machine(handed, task_vars)
+        done = super().carry_out(params, handed, task_vars)
         if done.get("failed") or not (before.holder or planned.lease_certain):
             return done
         hostname = str(params["observed"].get("hostname", "")) if planned.restarts else ""
@@ -107,7 +99,7 @@ class ActionModule(HandedPlan):
         """Healthy, but at work nowhere: the old files are put back by the same means."""
         if not self._planned.files:
             return error
-        back = self._on_the_machine(self._planned.back(), task_vars)
+        back = super().carry_out(params, self._planned.back(), task_vars)
         if back.get("failed"):
             return NotInEffect(f"{error}; the old configuration couldn't be put back: {back.get('msg')}")
         return NotInEffect(f"{error}; the old configuration is back and kube-scheduler runs with it")

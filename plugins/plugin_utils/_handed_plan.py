@@ -27,6 +27,8 @@ class HandedPlan(ActionBase):  # type: ignore[misc]  # ansible-core carries no t
     """Plans from ``observed`` and executes the module of the same name, with the option ``plan``, only on drift."""
 
     arguments: t.ClassVar[Json]
+    # Options that stay on the controller: the module has no use for them, or they may hold credentials.
+    only_here: t.ClassVar[t.Sequence[str]] = ("observed",)
     # What ``make`` wants the user to know though it stops nothing.
     notices: t.Sequence[str] = ()
 
@@ -39,7 +41,7 @@ class HandedPlan(ActionBase):  # type: ignore[misc]  # ansible-core carries no t
 
     def carry_out(self, params: Json, handed: Json, task_vars: Json | None) -> Json:
         """Execute the module; what it returned."""
-        arguments = {name: value for name, value in self._task.args.items() if name != "observed"}
+        arguments = {name: value for name, value in self._task.args.items() if name not in self.only_here}
         done: Json = self._execute_module(module_args={**arguments, "plan": handed}, task_vars=task_vars)
         return done
 
