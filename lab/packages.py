@@ -117,9 +117,20 @@ def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> N
     place = sysroot_flags(sysroot) if sysroot else ()
     shared = (*place, "-shared", "-pthread")
     own = f'-DDRIVER_VERSION="{version}"'
-    _compile("nvml.c", nvml, *shared, own, "-Wl,-soname,libnvidia-ml.so.1")
+    major = f"-DDRIVER_MAJOR={_numbers(version)[0]}"
+    _compile("nvml.c", nvml, *shared, own, major, "-Wl,-soname,libnvidia-ml.so.1")
     _compile("cuda.c", cuda, *shared, f"-DCUDA_VERSION={_cuda(version)}", "-Wl,-soname,libcuda.so.1")
     _compile("nvidia_smi.c", folder / "nvidia-smi", *place, own, "-ldl")
+
+
+def firmware(driver: str) -> dict[str, File]:
+    """What the toolkit mounts into containers as the driver's firmware: the simulated cards and their limits."""
+    folder = f"usr/lib/firmware/nvidia/{driver}"
+    files: dict[str, File] = {f"{folder}/gsp_sim.bin": Link(CARDS)}
+    # The first branch with limits per cgroup.
+    if _numbers(driver)[0] >= 615:
+        files[f"{folder}/gsp_sim_limits.bin"] = Link(f"{CARDS}.limits")
+    return files
 
 
 def sysroot_flags(sysroot: Path) -> tuple[str, ...]:

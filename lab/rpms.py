@@ -30,6 +30,7 @@ from lab.packages import (
     Text,
     about,
     filled,
+    firmware,
     library,
     toolkit_base,
     toolkit_hook,
@@ -126,7 +127,7 @@ def _persistenced(driver: str) -> dict[str, File]:
 
 
 def _firmware(driver: str) -> dict[str, File]:
-    return {f"usr/lib/firmware/nvidia/{driver}/gsp_sim.bin": Link(CARDS)}
+    return firmware(driver)
 
 
 _MODULE_DETAILS = (

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #ifndef DRIVER_VERSION
 #error "compile with -DDRIVER_VERSION=\"<version>\""
@@ -26,6 +27,7 @@ typedef struct device Device;
 
 struct memory { uint32_t version, padding; uint64_t total, reserved, free, used; };
 struct pci { char legacy[16]; uint32_t domain, bus, device, id, subsystem; char address[32]; };
+struct limits { const char *name_space; uint64_t soft, hard, used; }; /* the call that sets has no `used` */
 struct process { uint32_t pid; uint64_t used; uint32_t gpu_instance, compute_instance; };
 
 static int (*init)(void), (*count_of)(unsigned *), (*by_index)(unsigned, Device **);
@@ -35,6 +37,8 @@ static int (*persistence_of)(Device *, int *), (*compute_mode_of)(Device *, int 
 static int (*mig_of)(Device *, unsigned *, unsigned *), (*capability_of)(Device *, int *, int *);
 static int (*processes_of)(Device *, unsigned *, struct process *), (*process_name)(unsigned, char *, unsigned);
 static const char *(*words_of)(int);
+/* Since branch 615; a driver before it has none of them. */
+static int (*set_limits)(Device *, struct limits *), (*get_limits)(Device *, struct limits *), (*allocate)(Device *, uint64_t);
 
 struct card {
     unsigned index, minor;
@@ -77,6 +81,12 @@ static int load(void)
             return NO_FUNCTION;
         }
         memcpy(needed[i].function, &symbol, sizeof symbol);
+    }
+    const struct { void *function; const char *symbol; } wished[] = {
+        {&set_limits, "nvmlDeviceSetMemoryLimits_v1"}, {&get_limits, "nvmlDeviceGetMemoryLimits_v1"}, {&allocate, "kubegpuSimAllocate"}};
+    for (size_t i = 0; i < sizeof wished / sizeof *wished; i++) {
+        void *symbol = dlsym(library, wished[i].symbol);
+        memcpy(wished[i].function, &symbol, sizeof symbol);
     }
     return OK;
 }
@@ -361,7 +371,10 @@ static int help(void)
          "        index uuid gpu_uuid name gpu_name count driver_version pci.bus_id gpu_bus_id memory.total memory.reserved\n"
          "        memory.used memory.free persistence_mode compute_mode compute_cap mig.mode.current mig.mode.pending\n"
          "    nvidia-smi --query-compute-apps=FIELDS --format=csv[,noheader][,nounits]\n"
-         "        pid process_name used_memory used_gpu_memory gpu_uuid gpu_name gpu_bus_id\n\n"
+         "        pid process_name used_memory used_gpu_memory gpu_uuid gpu_name gpu_bus_id\n"
+         "    nvidia-smi memory-limits --get -n CGROUP -i ID                        since driver branch 615\n"
+         "    nvidia-smi memory-limits --set -n CGROUP --soft-limit MiB|max --hard-limit MiB|max -i ID\n"
+         "    nvidia-smi simulated-allocation MiB [-i ID] [--seconds N]             of the lab: holds memory, as a program would\n\n"
          "ID is an index, a UUID or a PCI bus address.");
     return OK;
 }
@@ -390,12 +403,125 @@ static void split(char *text, char **words, int *count)
         words[(*count)++] = word;
 }
 
+/* ------------------------------------------------------------------------------------------- memory limits and held memory */
+
+static int mib_of(const char *text, uint64_t *bytes)
+{
+    char *end;
+    if (!strcmp(text, "max")) {
+        *bytes = UINT64_MAX;
+        return 1;
+    }
+    unsigned long long mib = strtoull(text, &end, 10);
+    *bytes = mib * MIB;
+    return *text >= '0' && *text <= '9' && !*end && mib < 1ull << 40;
+}
+
+static int said(int code)
+{
+    if (!code)
+        return OK;
+    printf("%s\n", words_of(code));
+    return exit_code(code);
+}
+
+static int device_called(const char *id, Device **device)
+{
+    int code;
+    if ((code = start()) || (code = observe()))
+        return code;
+    for (unsigned i = 0; i < card_count; i++)
+        if (wanted(&cards[i], id))
+            return said(by_index(i, device));
+    puts("No devices were found");
+    return NOT_FOUND;
+}
+
+static int memory_limits(char **argv)
+{
+    struct limits limits = {0};
+    char *value, *id = NULL;
+    int set = 0, get = 0, code;
+    Device *device;
+    for (int i = 2; argv[i]; i++) {
+        if (!strcmp(argv[i], "--set") || !strcmp(argv[i], "--get"))
+            *(argv[i][2] == 's' ? &set : &get) = 1;
+        else if ((value = option(argv, &i, "-i")) || (value = option(argv, &i, "--id")))
+            id = value;
+        else if ((value = option(argv, &i, "-n")) || (value = option(argv, &i, "--namespace")))
+            limits.name_space = value;
+        else if ((value = option(argv, &i, "--soft-limit")) ? !mib_of(value, &limits.soft)
+                                                            : !(value = option(argv, &i, "--hard-limit")) || !mib_of(value, &limits.hard))
+            return bad(argv[i]);
+    }
+    if (set == get || !limits.name_space)
+        return bad("memory-limits needs --set or --get, and -n");
+    if ((code = device_called(id, &device)))
+        return code;
+    if (!set_limits || !get_limits) {
+        puts("Function Not Found");
+        return NO_FUNCTION;
+    }
+    if (set)
+        return said(set_limits(device, &limits));
+    if ((code = said(get_limits(device, &limits))))
+        return code;
+    printf("namespace: %s\n", limits.name_space);
+    const struct { const char *name; uint64_t bytes; } rows[] = {
+        {"soft limit", limits.soft}, {"hard limit", limits.hard}, {"current used", limits.used}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].bytes == UINT64_MAX)
+            printf("%s: max\n", rows[i].name);
+        else
+            printf("%s: %llu MiB\n", rows[i].name, (unsigned long long)(rows[i].bytes / MIB));
+    return OK;
+}
+
+static int simulated_allocation(char **argv)
+{
+    char *value, *id = NULL, *end = NULL;
+    unsigned long long mib = 0, seconds = 0;
+    int code;
+    Device *device;
+    for (int i = 2; argv[i]; i++) {
+        if ((value = option(argv, &i, "-i")) || (value = option(argv, &i, "--id")))
+            id = value;
+        else if ((value = option(argv, &i, "--seconds")))
+            seconds = strtoull(value, &end, 10);
+        else
+            mib = strtoull(argv[i], &end, 10);
+        if (end && *end)
+            return bad(argv[i]);
+    }
+    if (!mib)
+        return bad("simulated-allocation needs a number of MiB");
+    if ((code = device_called(id, &device)))
+        return code;
+    if (!allocate) {
+        puts("Function Not Found");
+        return NO_FUNCTION;
+    }
+    if ((code = said(allocate(device, mib))))
+        return code;
+    printf("holding %llu MiB\n", mib);
+    fflush(stdout);
+    if (seconds)
+        sleep((unsigned)seconds);
+    else
+        pause();
+    return OK;
+}
+
 int main(int argc, char **argv)
 {
     struct query query = {.headings = 1, .units = 1};
     char *value, *id = NULL, *formats[MAX_FIELDS];
     int format_count = 0, is_csv = 0, code;
     int (*answer)(const char *) = table;
+    if (argc > 1 && !strcmp(argv[1], "memory-limits"))
+        return memory_limits(argv);
+    if (argc > 1 && !strcmp(argv[1], "simulated-allocation"))
+        return simulated_allocation(argv);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "-h") || !strcmp(argv[i], "--help"))
             return help();

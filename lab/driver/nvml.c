@@ -15,6 +15,7 @@
  *   process <index> <pid> <MiB> [compute|graphics|mps]
  *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code>
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
+ *   limits misc|dmem|off             how limits per cgroup are kept, since branch 615; misc where it isn't said (see limits.c)
  *
  * As with the real one, a caller has the cards whose /dev/nvidia<minor> is there, numbered anew: in a container only its own. (Under
  * $KUBEGPU_SIM_CARDS it has all, unless $KUBEGPU_SIM_DEV names a folder in the place of /dev.)
@@ -37,6 +38,10 @@
 
 #ifndef DRIVER_VERSION
 #error "compile with -DDRIVER_VERSION=\"<version>\""
+#endif
+/* Of the version, for what a branch has or hasn't. */
+#ifndef DRIVER_MAJOR
+#error "compile with -DDRIVER_MAJOR=<number>"
 #endif
 
 #define HARDWARE "/var/lib/kubegpu-lab/hardware/cards"
@@ -68,12 +73,16 @@ enum {
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
     GPU_IS_LOST = 15,
+    OPERATING_SYSTEM = 17,
     LIB_RM_VERSION_MISMATCH = 18,
+    IN_USE = 19,
+    INSUFFICIENT_MEMORY = 20,
     INSUFFICIENT_RESOURCES = 23,
     ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999
@@ -81,6 +90,7 @@ enum {
 
 enum kind { COMPUTE, GRAPHICS, MPS };
 enum mig { MIG_NONE, MIG_DISABLED, MIG_ENABLED };
+enum limits { LIMITS_MISC, LIMITS_DMEM, LIMITS_OFF };
 
 struct card {
     int index;    /* in the file */
@@ -116,6 +126,7 @@ struct hardware {
     Return init_fault;
     int no_cards;
     double slow;
+    enum limits limits;
 };
 
 /* A handle belongs to a card by its UUID, so that it outlives every new reading of the file. */
@@ -268,6 +279,19 @@ static const char *parse_fault(struct hardware *h, const char *what, Return *fau
     return "fault is init:<code>, count0, slow:<seconds> or card:<index>:<code>";
 }
 
+static const char *parse_limits(struct hardware *h, const char *how)
+{
+    if (!strcmp(how, "misc"))
+        h->limits = LIMITS_MISC;
+    else if (!strcmp(how, "dmem"))
+        h->limits = LIMITS_DMEM;
+    else if (!strcmp(how, "off"))
+        h->limits = LIMITS_OFF;
+    else
+        return "limits are misc, dmem or off";
+    return NULL;
+}
+
 static const char *parse_line(struct hardware *h, char **words, int count, Return *faults)
 {
     uint64_t number, index;
@@ -283,6 +307,8 @@ static const char *parse_line(struct hardware *h, char **words, int count, Retur
         return parse_card(h, words, count);
     if (!strcmp(words[0], "process"))
         return parse_process(h, words, count);
+    if (!strcmp(words[0], "limits"))
+        return count == 2 ? parse_limits(h, words[1]) : "limits need to say how";
     if (!strcmp(words[0], "fault"))
         return count == 2 ? parse_fault(h, words[1], faults) : "fault needs to say which";
     if (!strcmp(words[0], "xid")) {
@@ -691,7 +717,8 @@ NUMBER(nvmlDeviceGetArchitecture, unsigned, 6) /* Turing, as the compute capabil
 NUMBER(nvmlDeviceGetPersistenceMode, int, access(PERSISTENCE_FILE, F_OK) == 0)
 NUMBER(nvmlDeviceGetComputeMode, int, 0)  /* default: shared by processes */
 NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, card->mig == MIG_NONE ? 0 : 7)
+/* As the interface says: zero where MIG isn't there or isn't on. */
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, card->mig == MIG_ENABLED ? 7 : 0)
 NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, 70000)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, 70000)
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, 9000)
@@ -797,13 +824,27 @@ static uint64_t reserved_mib(const struct card *card)
     return card->memory_mib >= 2048 ? 256 : card->memory_mib / 8;
 }
 
-/* What the card's processes hold, never more than there is to hold. */
-static uint64_t held_mib(const struct card *card)
+#if DRIVER_MAJOR >= 615
+static uint64_t allocated_mib(const struct card *card);
+static int own_limit(const struct card *card, uint64_t *hard, uint64_t *used);
+#else
+#define allocated_mib(card) 0
+#endif
+
+/* What the description says that the card's processes hold. */
+static uint64_t described_mib(const struct card *card)
 {
-    uint64_t sum = 0, most = card->memory_mib - reserved_mib(card);
+    uint64_t sum = 0;
     for (int i = 0; i < hw.process_count; i++)
         if (hw.processes[i].index == card->index)
             sum += hw.processes[i].mib;
+    return sum;
+}
+
+/* All that is held of a card, never more than there is to hold. */
+static uint64_t held_mib(const struct card *card)
+{
+    uint64_t sum = described_mib(card) + allocated_mib(card), most = card->memory_mib - reserved_mib(card);
     return sum < most ? sum : most;
 }
 
@@ -836,6 +877,15 @@ API Return nvmlDeviceGetMemoryInfo_v2(Handle *handle, struct memory_v2 *memory)
     memory->reserved = reserved_mib(card) * MIB;
     memory->used = held_mib(card) * MIB;
     memory->free = memory->total - memory->reserved - memory->used;
+#if DRIVER_MAJOR >= 615
+    uint64_t hard, used;
+    if (own_limit(card, &hard, &used)) { /* in a limited cgroup the limit is the card */
+        memory->total = hard;
+        memory->reserved = 0;
+        memory->used = used * MIB < hard ? used * MIB : hard;
+        memory->free = hard - memory->used;
+    }
+#endif
     return leave(OK);
 }
 
@@ -905,6 +955,10 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, MPS, 1)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS, 2)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, 2)
 
+#if DRIVER_MAJOR >= 615
+#include "limits.c"
+#endif
+
 /* ------------------------------------------------------------------------------------------------ MIG, links, other cards */
 
 API Return nvmlDeviceGetMigMode(Handle *handle, unsigned *current, unsigned *pending)
@@ -921,7 +975,7 @@ API Return nvmlDeviceGetMigMode(Handle *handle, unsigned *current, unsigned *pen
     return leave(OK);
 }
 
-/* A card with MIG on has no instance made yet. */
+/* A card that knows MIG has no instance (yet), whether it is on or off. */
 API Return nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned index, Handle **instance)
 {
     struct card *card;
@@ -930,7 +984,7 @@ API Return nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned index, H
         return code;
     if (!instance || (card->mig != MIG_NONE && index >= 7))
         return leave(INVALID_ARGUMENT);
-    return leave(card->mig == MIG_ENABLED ? NOT_FOUND : NOT_SUPPORTED);
+    return leave(card->mig == MIG_NONE ? NOT_SUPPORTED : NOT_FOUND);
 }
 
 #define UNSUPPORTED(name)                          \

@@ -3,24 +3,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from simulated_driver import VERSION, Driver
-
-from lab import packages
+from simulated_driver import VERSION, Driver, compiled
 
 
 @pytest.fixture(scope="session")
 def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not shutil.which("gcc"):
-        pytest.skip("no gcc on this machine to compile the simulated driver with")
-    folder = tmp_path_factory.mktemp("driver")
-    packages.compile_driver(folder, VERSION)
-    (folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")
-    (folder / "libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
-    return folder
+    return compiled(tmp_path_factory.mktemp("driver"), VERSION)
 
 
 @pytest.fixture

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from lab import packages
 
 VERSION = "580.95.05"
 FIRST = "GPU-aaaaaaaa-0000-4000-8000-000000000001"
@@ -65,6 +70,16 @@ def wait(events, ms):
         return error.value
     return [n.nvmlDeviceGetUUID(data.device), data.eventType, data.eventData]
 """
+
+
+def compiled(folder: Path, version: str) -> Path:
+    """The simulated driver of a version, made by gcc, with the names that its users load it by."""
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc on this machine to compile the simulated driver with")
+    packages.compile_driver(folder, version)
+    for name in ("libnvidia-ml.so", "libcuda.so"):
+        (folder / f"{name}.1").symlink_to(f"{name}.{version}")
+    return folder
 
 
 @dataclass(frozen=True)
