@@ -19,6 +19,8 @@ from lab.shell import LabError, run, say, step
 SOURCES = CHECKOUT / "images" / "gpushare"
 ARCHIVE = LAB / "images" / "gpushare.tar"
 WHEELS = SOURCES / "build" / "wheels"
+REQUIREMENTS = (SOURCES / "requirements.txt", SOURCES / "build-requirements.txt")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def reference() -> str:
@@ -88,6 +90,8 @@ def _build(engine: Engine, base: Path, folder: Path) -> None:
         "--network=none",
         f"--file={SOURCES / 'Containerfile'}",
         f"--build-arg=BASE={tag}",
+        # BuildKit tells this by itself; the old builder doesn't.
+        f"--build-arg=BUILDPLATFORM=linux/{ARCHITECTURES.get(os.uname().machine, os.uname().machine)}",
         f"--build-arg=PIP_ARGS=--no-index --find-links {WHEELS.relative_to(CHECKOUT)}",
         f"--label={LABEL}",
         f"--tag={reference()}",
@@ -105,8 +109,8 @@ def platforms(machine: str, newest: int = 36) -> list[str]:
 
 def _download_wheels(python: str) -> None:
     """Fetch on this machine, with its own settings for pip, what the build in the image may not fetch."""
-    requirements = SOURCES / "requirements.txt"
-    digest = hashlib.sha256(requirements.read_bytes() + python.encode()).hexdigest()[:16]
+    pinned = b"".join(file.read_bytes() for file in REQUIREMENTS)
+    digest = hashlib.sha256(pinned + python.encode()).hexdigest()[:16]
     cached = cache_root() / "wheels" / f"py{python}-{digest}"
     with made_once(cached) as fresh:
         if fresh:
@@ -116,7 +120,7 @@ def _download_wheels(python: str) -> None:
                     [
                         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={fresh}", *target),
                         *(f"--platform={each}" for each in platforms(os.uname().machine)),
-                        f"--requirement={requirements}",
+                        *(f"--requirement={file}" for file in REQUIREMENTS),
                     ]
                 )
     shutil.rmtree(WHEELS, ignore_errors=True)
