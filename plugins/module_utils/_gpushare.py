@@ -17,6 +17,7 @@ that workloads, ``kubectl inspect gpushare`` and dashboards go on working.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
 import re
 import typing as t
@@ -36,10 +37,49 @@ POD_UNITS = "ALIYUN_COM_GPU_MEM_POD"
 POD_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 POD_ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 CONTAINER_UNITS = "ALIYUN_COM_GPU_MEM_CONTAINER"
-POD_ANNOTATIONS = (POD_INDEX, POD_CARD_UNITS, POD_UNITS, POD_ASSIGNED, POD_ASSUME_TIME)
+# Only on a pod of several cards: all of them, as "0,2" (ours); and who holds what of which, as upstream's kubectl
+# plugin reads it.
+POD_INDICES = "kubegpu.share/card-indices"
+POD_ALLOCATION = "scheduler.framework.gpushare.allocation"
+# All that is written on a pod that has a card.
+POD_ANNOTATIONS = (
+    POD_INDEX,
+    POD_CARD_UNITS,
+    POD_UNITS,
+    POD_ASSIGNED,
+    POD_ASSUME_TIME,
+    POD_INDICES,
+    POD_ALLOCATION,
+)
+
+# On the pod, its user's wishes.
+POD_PLACEMENT = "kubegpu.share/placement"
+POD_CARD_COUNT = "kubegpu.share/card-count"
+POD_MODELS = "kubegpu.share/models"
+POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
+POD_WISHES = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
+PLACEMENTS = ("binpack", "spread")
+# Of a list of models. An annotation may have 256 KiB, and all other pods wait while it is compared.
+PATTERNS_LENGTH = 1000
 
 # On the node, ours: what each card is. Upstream's plugin doesn't write it.
 NODE_CARDS = "kubegpu.share/cards"
+# On the node, ours: whether containerd there has CDI on ("true", "false").
+NODE_RUNTIME_CDI = "kubegpu.share/runtime-cdi"
+# On the node, ours: whether the driver holds pods to their shares; one of these, the last with a sentence after it.
+NODE_LIMIT = "kubegpu.share/memory-limit"
+LIMIT_ENFORCED = "enforced"
+LIMIT_OFF = "off"
+LIMIT_UNENFORCED = "unenforced: "
+
+# On the Lease gpushare-ledger in the extenders' namespace: what is booked and perhaps not bound yet, of all nodes.
+LEDGER = "kubegpu.share/bookings"
+# On a pod: changed so that a bind that was decided before can't take effect any more.
+POD_FENCED = "kubegpu.share/fenced"
+# On a pod that others were evicted for, as an annotation and as a label: what is kept for it (JSON), and that it is.
+POD_CLAIM = "kubegpu.share/claim"
+# On a pod that waits: changed so that the scheduler looks at it again.
+POD_RETRY = "kubegpu.share/retry"
 
 MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
 
@@ -65,6 +105,9 @@ class Card:
     :param minor: N of /dev/nvidiaN.
     :param memory_mib: all of the card's memory in MiB; 0 where unknown.
     :param units: how many units of the cluster's memory unit it holds.
+    :param healthy: may be given to pods.
+    :param model: NVML's name of it; empty where unknown.
+    :param reason: why it may not be given to pods, in words; empty where that isn't told.
     """
 
     index: int
@@ -74,20 +117,62 @@ class Card:
     units: int
     healthy: bool = True
     model: str = ""
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Booking:
-    """What a pod's annotations say of its card.
+    """What a pod's annotations say of its cards.
 
-    :param index: the card; -1 or any number that the node doesn't have means none.
+    :param indices: the cards, at least one; -1 or any number that the node doesn't have means none.
     :param assigned: kubelet has given the pod its devices.
-    :param assume_time: when the extender chose the card, in nanoseconds since 1970.
+    :param assume_time: when the extender chose the cards, in nanoseconds since 1970.
     """
 
-    index: int
+    indices: tuple[int, ...]
     assigned: bool
     assume_time: int
+
+    @property
+    def index(self) -> int:
+        """The first card, often the only one."""
+        return self.indices[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What a pod asks for.
+
+    :param units: all of its units.
+    :param count: how many cards of one node they are spread over, equally.
+    :param placement: ``binpack`` or ``spread``; empty where the cluster's is good enough.
+    :param models: patterns, in lower case, of which a card's model must match one; empty where any will do.
+    :param excluded: patterns, in lower case, of which a card's model must match none.
+    """
+
+    units: int
+    count: int = 1
+    placement: str = ""
+    models: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> int:
+        """Units on each of its cards."""
+        return self.units // self.count
+
+    def allows(self, card: Card) -> bool:
+        """Whether the pod takes a card of this model."""
+        return self.takes(card.model)
+
+    def takes(self, model: str) -> bool:
+        """Whether the pod takes cards of a model; where it isn't known, no list is taken as kept."""
+        if not (self.models or self.excluded):
+            return True
+        model = model.lower()
+        if not model or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.excluded):
+            return False
+        return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
 
 # --------------------------------------------------------------------------- memory
@@ -188,6 +273,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             "units": card.units,
             "healthy": card.healthy,
             "model": card.model,
+            **({"reason": card.reason} if card.reason else {}),
         }
         for card in sorted(cards, key=lambda card: card.index)
     ]
@@ -209,13 +295,15 @@ def cards_from_annotation(text: str) -> list[Card]:
                 units=int(row["units"]),
                 healthy=row["healthy"] is True,
                 model=str(row.get("model", "")),
+                reason=str(row.get("reason", "")),
             )
             for row in json.loads(text)
         ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    # A number may be Infinity, and brackets may be too deep: one node's nonsense mustn't stop who reads of all nodes.
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ContractError(f"node annotation {NODE_CARDS} can't be read: {error!r}") from error
-    if len({card.index for card in cards}) != len(cards) or any(card.units < 0 for card in cards):
-        raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative size")
+    if len({card.index for card in cards}) != len(cards) or any(card.units < 0 or card.index < 0 for card in cards):
+        raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
     return sorted(cards, key=lambda card: card.index)
 
 
@@ -314,9 +402,25 @@ def pod_node(pod: Json) -> str:
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
+def pod_priority(pod: Json) -> int:
+    """``spec.priority``, which the API server sets from the priority class; 0 without one."""
+    priority = (pod.get("spec") or {}).get("priority")
+    return priority if isinstance(priority, int) else 0
+
+
+def terminating(pod: Json) -> bool:
+    """The pod has been told to end; until it has, it holds what it held."""
+    return bool((pod.get("metadata") or {}).get("deletionTimestamp"))
+
+
 def finished(pod: Json) -> bool:
     """Nothing of the pod runs any more; a terminating pod isn't finished: its process may still hold memory."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def wants_a_node(pod: Json) -> bool:
+    """The pod still waits to be scheduled."""
+    return not pod_node(pod) and not terminating(pod) and not finished(pod)
 
 
 def counts(pod: Json) -> bool:
@@ -327,9 +431,70 @@ def counts(pod: Json) -> bool:
     return bool(pod_node(pod)) and not finished(pod) and pod_units(pod) > 0
 
 
+def _annotations(pod: Json) -> Json:
+    return (pod.get("metadata") or {}).get("annotations") or {}
+
+
+def wish(pod: Json) -> Wish:
+    """What a pod asks for; a pod that asks for no memory wishes for nothing else either.
+
+    :raises ContractError: an annotation can't be read or kept; one sentence that names it.
+    """
+    units = pod_units(pod)
+    annotations = _annotations(pod)
+    if units == 0 or not any(key in annotations for key in POD_WISHES):
+        return Wish(units)
+    placement = annotations.get(POD_PLACEMENT, "")
+    if POD_PLACEMENT in annotations and placement not in PLACEMENTS:
+        raise ContractError(f"{POD_PLACEMENT}: {placement!r} is neither {' nor '.join(PLACEMENTS)}")
+    asked = annotations.get(POD_CARD_COUNT, "1")
+    if not isinstance(asked, str) or not re.fullmatch("[0-9]{1,9}", asked) or int(asked) < 1:
+        raise ContractError(f"{POD_CARD_COUNT}: {asked!r} is no number of cards")
+    count = int(asked)
+    for name, held in gpu_containers(pod):
+        if held % count:
+            raise ContractError(
+                f"{POD_CARD_COUNT}: the {held} units of container {name} can't be spread equally over {count} cards"
+            )
+    if count > 1:
+        _check_reuse(pod)
+    return Wish(units, count, placement, _patterns(annotations, POD_MODELS), _patterns(annotations, POD_EXCLUDE_MODELS))
+
+
+def _check_reuse(pod: Json) -> None:
+    """kubelet gives an init container's units again, any of them: a part of them wouldn't be equal shares of cards.
+
+    :raises ContractError: a container of a pod of several cards would be given such a part.
+    """
+    spec = pod.get("spec") or {}
+    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
+    pool = 0
+    for one, passes_on in inits + [(one, False) for one in spec.get("containers") or []]:
+        units = container_units(one)
+        if 0 < units < pool:
+            raise ContractError(
+                f"{POD_CARD_COUNT}: its container {one.get('name', '')} asks for {units} units and would be given a "
+                f"part of the {pool} that an init container had, of any card"
+            )
+        if units:
+            # All of them, and new ones for the rest.
+            pool = units if passes_on else 0
+
+
+def _patterns(annotations: Json, key: str) -> tuple[str, ...]:
+    if key not in annotations:
+        return ()
+    if len(str(annotations[key])) > PATTERNS_LENGTH:
+        raise ContractError(f"{key}: the list is longer than {PATTERNS_LENGTH} characters")
+    patterns = tuple(one.strip().lower() for one in str(annotations[key]).split(","))
+    if not all(patterns):
+        raise ContractError(f"{key}: {annotations[key]!r} is no list of models, separated by commas")
+    return patterns
+
+
 def booking(pod: Json) -> Booking | None:
     """What the annotations say, or None where there is no card in them (or no number)."""
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    annotations = _annotations(pod)
     try:
         index = int(annotations[POD_INDEX])
     except (KeyError, ValueError, TypeError):
@@ -338,18 +503,62 @@ def booking(pod: Json) -> Booking | None:
         assume_time = int(annotations.get(POD_ASSUME_TIME, "0"))
     except (ValueError, TypeError):
         assume_time = 0
-    return Booking(index, annotations.get(POD_ASSIGNED) == "true", assume_time)
+    indices: tuple[int, ...] = (index,)
+    if annotations.get(POD_INDICES):
+        indices = _several(annotations[POD_INDICES], index, pod) or indices
+    return Booking(indices, annotations.get(POD_ASSIGNED) == "true", assume_time)
 
 
-def booking_annotations(card: Card, units: int, now_ns: int, assigned: bool) -> dict[str, str]:
-    """The five annotations of a pod that has a card."""
+def _several(text: t.Any, first: int, pod: Json) -> tuple[int, ...]:
+    """The cards in a list; none where it can't be true of this pod: upstream's plugin, say, moved it to another card
+    and left the list behind."""
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", text):
+        return ()
+    indices = tuple(int(one) for one in text.split(","))
+    repeated = len(set(indices)) != len(indices)
+    return () if repeated or indices[0] != first or pod_units(pod) % len(indices) else indices
+
+
+def shares(pod: Json) -> dict[int, int]:
+    """Units by card's index for a pod that has a booking; nothing for one that hasn't."""
+    held = booking(pod)
+    if held is None:
+        return {}
+    return dict.fromkeys(held.indices, pod_units(pod) // len(held.indices))
+
+
+def booking_annotations(cards: t.Sequence[Card], pod: Json, now_ns: int, assigned: bool) -> dict[str, str | None]:
+    """Every annotation of ours (all of ``POD_ANNOTATIONS``) for a pod that has these cards, in this order.
+
+    None means that the pod must not have it, as in a merge patch: those of several cards on a pod that has only one.
+    Where nothing can be removed (a Binding merges), see ``merge_only``.
+
+    :param now_ns: when the cards were chosen, in nanoseconds since 1970.
+    """
+    several = len(cards) > 1
+    allocation = {
+        str(position): {str(card.index): container_units(one) // len(cards) for card in cards}
+        for position, one in enumerate((pod.get("spec") or {}).get("containers") or [])
+        if container_units(one)
+    }
     return {
-        POD_INDEX: str(card.index),
-        POD_CARD_UNITS: str(card.units),
-        POD_UNITS: str(units),
+        POD_INDEX: str(cards[0].index),
+        POD_CARD_UNITS: str(cards[0].units),
+        POD_UNITS: str(pod_units(pod)),
         POD_ASSIGNED: "true" if assigned else "false",
         POD_ASSUME_TIME: str(now_ns),
+        POD_INDICES: ",".join(str(card.index) for card in cards) if several else None,
+        POD_ALLOCATION: json.dumps(allocation, separators=(",", ":")) if several and allocation else None,
     }
+
+
+def merge_only(annotations: t.Mapping[str, str | None], pod: Json) -> dict[str, str]:
+    """``booking_annotations`` for a request that can add and change, but not remove.
+
+    What must go is made empty, which counts as absent, on a pod that has it, and is left out for any other.
+    """
+    there = _annotations(pod)
+    return {key: value or "" for key, value in annotations.items() if value is not None or key in there}
 
 
 def used_units(cards: t.Sequence[Card], pods: t.Iterable[Json]) -> tuple[dict[int, int], int]:
@@ -362,9 +571,9 @@ def used_units(cards: t.Sequence[Card], pods: t.Iterable[Json]) -> tuple[dict[in
     for pod in pods:
         if not counts(pod):
             continue
-        held = booking(pod)
-        if held is not None and held.index in used:
-            used[held.index] += pod_units(pod)
-        else:
-            unknown += pod_units(pod)
+        for index, units in (shares(pod) or {-1: pod_units(pod)}).items():
+            if index in used:
+                used[index] += units
+            else:
+                unknown += units
     return used, unknown

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from hypothesis import given
@@ -25,6 +27,11 @@ def pod(*units: int, init: tuple[dict[str, object], ...] = (), **more: object) -
         "status": {"phase": "Running"},
         **more,
     }
+
+
+def on(index: int, units: int, assigned: bool) -> dict[str, str]:
+    """The annotations of a pod that has a card."""
+    return contract.merge_only(contract.booking_annotations([card(index)], pod(units), 1, assigned), {})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +66,7 @@ def test_pod_units_follow_kubernetes(given_pod: dict[str, object], expected: int
 
 def test_unbound_pod_with_left_over_annotations_counts_nothing() -> None:
     left_over = pod(4)
-    left_over["metadata"]["annotations"] = contract.booking_annotations(card(1), 4, 1, False)
+    left_over["metadata"]["annotations"] = on(1, 4, False)
     left_over["spec"]["nodeName"] = None
     assert contract.used_units([card(0), card(1)], [left_over]) == ({0: 0, 1: 0}, 0)
 
@@ -69,13 +76,13 @@ def test_terminating_counts_and_finished_does_not() -> None:
     terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     done["status"]["phase"] = "Succeeded"
     for one in (terminating, done):
-        one["metadata"]["annotations"] = contract.booking_annotations(card(0), 4, 1, True)
+        one["metadata"]["annotations"] = on(0, 4, True)
     assert contract.used_units([card(0)], [terminating, done]) == ({0: 4}, 0)
 
 
 def test_more_than_a_card_holds_is_reported_not_wrapped() -> None:
     big = pod(40)
-    big["metadata"]["annotations"] = contract.booking_annotations(card(0), 40, 1, True)
+    big["metadata"]["annotations"] = on(0, 40, True)
     assert contract.used_units([card(0, units=16)], [big])[0][0] == 40
 
 
@@ -123,7 +130,30 @@ def test_cards_survive_the_annotation(rows: list[tuple[int, bool, str]]) -> None
     assert contract.cards_from_annotation(contract.cards_to_annotation(cards)) == cards
 
 
-@pytest.mark.parametrize("text", ["", "{}x", "[1]", '[{"index":0}]', "null", '{"a":1}', "[null]"])
+def listed(**changes: object) -> str:
+    """A node annotation of one card that is wrong in one thing."""
+    row = {"index": 0, "uuid": "GPU-0", "minor": 0, "memoryMiB": 16384, "units": 16, "healthy": True}
+    return json.dumps([row | changes])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}x",
+        "[1]",
+        '[{"index":0}]',
+        "null",
+        '{"a":1}',
+        "[null]",
+        "[" * 100_000,
+        listed(units=float("inf")),
+        listed(index=float("nan")),
+        listed(units=-1),
+        # That number stands for a card that isn't known.
+        listed(index=-1),
+    ],
+)
 def test_a_broken_annotation_is_named_and_capacity_counts_instead(text: str) -> None:
     with pytest.raises(contract.ContractError, match=r"kubegpu\.share/cards"):
         contract.cards_from_annotation(text)
@@ -151,3 +181,201 @@ def test_a_broken_annotation_is_named_and_capacity_counts_instead(text: str) -> 
 )
 def test_quantities(text: object, expected: int) -> None:
     assert contract.quantity(text) == expected
+
+
+# ----------------------------------------------------------------- wishes
+
+
+def wishing(*units: int, **annotations: str) -> dict[str, object]:
+    one = pod(*units)
+    one["metadata"]["annotations"] = {
+        f"kubegpu.share/{key.replace('_', '-')}": text for key, text in annotations.items()
+    }
+    return one
+
+
+def test_a_pod_without_wishes() -> None:
+    assert contract.wish(pod(2, 3)) == contract.Wish(5)
+    assert contract.wish(wishing(0, card_count="x")) == contract.Wish(0), "it asks for nothing at all"
+
+
+def test_all_wishes() -> None:
+    given_pod = wishing(4, 8, placement="spread", card_count="2", models="*A100*, tesla-t4", exclude_models="*MIG*")
+    wish = contract.wish(given_pod)
+    assert wish == contract.Wish(12, 2, "spread", ("*a100*", "tesla-t4"), ("*mig*",))
+    assert wish.share == 6
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"placement": ""}, "kubegpu.share/placement: '' is neither binpack nor spread"),
+        ({"placement": "Binpack"}, "kubegpu.share/placement: 'Binpack' is neither binpack nor spread"),
+        ({"card_count": "0"}, "kubegpu.share/card-count: '0' is no number of cards"),
+        ({"card_count": ""}, "kubegpu.share/card-count: '' is no number of cards"),
+        ({"card_count": "-1"}, "kubegpu.share/card-count: '-1' is no number of cards"),
+        ({"card_count": " 2"}, "kubegpu.share/card-count: ' 2' is no number of cards"),
+        ({"card_count": "2.0"}, "kubegpu.share/card-count: '2.0' is no number of cards"),
+        ({"card_count": "\u0662"}, "kubegpu.share/card-count: '\u0662' is no number of cards"),
+        (
+            {"card_count": "4"},
+            "kubegpu.share/card-count: the 6 units of container c can't be spread equally over 4 cards",
+        ),
+        ({"models": ""}, "kubegpu.share/models: '' is no list of models, separated by commas"),
+        ({"models": "a," * 500 + "b"}, "kubegpu.share/models: the list is longer than 1000 characters"),
+        ({"models": "a,,b"}, "kubegpu.share/models: 'a,,b' is no list of models, separated by commas"),
+        ({"exclude_models": "a,"}, "kubegpu.share/exclude-models: 'a,' is no list of models, separated by commas"),
+    ],
+)
+def test_a_wish_that_cannot_be_read_is_named(annotations: dict[str, str], words: str) -> None:
+    with pytest.raises(contract.ContractError) as error:
+        contract.wish(wishing(6, **annotations))
+    assert str(error.value) == words
+
+
+def test_each_container_must_be_divisible_not_only_the_sum() -> None:
+    with pytest.raises(contract.ContractError, match="the 3 units of container c"):
+        contract.wish(wishing(3, 1, card_count="2"))
+    with pytest.raises(contract.ContractError, match="the 5 units of container c"):
+        contract.wish(wishing(8, card_count="2") | {"spec": pod(8, init=(container(5),))["spec"]})
+
+
+ALWAYS = "Always"
+
+
+@pytest.mark.parametrize(
+    ("inits", "containers", "refused"),
+    [
+        # All that an init container had, or more, is equal shares again.
+        (((4, ""),), (4,), None),
+        (((4, ""),), (8, 2), None),
+        (((2, ""), (4, "")), (4,), None),
+        (((0, ""),), (2,), None),
+        # A sidecar keeps what it has; nobody is given it again.
+        (((4, ALWAYS),), (2,), None),
+        (((4, ""), (4, ALWAYS)), (2,), None),
+        # A part of it may be of any card.
+        (((4, ""),), (2,), ("c0", 2, 4)),
+        (((4, ""), (2, "")), (4,), ("i1", 2, 4)),
+        (((4, ""), (2, ALWAYS)), (4,), ("i1", 2, 4)),
+        (((4, ""),), (0, 2), ("c1", 2, 4)),
+    ],
+)
+def test_several_cards_and_init_containers(
+    inits: tuple[tuple[int, str], ...], containers: tuple[int, ...], refused: tuple[str, int, int] | None
+) -> None:
+    spec = {
+        "initContainers": [
+            container(units) | {"name": f"i{n}"} | ({"restartPolicy": policy} if policy else {})
+            for n, (units, policy) in enumerate(inits)
+        ],
+        "containers": [container(units) | {"name": f"c{n}"} for n, units in enumerate(containers)],
+    }
+    for count in (1, 2):
+        one = wishing(2, card_count=str(count)) | {"spec": spec}
+        if refused is None or count == 1:
+            assert contract.wish(one).count == count
+            continue
+        name, units, pool = refused
+        words = (
+            f"kubegpu.share/card-count: its container {name} asks for {units} units and would be given a part of the "
+            f"{pool} that an init container had, of any card"
+        )
+        with pytest.raises(contract.ContractError, match=f"^{words}$"):
+            contract.wish(one)
+
+
+@pytest.mark.parametrize(
+    ("models", "excluded", "model", "allowed"),
+    [
+        ((), (), "", True),
+        (("*a100*",), (), "NVIDIA A100-SXM4-80GB", True),
+        (("*a100*",), (), "Tesla T4", False),
+        (("tesla t4",), (), "Tesla T4", True),
+        ((), ("*t4",), "Tesla T4", False),
+        ((), ("*t4",), "NVIDIA A100", True),
+        (("tesla*",), ("*t4",), "Tesla T4", False),
+        (("*",), (), "", False),
+        ((), ("*t4",), "", False),
+    ],
+)
+def test_models(models: tuple[str, ...], excluded: tuple[str, ...], model: str, allowed: bool) -> None:
+    one = contract.Card(0, "GPU-0", 0, 1024, 1, True, model)
+    assert contract.Wish(1, models=models, excluded=excluded).allows(one) is allowed
+
+
+@given(st.dictionaries(st.sampled_from(contract.POD_WISHES), st.text(max_size=12)), st.integers(0, 40))
+def test_any_annotations_are_a_wish_or_a_sentence(annotations: dict[str, str], units: int) -> None:
+    one = pod(units)
+    one["metadata"]["annotations"] = annotations
+    try:
+        wish = contract.wish(one)
+    except contract.ContractError as error:
+        assert str(error).startswith(tuple(f"{key}: " for key in annotations))
+    else:
+        assert wish.units == units and wish.count >= 1 and wish.share * wish.count == units
+
+
+# ----------------------------------------------------------------- bookings of several cards
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.sets(st.integers(0, 9), min_size=1, max_size=4))
+def test_a_booking_survives_its_annotations(containers: list[int], indices: set[int]) -> None:
+    count = len(indices)
+    one = pod(*(units * count for units in containers))
+    cards = [card(index) for index in sorted(indices)]
+    annotations = contract.booking_annotations(cards, one, 7, True)
+    assert sorted(annotations) == sorted(contract.POD_ANNOTATIONS)
+    one["metadata"]["annotations"] = contract.merge_only(annotations, one)
+    assert contract.booking(one) == contract.Booking(tuple(sorted(indices)), True, 7)
+    share = sum(containers)
+    assert contract.shares(one) == dict.fromkeys(sorted(indices), share)
+    assert contract.used_units(cards, [one]) == (dict.fromkeys(sorted(indices), share), 0)
+
+
+def test_several_cards_are_written_for_kubectl_inspect() -> None:
+    annotations = contract.booking_annotations([card(0), card(2, units=40)], pod(4, 0, 8), 1, False)
+    assert annotations == {
+        contract.POD_INDEX: "0",
+        contract.POD_CARD_UNITS: "16",
+        contract.POD_UNITS: "12",
+        contract.POD_ASSIGNED: "false",
+        contract.POD_ASSUME_TIME: "1",
+        contract.POD_INDICES: "0,2",
+        contract.POD_ALLOCATION: '{"0":{"0":2,"2":2},"2":{"0":4,"2":4}}',
+    }
+
+
+def test_a_pod_that_was_moved_to_one_card_loses_what_told_of_several() -> None:
+    one = pod(4)
+    several = contract.booking_annotations([card(0), card(1)], one, 1, False)
+    one["metadata"]["annotations"] = several
+    single = contract.booking_annotations([card(0)], one, 2, False)
+    assert single[contract.POD_INDICES] is None and single[contract.POD_ALLOCATION] is None
+    one["metadata"]["annotations"] = {**several, **contract.merge_only(single, one)}
+    assert contract.booking(one) == contract.Booking((0,), False, 2)
+    assert contract.merge_only(single, {}) == {key: text for key, text in single.items() if text is not None}
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,2", "0", "0,0", "0,1,2", "0,-1", "0, 1", "0,1,", None, 7])
+def test_a_list_that_cannot_be_true_gives_way_to_the_index(text: object) -> None:
+    one = pod(4)
+    one["metadata"]["annotations"] = {contract.POD_INDEX: "0", contract.POD_INDICES: text}
+    assert contract.shares(one) == {0: 4}
+
+
+def test_a_share_on_a_card_that_is_not_there_is_unknown() -> None:
+    one = pod(8)
+    one["metadata"]["annotations"] = contract.booking_annotations([card(0), card(7)], one, 1, True)
+    assert contract.used_units([card(0), card(1)], [one]) == ({0: 4, 1: 0}, 4)
+
+
+def test_the_reason_why_a_card_cannot_be_shared_survives_the_annotation() -> None:
+    ill = contract.Card(0, "GPU-0", 0, 1024, 1, False, "M", "MIG is on")
+    text = contract.cards_to_annotation([ill])
+    assert contract.cards_from_annotation(text) == [ill]
+    assert "reason" not in contract.cards_to_annotation([card(0)])
+
+
+def test_a_priority_is_a_number() -> None:
+    assert [contract.pod_priority({"spec": {"priority": value}}) for value in (7, -7, None, "7")] == [7, -7, 0, 0]
