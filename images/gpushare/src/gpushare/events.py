@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kubernetes Events about pods, as ``kubectl describe pod`` shows them: best effort, and never more than a trickle."""
+"""Kubernetes Events about pods and nodes, as ``kubectl describe`` shows them: best effort, never above a trickle."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ log = logging.getLogger("gpushare.events")
 class Events:
     """Writes Events in a thread of its own, so that nobody waits for them.
 
-    The same words about the same pod come once in ``repeat`` seconds; of all, ``burst`` at once and ``rate`` a second.
-    What is above that, or can't be written, is dropped.
+    The same words about the same object come once in ``repeat`` seconds; of all, ``burst`` at once and ``rate`` a
+    second. What is above that, or can't be written, is dropped.
     """
 
     def __init__(
@@ -56,14 +56,26 @@ class Events:
 
     def pod(self, namespace: str, name: str, uid: str, reason: str, message: str, kind: str = "Warning") -> bool:
         """Say something about a pod; whether it was taken."""
-        if not self._may(uid, reason, message):
+        about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
+        return self._say(about, namespace, reason, message, kind)
+
+    def node(self, name: str, reason: str, message: str, kind: str = "Warning") -> bool:
+        """Say something about a node; whether it was taken."""
+        # A node has no namespace, so its events are in "default"; kubelet gives its name as the UID, and kubectl asks
+        # for that.
+        return self._say(
+            {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}, "default", reason, message, kind
+        )
+
+    def _say(self, about: Json, namespace: str, reason: str, message: str, kind: str) -> bool:
+        if not self._may(about["uid"], reason, message):
             return False
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event: Json = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{name[:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid},
+            "metadata": {"name": f"{about['name'][:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "involvedObject": about,
             "type": kind,
             "reason": reason,
             "message": message[:MESSAGE_LENGTH],
@@ -100,6 +112,6 @@ class Events:
             try:
                 self._kube.post(f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
             except KubeError as error:
-                log.info("an event about a pod couldn't be written: %s", error)
+                log.info("an event couldn't be written: %s", error)
             except Exception:
-                log.exception("an event about a pod couldn't be written")
+                log.exception("an event couldn't be written")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The one door to the Kubernetes API: requests in plain JSON, and mirrors that follow a collection by list and watch.
 
-Connection, TLS, and the service account's token (read again every minute) are the official client's. Its model classes
-aren't used: a cluster has tens of thousands of pods, and a dict, or what ``slim`` leaves of it, is all we need.
+In a pod the connection is ours (``account``), with a kubeconfig it is the official client's. Its model classes aren't
+used: a cluster has tens of thousands of pods, and a dict, or what ``slim`` leaves of it, is all we need.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 from urllib.parse import urlencode
 
-import urllib3
-from kubernetes import config as kube_config
-from kubernetes.client.api_client import ApiClient
-from kubernetes.client.configuration import Configuration
-from kubernetes.client.exceptions import ApiException
-
 import gpushare
+from gpushare.account import Account
+from gpushare.http_client import HttpError
 
 Json = dict[str, Any]
 PatchKind = Literal["merge", "strategic", "json"]
@@ -63,7 +58,7 @@ class KubeError(Exception):
 
     @property
     def unsure(self) -> bool:
-        """Whether a write may have been done in spite of this error."""
+        """Whether a write may have been done, or may yet be done, in spite of this error."""
         return self.status == 0 or self.status >= 500
 
 
@@ -82,6 +77,8 @@ class Kube(Protocol):
 
     def post(self, path: str, body: Json) -> Json: ...
 
+    def put(self, path: str, body: Json) -> Json: ...
+
     def patch(self, path: str, body: Json | list[Json], kind: PatchKind = "merge") -> Json: ...
 
     def delete(self, path: str) -> Json: ...
@@ -92,19 +89,52 @@ class Kube(Protocol):
 # --------------------------------------------------------------------------- the real API
 
 
-class KubeApi:
-    """:class:`Kube` over the official client's connection."""
+class Answer(Protocol):
+    """An HTTP answer whose head has come; reading raises :class:`KubeError`, ``OSError`` or :class:`HttpError`."""
 
-    def __init__(self, client: ApiClient, seconds: float = REQUEST_SECONDS) -> None:
-        self._client = client
-        self._client.user_agent = f"gpushare/{gpushare.__version__}"
-        self._timeout = (CONNECT_SECONDS, seconds)
+    status: int
+    reason: str
+
+    @property
+    def data(self) -> bytes: ...
+
+    def stream(self) -> Iterator[bytes]: ...
+
+    def close(self) -> None: ...
+
+    def shutdown(self) -> None:
+        """End a read that waits in another thread."""
+
+
+class Connection(Protocol):
+    """Where requests go, and in whose name."""
+
+    def request(
+        self, method: str, path: str, headers: dict[str, str], body: Json | list[Json] | None, seconds: float
+    ) -> Answer:
+        """The answer, not read yet; raises :class:`KubeError`, ``OSError`` or :class:`HttpError`.
+
+        :param seconds: how long the server may be silent.
+        """
+
+    def close(self) -> None: ...
+
+
+class KubeApi:
+    """:class:`Kube` over a connection."""
+
+    def __init__(self, connection: Connection, seconds: float = REQUEST_SECONDS) -> None:
+        self._connection = connection
+        self._seconds = seconds
 
     def get(self, path: str) -> Json:
         return self._json("GET", path)
 
     def post(self, path: str, body: Json) -> Json:
         return self._json("POST", path, body)
+
+    def put(self, path: str, body: Json) -> Json:
+        return self._json("PUT", path, body)
 
     def patch(self, path: str, body: Json | list[Json], kind: PatchKind = "merge") -> Json:
         return self._json("PATCH", path, body, PATCH_TYPES[kind])
@@ -113,44 +143,38 @@ class KubeApi:
         return self._json("DELETE", path)
 
     def watch(self, path: str) -> Stream:
-        response = self._request("GET", path, None, "", (CONNECT_SECONDS, WATCH_SILENCE_SECONDS))
+        response = self._request("GET", path, None, "", WATCH_SILENCE_SECONDS)
         if response.status != 200:
             with _api_errors():
-                raise _refusal(response.status, response.reason or "", response.data)
+                raise _refusal(response.status, response.reason, response.data)
         return _ResponseStream(response)
 
     def close(self) -> None:
-        self._client.close()
+        self._connection.close()
 
     def _json(
         self, method: str, path: str, body: Json | list[Json] | None = None, kind: str = "application/json"
     ) -> Json:
-        response = self._request(method, path, body, kind, self._timeout)
+        response = self._request(method, path, body, kind, self._seconds)
         with _api_errors():
             data = response.data
         if not 200 <= response.status < 300:
-            raise _refusal(response.status, response.reason or "", data)
+            raise _refusal(response.status, response.reason, data)
         try:
             return cast(Json, json.loads(data)) if data else {}
         except ValueError as error:
             raise KubeError(0, "NotJson", f"the API server's answer to {method} {path} is no JSON: {error}") from error
 
-    def _request(
-        self, method: str, path: str, body: Json | list[Json] | None, kind: str, timeout: tuple[float, float]
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json"}
+    def _request(self, method: str, path: str, body: Json | list[Json] | None, kind: str, seconds: float) -> Answer:
+        headers = {"Accept": "application/json", "User-Agent": f"gpushare/{gpushare.__version__}"}
         if body is not None:
             headers["Content-Type"] = kind
         with _api_errors():
-            verb, url, headers, sent, _form = self._client.param_serialize(
-                method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
-            )
-            answer = self._client.call_api(verb, url, headers, sent, None, timeout)
-        return cast(urllib3.BaseHTTPResponse, answer.response)
+            return self._connection.request(method, path, headers, body, seconds)
 
 
 class _ResponseStream:
-    def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
+    def __init__(self, response: Answer) -> None:
         self._response = response
         self._closed = False
 
@@ -158,7 +182,7 @@ class _ResponseStream:
         rest = b""
         try:
             with _api_errors():
-                for chunk in self._response.stream(1 << 16, decode_content=True):
+                for chunk in self._response.stream():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         if line.strip():
@@ -172,8 +196,7 @@ class _ResponseStream:
     def close(self) -> None:
         self._closed = True
         # Closing alone wouldn't wake a thread that is waiting in a read.
-        with contextlib.suppress(Exception):
-            self._response.shutdown()
+        self._response.shutdown()
 
 
 def _event(line: bytes) -> Json:
@@ -191,14 +214,9 @@ def _api_errors() -> Iterator[None]:
     """Whatever the client raises when the API can't be reached becomes a :class:`KubeError` of status 0."""
     try:
         yield
-    except ApiException as error:
-        reason = str(error.reason or "")
-        raise KubeError(int(error.status or 0), reason, str(error.body or reason)) from error
-    except urllib3.exceptions.HTTPError as error:
-        # What MaxRetryError says besides its reason are only addresses, which the log would repeat for ever.
-        cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
-        raise KubeError(0, type(cause).__name__, f"the API server can't be reached: {cause}") from error
-    except (OSError, kube_config.ConfigException) as error:
+    except HttpError as error:
+        raise KubeError(0, "Unreachable", f"the API server can't be reached: {error}") from error
+    except OSError as error:
         raise KubeError(0, type(error).__name__, f"the API server can't be asked: {error}") from error
 
 
@@ -212,39 +230,25 @@ def _refusal(status: int, reason: str, data: bytes) -> KubeError:
         return KubeError(status, reason, text or f"HTTP status {status} {reason}")
 
 
-class _OnlyDeadConnections(urllib3.Retry):
-    """A kept-alive connection that died is replaced once; everything else, a timeout above all, is the caller's."""
-
-    def increment(
-        self,
-        method: str | None = None,
-        url: str | None = None,
-        response: urllib3.BaseHTTPResponse | None = None,
-        error: Exception | None = None,
-        _pool: Any = None,
-        _stacktrace: TracebackType | None = None,
-    ) -> Self:
-        if isinstance(error, urllib3.exceptions.TimeoutError):
-            raise error
-        return super().increment(method, url, response, error, _pool, _stacktrace)
-
-
-def from_environment(kubeconfig: str = "") -> KubeApi:
+def from_environment(kubeconfig: str = "", seconds: float = REQUEST_SECONDS) -> KubeApi:
     """The API as this process can reach it: the named kubeconfig, else a pod's service account, else ``KUBECONFIG``.
 
+    :param seconds: how long the API server may be silent about a request.
     :raises KubeError: none of them works; status 0.
     """
-    configuration = Configuration()
+    if kubeconfig or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        # Only here: in a pod none of it is needed, and it takes much memory.
+        from gpushare.kubeconfig import Kubeconfig
+
+        return KubeApi(Kubeconfig(kubeconfig, CONNECT_SECONDS), seconds)
     try:
-        if not kubeconfig and os.environ.get("KUBERNETES_SERVICE_HOST"):
-            kube_config.load_incluster_config(client_configuration=configuration)
-        else:
-            kube_config.load_kube_config(config_file=kubeconfig or None, client_configuration=configuration)
-    except (kube_config.ConfigException, OSError) as error:
-        raise KubeError(0, "NoConfiguration", f"no way to reach the Kubernetes API: {error}") from error
-    configuration.retries = _OnlyDeadConnections(total=1, connect=1, read=1, redirect=0, status=0, other=0)
-    configuration.connection_pool_maxsize = 32
-    return KubeApi(ApiClient(configuration))
+        return KubeApi(Account(connect=CONNECT_SECONDS), seconds)
+    except OSError as error:
+        raise no_way(error) from error
+
+
+def no_way(error: Exception) -> KubeError:
+    return KubeError(0, "NoConfiguration", f"no way to reach the Kubernetes API: {error}")
 
 
 # --------------------------------------------------------------------------- mirrors
@@ -281,11 +285,15 @@ class Mirror(Generic[T]):
         slim: Callable[[Json], T | None] = _as_it_is,
         on_change: OnChange[T] | None = None,
         backoff: tuple[float, float] = (0.2, 10.0),
+        before_list: Callable[[], None] | None = None,
         page: int = PAGE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        :param before_list: called before each list is asked for that the mirror may be in sync with for the first time.
+        """
         self._kube, self._path, self._query = kube, path, dict(query or {})
-        self._slim, self._page, self._clock = slim, page, clock
+        self._slim, self._page, self._clock, self._before_list = slim, page, clock, before_list
         self._first_pause, self._longest_pause = backoff
         self._items: dict[str, T] = {}
         self._callbacks: list[OnChange[T]] = [] if on_change is None else [on_change]
@@ -377,6 +385,8 @@ class Mirror(Generic[T]):
 
     def _list(self) -> str:
         """Bring the mirror to what the API has now, page by page; the version to watch from."""
+        if self._before_list is not None and not self.synced:
+            self._before_list()
         seen: set[str] = set()
         token = ""
         while True:

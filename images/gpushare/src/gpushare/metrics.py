@@ -1,56 +1,129 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin's numbers for Prometheus."""
+"""The device plugin's numbers for Prometheus. Memory is in bytes or in units of the cluster, as each name says."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import typing as t
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import gpushare
 from gpushare import contract
+from gpushare.limits import MIB, Usage
+
+# kubelet admits one pod after the other and waits for these calls.
+CALL_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LIMIT_STATES = ("enforced", "unenforced", "off")
 
 
 class _Cards(Collector):
     """Gauges of the cards as they are at the moment: a card that is gone leaves no number behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._lock = threading.Lock()
         self._cards: tuple[contract.Card, ...] = ()
         self._held: t.Mapping[str, int] = {}
+        self._used_mib: t.Mapping[str, int] = {}
+        self._limits: tuple[str, t.Mapping[str, Usage], int] = ("", {}, 0)
 
     def set(self, cards: t.Sequence[contract.Card], held: t.Mapping[str, int]) -> None:
         with self._lock:
             self._cards, self._held = tuple(cards), dict(held)
 
-    def collect(self) -> t.Iterator[GaugeMetricFamily]:
+    def set_memory(self, used_mib: t.Mapping[str, int]) -> None:
         with self._lock:
-            cards, held = self._cards, self._held
-        labels = ["card", "uuid", "model"]
-        units = GaugeMetricFamily("gpushare_plugin_card_units", "Units of a card", labels=labels)
-        used = GaugeMetricFamily("gpushare_plugin_card_held_units", "Units that containers hold", labels=labels)
-        healthy = GaugeMetricFamily("gpushare_plugin_card_healthy", "1 while NVML answers for a card", labels=labels)
+            self._used_mib = dict(used_mib)
+
+    def set_limits(self, state: str, usage: t.Mapping[str, Usage], mended: int) -> None:
+        with self._lock:
+            self._limits = (state, dict(usage), mended)
+
+    def describe(self) -> t.Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> t.Iterator[Metric]:
+        with self._lock:
+            cards, held, used_mib = self._cards, self._held, self._used_mib
+            state, usage, mended = self._limits
+        labels = ["node", "card", "uuid", "model"]
+
+        def gauge(name: str, help_text: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"gpushare_plugin_{name}", help_text, labels=labels)
+
+        units = gauge("card_units", "Units of a card")
+        held_units = gauge("card_held_units", "Units of a card that kubelet has given to containers")
+        healthy = gauge("card_healthy", "1 while a card may be given to pods")
+        memory = gauge("card_memory_bytes", "Memory of a card")
+        used = gauge("card_memory_used_bytes", "Memory of a card that is in use, by whomever, as NVML says")
+        limit = gauge("card_limited_bytes", "Sum of the containers' memory limits that the driver enforces on a card")
+        inside = gauge("card_limited_used_bytes", "Memory in use by the containers that have such a limit")
+        containers = gauge("card_limited_containers", "Containers whose memory on a card the driver limits")
         for card in cards:
-            values = [str(card.index), card.uuid, card.model]
+            values = [self._node, str(card.index), card.uuid, card.model]
             units.add_metric(values, card.units)
-            used.add_metric(values, held.get(card.uuid, 0))
-            healthy.add_metric(values, 1 if card.healthy else 0)
-        yield from (units, used, healthy)
+            held_units.add_metric(values, held.get(card.uuid, 0))
+            healthy.add_metric(values, int(card.healthy))
+            memory.add_metric(values, card.memory_mib * MIB)
+            if card.uuid in used_mib:
+                used.add_metric(values, used_mib[card.uuid] * MIB)
+            here = usage.get(card.uuid, Usage())
+            limit.add_metric(values, here.limited_mib * MIB)
+            inside.add_metric(values, here.used_mib * MIB)
+            containers.add_metric(values, here.containers)
+        yield from (units, held_units, healthy, memory, used, limit, inside, containers)
+        states = GaugeMetricFamily(
+            "gpushare_plugin_limit_state", "1 for what is true of this node's memory limits", labels=["node", "state"]
+        )
+        for one in LIMIT_STATES:
+            states.add_metric([self._node, one], int(state.partition(":")[0] == one))
+        yield states
+        yield CounterMetricFamily(
+            "gpushare_plugin_limits_mended",
+            "Memory limits that weren't as they had to be and were set by the plugin",
+            mended,
+        )
+        yield InfoMetricFamily(
+            "gpushare_build", "Server and version", {"component": "device-plugin", "version": gpushare.__version__}
+        )
 
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._cards = _Cards()
+    """What the parts of the plugin report; each call is cheap and may come from any thread.
+
+    :param node: the label ``node`` of each card.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY, node: str = "") -> None:
+        self._cards = _Cards(node)
         registry.register(self._cards)
+        self._calls = Histogram(
+            "gpushare_plugin_call_seconds",
+            "Time that kubelet waited for an answer",
+            ["call"],
+            buckets=CALL_BUCKETS,
+            registry=registry,
+        )
         self._allocations = Counter("gpushare_plugin_allocations", "Containers given their units", registry=registry)
         self._refusals = Counter("gpushare_plugin_refusals", "Requests of kubelet that were refused", registry=registry)
         self._corrections = Counter(
             "gpushare_plugin_corrections",
             "Pods whose annotations were brought to the truth",
             ["kind"],
+            registry=registry,
+        )
+        self._xids = Counter(
+            "gpushare_plugin_xids", "Errors that the driver reported of a card", ["uuid", "xid"], registry=registry
+        )
+        self._injection = Gauge(
+            "gpushare_plugin_device_injection",
+            "1 for the way in which containers get their devices",
+            ["mode"],
             registry=registry,
         )
         self._registrations = Gauge(
@@ -60,8 +133,41 @@ class Metrics:
             "gpushare_plugin_last_error_timestamp_seconds", "When something last failed", ["where"], registry=registry
         )
 
+    # The cards.
+
     def cards(self, cards: t.Sequence[contract.Card], held: t.Mapping[str, int]) -> None:
+        """The node's cards, and the units that containers hold by card (UUID)."""
         self._cards.set(cards, held)
+
+    def memory(self, used_mib: t.Mapping[str, int]) -> None:
+        """MiB in use by card (UUID), as NVML says; a card that doesn't answer isn't in it."""
+        self._cards.set_memory(used_mib)
+
+    def limits(self, state: str, usage: t.Mapping[str, Usage], mended: int) -> None:
+        """The state of the memory limits, as in the node's annotation; by card (UUID) what they add up to; how many
+        had to be mended since the start.
+        """
+        self._cards.set_limits(state, usage, mended)
+
+    def xid(self, uuid: str, number: int) -> None:
+        """The driver reported an XID of a card."""
+        self._xids.labels(uuid, str(number)).inc()
+
+    # kubelet's calls.
+
+    @contextlib.contextmanager
+    def timed(self, call: str) -> t.Iterator[None]:
+        """Around the answer to one of kubelet's calls: ``preferred`` or ``allocate``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._calls.labels(call).observe(time.perf_counter() - began)
+
+    def injection(self, mode: str) -> None:
+        """How containers get their devices: ``cdi`` or ``envvar``."""
+        for one in ("cdi", "envvar"):
+            self._injection.labels(one).set(int(one == mode))
 
     def allocated(self) -> None:
         self._allocations.inc()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What both servers have in common: HTTP with health, readiness, metrics and version, and their log.
+"""What both servers have in common: HTTP with health, readiness, metrics and version, their log, and how they end.
 
+With TLS and an authority of client certificates, all but health and readiness is for clients that have one of it.
 There are no debug endpoints. Whatever nonsense a client sends is answered in JSON with a 4xx; a failure of ours is a
 500 that says nothing of our inside and is logged in full.
 """
@@ -10,23 +11,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO, cast
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
-from waitress import wasyncore
-from waitress.server import create_server
 
 import gpushare
+from gpushare.http_server import HttpServer, Message, Reply
+from gpushare.tls import VERIFIED, Tls
 
 # The largest request of a scheduler that sends whole nodes, for some thousands of them.
 BODY_BYTES = 64 * 1024 * 1024
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
+# Kubelet asks these, and has no certificate to show.
+OPEN_TO_ALL = ("/healthz", "/readyz")
+# There is nothing below these.
+COMMON = (*OPEN_TO_ALL, "/metrics", "/version")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +99,14 @@ class Service:
         readiness: Callable[[], str | None],
         routes: Routes | None = None,
         registry: CollectorRegistry = REGISTRY,
-        threads: int = 8,
+        threads: int = 64,
+        tls: Tls | None = None,
     ) -> None:
-        self._log = logging.getLogger(name)
-        self._address, self._wanted_port, self._threads = address, port, threads
+        """
+        :param threads: at most as many, one for each connection.
+        """
+        self._log, self._tls = logging.getLogger(name), tls
+        self._server = HttpServer(self._reply, address, port, threads, BODY_BYTES, tls)
         self._readiness, self._registry = readiness, registry
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: text("ok"),
@@ -107,88 +116,58 @@ class Service:
             **(routes or {}),
         }
         self._prefixes = sorted({prefix for _method, prefix in self._routes}, key=len, reverse=True)
-        self._server: Any = None
-        self._sockets: dict[int, Any] = {}
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Listen, and serve in a thread.
 
-        :raises OSError: the address can't be had.
+        :raises OSError: the address can't be had, or a file of TLS isn't what it should be.
         """
-        self._stopping.clear()
-        # Everything stays in memory: the container's file system may be read-only.
-        self._server = create_server(
-            self.wsgi,
-            map=self._sockets,
-            host=self._address,
-            port=self._wanted_port,
-            threads=self._threads,
-            ident="gpushare",
-            max_request_body_size=BODY_BYTES,
-            inbuf_overflow=BODY_BYTES + 1,
-            outbuf_overflow=BODY_BYTES,
-            clear_untrusted_proxy_headers=True,
-        )
-        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
-        self._thread.start()
+        self._server.start()
 
     def stop(self) -> None:
         """Take no more requests; those in work are finished first, for some seconds."""
-        if self._server is None or self._thread is None:
-            return
-        self._server.task_dispatcher.shutdown(cancel_pending=True, timeout=5)
-        self._stopping.set()
-        # One that listens on several addresses can't be woken up and notices by itself.
-        getattr(self._server, "pull_trigger", int)()
-        self._thread.join(5)
-        # Only now: the numbers of closed sockets may be taken by others while that thread still looks at them.
-        wasyncore.close_all(self._sockets, ignore_all=True)
-        self._server = None
+        self._server.stop()
 
     @property
     def port(self) -> int:
-        if self._server is None:
-            return self._wanted_port
-        listening = getattr(self._server, "effective_listen", None)
-        return int(listening[0][1] if listening else self._server.effective_port)
-
-    def _serve(self) -> None:
-        while not self._stopping.is_set():
-            wasyncore.loop(timeout=0.2, use_poll=True, map=self._sockets, count=1)
+        return self._server.port
 
     def _readyz(self, _request: Request) -> Response:
         reason = self._readiness()
         return text("ok") if reason is None else text(reason, 503)
 
-    def wsgi(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        response = self._respond(environ)
+    def _reply(self, message: Message) -> Reply:
+        response = self._respond(message)
         headers = [
             ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
             *response.headers,
         ]
-        start_response(f"{response.status} {_PHRASES.get(response.status, 'Status')}", headers)
-        return [] if environ.get("REQUEST_METHOD") == "HEAD" else [response.body]
+        return Reply(f"{response.status} {_PHRASES.get(response.status, 'Status')}", headers, response.body)
 
-    def _respond(self, environ: Mapping[str, Any]) -> Response:
-        method, path = str(environ.get("REQUEST_METHOD", "GET")), str(environ.get("PATH_INFO") or "/")
-        # WSGI hands bytes over as Latin-1.
-        path = path.encode("latin-1", "replace").decode("utf-8", "replace")
-        prefix = next((one for one in self._prefixes if path == one or path.startswith(one + "/")), None)
+    def _respond(self, message: Message) -> Response:
+        method = message.method
+        target, _mark, question = message.target.decode("latin-1").partition("?")
+        if "://" in target:
+            # As a proxy would be asked; the rest is what it is about.
+            target = "/" + target.partition("://")[2].partition("/")[2]
+        path = unquote(target, errors="replace") if "%" in target else target
+        fitting = (one for one in self._prefixes if path == one or (one not in COMMON and path.startswith(one + "/")))
+        prefix = next(fitting, None)
         if prefix is None:
             return answer({"error": f"there is nothing at {path}"}, 404)
+        protected = self._tls is not None and self._tls.client_ca and prefix not in OPEN_TO_ALL
+        if protected and message.client != VERIFIED:
+            return answer({"error": "a client certificate is needed here"}, 403)
         handler = self._routes.get(("GET" if method == "HEAD" else method, prefix))
         if handler is None:
             allowed = ", ".join(sorted(one for one, at in self._routes if at == prefix))
             refusal = answer({"error": f"{path} takes {allowed}, not {method}"}, 405)
             return dataclasses.replace(refusal, headers=(("Allow", allowed),))
         try:
-            query = parse_qs(str(environ.get("QUERY_STRING") or ""), keep_blank_values=True, max_num_fields=100)
-            body = environ["wsgi.input"].read() if method not in ("GET", "HEAD") else b""
+            query = parse_qs(question, keep_blank_values=True, max_num_fields=100) if question else {}
+            body = message.body if method not in ("GET", "HEAD") else b""
             return handler(Request(method, path, path[len(prefix) :].strip("/"), query, body))
         except BadRequest as error:
             return answer({"error": str(error)}, error.status)
@@ -204,11 +183,26 @@ class Service:
 _PHRASES = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
+
+
+# --------------------------------------------------------------------------- its end
+
+
+def ending_signals() -> set[signal.Signals]:
+    """What ends a server, blocked from now on, for ``sigwait``; to be called before there are threads.
+
+    They come to the one who waits for them and to nobody else. A handler that sets an event would wait for ever where
+    it interrupts the very wait for that event.
+    """
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    return signals
 
 
 # --------------------------------------------------------------------------- log
@@ -248,7 +242,6 @@ def logger(name: str, log_format: str = "text", level: str = "info", stream: Tex
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # They warn of full queues and repeated requests; our own metrics and messages say that better.
-    for noisy in ("waitress.queue", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    # It warns of repeated requests; our own metrics and messages say that better.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     return logging.getLogger(name)

@@ -24,10 +24,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpushare.kube import Json, KubeError
 
-OBJECT = re.compile(
-    r"/api/v1/(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events)/(?P<name>[^/]+)(?P<sub>/.+)?"
-)
-COLLECTION = re.compile(r"/api/v1/(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events)")
+GROUP = r"(?:/api/v1|/apis/coordination\.k8s\.io/v1)/"
+KIND = r"(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events|leases)"
+OBJECT = re.compile(GROUP + KIND + r"/(?P<name>[^/]+)(?P<sub>/.+)?")
+COLLECTION = re.compile(GROUP + KIND)
 
 
 FIRST = 100
@@ -65,11 +65,14 @@ class ApiDouble:
         self.pages: dict[str, tuple[list[Json], int]] = {}
         self.epoch = 0
         self.bookmarks = False
+        self.budgets: dict[str, int] = {}
 
     # What tests do to it.
 
     def put(self, kind: str, obj: Json) -> Json:
-        """Create or replace an object, as its owner would."""
+        """Create or replace an object, as its owner would; with a path for a kind, it is the protocol's request."""
+        if kind.startswith("/"):
+            return self._do("PUT", kind, obj, lambda: self._put(kind, obj))
         with self.lock:
             obj = copy.deepcopy(obj)
             metadata = obj.setdefault("metadata", {})
@@ -193,9 +196,29 @@ class ApiDouble:
     def _post(self, path: str, body: Json) -> Json:
         if path.endswith("/binding"):
             return self._bind(path, body)
-        found = COLLECTION.fullmatch(path)
+        if path.endswith("/eviction"):
+            return self._evict(path, body)
+        split = urlsplit(path)
+        found = COLLECTION.fullmatch(split.path)
         assert found, path
-        return self.put(found["kind"], body)
+        if self._key(found["kind"], body) in self.objects:
+            raise KubeError(409, "AlreadyExists", f'{found["kind"]} "{body["metadata"]["name"]}" already exists')
+        return body if "dryRun=All" in split.query else self.put(found["kind"], body)
+
+    def _put(self, path: str, body: Json) -> Json:
+        """A whole object in place of one; as the real one, it makes a Lease that isn't there."""
+        split = urlsplit(path)
+        found = OBJECT.fullmatch(split.path)
+        assert found and found["kind"] == "leases" and not found["sub"], path
+        before = self.objects.get(self._key("leases", body))
+        wanted = body["metadata"]
+        if before is None and (wanted.get("resourceVersion") or wanted.get("uid")):
+            raise KubeError(409, "Conflict", "Precondition failed: there is no such object")
+        if before is not None and wanted.get("resourceVersion") != before["metadata"]["resourceVersion"]:
+            raise KubeError(409, "Conflict", "the object has been modified; please apply your changes to the latest")
+        if before is not None and wanted.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
+            raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
+        return body if "dryRun=All" in split.query else self.put("leases", body)
 
     def _bind(self, path: str, body: Json) -> Json:
         kind, namespace, name, _sub = self._object(path)
@@ -203,6 +226,8 @@ class ApiDouble:
         metadata = body["metadata"]
         if metadata.get("uid") and metadata["uid"] != pod["metadata"]["uid"]:
             raise KubeError(409, "Conflict", f"Precondition failed: UID in precondition: {metadata['uid']}")
+        if metadata.get("resourceVersion") not in (None, pod["metadata"]["resourceVersion"]):
+            raise KubeError(409, "Conflict", "Precondition failed: ResourceVersion in precondition")
         if pod["metadata"].get("deletionTimestamp"):
             raise KubeError(409, "Conflict", f"pod {name} is being deleted, cannot be assigned to a host")
         if pod["spec"].get("nodeName"):
@@ -213,6 +238,23 @@ class ApiDouble:
             obj["metadata"].setdefault("annotations", {}).update(metadata.get("annotations") or {})
 
         self.change("pods", name, namespace, bind)
+        return {"kind": "Status", "status": "Success"}
+
+    def _evict(self, path: str, body: Json) -> Json:
+        """Ends a pod, unless its disruption budget is used up; ``budgets`` says how many may still go, by label app."""
+        _kind, namespace, name, _sub = self._object(path)
+        pod = self.objects[("pods", namespace, name)]
+        options = body.get("deleteOptions") or {}
+        assert (body["metadata"]["name"], body["kind"]) == (name, "Eviction")
+        if options.get("preconditions", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+            raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
+        app = (pod["metadata"].get("labels") or {}).get("app", "")
+        if self.budgets.get(app, 1) < 1:
+            raise KubeError(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+        if not options.get("dryRun"):
+            if app in self.budgets:
+                self.budgets[app] -= 1
+            self.change("pods", name, namespace, lambda pod: pod["metadata"].update(deletionTimestamp="now"))
         return {"kind": "Status", "status": "Success"}
 
     def _patch(self, path: str, body: Json) -> Json:
@@ -371,6 +413,11 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
             if not self.refused():
                 self.reply(lambda: api.post(self.path, json.loads(body)), 201)
 
+        def do_PUT(self) -> None:
+            body = self.body()
+            if not self.refused():
+                self.reply(lambda: api.put(self.path, json.loads(body)))
+
         def do_PATCH(self) -> None:
             body = self.body()
             if not self.refused():
@@ -444,7 +491,9 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
 _numbers = itertools.count()
 
 
-def make_node(name: str, *sizes: int, unit: int = 1024, unhealthy: tuple[int, ...] = ()) -> Json:
+def make_node(
+    name: str, *sizes: int, unit: int = 1024, unhealthy: tuple[int, ...] = (), models: tuple[str, ...] = ()
+) -> Json:
     """A node with cards of these sizes in units."""
     cards = [
         {
@@ -454,7 +503,7 @@ def make_node(name: str, *sizes: int, unit: int = 1024, unhealthy: tuple[int, ..
             "memoryMiB": size * unit,
             "units": size,
             "healthy": index not in unhealthy,
-            "model": "Test",
+            "model": models[index] if models else "Test",
         }
         for index, size in enumerate(sizes)
     ]
@@ -463,12 +512,16 @@ def make_node(name: str, *sizes: int, unit: int = 1024, unhealthy: tuple[int, ..
     return {"metadata": {"name": name, "annotations": annotations}, "status": {"capacity": capacity}}
 
 
-def make_pod(name: str, units: int, node: str = "", card: int | None = None, namespace: str = "default") -> Json:
+def make_pod(
+    name: str, units: int, node: str = "", card: int | None = None, namespace: str = "default", priority: int = 0
+) -> Json:
     pod: Json = {
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": str(units)}}}]},
         "status": {"phase": "Pending"},
     }
+    if priority:
+        pod["spec"]["priority"] = priority
     if node:
         pod["spec"]["nodeName"] = node
     if card is not None:

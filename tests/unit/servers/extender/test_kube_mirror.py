@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +17,12 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
 from extender_kit import eventually
-from gpushare import kube
+from gpushare import account, kube
+from gpushare.account import Account
 from gpushare.kube import Json, KubeApi, KubeError, Mirror, from_environment, object_key
-from kubernetes import config as kube_config
+from real_apiserver import ApiServer, _Authority, api_server
+
+__all__ = ["api_server"]
 
 Follow = Callable[..., Mirror[Any]]
 
@@ -88,6 +94,29 @@ def test_a_selector_that_an_object_leaves_is_a_removal(api: ApiDouble, follow: F
     eventually(lambda: mirror.get("default/p"))
     api.change("pods", "p", "default", lambda pod: pod["status"].update(phase="Failed"))
     eventually(lambda: not mirror.items())
+
+
+def test_what_has_to_be_read_before_the_first_list_is(api: ApiDouble) -> None:
+    """Not before later ones: what is booked while they are read, they may or may not show."""
+    api.put("pods", make_pod("p", 1))
+    api.fail("GET", "/api/v1/pods", 500, times=2)
+    calls: list[tuple[int, bool]] = []
+
+    def before() -> None:
+        calls.append((len(api.asked("GET", "/api/v1/pods")), mirror.synced))
+
+    mirror: Mirror[Any] = Mirror(api, "/api/v1/pods", backoff=(0.01, 0.05), before_list=before)
+    mirror.start()
+    try:
+        eventually(lambda: mirror.synced)
+        assert calls == [(0, False), (1, False), (2, False)]
+        with api.outage():
+            api.put("pods", make_pod("q", 1))
+            api.compact()
+        eventually(lambda: mirror.lists == 2)
+        assert len(calls) == 3
+    finally:
+        mirror.stop()
 
 
 def test_lists_come_in_pages(api: ApiDouble, follow: Follow) -> None:
@@ -241,12 +270,26 @@ def kubeconfig(folder: Path, address: str, token: str) -> str:
     return str(path)
 
 
-@pytest.fixture
-def real(api: ApiDouble, tmp_path: Path) -> Iterator[KubeApi]:
+@pytest.fixture(params=["kubeconfig", "account"])
+def real(
+    request: pytest.FixtureRequest, api: ApiDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[KubeApi]:
+    """By the official client, as with a kubeconfig, and by ours, as in a pod."""
     with served(api, lambda: "good") as address:
-        client = from_environment(kubeconfig(tmp_path, address, "good"))
+        if request.param == "kubeconfig":
+            client = from_environment(kubeconfig(tmp_path, address, "good"))
+        else:
+            client = KubeApi(in_a_pod(tmp_path, monkeypatch, address))
         yield client
         client.close()
+
+
+def in_a_pod(folder: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> Account:
+    (folder / "token").write_text("good\n")
+    (folder / "ca.crt").write_text("unused: the double speaks plain HTTP")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    return Account(folder, url=address)
 
 
 def test_requests_over_http(api: ApiDouble, real: KubeApi) -> None:
@@ -323,39 +366,83 @@ def test_closing_a_stream_ends_a_read_that_waits(api: ApiDouble, real: KubeApi) 
 def test_fault_10_the_service_accounts_token_is_read_again(
     api: ApiDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accepted = ["first"]
+    accepted, now = ["first"], [0.0]
     with served(api, lambda: accepted[0]) as address:
-        token, authority = tmp_path / "token", tmp_path / "ca.crt"
-        token.write_text("first")
-        authority.write_text("unused: the double speaks plain HTTP")
-        loaders: list[Any] = []
-
-        def load(client_configuration: Any) -> None:
-            loader = kube_config.incluster_config.InClusterConfigLoader(str(token), str(authority))
-            loader.load_and_set(client_configuration)
-            loaders.append(loader)
-            client_configuration.host, client_configuration.ssl_ca_cert = address, None
-            set_config = loader._set_config
-
-            def keep_address(configuration: Any) -> None:
-                set_config(configuration)
-                configuration.host = address
-
-            loader._set_config = keep_address
-
+        token = tmp_path / "token"
+        token.write_text("first\n")
+        (tmp_path / "ca.crt").write_text("unused: the double speaks plain HTTP")
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-        monkeypatch.setattr(kube.kube_config, "load_incluster_config", load)
-        client = from_environment()
+        own = Account(tmp_path, lambda: now[0], address)
+        client = KubeApi(own)
         client.get("/api/v1/pods")
         accepted[0] = "second"
         token.write_text("second")
         with pytest.raises(KubeError) as caught:
             client.get("/api/v1/pods")
         assert caught.value.status == 401
-        # The client looks at the file again after a minute.
-        loaders[0].token_expires_at -= loaders[0]._token_refresh_period
+        # The file is looked at again after a minute.
+        now[0] += 60
         client.get("/api/v1/pods")
+        token.write_text("")
+        now[0] += 60
+        with pytest.raises(KubeError, match="is empty"):
+            client.get("/api/v1/pods")
+
+
+def test_a_pod_reaches_the_api_by_its_account(api: ApiDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(account, "FOLDER", tmp_path)
+    for missing in ("ca.crt", "token"):
+        with pytest.raises(KubeError, match=f"no way to reach the Kubernetes API.*{missing}"):
+            from_environment()
+        (tmp_path / missing).write_text("x")
+    assert Account(tmp_path).url == "https://[fd00::1]:443"
+    # A kubeconfig that is named comes first.
+    with served(api) as address:
+        named = from_environment(kubeconfig(tmp_path, address, "t"))
+        assert named.get("/api/v1/pods")["items"] == []
+
+
+def test_a_service_account_of_a_real_api_server(
+    api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = api_server.namespace()
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    api_server.request("POST", accounts, {"metadata": {"name": "server"}})
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
+    token = api_server.request("POST", f"{accounts}/server/token", request)["status"]["token"]
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "ca.crt").write_bytes((api_server.folder / "pki" / "ca.crt").read_bytes())
+    host, _colon, port = api_server.url.partition("//")[2].partition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr(account, "FOLDER", tmp_path)
+    client = from_environment()
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    who = client.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)["status"]["userInfo"]["username"]
+    assert who == f"system:serviceaccount:{namespace}:server"
+    with pytest.raises(KubeError) as refused:
+        client.get("/api/v1/pods")
+    assert refused.value.status == 403
+    client.close()
+    # Another authority's server isn't talked to.
+    (tmp_path / "ca.crt").write_text(_other_authority())
+    with pytest.raises(KubeError, match="certificate verify failed"):
+        from_environment().get("/api/v1/pods")
+
+
+def _other_authority() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return (_Authority(Path(folder) / "pki").folder / "ca.crt").read_text()
+
+
+def test_in_a_pod_the_large_client_is_not_loaded() -> None:
+    code = "import sys, gpushare.extender, gpushare.device_plugin; print('kubernetes' in sys.modules)"
+    source = str(Path(kube.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}, capture_output=True, check=True)
+    assert done.stdout.strip() == b"False"
 
 
 def test_no_configuration_is_one_sentence(tmp_path: Path) -> None:

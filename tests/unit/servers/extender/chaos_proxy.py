@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A proxy before a real API server that does to requests what networks and overloaded API servers do.
+
+A request may be refused (409, 429, 500), held up for longer than its client waits and then be done all the same, or
+lose its answer or its connection before or after it was done. Watches break in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import ssl
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MISHAPS = ("409", "429", "500", "500 after", "slow", "slow after", "dropped", "dropped after")
+HOP = ("transfer-encoding", "connection", "content-length", "date", "server")
+
+
+class ChaosProxy:
+    """Serves while it is entered; ``rate`` of the requests go wrong, and it may be changed at any time."""
+
+    def __init__(self, upstream: str, context: ssl.SSLContext, seed: int, slow: tuple[float, float]) -> None:
+        self.upstream, self.context, self.slow = upstream.partition("//")[2], context, slow
+        self.random, self.rate = random.Random(seed), 0.0
+        self.done: Counter[str] = Counter()
+        self.ending = threading.Event()
+        proxy = self
+
+        class Handler(_Handler):
+            chaos = proxy
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> ChaosProxy:
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ending.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def mishap(self, method: str) -> str:
+        if self.random.random() >= self.rate:
+            return ""
+        mishap = self.random.choice(MISHAPS)
+        # Nobody has a conflict by reading.
+        return "429" if mishap == "409" and method == "GET" else mishap
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Clients that are killed leave their connections; that is no news here."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    chaos: ChaosProxy
+    # An answer is several writes, and nobody waits for what acknowledges the first.
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        chaos = self.chaos
+        self.there = http.client.HTTPSConnection(chaos.upstream, context=chaos.context, timeout=60)
+
+    def finish(self) -> None:
+        self.there.close()
+        with contextlib.suppress(OSError):
+            super().finish()
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if "watch=1" in self.path:
+                self.watch()
+            else:
+                self.one()
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    def one(self) -> None:
+        chaos, body = self.chaos, self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        mishap = chaos.mishap(self.command)
+        chaos.done[mishap or "well"] += 1
+        if mishap.isdigit():
+            return self.refuse(int(mishap))
+        if mishap == "dropped":
+            return self.drop()
+        if mishap == "slow":
+            time.sleep(chaos.random.uniform(*chaos.slow))
+        status, answer, kind = self.ask(body)
+        if mishap == "500 after":
+            return self.refuse(500)
+        if mishap == "dropped after":
+            return self.drop()
+        if mishap == "slow after":
+            time.sleep(chaos.random.uniform(*chaos.slow))
+        return self.answer(status, answer, kind)
+
+    def ask(self, body: bytes) -> tuple[int, bytes, str]:
+        response = self.forward(body)
+        return response.status, response.read(), response.headers.get("Content-Type", "application/json")
+
+    def forward(self, body: bytes) -> http.client.HTTPResponse:
+        headers = {key: value for key, value in self.headers.items() if key.lower() in ("content-type", "accept")}
+        self.there.request(self.command, self.path, body or None, headers)
+        return self.there.getresponse()
+
+    def refuse(self, status: int) -> None:
+        self.answer(status, json.dumps({"kind": "Status", "message": f"chaos {status}"}).encode(), "application/json")
+
+    def drop(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
+    def answer(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def watch(self) -> None:
+        chaos = self.chaos
+        if chaos.mishap("GET"):
+            return self.refuse(500)
+        response = self.forward(b"")
+        if response.status != 200:
+            return self.answer(response.status, response.read(), "application/json")
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while not chaos.ending.is_set():
+            data = response.read1(1 << 16)
+            if not data:
+                break
+            if chaos.random.random() < chaos.rate * 0.1:
+                return self.drop()
+            if chaos.random.random() < chaos.rate * 0.2:
+                time.sleep(chaos.random.uniform(0, chaos.slow[0]))
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+        return None

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The client of the API server as bytes: answers of all kinds, connections that die, and a server that is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from gpushare.http_client import KEPT, HttpClient, HttpError
+from real_apiserver import _Authority
+
+WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Script:
+    """A server that says what it is told to, one answer for each request; an empty one closes the connection."""
+
+    def __init__(self, context: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
+        self.answers: list[bytes] = []
+        self.asked: list[bytes] = []
+        self.connections = 0
+        self.on = threading.Event()
+        self.on.set()
+        self._context = context
+        self._listener = socket.create_server((address, 0))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        address, port = self._listener.getsockname()
+        return f"http{'s' if self._context else ''}://{address}:{port}"
+
+    def close(self) -> None:
+        self.on.set()
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _address = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with contextlib.suppress(OSError), plain:
+            connection = self._context.wrap_socket(plain, server_side=True) if self._context else plain
+            with connection:
+                while head := self._request(connection):
+                    self.asked.append(head)
+                    self.on.wait(10)
+                    answer = self.answers.pop(0) if self.answers else WELL
+                    if not answer:
+                        return
+                    connection.sendall(answer)
+                    if b"\r\nContent-Length" not in answer and b"chunked" not in answer:
+                        return
+
+    def _request(self, connection: socket.socket) -> bytes:
+        found = b""
+        while b"\r\n\r\n" not in found:
+            data = connection.recv(1 << 16)
+            if not data:
+                return b""
+            found += data
+        head, _end, body = found.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        while len(body) < length:
+            body += connection.recv(1 << 16)
+        return head + b"\r\n\r\n" + body
+
+
+@pytest.fixture
+def server() -> Iterator[Script]:
+    script = Script()
+    yield script
+    script.close()
+
+
+@pytest.fixture
+def client(server: Script) -> Iterator[HttpClient]:
+    made = HttpClient(server.url)
+    yield made
+    made.close()
+
+
+def get(client: HttpClient, method: str = "GET", seconds: float = 10.0) -> tuple[int, str, bytes]:
+    answer = client.request(method, "/a?b=c", {"X": "y"}, b"body" if method != "GET" else None, seconds)
+    return answer.status, answer.reason, answer.data
+
+
+def test_a_connection_is_kept(server: Script, client: HttpClient) -> None:
+    for _number in range(5):
+        assert get(client, "POST") == (200, "OK", b"ok")
+    assert server.connections == 1
+    first = server.asked[0].split(b"\r\n")
+    assert first[0] == b"POST /a?b=c HTTP/1.1" and first[-1] == b"body"
+    assert {b"X: y", b"Content-Length: 4", b"Host: " + server.url.partition("//")[2].encode()} <= set(first)
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", b"abc"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end", b"until the end"),
+        (b"HTTP/1.0 200 OK\r\n\r\nold", b"old"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 1\r\n\r\nx", b"x"),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n", b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000, b"x" * 300_000),
+    ],
+)
+def test_answers_of_all_kinds(server: Script, client: HttpClient, said: bytes, body: bytes) -> None:
+    server.answers = [said, WELL]
+    assert get(client)[2] == body
+    assert get(client) == (200, "OK", b"ok")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200",
+        b"\x15\x03\x01\x00\x02\x02\x46",
+    ],
+)
+def test_what_is_no_whole_answer_is_an_error(server: Script, client: HttpClient, said: bytes) -> None:
+    for answers in ([said], [WELL, said]):
+        server.answers = [*answers]
+        with pytest.raises(HttpError):
+            for _answer in answers:
+                # A POST, so that it isn't sent again.
+                answer = client.request("POST", "/", {}, b"", 0.3)
+                assert answer.data == b"ok"
+        assert get(client) == (200, "OK", b"ok")
+
+
+@pytest.mark.parametrize(("method", "again"), [("GET", True), ("PUT", True), ("POST", False), ("PATCH", False)])
+def test_a_kept_connection_that_dies_with_the_request(
+    server: Script, client: HttpClient, method: str, again: bool
+) -> None:
+    """Nobody can tell whether it was done; so only what may be done twice is sent again, and only once."""
+    server.answers = [WELL, b""]
+    get(client)
+    if again:
+        assert get(client, method) == (200, "OK", b"ok")
+    else:
+        with pytest.raises(HttpError):
+            get(client, method)
+    assert len(server.asked) == 2 + again
+    server.answers = [b""]
+    client.close()
+    with pytest.raises(HttpError, match="closed the connection"):
+        get(client, method)
+
+
+def test_a_connection_that_was_closed_while_it_was_kept_is_not_used(server: Script, client: HttpClient) -> None:
+    server.answers = [WELL + b"", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"]
+    get(client)
+    (kept,) = client._kept
+    socket.socket.shutdown(kept, socket.SHUT_RD)
+    assert get(client, "POST") == (200, "OK", b"ok")
+    assert server.connections == 2
+
+
+def test_a_server_that_is_slow_is_not_asked_again(server: Script, client: HttpClient) -> None:
+    get(client)
+    server.on.clear()
+    with pytest.raises(HttpError, match="timed out"):
+        get(client, seconds=0.2)
+    assert len(server.asked) == 2
+
+
+def test_nobody_there(server: Script) -> None:
+    server.close()
+    with pytest.raises(HttpError, match="refused"):
+        get(HttpClient("http://127.0.0.1:1"))
+    with pytest.raises(HttpError):
+        get(HttpClient("http://nowhere.invalid"))
+
+
+def test_an_answer_that_is_not_read_to_its_end_keeps_no_connection(server: Script, client: HttpClient) -> None:
+    server.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000]
+    client.request("GET", "/", {}, None, 10).close()
+    assert not client._kept
+    assert get(client) == (200, "OK", b"ok")
+
+
+def test_many_at_once(server: Script, client: HttpClient) -> None:
+    found: list[bytes] = []
+    server.on.clear()
+    threads = [threading.Thread(target=lambda: found.append(get(client)[2])) for _number in range(KEPT + 10)]
+    for thread in threads:
+        thread.start()
+    while len(server.asked) < len(threads):
+        time.sleep(0.01)
+    server.on.set()
+    for thread in threads:
+        thread.join(10)
+    assert found == [b"ok"] * len(threads) and len(client._kept) == KEPT
+
+
+def test_shutdown_ends_a_read_in_another_thread(server: Script, client: HttpClient) -> None:
+    server.answers = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"]
+    answer = client.request("GET", "/", {}, None, 30)
+    heard, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with contextlib.suppress(HttpError):
+            for piece in answer.stream():
+                assert piece == b"ab"
+                heard.set()
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert heard.wait(5) and not ended.wait(0.1)
+    answer.shutdown()
+    assert ended.wait(5)
+
+
+# ----------------------------------------------------------------- TLS
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path) -> Iterator[Callable[[str], tuple[Script, Path]]]:
+    running: list[Script] = []
+
+    def begin(name: str) -> tuple[Script, Path]:
+        authority = _Authority(tmp_path / name)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*authority.sign("serving", "kube-apiserver", server=True))
+        running.append(Script(context))
+        return running[-1], tmp_path / name / "ca.crt"
+
+    yield begin
+    for script in running:
+        script.close()
+
+
+def test_only_the_authoritys_server_is_talked_to(
+    over_tls: Callable[[str], tuple[Script, Path]], tmp_path: Path
+) -> None:
+    (ours, authority), (other, another) = over_tls("ours"), over_tls("other")
+    trusted = tmp_path / "trusted"
+    shutil.copy(authority, trusted)
+    client = HttpClient(ours.url, trusted)
+    assert get(client) == (200, "OK", b"ok")
+    with pytest.raises(HttpError, match="certificate verify failed"):
+        get(HttpClient(other.url, trusted))
+    assert not other.asked
+    elsewhere = Script(ours._context, "127.0.0.2")
+    with pytest.raises(HttpError, match=r"certificate verify failed.*IP address mismatch"):
+        get(HttpClient(elsewhere.url, trusted))
+    elsewhere.close()
+    # Another authority is taken with the next connection.
+    shutil.copy(another, trusted)
+    client.close()
+    with pytest.raises(HttpError, match="certificate verify failed"):
+        get(client)
+    trusted.unlink()
+    with pytest.raises(OSError, match="trusted"):
+        get(client)

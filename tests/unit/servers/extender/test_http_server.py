@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The servers' HTTP as bytes: what clients send, well or badly, and what becomes of connections."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from extender_kit import eventually
+from gpushare import http_server, tls
+from gpushare.http_server import HttpServer, Message, Reply
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+Serve = Callable[..., HttpServer]
+MOST_BODY = 1000
+
+
+def echo(message: Message) -> Reply:
+    words = f"{message.method} {message.target.decode('latin-1')} ".encode() + message.body
+    return Reply("200 OK", [("Content-Type", "text/plain")], words)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running: list[HttpServer] = []
+
+    def begin(answer: Callable[[Message], Reply] = echo, most: int = 8, address: str = "127.0.0.1") -> HttpServer:
+        server = HttpServer(answer, address, 0, most, MOST_BODY)
+        server.start()
+        running.append(server)
+        return server
+
+    yield begin
+    for server in running:
+        server.stop()
+
+
+def connect(server: HttpServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that is said until the other side ends."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while data := connection.recv(1 << 16):
+            found += data
+    return found
+
+
+def say(server: HttpServer, words: bytes) -> bytes:
+    with connect(server) as connection:
+        connection.sendall(words)
+        connection.shutdown(socket.SHUT_WR)
+        return heard(connection)
+
+
+def bodies(words: bytes) -> list[bytes]:
+    """Of answers that follow on each other."""
+    found = []
+    while words:
+        head, _end, rest = words.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        found.append(rest[:length])
+        words = rest[length:]
+    return found
+
+
+# ----------------------------------------------------------------- requests
+
+
+def test_requests_that_follow_on_each_other_are_answered_in_order(serve: Serve) -> None:
+    words = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nxyGET /b?c=d HTTP/1.1\r\n\r\n"
+    assert bodies(say(serve(), words * 3)) == [b"POST /a xy", b"GET /b?c=d "] * 3
+
+
+def test_a_body_in_chunks_and_in_single_bytes(serve: Serve) -> None:
+    words = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: t\r\n\r\n"
+    with connect(serve()) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in words:
+            connection.sendall(bytes([byte]))
+        connection.shutdown(socket.SHUT_WR)
+        assert bodies(heard(connection)) == [b"POST /a abcde"]
+
+
+def test_head_has_no_body_and_old_clients_no_second_request(serve: Serve) -> None:
+    server = serve()
+    answered = say(server, b"HEAD /a HTTP/1.1\r\n\r\n")
+    assert b"Content-Length: 8\r\n" in answered and answered.endswith(b"\r\n\r\n")
+    again = b"GET /a HTTP/1.0\r\n\r\n" * 2
+    assert bodies(say(server, again)) == [b"GET /a "]
+    assert bodies(say(server, b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n" + again)) == [b"GET /a "]
+
+
+def test_a_client_that_waits_to_be_told_to_go_on_is_told(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"xy")
+        assert connection.recv(1000).endswith(b"POST /a xy")
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+        (b"GET /a HTTP/9.1\r\n\r\n", b"400"),
+        (b"GET /a HTTP/1.1\r\nNo colon\r\n\r\n", b"400"),
+        (b"GET /a b HTTP/1.1\r\n\r\n", b"400"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
+        # Of two lengths, each of two servers may believe another.
+        (b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nxyz", b"400"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 1001\r\n\r\n" + b"x" * 1001, b"413"),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"64\r\n" + b"x" * 100 + b"\r\n" * 11, b"4"),
+        (b"GET /a HTTP/1.1\r\n" + b"A: %s\r\n" % (b"x" * 1000) * 200, b"431"),
+        (b"GET /" + b"x" * 200_000, b"431"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_ends_the_connection(serve: Serve, words: bytes, status: bytes) -> None:
+    server = serve()
+    answered = say(server, words)
+    assert answered.startswith(b"HTTP/1.1 " + status) and b"Connection: close" in answered
+    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.sampled_from((b"GET ", b"POST /a HTTP/1.1\r\n", b"Content-Length: 3\r\n", b"\r\n", b"xyz", b"0\r\n\r\n"))
+        | st.binary(max_size=30),
+        max_size=12,
+    )
+)
+def test_whatever_comes_it_serves_on(serve: Serve, words: list[bytes]) -> None:
+    server = serve()
+    answered = say(server, b"".join(words))
+    assert not answered or answered.startswith(b"HTTP/1.1 ")
+    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+
+
+# ----------------------------------------------------------------- connections
+
+
+def test_a_request_that_does_not_come_to_its_end_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.4)
+    with connect(serve()) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in b"POST /a HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.01)
+        assert heard(connection) == b"" and time.monotonic() - began < 5
+
+
+def test_who_says_nothing_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tls.IDLE_SECONDS, tls.VERIFIED, 0.2)
+    with connect(serve()) as connection:
+        assert heard(connection) == b""
+
+
+def test_who_has_been_silent_for_longest_makes_room(serve: Serve) -> None:
+    server = serve(most=2)
+    with connect(server) as first, connect(server) as second:
+        for one in (first, second):
+            one.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+            assert one.recv(1000).endswith(b"GET /a ")
+            time.sleep(0.05)
+        with connect(server) as third:
+            third.sendall(b"GET /b HTTP/1.1\r\n\r\n")
+            assert third.recv(1000).endswith(b"GET /b ")
+            assert first.recv(1000) == b""
+            second.sendall(b"GET /c HTTP/1.1\r\n\r\n")
+            assert second.recv(1000).endswith(b"GET /c ")
+
+
+def test_more_than_there_is_room_for_wait_for_their_turn(serve: Serve) -> None:
+    """kube-scheduler binds as many pods at once as it likes: none of them may be sent away."""
+    on = threading.Event()
+
+    def slow(message: Message) -> Reply:
+        assert on.wait(10)
+        return echo(message)
+
+    server = serve(slow, most=2)
+    waiting = [connect(server) for _number in range(20)]
+    for number, one in enumerate(waiting):
+        one.sendall(f"GET /{number} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+    time.sleep(0.2)
+    on.set()
+    assert [bodies(heard(one)) for one in waiting] == [[f"GET /{number} ".encode()] for number in range(20)]
+    for one in waiting:
+        one.close()
+
+
+def threads() -> int:
+    return sum(one.name == "http connection" for one in threading.enumerate())
+
+
+def test_threads_that_are_not_needed_any_more_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "SPARE_SECONDS", 0.05)
+    eventually(lambda: not threads())
+    server = serve(most=20)
+    open_ones = [connect(server) for _number in range(20)]
+    eventually(lambda: threads() == 20)
+    for one in open_ones:
+        one.close()
+    eventually(lambda: not threads())
+    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+
+
+def test_threads_are_used_again(serve: Serve) -> None:
+    server = serve()
+    say(server, b"GET /a HTTP/1.1\r\n\r\n")
+    before = threading.active_count()
+    for _number in range(50):
+        say(server, b"GET /a HTTP/1.1\r\n\r\n")
+    assert threading.active_count() <= before + 3
+
+
+def test_stop_answers_what_is_in_work_and_ends_the_rest(serve: Serve) -> None:
+    inside, on = threading.Event(), threading.Event()
+
+    def slow(message: Message) -> Reply:
+        inside.set()
+        assert on.wait(10)
+        return echo(message)
+
+    server = serve(slow)
+    with connect(server) as idle, connect(server) as busy:
+        busy.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+        assert inside.wait(10)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        assert heard(idle) == b""
+        assert stopping.is_alive(), "it waits for the other one"
+        on.set()
+        answered = heard(busy)
+        assert answered.endswith(b"GET /a ") and b"Connection: close" in answered
+        stopping.join(10)
+    with pytest.raises(OSError):
+        connect(server)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "http connection"])
+
+
+def test_a_failure_of_ours_ends_one_connection(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(message: Message) -> Reply:
+        if message.target == b"/bad":
+            raise RuntimeError("a mistake")
+        return echo(message)
+
+    server = serve(fail)
+    assert say(server, b"GET /bad HTTP/1.1\r\n\r\n") == b""
+    assert "a mistake" in caplog.text
+    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+
+
+def test_a_name_of_several_addresses_is_one_port(serve: Serve) -> None:
+    server = serve(address="localhost")
+    for *_rest, where in socket.getaddrinfo("localhost", server.port, type=socket.SOCK_STREAM):
+        connection = http.client.HTTPConnection(str(where[0]), server.port, timeout=10)
+        connection.request("GET", "/a")
+        assert connection.getresponse().read() == b"GET /a "
+        connection.close()

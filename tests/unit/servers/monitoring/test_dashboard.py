@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The dashboard for Grafana: a real Prometheus, which scrapes the real servers, answers every query of every panel."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import re
+import subprocess
+import time
+import typing as t
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api_double import make_pod
+from both_servers import Both
+from plugin_fakes import NODE
+from real_prometheus import Missing, Prometheus, programs
+
+DASHBOARD = Path(__file__).parents[4] / "images" / "gpushare" / "dashboard.json"
+Json = dict[str, t.Any]
+
+
+def dashboard() -> Json:
+    return t.cast(Json, json.loads(DASHBOARD.read_text()))
+
+
+def panels(board: Json) -> list[Json]:
+    """All panels but the rows, those in folded rows too."""
+    every = [one for panel in board["panels"] for one in [panel, *panel.get("panels", [])]]
+    return [one for one in every if one["type"] != "row"]
+
+
+def queries(board: Json) -> list[tuple[str, str]]:
+    """Title of the panel and query, of every target."""
+    return [(panel["title"], target["expr"]) for panel in panels(board) for target in panel["targets"]]
+
+
+def filled(expression: str, node: str = ".*") -> str:
+    """What Grafana sends: its variables replaced."""
+    text = expression.replace("$__rate_interval", "30s").replace("$node", node)
+    assert "$" not in text, f"a variable that the dashboard doesn't have: {text}"
+    return text
+
+
+def unanswered(prometheus: Prometheus, board: Json, node: str = ".*") -> list[str]:
+    """The queries that give no number, with the panel's title."""
+    found = []
+    for title, expression in queries(board):
+        result = prometheus.query(filled(expression, node))
+        if not any(math.isfinite(float(series["value"][1])) for series in result):
+            found.append(f"{title}: {expression}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def prometheus(both: Both, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    try:
+        programs()
+    except Missing as error:
+        pytest.skip(str(error))
+    with Prometheus(tmp_path_factory.mktemp("prometheus"), both.addresses) as running:
+        yield running
+
+
+def test_fault_18_every_query_of_the_dashboard_is_answered(both: Both, prometheus: Prometheus) -> None:
+    board, end, left = dashboard(), time.monotonic() + 60, ["nothing was asked"]
+    while left and time.monotonic() < end:
+        both.work()
+        # Rates need two scrapes.
+        time.sleep(1.2)
+        left = unanswered(prometheus, board)
+    assert left == []
+    assert unanswered(prometheus, board, NODE) == [], "with one node chosen"
+
+    wrong = copy.deepcopy(board)
+    panels(wrong)[0]["targets"][0]["expr"] = "count(gpushare_card_capacity_unit)"
+    assert len(unanswered(prometheus, wrong)) == 1, "a metric that isn't there is found"
+    panels(wrong)[0]["targets"][0]["expr"] = "sum by (node (gpushare_card_capacity_units)"
+    with pytest.raises(ValueError, match="parse error"):
+        unanswered(prometheus, wrong)
+
+
+def test_the_numbers_of_the_cards_are_those_of_the_servers(both: Both, prometheus: Prometheus) -> None:
+    shown = {panel["title"]: panel["targets"][0]["expr"] for panel in panels(dashboard())}
+
+    def value(title: str) -> float:
+        return float(prometheus.query(filled(shown[title]))[0]["value"][1])
+
+    pod = both.api.put("pods", make_pod("tenant", 8))
+    assert both.client.bind(pod, NODE) == ""
+    end = time.monotonic() + 20
+    while value("Booked") != 8 / 32 and time.monotonic() < end:
+        time.sleep(0.3)
+    assert (value("Nodes"), value("Cards"), value("Units"), value("Booked")) == (1, 2, 32, 0.25)
+    assert (value("Unhealthy cards"), value("Cards over their size")) == (0, 0)
+    assert value("Nodes with enforced limits") == 1
+    both.api.remove("pods", "tenant", "default")
+
+
+def test_variables_have_values(prometheus: Prometheus) -> None:
+    board = dashboard()
+    names = [one["name"] for one in board["templating"]["list"]]
+    assert names == ["datasource", "node"]
+    variable = board["templating"]["list"][1]
+    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"])
+    assert found and variable["query"]["query"] == variable["definition"]
+    assert prometheus.label_values(found[1], found[2]) == [NODE]
+
+
+def test_promtool_finds_no_fault_in_the_metrics(both: Both, prometheus: Prometheus) -> None:
+    for job, address in both.addresses.items():
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read()
+        ours = b"".join(row for row in text.splitlines(keepends=True) if re.match(rb"(# \w+ )?gpushare_", row))
+        assert ours
+        done = subprocess.run(
+            [programs()["promtool"], "check", "metrics"], input=ours, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr.decode()) == (0, ""), job
+
+
+def test_dashboard_is_whole() -> None:
+    board = dashboard()
+    every = [one for panel in board["panels"] for one in [panel, *panel.get("panels", [])]]
+    assert len({one["id"] for one in every}) == len(every)
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in panels(board):
+        assert panel["title"] and panel["description"].endswith("."), panel
+        assert panel["datasource"] == source
+        references = [target["refId"] for target in panel["targets"]]
+        assert references and len(set(references)) == len(references)
+        assert all(target["datasource"] == source for target in panel["targets"])
+    titles = [panel["title"] for panel in panels(board)]
+    assert len(set(titles)) == len(titles)
+
+
+def test_panels_do_not_lie_over_each_other() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] >= 0 and at["x"] + at["w"] <= 24, panel["title"]
+        for cell in itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):
+            assert cell not in taken, f"{panel['title']} lies over {taken.get(cell)}"
+            taken[cell] = panel["title"]

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Logs in JSON: whatever the real commands say, each line is one object that a collector can read."""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import typing as t
+from pathlib import Path
+
+import gpushare
+import pytest
+from api_double import ApiDouble, make_node, make_pod, served
+from gpushare.service import logger
+from hypothesis import given
+from hypothesis import strategies as st
+
+Row = dict[str, t.Any]
+
+
+def rows(text: str) -> list[Row]:
+    """Every line as the object that it has to be."""
+    assert text.endswith("\n")
+    found = []
+    # Not splitlines: what it takes for the end of a line may stand in a message.
+    for line in text[:-1].split("\n"):
+        row = json.loads(line)
+        assert list(row)[:4] == ["time", "level", "logger", "message"], line
+        assert row["level"] in ("debug", "info", "warning", "error", "critical")
+        when = datetime.datetime.fromisoformat(row["time"])
+        assert when.utcoffset() == datetime.timedelta(0)
+        found.append(row)
+    return found
+
+
+@pytest.fixture
+def stream() -> t.Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_lines_exceptions_and_facts_of_any_kind(stream: io.StringIO) -> None:
+    log = logger("gpushare", "json", "debug", stream)
+    log.info("two\nlines and \u2028 \x00 \ud800", extra={"data": {"pod": "default/p", "path": Path("/x"), "n": 3}})
+    try:
+        raise ValueError("with\na line")
+    except ValueError:
+        log.exception("failed: %s", "ä")
+    first, second = rows(stream.getvalue())
+    assert (first["pod"], first["path"], first["n"]) == ("default/p", "/x", 3)
+    assert first["message"].startswith("two\nlines")
+    assert "ValueError: with\na line" in second["exception"] and second["level"] == "error"
+
+
+@given(st.text(), st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.floats(), st.binary())))
+def test_any_text_is_one_line(message: str, facts: dict[str, t.Any]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    written = io.StringIO()
+    hidden = {"time", "level", "logger", "message"}
+    try:
+        log = logger("gpushare", "json", "info", written)
+        log.info("%s", message, extra={"data": {key: one for key, one in facts.items() if key not in hidden}})
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    (row,) = rows(written.getvalue())
+    assert row["message"] == message
+
+
+def start(module: str, log: Path, *flags: str) -> subprocess.Popen[bytes]:
+    source = str(Path(gpushare.__file__).parents[1])
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, "--log-format", "json", "--port", "0", *flags],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": source, "HOME": "/nonexistent"},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait_for(log: Path, message: str) -> Row:
+    end = time.monotonic() + 60
+    while True:
+        found = [row for row in log.read_text().split("\n")[:-1] if message in row]
+        if found:
+            return t.cast(Row, json.loads(found[0]))
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def kubeconfig(folder: Path, url: str) -> Path:
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(config))
+    return file
+
+
+def test_fault_18_all_that_the_extender_says_is_json(tmp_path: Path) -> None:
+    api, log = ApiDouble(), tmp_path / "log"
+    api.put("nodes", make_node("a", 16))
+    pod, large = api.put("pods", make_pod("p", 2)), api.put("pods", make_pod("large", 17))
+    with served(api) as url:
+        process = start("gpushare.extender", log, f"--kubeconfig={kubeconfig(tmp_path, url)}", "--log-level=debug")
+        try:
+            port = wait_for(log, '"message":"serving"')["port"]
+            wait_for(log, '"message":"ready"')
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            for one in (pod, large):
+                asked = {
+                    "PodName": one["metadata"]["name"],
+                    "PodNamespace": "default",
+                    "PodUID": one["metadata"]["uid"],
+                    "Node": "a",
+                }
+                connection.request("POST", "/gpushare-scheduler/bind", json.dumps(asked))
+                connection.getresponse().read()
+            for nonsense in (b"", b"\xff\xfe", b"[" * 100_000):
+                connection.request("POST", "/gpushare-scheduler/filter", nonsense)
+                connection.getresponse().read()
+            with api.outage():
+                wait_for(log, "trying again")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+    said = rows(log.read_text())
+    bound = next(row for row in said if row["message"] == "bound")
+    assert (bound["pod"], bound["node"]) == ("default/p", "a")
+    words = [row["message"] for row in said]
+    # It is told to stop after that, so that only a mirror may say once more that it tries again.
+    assert all("trying again" in one for one in words[words.index("stopping") + 1 :]), words
+    assert not [row for row in said if "exception" in row]
+
+
+def test_fault_18_all_that_the_plugin_says_is_json(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    config = kubeconfig(tmp_path, "http://127.0.0.1:1")
+    flags = ["--node-name=gpu1", "--address=127.0.0.1", f"--kubelet-dir={tmp_path}", f"--kubeconfig={config}"]
+    process = start("gpushare.device_plugin", log, *flags, "--log-level=debug")
+    try:
+        wait_for(log, '"message":"started"')
+        # It reaches neither the API nor the driver, and goes on saying so.
+        wait_for(log, "trying again")
+        wait_for(log, "NVIDIA's driver")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not [row for row in rows(log.read_text()) if "exception" in row]

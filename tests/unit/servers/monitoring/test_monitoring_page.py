@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""docs/monitoring.md says what the servers really have: every metric, every Event, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing as t
+import urllib.request
+from pathlib import Path
+
+import gpushare
+from both_servers import Both
+from gpushare import contract
+from gpushare.extender_metrics import METRICS_PORT
+
+PAGE = (Path(__file__).parents[4] / "docs" / "monitoring.md").read_text()
+SOURCES = sorted(Path(gpushare.__file__).parent.glob("*.py"))
+REASON = re.compile(r"(Gpu|GPU)[A-Z][A-Za-z]+|Preempted")
+# What the log's JSON has of each message.
+STANDARD = {"time", "level", "logger", "message", "exception"}
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_column(title: str) -> dict[str, str]:
+    """Name to the next cell, of a section's table."""
+    rows = [row.split("|") for row in section(title).splitlines() if row.startswith("| `")]
+    names = [row[1].strip().strip("`") for row in rows]
+    assert len(set(names)) == len(names)
+    return {name: row[2].strip() for name, row in zip(names, rows, strict=True)}
+
+
+def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
+    both.work()
+    common = first_column("Metrics of both")
+    for job, title in (("extender", "Metrics of the extender"), ("device-plugin", "Metrics of the device plugin")):
+        with urllib.request.urlopen(f"http://{both.addresses[job]}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        names = re.findall(r"^# TYPE (gpushare_\w+) ", text, re.MULTILINE)
+        said = first_column(title) | common
+        # When a counter began is a series of its own, which nobody asks for.
+        assert {name for name in names if not name.endswith("_created")} == set(said)
+        for name, labels in said.items():
+            found = re.search(rf"^{name}(?:_sum)?(?:{{(.*?)}})? ", text, re.MULTILINE)
+            if found is None:
+                # Nothing of the kind has happened.
+                continue
+            assert sorted(re.findall(r'(\w+)="', found[1] or "")) == sorted(filter(None, labels.split(", "))), name
+
+
+def test_the_ports_are_those_of_the_servers_and_the_roles() -> None:
+    templates = Path(__file__).parents[4] / "roles" / "gpushare" / "templates"
+    plugin = re.findall(r"(?:--port=|containerPort: |port: )(\d+)", (templates / "device_plugin.yml.j2").read_text())
+    extender = re.findall(r"metrics_port = (\d+)", (templates / "extender_parts.j2").read_text())
+    assert len(set(plugin)) == 1 and extender == [str(METRICS_PORT)]
+    top = PAGE.split("\n## ")[0]
+    assert re.findall(r"plugin does so on port (\d+)", top) == plugin[:1]
+    assert re.findall(r"on its own port, (\d+)", top) == [str(contract.EXTENDER_PORT)]
+    assert re.findall(r"time, on port (\d+)", top) == extender
+    # A node may be both a control plane and one with cards.
+    assert len({*plugin, *extender, str(contract.EXTENDER_PORT)}) == 3
+
+
+def literals() -> t.Iterator[str]:
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_event_is_in_the_page() -> None:
+    in_source = {text for text in literals() if REASON.fullmatch(text)}
+    events = set(first_column("Events"))
+    # Not an Event: the kind of correction that nobody needs to hear of.
+    assert in_source - events == {"GpuCardConfirmed"}
+    assert events <= in_source
+
+
+def test_no_fact_hides_what_every_line_of_the_log_has() -> None:
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Dict):
+                continue
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            if "data" not in keys:
+                continue
+            facts = node.values[keys.index("data")]
+            if isinstance(facts, ast.Dict):
+                named = {key.value for key in facts.keys if isinstance(key, ast.Constant)}
+                assert not named & STANDARD, f"{file.name}:{node.lineno}"

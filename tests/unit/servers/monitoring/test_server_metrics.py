@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The parts that make the numbers: the cards' own text, requests to the API, and what the plugin reports."""
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+from gpushare.api_metrics import MeasuredKube
+from gpushare.contract import Card
+from gpushare.extender_metrics import Page, Work, cards_text
+from gpushare.extender_state import NodeRow, State
+from gpushare.kube import KubeError
+from gpushare.limits import Usage
+from gpushare.metrics import Metrics
+from gpushare.service import Request
+from hypothesis import given
+from hypothesis import strategies as st
+from plugin_fakes import FakeKube
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parsed(text: str) -> Samples:
+    """By name and labels, as an independent parser has them."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            assert key not in found, f"twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+def state_of(*nodes: NodeRow) -> State:
+    state = State()
+    for node in nodes:
+        state.node_changed(node.name, None, node)
+    return state
+
+
+def card(index: int, uuid: str, units: int = 16, healthy: bool = True) -> Card:
+    return Card(index, uuid, index, units * 1024, units, healthy)
+
+
+# What a text format can't carry is refused by the API server in names, and isn't in a UUID either.
+words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\x85\u2028\u2029\x0b\x0c\x1c\x1d\x1e"))
+
+
+@given(st.dictionaries(words, st.dictionaries(words, st.integers(0, 10**6), max_size=4), max_size=4))
+def test_any_names_and_sizes_are_read_back(cluster: dict[str, dict[str, int]]) -> None:
+    rows = [
+        NodeRow(name, tuple(card(at, uuid, units) for at, (uuid, units) in enumerate(sizes.items())), "GiB")
+        for name, sizes in cluster.items()
+    ]
+    found = parsed(cards_text(state_of(*rows).views()))
+    for name, sizes in cluster.items():
+        for at, (uuid, units) in enumerate(sizes.items()):
+            labels = (("card", str(at)), ("node", name), ("uuid", uuid))
+            assert found["gpushare_card_capacity_units", labels] == units
+            assert found["gpushare_card_booked_units", labels] == 0
+            assert found["gpushare_card_healthy", labels] == 1
+        if sizes:
+            assert found["gpushare_node_largest_free_units", (("node", name),)] == max(sizes.values())
+    cards = sum(len(sizes) for sizes in cluster.values())
+    assert sum(1 for name, _labels in found if name == "gpushare_card_capacity_units") == cards
+
+
+def test_the_page_has_the_registrys_numbers_and_the_cards() -> None:
+    registry = CollectorRegistry()
+    Work(registry).ledger.labels("conflict").inc(3)
+    page = Page(registry, state_of(NodeRow("a", (card(0, "GPU-a"), card(1, "GPU-b", healthy=False)), "GiB")))
+    ((method, path), handler) = next(iter(page.routes().items()))
+    assert (method, path) == ("GET", "/metrics")
+    answer = handler(Request("GET", "/metrics", "", {}, b""))
+    found = parsed(answer.body.decode())
+    assert answer.status == 200 and answer.content_type.startswith("text/plain")
+    assert found["gpushare_extender_ledger_writes_total", (("result", "conflict"),)] == 3
+    assert found["gpushare_extender_evictions_total", (("result", "refused"),)] == 0
+    assert found["gpushare_card_healthy", (("card", "1"), ("node", "a"), ("uuid", "GPU-b"))] == 0
+
+
+def test_a_node_that_is_gone_leaves_no_number() -> None:
+    state = state_of(NodeRow("a", (card(0, "GPU-a"),), "GiB"))
+    state.node_changed("a", NodeRow("a", (), ""), None)
+    assert not parsed(cards_text(state.views()))
+
+
+# --------------------------------------------------------------------------- requests to the API
+
+
+def test_requests_are_counted_by_method_and_answer() -> None:
+    registry, ticks = CollectorRegistry(), iter(range(100))
+    double = FakeKube()
+    kube = MeasuredKube(double, registry, clock=lambda: float(next(ticks)))
+    node = {"metadata": {"name": "gpu1", "uid": "u"}}
+    double.put(node)
+    assert kube.get("/api/v1/nodes/gpu1")["metadata"]["name"] == "gpu1"
+    kube.patch("/api/v1/nodes/gpu1", {"metadata": {"annotations": {"a": "b"}}})
+    with pytest.raises(KubeError) as missing:
+        kube.get("/api/v1/nodes/none")
+    assert missing.value.status == 404
+    double.go_away()
+    with pytest.raises(KubeError):
+        kube.watch("/api/v1/nodes?watch=1&resourceVersion=1")
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    assert value("gpushare_api_requests_total", method="GET", code="200") == 1
+    assert value("gpushare_api_requests_total", method="GET", code="404") == 1
+    assert value("gpushare_api_requests_total", method="PATCH", code="200") == 1
+    assert value("gpushare_api_requests_total", method="WATCH", code="0") == 1
+    # Each took one tick of the clock.
+    assert value("gpushare_api_request_seconds_sum", method="GET") == 2
+    assert value("gpushare_api_request_seconds_count", method="GET") == 2
+
+
+class _Recorder:
+    """A door that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[t.Any, ...]] = []
+
+    def __getattr__(self, name: str) -> t.Any:
+        return lambda *given: self.asked.append((name, *given))
+
+
+def test_requests_are_passed_on_as_they_are() -> None:
+    door = _Recorder()
+    kube = MeasuredKube(t.cast(t.Any, door), CollectorRegistry())
+    kube.get("/a")
+    kube.post("/b", {"x": 1})
+    kube.put("/c", {"x": 2})
+    kube.patch("/d", [{"op": "test"}], "json")
+    kube.delete("/e")
+    kube.watch("/f")
+    assert door.asked == [
+        ("get", "/a"),
+        ("post", "/b", {"x": 1}),
+        ("put", "/c", {"x": 2}),
+        ("patch", "/d", [{"op": "test"}], "json"),
+        ("delete", "/e"),
+        ("watch", "/f"),
+    ]
+
+
+# --------------------------------------------------------------------------- the plugin
+
+
+def test_a_card_that_is_gone_and_one_that_does_not_answer() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, "gpu1")
+    metrics.cards([card(0, "GPU-a"), card(1, "GPU-b")], {"GPU-a": 3})
+    metrics.memory({"GPU-a": 2})
+    labels = {"node": "gpu1", "card": "0", "uuid": "GPU-a", "model": ""}
+    assert registry.get_sample_value("gpushare_plugin_card_held_units", labels) == 3
+    assert registry.get_sample_value("gpushare_plugin_card_memory_used_bytes", labels) == 2 * 1024 * 1024
+    second = {**labels, "card": "1", "uuid": "GPU-b"}
+    assert registry.get_sample_value("gpushare_plugin_card_held_units", second) == 0
+    assert registry.get_sample_value("gpushare_plugin_card_memory_used_bytes", second) is None
+    metrics.cards([card(1, "GPU-b")], {})
+    assert registry.get_sample_value("gpushare_plugin_card_units", labels) is None
+
+
+@pytest.mark.parametrize(
+    ("sentence", "state"),
+    [("enforced", "enforced"), ("off", "off"), ("unenforced: the driver is 580, limits need 615", "unenforced")],
+)
+def test_the_state_of_the_limits(sentence: str, state: str) -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, "gpu1")
+    metrics.cards([card(0, "GPU-a")], {})
+    metrics.limits(sentence, {"GPU-a": Usage(2, 4096, 1024)}, 5)
+    found = {
+        one: registry.get_sample_value("gpushare_plugin_limit_state", {"node": "gpu1", "state": one})
+        for one in ("enforced", "unenforced", "off")
+    }
+    assert found == {"enforced": 0, "unenforced": 0, "off": 0} | {state: 1}
+    labels = {"node": "gpu1", "card": "0", "uuid": "GPU-a", "model": ""}
+    assert registry.get_sample_value("gpushare_plugin_card_limited_bytes", labels) == 4 * 1024**3
+    assert registry.get_sample_value("gpushare_plugin_card_limited_used_bytes", labels) == 1024**3
+    assert registry.get_sample_value("gpushare_plugin_card_limited_containers", labels) == 2
+    assert registry.get_sample_value("gpushare_plugin_limits_mended_total") == 5
