@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pods that were refused a moment before there was room for them.
+
+kube-scheduler and the extender each watch the API. Where the scheduler is the first to hear that a pod is gone, it asks
+for room that isn't known of here yet, is refused, and doesn't ask again before something else happens in the cluster,
+which may take minutes. Nor does it hear of it when a claim ends. So a refused pod is looked at again a little later,
+and where it has room now, an annotation on it is changed: that is an event for the scheduler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gpushare import contract
+from gpushare.contract import Wish
+from gpushare.extender_fence import pod_path
+from gpushare.extender_filter import judge
+from gpushare.extender_state import State
+from gpushare.kube import Json, Kube, KubeError
+
+# By then a watch that is behind has caught up, mostly; and surely by then.
+LOOK_SECONDS = 0.5
+LAST_SECONDS = 3.0
+MOST = 200
+
+log = logging.getLogger("gpushare.extender")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Refused:
+    """``freed`` is the state's count at that time; where it hasn't moved since, nothing has come free."""
+
+    namespace: str
+    name: str
+    uid: str
+    wish: Wish
+    priority: int
+    nodes: tuple[str, ...]
+    at: float
+    freed: int
+
+
+class Late:
+    """Has the scheduler ask again for pods that came too early."""
+
+    def __init__(self, kube: Kube, state: State, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube, self._state, self._clock = kube, state, clock
+        self._refused: dict[str, _Refused] = {}
+        self._lock = threading.Lock()
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="late", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def refused(self, pod: Json, wish: Wish, nodes: Sequence[str], _asked: Sequence[str], freed: int) -> None:
+        """None of these nodes has room for a pod just now."""
+        metadata = pod.get("metadata") or {}
+        uid = contract.pod_uid(pod)
+        with self._lock:
+            if uid not in self._refused and len(self._refused) >= MOST:
+                return
+            self._refused[uid] = _Refused(
+                str(metadata.get("namespace", "")),
+                str(metadata.get("name", "")),
+                uid,
+                wish,
+                contract.pod_priority(pod),
+                # Requests bring names of their own; the state's are there already.
+                tuple(map(sys.intern, nodes)),
+                self._clock(),
+                freed,
+            )
+        self._wake.set()
+
+    def tick(self) -> None:
+        """Look at those whose time has come."""
+        now, claims, freed = self._clock(), bool(self._state.claims()), self._state.freed
+        with self._lock:
+            due = [one for one in self._refused.values() if now - one.at >= LOOK_SECONDS]
+        given: dict[str, int] = {}
+        for one in due:
+            fits = one.freed != freed and self._fits(one, given)
+            with self._lock:
+                if self._refused.get(one.uid) is not one:
+                    # It has been refused again meanwhile.
+                    pass
+                elif fits or (now - one.at > LAST_SECONDS and not claims):
+                    del self._refused[one.uid]
+                elif one.freed != freed:
+                    # Looked at; only the next change is of interest.
+                    self._refused[one.uid] = dataclasses.replace(one, freed=freed)
+            if fits:
+                self._tell(one)
+
+    def _fits(self, one: _Refused, given: dict[str, int]) -> bool:
+        """Whether a pod has room that isn't another one's in the same look: not all of them are to come at once."""
+        view = self._state.viewer(one.uid, one.priority)
+        # Only what has changed: in a busy cluster many pods wait, and each was refused by a thousand nodes.
+        freed = [name for name in self._state.freed_since(one.freed) if name in one.nodes]
+        for name in judge(freed, view, one.wish).passed:
+            node = view(name)
+            if node is not None and node.largest - given.get(name, 0) >= one.wish.share:
+                given[name] = given.get(name, 0) + one.wish.share
+                return True
+        return False
+
+    def _tell(self, one: _Refused) -> None:
+        again = {"metadata": {"uid": one.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}}
+        try:
+            self._kube.patch(pod_path(one.namespace, one.name), again)
+        except KubeError as error:
+            log.debug("pod %s/%s isn't asked for again: %s", one.namespace, one.name, error)
+        else:
+            log.info("room came just after a refusal", extra={"data": {"pod": f"{one.namespace}/{one.name}"}})
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            # Sleeps where nobody has been refused.
+            self._wake.wait()
+            self._stopped.wait(LOOK_SECONDS)
+            try:
+                self.tick()
+            except Exception:
+                log.exception("refused pods couldn't be looked at again")
+            with self._lock:
+                if not self._refused:
+                    self._wake.clear()
+            if self._stopped.is_set():
+                return

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Extenders over the API double whose every request waits until it is told what becomes of it.
+
+One thread runs at any time, so a run is decided by its random numbers alone. A request is done, refused, done with its
+answer lost, or done at some later time by a network that kept it; an extender may be killed at each of them, stands
+still for as long as nobody lets it go on, and sees the API through a watch that is as late as can be. After each step
+the sums of all bound pods are made anew from the API's objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from api_double import ApiDouble, make_node, make_pod
+from gpushare import contract
+from gpushare.events import Events
+from gpushare.extender_bind import Binder, Outcome, Wanted
+from gpushare.extender_ledger import Ledger
+from gpushare.extender_state import State, node_row, pod_row
+from gpushare.kube import Json, KubeError
+
+NODES = {"a": (8,), "b": (6, 6)}
+PODS = 12
+LIMIT = 60.0
+
+
+class Killed(BaseException):
+    """The process of an extender ends, wherever it is."""
+
+
+class Overbooked(AssertionError):
+    """A card has more bound to it than it holds."""
+
+
+@dataclasses.dataclass
+class Call:
+    """A request that waits to be told what becomes of it."""
+
+    what: str
+    action: Callable[[], Any]
+    go: threading.Event = dataclasses.field(default_factory=threading.Event)
+    fate: str = ""
+
+
+class Door:
+    """An extender's way to the API."""
+
+    def __init__(self, extender: Extender) -> None:
+        self._extender = extender
+
+    def get(self, path: str) -> Json:
+        return cast(Json, self._ask(f"GET {path}", lambda api: api.get(path)))
+
+    def post(self, path: str, body: Json) -> Json:
+        return cast(Json, self._ask(f"POST {path}", lambda api: api.post(path, body)))
+
+    def put(self, path: str, body: Json) -> Json:
+        return cast(Json, self._ask(f"PUT {path}", lambda api: api.put(path, body)))
+
+    def patch(self, path: str, body: Any, kind: str = "merge") -> Json:
+        return cast(Json, self._ask(f"PATCH {path}", lambda api: api.patch(path, body)))
+
+    def delete(self, path: str) -> Json:
+        raise AssertionError("nobody deletes anything")
+
+    def watch(self, path: str) -> Any:
+        raise AssertionError("the world itself tells of changes")
+
+    def _ask(self, what: str, action: Callable[[ApiDouble], Any]) -> Any:
+        extender, world = self._extender, self._extender.world
+        call = Call(what, lambda: action(world.api))
+        extender.call = call
+        world.parked.set()
+        assert call.go.wait(LIMIT)
+        if call.fate == "do":
+            return call.action()
+        if call.fate == "lost":
+            _quietly(call.action)
+        elif call.fate in ("late", "killed late"):
+            world.late.append(call)
+        elif call.fate.isdigit():
+            raise KubeError(int(call.fate), "Injected", f"injected {call.fate}")
+        if call.fate.startswith("killed"):
+            raise Killed
+        raise KubeError(0, "Lost", "the answer was lost")
+
+
+def _quietly(action: Callable[[], Any]) -> None:
+    with contextlib.suppress(KubeError):
+        action()
+
+
+class NoWait(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+class Extender:
+    """One process: its memory is gone when it is killed."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.name = world, f"e{number}"
+        self.call: Call | None = None
+        self.thread: threading.Thread | None = None
+        self.outcome: Outcome | None = None
+        self.state = State()
+        door = Door(self)
+        self.ledger = Ledger(door, self.state, "gpushare", self.name, world.clock, world.now_ms)
+        self.binder = Binder(
+            door, self.state, "binpack", Events(door, "tests"), self.ledger, world.clock, lambda: world.now_ms() * 10**6
+        )
+        self.ledger._stopped = self.ledger._enough = self.binder._stopped = NoWait()
+        with world.api.lock:
+            if world.random.random() < 0.5:
+                # Before the list of pods; the others list each node when they first book on it.
+                prime(self.ledger, world.api)
+            self.at = len(world.api.log)
+            for name in NODES:
+                self.state.node_changed(name, None, node_row(world.api.objects[("nodes", "", name)]))
+            for pod in world.api.pods():
+                self.state.pod_changed("", None, pod_row(pod))
+
+    def see(self, count: int) -> None:
+        """The watch tells of the next changes."""
+        for change in self.world.api.log[self.at : self.at + count]:
+            if change.kind == "pods":
+                before, after = change.before, change.after
+                self.state.pod_changed("", pod_row(before) if before else None, pod_row(after) if after else None)
+        self.at = min(self.at + count, len(self.world.api.log))
+
+    def begin(self, action: Callable[[], Any]) -> None:
+        def run() -> None:
+            try:
+                action()
+            except Killed:
+                pass
+            finally:
+                self.thread = None
+                self.call = None
+                self.world.parked.set()
+
+        self.world.parked.clear()
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+        assert self.world.parked.wait(LIMIT)
+
+    def go_on(self, fate: str) -> None:
+        call = self.call
+        assert call is not None
+        self.world.parked.clear()
+        self.call = None
+        call.fate = fate
+        call.go.set()
+        assert self.world.parked.wait(LIMIT)
+
+
+def prime(ledger: Ledger, api: ApiDouble) -> None:
+    """At once: what an extender does before it serves is nobody's else matter."""
+    door, ledger._kube = ledger._kube, cast(Any, api)
+    ledger.prime()
+    ledger._kube = door
+
+
+class World:
+    """All of it; ``history`` says what happened, for who must find out why."""
+
+    def __init__(self, seed: int, api: ApiDouble | None = None, extenders: int = 2) -> None:
+        self.random, self.api, self.time = random.Random(seed), api or ApiDouble(), 1000.0
+        self.parked = threading.Event()
+        self.late: list[Call] = []
+        self.history: list[str] = []
+        self.made = 0
+        self.faults = 0.12
+        self.checked = 0
+        for name, sizes in NODES.items():
+            self.api.put("nodes", make_node(name, *sizes))
+        for number in range(PODS):
+            self.make_pod(number)
+        self.extenders = [self.extender() for _number in range(extenders)]
+
+    def clock(self) -> float:
+        return self.time
+
+    def now_ms(self) -> int:
+        return int(self.time * 1000)
+
+    def make_pod(self, number: int) -> None:
+        self.api.put("pods", make_pod(f"p{number}", self.random.randint(2, 5)))
+
+    def extender(self) -> Extender:
+        self.made += 1
+        return Extender(self, self.made)
+
+    def run(self, steps: int) -> None:
+        """
+        :raises Overbooked: at any moment.
+        """
+        for _step in range(steps):
+            self.step()
+            self.check()
+        self.drain()
+
+    def step(self) -> None:
+        extender = self.random.choice(self.extenders)
+        chance = self.random.random()
+        if chance < 0.62:
+            self.advance(extender)
+        elif chance < 0.78:
+            extender.see(self.random.randint(1, 4))
+        elif chance < 0.83 and self.late:
+            call = self.late.pop(self.random.randrange(len(self.late)))
+            self.note(f"late: {call.what}")
+            _quietly(call.action)
+        elif chance < 0.88:
+            self.time += self.random.choice((0.1, 3.0, 12.0))
+        elif chance < 0.93:
+            self.end_pod()
+        elif chance < 0.95 and extender.call is not None:
+            self.restart(extender)
+
+    def advance(self, extender: Extender) -> None:
+        if extender.call is not None:
+            fate = "do"
+            if self.random.random() < self.faults:
+                fate = self.random.choice(("lost", "late", "409", "429", "500"))
+            self.note(f"{extender.name} {fate}: {extender.call.what}")
+            extender.go_on(fate)
+        elif self.random.random() < 0.15:
+            self.note(f"{extender.name} looks after what is left")
+            extender.begin(extender.ledger.tidy)
+        else:
+            pod = f"p{self.random.randrange(PODS)}"
+            uid = self.ask(extender, pod) if self.random.random() < 0.7 else ""
+            self.bind(extender, pod, self.random.choice(list(NODES)), uid)
+
+    def ask(self, extender: Extender, pod: str) -> str:
+        """A scheduler asks about a pod, of which it knows any version that there was; the pod's UID."""
+        with self.api.lock:
+            all_of_it = [one.after for one in self.api.log if one.after and one.after["metadata"]["name"] == pod]
+        old = self.random.choice(all_of_it) if self.random.random() < 0.3 else all_of_it[-1]
+        if contract.pod_node(old):
+            return ""
+        extender.binder.asked(old)
+        return contract.pod_uid(old)
+
+    def bind(self, extender: Extender, pod: str, node: str, uid: str = "") -> None:
+        def bind() -> None:
+            extender.outcome = extender.binder.bind(Wanted("default", pod, uid, node))
+            self.note(f"{extender.name} {pod} on {node}: {extender.outcome}")
+
+        self.note(f"{extender.name} binds {pod} to {node}")
+        extender.outcome = None
+        extender.begin(bind)
+
+    def end_pod(self) -> None:
+        """Somebody deletes a pod, and there is another one of its name."""
+        number = self.random.randrange(PODS)
+        self.note(f"p{number} is replaced")
+        self.api.remove("pods", f"p{number}", "default")
+        self.make_pod(number)
+
+    def restart(self, extender: Extender) -> None:
+        assert extender.call is not None
+        fate = self.random.choice(("killed", "killed late"))
+        self.note(f"{extender.name} {fate}: {extender.call.what}")
+        extender.go_on(fate)
+        self.extenders[self.extenders.index(extender)] = self.extender()
+
+    def check(self) -> None:
+        if self.checked == self.api.version:
+            return
+        self.checked = self.api.version
+        for name, sizes in NODES.items():
+            used = self.used(name)
+            if any(used[index] > size for index, size in enumerate(sizes)):
+                raise Overbooked(f"{name} has {used} of {sizes}\n" + "\n".join(self.history[-80:]))
+
+    def used(self, node: str) -> dict[int, int]:
+        cards = contract.node_cards(self.api.objects[("nodes", "", node)])
+        pods = [pod for (kind, _namespace, _name), pod in self.api.objects.items() if kind == "pods"]
+        used, unknown = contract.used_units(cards, [pod for pod in pods if contract.pod_node(pod) == node])
+        assert unknown == 0
+        return used
+
+    def drain(self) -> None:
+        """Everything ends well, and nobody holds memory that nobody has."""
+        for extender in self.extenders:
+            self.finish(extender)
+        for call in self.late:
+            _quietly(call.action)
+            self.check()
+        for extender in self.extenders:
+            extender.see(10**6)
+            self.time += 100
+            for action in (extender.binder.settle, extender.ledger.tidy, extender.ledger.tidy):
+                extender.begin(action)
+                self.finish(extender)
+            assert extender.state.holds == 0 and not extender.ledger._open, "\n".join(self.history[-80:])
+            for name in NODES:
+                view = extender.state.view(name)
+                assert view is not None and view.unplaced == 0
+                assert list(view.used) == list(self.used(name).values()), "\n".join(self.history[-80:])
+
+    def finish(self, extender: Extender) -> None:
+        while extender.call is not None:
+            extender.go_on("do")
+            self.check()
+
+    def close(self) -> None:
+        """End whatever waits."""
+        for extender in self.extenders:
+            while extender.call is not None:
+                extender.go_on("killed")
+
+    def note(self, words: str) -> None:
+        self.history.append(words)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Any order of any number of extenders' requests, with faults and kills at each: no card is ever over its size.
+
+KUBEGPU_EXPLORE=1 looks at other orders than in every other run, and at many more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+from api_double import ApiDouble, make_pod
+from gpushare.extender_ledger import Ledger
+from gpushare.extender_register import Register
+from gpushare.extender_state import State
+from ledger_world import Overbooked, World
+
+EXPLORE = bool(os.environ.get("KUBEGPU_EXPLORE"))
+RUNS, STEPS = (4000 if EXPLORE else 60), 250
+FIRST = random.SystemRandom().randrange(10**9) if EXPLORE else 0
+
+
+@pytest.mark.parametrize("extenders", [2, 3])
+def test_fault_12_no_order_books_memory_twice(extenders: int) -> None:
+    bound = 0
+    for seed in range(FIRST, FIRST + RUNS):
+        world = World(seed, extenders=extenders)
+        try:
+            world.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        bound += sum("result='bound'" in words for words in world.history)
+    assert bound > RUNS * 5, "hardly anything was bound, so this tells nothing"
+
+
+def found(api: type[ApiDouble] = ApiDouble, runs: int = 200) -> bool:
+    """Whether one of some orders books memory twice."""
+    for seed in range(runs):
+        world = World(seed, api())
+        try:
+            world.run(STEPS)
+        except Overbooked:
+            return True
+        except AssertionError:
+            # What a broken ledger does to the rest is another matter.
+            continue
+        finally:
+            world.close()
+    return False
+
+
+class AnyVersion(ApiDouble):
+    """A register without compare-and-swap."""
+
+    def _put(self, path: str, body: Any) -> Any:
+        lease = self.objects.get(self._key("leases", body))
+        if lease is not None:
+            body["metadata"]["resourceVersion"] = lease["metadata"]["resourceVersion"]
+        return super()._put(path, body)
+
+
+class AnyPod(ApiDouble):
+    """An API server that takes a Binding whatever the pod's version."""
+
+    def _bind(self, path: str, body: Any) -> Any:
+        body["metadata"].pop("resourceVersion", None)
+        return super()._bind(path, body)
+
+
+def test_fault_12_without_compare_and_swap_it_is_found() -> None:
+    assert found(AnyVersion)
+
+
+@pytest.mark.parametrize(("api", "held"), [(ApiDouble, 5), (AnyPod, 10)])
+def test_fault_12_the_fence_is_what_stops_who_was_paused(api: type[ApiDouble], held: int) -> None:
+    """Chance comes to this too seldom: a pause just before the Binding, long enough for its memory to be given away."""
+    world = World(0, api())
+    for name in ("p0", "p1"):
+        world.api.remove("pods", name, "default")
+        world.api.put("pods", make_pod(name, 5))
+    paused, other = world.extenders
+    world.bind(paused, "p0", "a")
+    while paused.call is not None and not paused.call.what.endswith("/binding"):
+        paused.go_on("do")
+    assert paused.call is not None
+    world.bind(other, "p1", "a")
+    world.finish(other)
+    assert other.outcome is not None and "3 of 5" in other.outcome.error
+    world.time += 60
+    for action in (lambda: other.begin(other.ledger.tidy), lambda: world.bind(other, "p1", "a")):
+        action()
+        world.finish(other)
+    assert other.outcome.result == "bound"
+    while paused.call is not None:
+        paused.go_on("do")
+    assert world.used("a") == {0: held}
+
+
+def test_fault_12_without_the_list_after_the_ledger_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = Ledger._learn
+
+    def no_list(self: Ledger, node: str) -> None:
+        kube, self._kube = self._kube, WithoutPods(self._kube)  # type: ignore[assignment]
+        try:
+            learn(self, node)
+        finally:
+            self._kube = kube
+
+    monkeypatch.setattr(Ledger, "_learn", no_list)
+    assert found()
+
+
+def test_fault_12_without_what_the_ledger_tells_of_nodes_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who trusts his watch on a node that others have booked on meanwhile books memory twice."""
+    monkeypatch.setattr(Register, "added", lambda _self, _node: 0)
+    assert found()
+
+
+def test_fault_12_without_a_look_at_the_node_of_a_booking_that_went_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A booking that was seen and is gone may have come true since."""
+    read = Ledger._read
+
+    def careless(self: Ledger) -> None:
+        before = {name: node.exact for name, node in self._nodes.items()}
+        uid = self._uid
+        read(self)
+        if self._uid == uid:
+            for name, exact in before.items():
+                self._nodes[name].exact = exact
+
+    monkeypatch.setattr(Ledger, "_read", careless)
+    assert found(runs=600)
+
+
+def test_fault_12_without_a_look_at_what_may_be_bound_already_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that didn't hear of a bind asks again, with the pod as it was before."""
+    monkeypatch.setattr(State, "held", lambda _self, _uid: False)
+    assert found(runs=600)
+
+
+class WithoutPods:
+    def __init__(self, kube: Any) -> None:
+        self._kube = kube
+
+    def get(self, path: str) -> Any:
+        return {"items": []} if path.startswith("/api/v1/pods?") else self._kube.get(path)
