@@ -10,21 +10,27 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 import gpushare
 from gpushare import contract
+from gpushare.api_metrics import MeasuredKube
 from gpushare.events import Events
 from gpushare.extender_bind import Binder
+from gpushare.extender_claims import Claims
 from gpushare.extender_http import Api, Metrics
+from gpushare.extender_late import Late
+from gpushare.extender_ledger import Ledger, default_namespace
+from gpushare.extender_metrics import METRICS_PORT, MetricsService, Page, StateMetrics, Work
+from gpushare.extender_preempt import Preemption
 from gpushare.extender_state import NodeRow, PodRow, State, node_row, pod_row
 from gpushare.kube import Kube, KubeError, Mirror, from_environment
 from gpushare.placement import STRATEGIES
-from gpushare.service import Service, logger
+from gpushare.service import Service, ending_signals, logger
+from gpushare.tls import Tls, tls_options
 
 COMPONENT = "gpushare-extender"
 # Only these can hold memory; the API server sends a pod that finishes as deleted.
@@ -32,8 +38,18 @@ PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeed
 NODES = ("/api/v1/nodes", dict[str, str]())
 # A watch is heard of every minute; longer than this, and what is known may be wrong.
 STALE_SECONDS = 300.0
+# Where no service account says in which namespace this runs.
+LEDGER_NAMESPACE = "kube-system"
 
 log = logging.getLogger("gpushare.extender")
+
+
+class _Part(Protocol):
+    """What has threads of its own."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Extender:
@@ -47,32 +63,78 @@ class Extender:
         placement: str = "binpack",
         registry: CollectorRegistry = REGISTRY,
         backoff: tuple[float, float] = (0.2, 10.0),
-        threads: int = 16,
+        threads: int = 256,
+        preemption: bool = True,
+        namespace: str = LEDGER_NAMESPACE,
+        tls: Tls | None = None,
+        metrics: tuple[str, int] | None = None,
     ) -> None:
+        """
+        :param namespace: where the ledger of bookings is; the same for all extenders of a cluster.
+        :param metrics: address and port where the metrics are had as well, and nothing else.
+        """
+        kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
         self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff)
-        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff)
+        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, self._before_pods)
         self.events = Events(kube, COMPONENT, socket.gethostname())
-        self.binder = Binder(kube, self.state, placement, self.events)
-        api = Api(self.state, self.binder.bind, self.unsynced, Metrics(registry))
-        self.service = Service(COMPONENT, address, port, self.unready, api.routes(), registry, threads)
-        registry.register(_Cards(self))
+        self.ledger = Ledger(kube, self.state, namespace, count=lambda result: work.ledger.labels(result).inc())
+        self.binder = Binder(kube, self.state, placement, self.events, self.ledger)
+        self.claims = Claims(kube, self.state, backoff)
+        self.preemption = Preemption(
+            kube,
+            self.state,
+            self.events,
+            lambda result: work.evictions.labels(result).inc(),
+            preemption,
+            claims=self.claims,
+        )
+        self.late = Late(kube, self.state)
+        self.api = Api(
+            self.state,
+            self.binder.bind,
+            self.unsynced,
+            Metrics(registry),
+            preemption=self.preemption,
+            refused=(self.preemption.refused, self.late.refused),
+            asked=self.binder.asked,
+        )
+        page = Page(registry, self.state)
+        routes = {**self.api.routes(), **page.routes()}
+        self.metrics = None if metrics is None else MetricsService(*metrics, registry, page)
+        self.service = Service(COMPONENT, address, port, self.unready, routes, registry, threads, tls)
+        self._mirrors: dict[str, Mirror[Any]] = {"nodes": self.nodes, "pods": self.pods}
+        if preemption:
+            self._mirrors["claims"] = self.claims.mirror
+        registry.register(StateMetrics(self.state, self._mirrors))
 
     def start(self) -> None:
         """
-        :raises OSError: the address can't be had.
+        :raises OSError: the address can't be had, or the certificates can't be read.
         """
         self.service.start()
-        for part in (self.nodes, self.pods, self.events, self.binder):
+        if self.metrics is not None:
+            try:
+                self.metrics.start()
+            except OSError:
+                self.service.stop()
+                raise
+        parts: list[_Part] = [*self._mirrors.values(), self.events, self.binder, self.preemption, self.late]
+        for part in parts:
             part.start()
 
+    def _before_pods(self) -> None:
+        self.ledger.prime()
+
     def stop(self) -> None:
-        for part in (self.service, self.nodes, self.pods, self.binder, self.events):
+        servers: list[_Part] = [self.service] if self.metrics is None else [self.service, self.metrics]
+        parts: list[_Part] = [*self._mirrors.values(), self.late, self.preemption, self.binder, self.events]
+        for part in servers + parts:
             part.stop()
 
     def unsynced(self) -> str | None:
         """Why nothing can be answered yet: without all nodes and pods, memory in use would look free."""
-        for what, mirror in (("nodes", self.nodes), ("pods", self.pods)):
+        for what, mirror in self._mirrors.items():
             if not mirror.synced:
                 return f"the {what} haven't been read from the API yet" + (f": {mirror.error}" if mirror.error else "")
         return None
@@ -81,51 +143,10 @@ class Extender:
         reason = self.unsynced()
         if reason is not None:
             return reason
-        for what, mirror in (("nodes", self.nodes), ("pods", self.pods)):
+        for what, mirror in self._mirrors.items():
             if mirror.fresh > STALE_SECONDS:
                 return f"nothing was heard of the {what} for {mirror.fresh:.0f} s: {mirror.error or 'no answer'}"
-        return None
-
-
-class _Cards(Collector):
-    """The gauges, taken from the state at the moment of the scrape."""
-
-    def __init__(self, extender: Extender) -> None:
-        self._extender = extender
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        extender, labels = self._extender, ["node", "card", "uuid"]
-        capacity = GaugeMetricFamily("gpushare_card_capacity_units", "Size of a card in units", labels=labels)
-        booked = GaugeMetricFamily("gpushare_card_booked_units", "Units booked; may exceed the size", labels=labels)
-        healthy = GaugeMetricFamily("gpushare_card_healthy", "Whether a card may be given to pods", labels=labels)
-        unplaced = GaugeMetricFamily(
-            "gpushare_node_unplaced_units", "Units of bound pods whose card isn't known", labels=["node"]
-        )
-        for view in extender.state.views():
-            for at, card in enumerate(view.cards):
-                values = [view.name, str(card.index), card.uuid]
-                capacity.add_metric(values, card.units)
-                booked.add_metric(values, view.used[at])
-                healthy.add_metric(values, int(card.healthy))
-            if view.cards or view.unplaced:
-                unplaced.add_metric([view.name], view.unplaced)
-        age = GaugeMetricFamily(
-            "gpushare_mirror_age_seconds", "Since the API was last heard of these objects", labels=["objects"]
-        )
-        kept = GaugeMetricFamily("gpushare_mirror_objects", "Objects kept in memory", labels=["objects"])
-        for what, size, mirror_age in (
-            ("nodes", len(extender.nodes), extender.nodes.fresh),
-            ("pods", len(extender.pods), extender.pods.fresh),
-        ):
-            age.add_metric([what], mirror_age)
-            kept.add_metric([what], size)
-        holds = GaugeMetricFamily(
-            "gpushare_extender_holds", "Bookings that the watch hasn't shown yet", extender.state.holds
-        )
-        yield from (capacity, booked, healthy, unplaced, age, kept, holds)
+        return self.ledger.trouble
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -134,7 +155,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpushare-extender", description=__doc__)
     parser.add_argument("--address", default=env("GPUSHARE_ADDRESS", "127.0.0.1"), help="address to listen on")
     parser.add_argument("--port", type=int, default=env("GPUSHARE_PORT", str(contract.EXTENDER_PORT)))
+    parser.add_argument(
+        "--metrics-address",
+        default=env("GPUSHARE_METRICS_ADDRESS", ""),
+        help="where /metrics and /healthz are had as well, and nothing else, in the clear; unset: nowhere",
+    )
+    parser.add_argument("--metrics-port", type=int, default=env("GPUSHARE_METRICS_PORT", str(METRICS_PORT)))
     parser.add_argument("--placement", default=env("GPUSHARE_PLACEMENT", "binpack"), help=" or ".join(STRATEGIES))
+    parser.add_argument(
+        "--preemption",
+        default=env("GPUSHARE_PREEMPTION", "on"),
+        help="on or off: pods of a higher priority may have others evicted for memory of one card",
+    )
+    parser.add_argument(
+        "--ledger-namespace",
+        default=env("GPUSHARE_LEDGER_NAMESPACE", ""),
+        help="where the Lease is in which bookings are written, the same for all extenders of a cluster; "
+        f"unset: the service account's namespace, else {LEDGER_NAMESPACE}",
+    )
+    for name, what in (
+        ("tls-cert", "the server's certificate chain, in PEM"),
+        ("tls-key", "its private key"),
+        ("tls-client-ca", "the authority of the certificates that clients must have"),
+    ):
+        parser.add_argument(f"--{name}", default=env(f"GPUSHARE_{name.replace('-', '_').upper()}", ""), help=what)
     parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
     parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
     parser.add_argument("--kubeconfig", default=env("GPUSHARE_KUBECONFIG", ""), help="unset: the pod's service account")
@@ -143,33 +187,49 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     # Not by argparse's choices, which don't look at what came from the environment.
     for name, allowed in (
         ("placement", tuple(STRATEGIES)),
+        ("preemption", ("on", "off")),
         ("log_format", ("text", "json")),
         ("log_level", ("debug", "info", "warning", "error")),
     ):
         if getattr(options, name) not in allowed:
             flag = "--" + name.replace("_", "-")
             parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
-    if not 0 <= options.port <= 65535:
-        parser.error(f"--port: {options.port} is no port")
+    for flag, port in (("--port", options.port), ("--metrics-port", options.metrics_port)):
+        if not 0 <= port <= 65535:
+            parser.error(f"{flag}: {port} is no port")
+    try:
+        options.tls = tls_options(options.address, options.tls_cert, options.tls_key, options.tls_client_ca)
+    except ValueError as error:
+        parser.error(str(error))
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logger("gpushare", options.log_format, options.log_level)
-    # Blocked before there are threads, so that they come to the sigwait below and to nobody else.
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    signals = ending_signals()
     try:
-        extender = Extender(from_environment(options.kubeconfig), options.address, options.port, options.placement)
+        extender = Extender(
+            from_environment(options.kubeconfig),
+            options.address,
+            options.port,
+            options.placement,
+            preemption=options.preemption == "on",
+            namespace=options.ledger_namespace or default_namespace() or LEDGER_NAMESPACE,
+            tls=options.tls,
+            metrics=(options.metrics_address, options.metrics_port) if options.metrics_address else None,
+        )
         extender.start()
     except KubeError as error:
         log.error("%s", error)
         return 1
     except OSError as error:
-        log.error("can't listen on %s:%s: %s", options.address, options.port, error)
+        also = f" or {options.metrics_address}:{options.metrics_port}" if options.metrics_address else ""
+        log.error("can't serve on %s:%s%s: %s", options.address, options.port, also, error)
         return 1
     facts = {"address": options.address, "port": extender.service.port, "placement": options.placement}
+    if extender.metrics is not None:
+        facts["metrics"] = f"{options.metrics_address}:{extender.metrics.port}"
     log.info("serving", extra={"data": facts})
     while extender.unsynced() is not None:
         if signal.sigtimedwait(signals, 0.1) is not None:

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The extender's HTTP: kube-scheduler's filter and bind, and the inspection that ``kubectl inspect`` and people read.
+"""The extender's HTTP: kube-scheduler's filter, preempt and bind; the inspection for ``kubectl inspect`` and people.
 
 kube-scheduler throws the body of any answer but 200 away, so a refusal is a 200 with its reason in ``Error``; 4xx is
-for what no scheduler sends. Keys are capitalised as Go writes them; on input their case doesn't matter, as for Go.
+for what no scheduler sends, and 503 for a preemption that can't be judged, whose answer has no ``Error``.
+
+Keys are capitalised as Go writes them; on input their case doesn't matter, as for Go.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gpushare import contract
+from gpushare.contract import ContractError, Wish
 from gpushare.extender_bind import Outcome, Wanted
 from gpushare.extender_filter import Verdict, judge
+from gpushare.extender_preempt import Victims
 from gpushare.extender_state import NO_CARD, NodeView, PodRow, State
 from gpushare.kube import Json
 from gpushare.service import BadRequest, Handler, Request, Response, answer
@@ -44,6 +48,18 @@ class Metrics:
         )
 
 
+class Preempting(Protocol):
+    """What makes room for pods of a higher priority."""
+
+    def answer(self, pod: Json, wish: Wish, offered: Mapping[str, Victims]) -> dict[str, Victims]:
+        """Whom kube-scheduler should evict instead of those that it would, by node."""
+
+
+# None of the nodes that were asked about can take a pod. The arguments: the pod, its wish, the nodes that could if
+# others went, all that were asked about, and the state's ``freed`` from before it was looked at.
+Refused = Callable[[Json, Wish, Sequence[str], Sequence[str], int], None]
+
+
 class Api:
     """The handlers. ``unsynced`` says why the state can't be relied on yet, or None."""
 
@@ -54,14 +70,23 @@ class Api:
         unsynced: Callable[[], str | None],
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
+        preemption: Preempting | None = None,
+        refused: Sequence[Refused] = (),
+        asked: Callable[[Json], None] = lambda _pod: None,
     ) -> None:
+        """
+        :param refused: told of each pod that no node could take; they mustn't take time.
+        :param asked: told of each pod that some node can take, as the scheduler knows it.
+        """
         self._state, self._bind, self._unsynced, self._metrics, self._clock = state, bind, unsynced, metrics, clock
+        self._preemption, self._refused, self._asked = preemption, refused, asked
 
     def routes(self) -> dict[tuple[str, str], Handler]:
         prefix = contract.EXTENDER_PREFIX
         return {
             ("POST", f"{prefix}/filter"): self._timed("filter", self.filter),
             ("POST", f"{prefix}/bind"): self._timed("bind", self.bind),
+            ("POST", f"{prefix}/preempt"): self._timed("preempt", self.preempt),
             ("GET", f"{prefix}/inspect"): self.inspect,
         }
 
@@ -74,7 +99,7 @@ class Api:
                 if request.rest:
                     raise BadRequest(f"there is nothing at {request.path}", 404)
                 result, value = handler(request)
-                return answer(value)
+                return answer(value, 503 if value is UNREADY else 200)
             finally:
                 seconds.observe(self._clock() - began)
                 results.labels(verb, result).inc()
@@ -86,13 +111,24 @@ class Api:
     def filter(self, request: Request) -> tuple[str, Json]:
         body = _object(request.json(), "the request")
         pod = _object(_field(body, "Pod"), "Pod")
-        units, uid = _units(pod), _uid(pod)
+        wish = _wish(pod)
         names, nodes = _names(body)
         reason = self._unsynced()
         if reason is not None:
             return "unready", {"Error": f"the gpushare extender isn't ready: {reason}"}
-        # A pod that names the resource with the quantity 0 is ours to bind, and fits anywhere.
-        verdict = judge(names, self._state.viewer(uid), units) if units else Verdict(names, {}, {})
+        if isinstance(wish, str):
+            verdict = Verdict([], {}, dict.fromkeys(names, wish))
+        elif wish.units == 0:
+            # A pod that names the resource with the quantity 0 is ours to bind, and fits anywhere.
+            verdict = Verdict(names, {}, {})
+        else:
+            freed = self._state.freed
+            verdict = judge(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), wish)
+            if not verdict.passed and verdict.failed:
+                for tell in self._refused:
+                    tell(pod, wish, list(verdict.failed), names, freed)
+        if verdict.passed:
+            self._asked(pod)
         value: Json = {
             "Nodes": None,
             "NodeNames": verdict.passed,
@@ -105,6 +141,29 @@ class Api:
             value["Nodes"] = {"metadata": {}, "items": [nodes[name] for name in verdict.passed]}
             value["NodeNames"] = None
         return ("passed" if verdict.passed else "refused"), value
+
+    # preempt
+
+    def preempt(self, request: Request) -> tuple[str, Json]:
+        body = _object(request.json(), "the request")
+        pod = _object(_field(body, "Pod"), "Pod")
+        wish, offered = _wish(pod), _offered(body)
+        if self._unsynced() is not None:
+            return "unready", UNREADY
+        if self._preemption is None:
+            victims = offered
+        elif isinstance(wish, str):
+            # Nothing that could be evicted would help it.
+            victims = {}
+        else:
+            victims = self._preemption.answer(pod, wish, offered)
+        value = {
+            name: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
+            for name, one in victims.items()
+            # kube-scheduler takes a node from which nobody goes for a mistake, and gives up on all of them.
+            if one.uids
+        }
+        return ("passed" if value else "refused"), {"NodeNameToMetaVictims": value}
 
     # bind
 
@@ -139,8 +198,9 @@ def _inspected(view: NodeView, rows: list[PodRow]) -> Json:
     on_card: dict[int, list[Json]] = {card.index: [] for card in view.cards}
     unplaced: list[Json] = []
     for row in rows:
-        shown = {"name": row.name, "namespace": row.namespace, "usedGPU": row.units}
-        on_card.get(row.card, unplaced).append(shown)
+        for index, units in row.cards or ((NO_CARD, row.units),):
+            shown = {"name": row.name, "namespace": row.namespace, "usedGPU": units}
+            on_card.get(index, unplaced).append(shown)
     return {
         "name": view.name,
         "totalGPU": sum(card.units for card in view.cards),
@@ -153,6 +213,8 @@ def _inspected(view: NodeView, rows: list[PodRow]) -> Json:
                 "pods": on_card[card.index],
                 "uuid": card.uuid,
                 "healthy": card.healthy,
+                "model": card.model,
+                **({"reason": card.reason} if card.reason else {}),
             }
             for at, card in enumerate(view.cards)
         ],
@@ -160,6 +222,8 @@ def _inspected(view: NodeView, rows: list[PodRow]) -> Json:
         "unplaced": {"id": NO_CARD, "usedGPU": view.unplaced, "pods": unplaced},
     }
 
+
+UNREADY: Json = {"NodeNameToMetaVictims": None}
 
 # --------------------------------------------------------------------------- reading requests
 
@@ -184,11 +248,34 @@ def _name(body: Json, key: str) -> str:
     return value
 
 
-def _units(pod: Json) -> int:
+def _wish(pod: Json) -> Wish | str:
+    """What a pod asks for, or in words why that can't be told."""
     try:
-        return contract.pod_units(pod)
+        return contract.wish(pod)
+    except ContractError as error:
+        return str(error)
     except (AttributeError, TypeError, ValueError) as error:
         raise BadRequest(f"Pod is no pod: {error}") from error
+
+
+def _offered(body: Json) -> dict[str, Victims]:
+    """Whom kube-scheduler would evict, by node: as identifiers, or as whole pods where it thinks that we keep none."""
+    listed = _field(body, "NodeNameToMetaVictims") or _field(body, "NodeNameToVictims") or {}
+    offered: dict[str, Victims] = {}
+    for node, victims in _object(listed, "NodeNameToMetaVictims").items():
+        victims = _object(victims or {}, "a node's victims")
+        pods, violations = _field(victims, "Pods") or [], _field(victims, "NumPDBViolations") or 0
+        if not isinstance(pods, list) or not isinstance(violations, int):
+            raise BadRequest("a node's victims are no victims")
+        uids = []
+        for pod in pods:
+            pod = _object(pod, "a victim")
+            uid = _field(pod, "UID") or _uid(pod)
+            if not isinstance(uid, str) or not uid:
+                raise BadRequest("a victim has no UID")
+            uids.append(uid)
+        offered[node] = Victims(tuple(uids), violations)
+    return offered
 
 
 def _uid(pod: Json) -> str:
@@ -200,7 +287,8 @@ def _names(body: Json) -> tuple[list[str], dict[str, Json] | None]:
     """The nodes in question: their names, and the nodes themselves by name where the scheduler sent those."""
     names = _field(body, "NodeNames")
     if isinstance(names, list):
-        if not all(isinstance(name, str) for name in names):
+        # Of a thousand names, so not one by one.
+        if set(map(type, names)) - {str}:
             raise BadRequest("NodeNames holds something that is no name")
         return names, None
     listed = _field(body, "Nodes")

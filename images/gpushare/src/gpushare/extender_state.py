@@ -1,38 +1,57 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the extender knows: the nodes' cards and who holds how much of each, kept up to date change by change.
 
-Everything comes from watches; nothing is stored. Only *holds* are added: bookings that this extender is about to write,
-or has written and not seen in its watch yet. They count like bound pods, so no two binds can take the same memory.
+Everything comes from watches; nothing is stored. Added are only *holds*: bookings that this extender is about to write,
+or has written and not seen in its watch yet; and *others*: bookings that other extenders are at. Both count like bound
+pods, so no two binds can take the same memory.
 
 A bound pod whose card isn't known (it came without the extender, and the device plugin hasn't named its card yet)
 counts against every card of its node: one of them has that much less, and which one can't be told.
+
+A *claim* keeps memory for one pod that others were evicted for: pods of no higher priority see it as used. An *offer*
+is what the scheduler may choose to evict for a pod; it becomes that pod's claim when the first of its victims leaves.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from gpushare import contract
-from gpushare.contract import Card
+from gpushare.contract import Card, Wish
 from gpushare.kube import Json
 from gpushare.placement import Slot
 
 NO_CARD = -1
+# Of the API's priorities, which are 32 bits wide.
+LOWEST_PRIORITY = -(1 << 31)
+HIGHEST_PRIORITY = (1 << 31) - 1
+# On what kubelet made of a file of its node; evicting it ends nothing.
+MIRROR = "kubernetes.io/config.mirror"
+
+# Between models in ``NodeView.kinds``; of a node without a healthy card that text is empty.
+SEPARATOR = "\n"
+
+# Index of a card, and units on it.
+Shares = tuple[tuple[int, int], ...]
 
 
 class PodRow(NamedTuple):
-    """What is kept of a pod that holds memory of a node."""
+    """What is kept of a pod that holds memory of a node; no cards where they aren't known."""
 
     uid: str
     namespace: str
     name: str
     node: str
     units: int
-    card: int
+    cards: Shares
+    priority: int = 0
+    terminating: bool = False
 
 
 class NodeRow(NamedTuple):
@@ -51,14 +70,16 @@ def pod_row(pod: Json) -> PodRow | None:
     if not contract.counts(pod):
         return None
     metadata = pod.get("metadata") or {}
-    held = contract.booking(pod)
+    static = MIRROR in (metadata.get("annotations") or {})
     return PodRow(
         contract.pod_uid(pod),
         sys.intern(str(metadata.get("namespace", ""))),
         str(metadata.get("name", "")),
         sys.intern(contract.pod_node(pod)),
         contract.pod_units(pod),
-        NO_CARD if held is None else held.index,
+        _same(tuple(contract.shares(pod).items())),
+        HIGHEST_PRIORITY if static else contract.pod_priority(pod),
+        contract.terminating(pod),
     )
 
 
@@ -78,12 +99,25 @@ def unit_of(cards: Iterable[Card]) -> str:
     return ""
 
 
+class Room(NamedTuple):
+    """Some healthy cards of a node: what each has free (less than nothing where it is over its size), and their sizes.
+
+    Both ascend, so that whether so many cards have so much is a look at one place.
+    """
+
+    free: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeView:
     """A node at one moment; never changed, so it may be read without a lock.
 
     ``used`` is by position in ``cards`` and may be more than a card's size. ``unplaced`` are the units of pods whose
     card isn't known. ``largest`` is the largest free share on one healthy card, ``biggest`` the largest healthy card.
+
+    ``room`` is of all healthy cards, ``rooms`` is the same by model. ``kinds`` names these models, in one text because
+    it is looked up for each node of each filter.
     """
 
     name: str
@@ -93,23 +127,50 @@ class NodeView:
     unplaced: int
     largest: int
     biggest: int
+    room: Room
+    rooms: tuple[Room, ...]
+    kinds: str
 
     def free(self, position: int) -> int:
         """Units that may still be given away; a card that is over its size is full, not worse."""
         return max(0, self.cards[position].units - self.used[position] - self.unplaced)
 
-    def slots(self) -> list[Slot]:
-        return [Slot(card.index, self.free(at)) for at, card in enumerate(self.cards) if card.healthy]
+    def slots(self, wish: Wish) -> list[Slot]:
+        """The cards that a pod may be given, whether or not they have room."""
+        return [
+            Slot(card.index, self.free(at)) for at, card in enumerate(self.cards) if card.healthy and wish.allows(card)
+        ]
 
 
 def view_of(node: NodeRow, used: dict[int, int], unplaced: int) -> NodeView:
     held = tuple(used.get(card.index, 0) for card in node.cards)
-    largest = biggest = 0
-    for card, here in zip(node.cards, held, strict=True):
-        if card.healthy:
-            largest = max(largest, card.units - here - unplaced)
-            biggest = max(biggest, card.units)
-    return NodeView(node.name, node.cards, node.unit, held, unplaced, largest, biggest)
+    free = [(card.units - here - unplaced, card) for card, here in zip(node.cards, held, strict=True) if card.healthy]
+    room = _room(free)
+    # Nearly all nodes have cards of one model.
+    kinds = tuple(dict.fromkeys(_kind(card) for _free, card in free))
+    rooms = (room,) if len(kinds) == 1 else tuple(_room([one for one in free if _kind(one[1]) == it]) for it in kinds)
+    largest = max(0, room.free[-1]) if free else 0
+    biggest = room.sizes[-1] if free else 0
+    text = sys.intern(SEPARATOR.join(kinds))
+    return NodeView(node.name, node.cards, node.unit, held, unplaced, largest, biggest, room, rooms, text)
+
+
+def _room(cards: list[tuple[int, Card]]) -> Room:
+    """
+    :param cards: what each has free, and the card.
+    """
+    free, sizes = sorted(free for free, _card in cards), sorted(card.units for _free, card in cards)
+    return Room(_same(tuple(free)), _same(tuple(sizes)))
+
+
+def _kind(card: Card) -> str:
+    return card.model.replace(SEPARATOR, " ")
+
+
+@functools.lru_cache(4096)
+def _same(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same object for equal values: most nodes, and most pods, of a large cluster are alike."""
+    return value
 
 
 class _Tally:
@@ -139,10 +200,11 @@ class _Tally:
             self._add(before, -1)
 
     def _add(self, row: PodRow, sign: int) -> None:
-        if row.card in self.used:
-            self.used[row.card] += sign * row.units
-        else:
-            self.unplaced += sign * row.units
+        for index, units in row.cards or ((NO_CARD, row.units),):
+            if index in self.used:
+                self.used[index] += sign * units
+            else:
+                self.unplaced += sign * units
 
 
 @dataclasses.dataclass(slots=True)
@@ -153,6 +215,22 @@ class Hold:
     row: PodRow
     due: float = 0.0
     working: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """Memory kept for a pod that has none yet.
+
+    ``victims`` are the UIDs of the pods that make room for it, those that were ending anyway among them.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    cards: Shares
+    priority: int
+    victims: frozenset[str]
 
 
 class Reservation(NamedTuple):
@@ -172,6 +250,18 @@ class State:
         self._tallies: dict[str, _Tally] = {}
         self._pods: dict[str, PodRow] = {}
         self._holds: dict[str, Hold] = {}
+        # Others' bookings by pod, then node; two extenders may want a pod on two nodes. And the pods by node.
+        self._others: dict[str, dict[str, PodRow]] = {}
+        self._others_on: dict[str, tuple[str, ...]] = {}
+        self._claims: dict[str, Claim] = {}
+        self._offers: dict[str, tuple[Claim, ...]] = {}
+        # How many bound pods there are of each priority.
+        self._priorities: dict[int, int] = {}
+        self._freed = 0
+        # By node, the latest last: what ``_freed`` was moved to.
+        self._freed_on: dict[str, int] = {}
+        # Called under the lock when something is claimed, or isn't any more; it mustn't take time.
+        self.on_claim: Callable[[], object] = lambda: None
         self._views: dict[str, NodeView] = {}
 
     # What the watches tell; the callbacks of two mirrors.
@@ -182,41 +272,61 @@ class State:
                 if before is not None:
                     self._nodes.pop(before.name, None)
                     self._views.pop(before.name, None)
+                    self._freed_on.pop(before.name, None)
                 return
             self._nodes[after.name] = after
+            self._free(after.name)
             self._tally(after.name).recount(after.cards)
             self._show(after.name)
 
     def pod_changed(self, _key: str, before: PodRow | None, after: PodRow | None) -> None:
         with self._lock:
             # One name may have been taken by another pod since.
-            if before is not None and (after is None or (after.uid, after.node) != (before.uid, before.node)):
-                self._forget(before.uid)
+            if before is not None and (after is None or after.uid != before.uid):
+                rows = self._rows(before.uid)
+                self._set_pod(before.uid, None)
+                self._apply(before.uid, rows)
+                self._left(before.uid)
             if after is not None:
-                held = self._holds.pop(after.uid, None)
-                if held is not None and held.row.node != after.node:
-                    self._remove(held.row)
-                self._pods[after.uid] = after
-                self._add(after)
+                rows = self._rows(after.uid)
+                self._holds.pop(after.uid, None)
+                self._others.pop(after.uid, None)
+                self._set_pod(after.uid, after)
+                self._apply(after.uid, rows)
+                self.unclaim(after.uid)
+                if after.terminating:
+                    self._left(after.uid)
 
     # What a bind does.
 
-    def reserve(self, uid: str, node: str, choose: Callable[[NodeView], PodRow | None]) -> Reservation:
-        """Choose a card and hold it, in one step that no other bind can get between."""
+    def reserve(
+        self,
+        uid: str,
+        node: str,
+        choose: Callable[[NodeView], PodRow | None],
+        priority: int = LOWEST_PRIORITY,
+    ) -> Reservation:
+        """Choose cards and hold them, in one step that no other bind can get between.
+
+        :param choose: gets the node as this pod sees it: without its own bookings, with others' claims.
+        :param priority: the pod's; claims of lower ones don't bind it.
+        """
         with self._lock:
             bound, hold = self._pods.get(uid), self._holds.get(uid)
             if bound is not None:
                 return Reservation(None, bound.node)
             if hold is not None and hold.working:
                 return Reservation(None, error="another bind of this pod is under way")
-            if node not in self._views:
+            view = self.viewer(uid, priority)(node)
+            if view is None:
                 return Reservation(None, error=f"the gpushare extender doesn't know node {node}")
             # An earlier bind that was never confirmed, and the pod isn't bound: this one takes its place.
             self.release(uid)
-            row = choose(self._views[node])
+            row = choose(view)
             if row is not None:
+                rows = self._rows(uid)
                 self._holds[uid] = Hold(row)
-                self._add(row)
+                self._apply(uid, rows)
             return Reservation(row)
 
     def settle(self, uid: str, due: float) -> None:
@@ -229,9 +339,13 @@ class State:
     def release(self, uid: str) -> None:
         """The booking was not written."""
         with self._lock:
-            hold = self._holds.pop(uid, None)
-            if hold is not None:
-                self._remove(hold.row)
+            rows = self._rows(uid)
+            if self._holds.pop(uid, None) is not None:
+                self._apply(uid, rows)
+
+    def held(self, uid: str) -> bool:
+        """Whether memory is held for a pod by a bind of this extender that the watch hasn't confirmed."""
+        return uid in self._holds
 
     def unconfirmed(self, now: float) -> list[PodRow]:
         """Bookings that have waited for the watch for too long."""
@@ -242,21 +356,114 @@ class State:
     def holds(self) -> int:
         return len(self._holds)
 
+    @property
+    def freed(self) -> int:
+        """Moves whenever there may be room where there was none: a pod has gone, a node has changed, a claim ended."""
+        return self._freed
+
+    def freed_since(self, freed: int) -> list[str]:
+        """The nodes where there may be room that there wasn't when ``freed`` was that."""
+        with self._lock:
+            return list(itertools.takewhile(lambda name: self._freed_on[name] > freed, reversed(self._freed_on)))
+
+    def others(self, node: str, rows: Sequence[PodRow]) -> None:
+        """All bookings that other extenders are at on a node, in place of those told before.
+
+        One counts until the watch shows its pod bound, wherever that is; a hold of the same pod on the same node
+        counts in its place, one on another node doesn't: either bind may still come true.
+        """
+        with self._lock:
+            told = {row.uid: row for row in rows if row.uid not in self._pods}
+            for uid in {*self._others_on.get(node, ()), *told}:
+                before = self._rows(uid)
+                after = {name: row for name, row in self._others.get(uid, {}).items() if name != node}
+                if uid in told:
+                    after[node] = told[uid]
+                if after:
+                    self._others[uid] = after
+                else:
+                    self._others.pop(uid, None)
+                self._apply(uid, before)
+            if told:
+                self._others_on[node] = tuple(told)
+            else:
+                self._others_on.pop(node, None)
+
+    def unseen(self, node: str) -> list[PodRow]:
+        """The bookings of other extenders on a node whose pods the watch hasn't shown yet."""
+        with self._lock:
+            told = self._others_on.get(node, ())
+            return [row for uid in told if (row := self._others.get(uid, {}).get(node)) is not None]
+
+    # What preemption does.
+
+    def claim(self, claim: Claim) -> None:
+        """Keep memory for a pod, unless it is bound already; one claim for each pod."""
+        with self._lock:
+            self._offers.pop(claim.uid, None)
+            if claim.uid not in self._pods:
+                self._claims[claim.uid] = claim
+                self.on_claim()
+
+    def offer(self, uid: str, claims: Iterable[Claim]) -> None:
+        """What one of several evictions would free for a pod, in place of earlier offers and of its claim."""
+        with self._lock:
+            self.unclaim(uid)
+            self._offers[uid] = tuple(claims)
+
+    def unclaim(self, uid: str) -> None:
+        """A pod's claim and offers end."""
+        with self._lock:
+            claim = self._claims.pop(uid, None)
+            if claim is not None:
+                self._free(claim.node)
+                self.on_claim()
+            self._offers.pop(uid, None)
+
+    def claims(self) -> list[Claim]:
+        with self._lock:
+            return list(self._claims.values())
+
+    def offered(self) -> list[str]:
+        """The pods that have offers."""
+        with self._lock:
+            return list(self._offers)
+
+    def outranks(self, priority: int) -> bool:
+        """Whether any bound pod is of a lower priority."""
+        with self._lock:
+            return any(one < priority for one in self._priorities)
+
+    def bound(self, uid: str) -> PodRow | None:
+        """A pod that the watch shows on a node."""
+        return self._pods.get(uid)
+
+    def evictable(self, name: str) -> list[PodRow]:
+        """The pods that the watch shows on a node; bookings under way can't be evicted."""
+        with self._lock:
+            tally = self._tallies.get(name)
+            return [row for row in tally.pods.values() if row.uid in self._pods] if tally else []
+
     # What is read.
 
     def view(self, name: str) -> NodeView | None:
         """A node as it is now."""
         return self._views.get(name)
 
-    def viewer(self, uid: str) -> Callable[[str], NodeView | None]:
-        """What gives the nodes as one pod sees them: as if its own hold, left by an earlier bind, weren't there."""
+    def viewer(self, uid: str, priority: int = LOWEST_PRIORITY) -> Callable[[str], NodeView | None]:
+        """What gives the nodes as one pod sees them: without its own bookings, left by earlier binds, and with what
+        others of its priority or a higher one have claimed. Where there is any of that, all nodes are of this moment.
+        """
         with self._lock:
-            hold = self._holds.get(uid)
-            view = None if hold is None else self._without(hold.row)
-        if view is None:
-            return self._views.get
-        mine = view
-        return lambda name: mine if name == mine.name else self._views.get(name)
+            own = {} if uid in self._pods else self._rows(uid)
+            claims = [one for one in self._claims.values() if one.priority >= priority and one.uid != uid]
+            if not own and not claims:
+                return self._views.get
+            mine = self._views.copy()
+            for name in {*own, *(claim.node for claim in claims)}:
+                if name in self._nodes:
+                    mine[name] = self._seen(name, own.get(name), [claim for claim in claims if claim.node == name])
+            return mine.get
 
     def views(self) -> list[NodeView]:
         """All nodes by name."""
@@ -274,35 +481,68 @@ class State:
 
     # Under the lock.
 
+    def _free(self, node: str) -> None:
+        self._freed += 1
+        if node in self._nodes:
+            self._freed_on.pop(node, None)
+            self._freed_on[node] = self._freed
+
     def _tally(self, node: str) -> _Tally:
         return self._tallies.setdefault(node, _Tally())
 
-    def _forget(self, uid: str) -> None:
-        row = self._pods.pop(uid, None)
+    def _set_pod(self, uid: str, row: PodRow | None) -> None:
+        before = self._pods.pop(uid, None)
+        counts = self._priorities
+        if before is not None:
+            counts[before.priority] -= 1
+            if not counts[before.priority]:
+                del counts[before.priority]
         if row is not None:
-            self._remove(row)
+            self._pods[uid] = row
+            counts[row.priority] = counts.get(row.priority, 0) + 1
 
-    def _add(self, row: PodRow) -> None:
-        self._tally(row.node).put(row)
-        self._show(row.node)
+    def _rows(self, uid: str) -> dict[str, PodRow]:
+        """What counts of a pod, by node: where it is bound, and before that all bookings that may come true."""
+        bound = self._pods.get(uid)
+        if bound is not None:
+            return {bound.node: bound}
+        rows, hold = self._others.get(uid, {}), self._holds.get(uid)
+        return rows if hold is None else {**rows, hold.row.node: hold.row}
 
-    def _remove(self, row: PodRow) -> None:
-        tally = self._tally(row.node)
-        tally.take(row.uid)
-        if not tally.pods and row.node not in self._nodes:
-            del self._tallies[row.node]
-        self._show(row.node)
+    def _apply(self, uid: str, before: dict[str, PodRow]) -> None:
+        """Bring the sums from what counted of a pod to what counts now."""
+        after = self._rows(uid)
+        for node in before:
+            if node not in after:
+                self._free(node)
+                tally = self._tally(node)
+                tally.take(uid)
+                if not tally.pods and node not in self._nodes:
+                    del self._tallies[node]
+                self._show(node)
+        for node, row in after.items():
+            if before.get(node) != row:
+                self._tally(node).put(row)
+                self._show(node)
 
-    def _without(self, row: PodRow) -> NodeView | None:
-        node, tally = self._nodes.get(row.node), self._tally(row.node)
-        if node is None:
-            return None
+    def _left(self, uid: str) -> None:
+        """A pod ends: where somebody was offered its memory, that is whom it is for."""
+        for claims in list(self._offers.values()):
+            chosen = next((claim for claim in claims if uid in claim.victims), None)
+            if chosen is not None:
+                self.claim(chosen)
+
+    def _seen(self, name: str, own: PodRow | None, claims: list[Claim]) -> NodeView:
+        tally = self._tally(name)
         used, unplaced = dict(tally.used), tally.unplaced
-        if row.card in used:
-            used[row.card] -= row.units
-        else:
-            unplaced -= row.units
-        return view_of(node, used, unplaced)
+        changes = [(share, -1) for share in (own.cards or ((NO_CARD, own.units),) if own else ())]
+        changes += [(share, 1) for claim in claims for share in claim.cards]
+        for (index, units), sign in changes:
+            if index in used:
+                used[index] += sign * units
+            elif sign < 0:
+                unplaced -= units
+        return view_of(self._nodes[name], used, unplaced)
 
     def _show(self, name: str) -> None:
         node = self._nodes.get(name)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which card of a node a pod gets. Pure: numbers in, a card out."""
+"""Which cards of a node a pod gets. Pure: numbers in, cards out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from gpushare.contract import Wish
+
 
 class Slot(NamedTuple):
-    """A card (its index) that may be given a pod: healthy, with so many units free."""
+    """A card (its index) that may be given a pod: healthy, of a model that the pod takes, with so many units free."""
 
     card: int
     free: int
@@ -22,15 +24,20 @@ def _spread(slot: Slot) -> tuple[int, int]:
     return -slot.free, slot.card
 
 
-# The card with the lowest value is taken.
+# The cards with the lowest values are taken.
 STRATEGIES: dict[str, Callable[[Slot], tuple[int, int]]] = {"binpack": _binpack, "spread": _spread}
 
 
-def choose(strategy: str, slots: Iterable[Slot], units: int) -> int | None:
-    """The index of the card for a pod of so many units; None where no single card has room for it.
+def choose(strategy: str, slots: Iterable[Slot], wish: Wish) -> tuple[int, ...]:
+    """The cards for a pod, ascending; none where fewer than it wants have room for its share.
 
-    ``binpack`` takes the fullest card that still fits, so that large shares stay possible elsewhere; ``spread`` the
-    emptiest. The lower index wins a tie.
+    ``binpack`` takes the fullest cards that still fit, so that large shares stay possible elsewhere; ``spread`` the
+    emptiest. Lower indices win ties. What the pod itself wishes for comes before the cluster's strategy.
     """
-    fitting = [slot for slot in slots if slot.free >= units]
-    return min(fitting, key=STRATEGIES[strategy]).card if fitting else None
+    share, order = wish.share, STRATEGIES[wish.placement or strategy]
+    fitting = [slot for slot in slots if slot.free >= share]
+    if len(fitting) < wish.count:
+        return ()
+    if wish.count == 1:
+        return (min(fitting, key=order).card,)
+    return tuple(sorted(slot.card for slot in sorted(fitting, key=order)[: wish.count]))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pytest
+from gpushare.contract import Wish
 from gpushare.placement import STRATEGIES, Slot, choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,30 +24,61 @@ CASES = [
 
 @pytest.mark.parametrize(("strategy", "free", "units", "card"), CASES)
 def test_choice(strategy: str, free: dict[int, int], units: int, card: int | None) -> None:
-    assert choose(strategy, [Slot(index, room) for index, room in free.items()], units) == card
+    chosen = choose(strategy, [Slot(index, room) for index, room in free.items()], Wish(units))
+    assert chosen == (() if card is None else (card,))
+
+
+def test_what_the_pod_wishes_comes_before_the_cluster() -> None:
+    slots = [Slot(0, 5), Slot(1, 9)]
+    assert choose("binpack", slots, Wish(2, placement="spread")) == (1,)
+    assert choose("spread", slots, Wish(2, placement="binpack")) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "free", "units", "count", "cards"),
+    [
+        ("binpack", {0: 9, 1: 4, 2: 5, 3: 3}, 8, 2, (1, 2)),
+        ("spread", {0: 9, 1: 4, 2: 5, 3: 3}, 8, 2, (0, 2)),
+        ("binpack", {2: 4, 1: 4, 0: 4}, 8, 2, (0, 1)),
+        ("binpack", {0: 4, 1: 3}, 8, 2, ()),
+        ("binpack", {0: 8}, 8, 2, ()),
+        ("spread", {0: 2, 1: 2, 2: 2}, 6, 3, (0, 1, 2)),
+    ],
+)
+def test_several_cards(strategy: str, free: dict[int, int], units: int, count: int, cards: tuple[int, ...]) -> None:
+    slots = [Slot(index, room) for index, room in free.items()]
+    assert choose(strategy, slots, Wish(units, count)) == cards
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(STRATEGIES)), st.dictionaries(st.integers(0, 15), st.integers(0, 80)), st.integers(1, 90))
-def test_a_card_is_found_exactly_if_one_has_room(strategy: str, free: dict[int, int], units: int) -> None:
-    card = choose(strategy, [Slot(index, room) for index, room in free.items()], units)
-    assert (card is not None) == any(room >= units for room in free.values())
-    if card is not None:
-        fitting = [room for room in free.values() if room >= units]
-        assert free[card] == (min(fitting) if strategy == "binpack" else max(fitting))
-        assert card == min(index for index, room in free.items() if room == free[card])
+@given(
+    st.sampled_from(sorted(STRATEGIES)),
+    st.dictionaries(st.integers(0, 15), st.integers(0, 80)),
+    st.integers(1, 40),
+    st.integers(1, 4),
+)
+def test_cards_are_found_exactly_if_enough_have_room(
+    strategy: str, free: dict[int, int], share: int, count: int
+) -> None:
+    cards = choose(strategy, [Slot(index, room) for index, room in free.items()], Wish(share * count, count))
+    fitting = sorted(room for room in free.values() if room >= share)
+    assert bool(cards) == (len(fitting) >= count)
+    if cards:
+        assert len(set(cards)) == count and list(cards) == sorted(cards)
+        best = fitting[:count] if strategy == "binpack" else fitting[-count:]
+        assert sorted(free[card] for card in cards) == best
 
 
 @settings(deadline=None)
 @given(
     st.sampled_from(sorted(STRATEGIES)),
     st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    st.lists(st.integers(1, 50)),
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 3))),
 )
-def test_no_card_is_ever_filled_beyond_its_size(strategy: str, sizes: list[int], wanted: list[int]) -> None:
+def test_no_card_is_ever_filled_beyond_its_size(strategy: str, sizes: list[int], wanted: list[tuple[int, int]]) -> None:
     free = list(sizes)
-    for units in wanted:
-        card = choose(strategy, [Slot(index, room) for index, room in enumerate(free)], units)
-        if card is not None:
-            free[card] -= units
+    for share, count in wanted:
+        slots = [Slot(index, room) for index, room in enumerate(free)]
+        for card in choose(strategy, slots, Wish(share * count, count)):
+            free[card] -= share
     assert all(room >= 0 for room in free)

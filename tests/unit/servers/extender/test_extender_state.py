@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import pytest
 from api_double import make_node, make_pod
 from gpushare import contract
-from gpushare.extender_filter import judge
-from gpushare.extender_state import NodeView, PodRow, Reservation, State, node_row, pod_row, unit_of
+from gpushare.contract import Wish
+from gpushare.extender_filter import judge, refusal
+from gpushare.extender_state import (
+    HIGHEST_PRIORITY,
+    LOWEST_PRIORITY,
+    Claim,
+    NodeView,
+    PodRow,
+    Reservation,
+    State,
+    node_row,
+    pod_row,
+    unit_of,
+)
 from gpushare.kube import Json
 from gpushare.placement import choose
 from hypothesis import given, settings
@@ -37,12 +51,20 @@ def told(*nodes: Json, pods: tuple[Json, ...] = ()) -> State:
     return state
 
 
-def reserve(state: State, uid: str, node: str, units: int) -> Reservation:
-    def place(view: NodeView) -> PodRow | None:
-        card = choose("binpack", view.slots(), units)
-        return None if card is None else PodRow(uid, "default", uid, node, units, card)
+def reserve(
+    state: State, uid: str, node: str, units: int, count: int = 1, priority: int = LOWEST_PRIORITY
+) -> Reservation:
+    wish = Wish(units, count)
 
-    return state.reserve(uid, node, place)
+    def place(view: NodeView) -> PodRow | None:
+        cards = choose("binpack", view.slots(wish), wish)
+        return booked(uid, node, wish.share, *cards) if cards else None
+
+    return state.reserve(uid, node, place, priority)
+
+
+def booked(uid: str, node: str, share: int, *cards: int) -> PodRow:
+    return PodRow(uid, "default", uid, node, share * len(cards), tuple((card, share) for card in cards))
 
 
 # ----------------------------------------------------------------- rows
@@ -62,7 +84,7 @@ def test_only_pods_that_hold_memory_are_kept(edit: Json, kept: bool) -> None:
     assert pod_row(make_pod("p", 3)) is None, "not bound"
 
 
-def test_a_terminating_pod_counts_until_it_is_gone() -> None:
+def test_fault_08_a_terminating_pod_counts_until_it_is_gone() -> None:
     pod = make_pod("p", 3, "a", 0)
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     state = told(make_node("a", 16), pods=(pod,))
@@ -104,16 +126,16 @@ def test_fault_03_more_used_than_there_is_never_wraps() -> None:
     view = shown(state, "a")
     assert view.used == (4096, 0)
     assert view.free(0) == 0
-    assert [(slot.card, slot.free) for slot in view.slots()] == [(0, 0), (1, 15)]
+    assert view.slots(Wish(1)) == [(0, 0), (1, 15)]
     assert view.largest == 15
 
 
 def test_fault_04_each_card_has_its_own_size() -> None:
     state = told(make_node("a", 1, 10))
     assert shown(state, "a").largest == 10
-    assert reserve(state, "p", "a", 10).row == PodRow("p", "default", "p", "a", 10, 1)
+    assert reserve(state, "p", "a", 10).row == booked("p", "a", 10, 1)
     assert reserve(state, "q", "a", 2).row is None
-    assert reserve(state, "r", "a", 1).row == PodRow("r", "default", "r", "a", 1, 0)
+    assert reserve(state, "r", "a", 1).row == booked("r", "a", 1, 0)
 
 
 def test_without_an_annotation_capacity_is_divided_as_upstream_does() -> None:
@@ -129,7 +151,7 @@ def test_a_pod_whose_card_is_unknown_counts_against_every_card() -> None:
     state = told(make_node("a", 16, 8), pods=(stray,))
     view = shown(state, "a")
     assert (view.used, view.unplaced, view.largest) == ((0, 0), 5, 11)
-    assert [slot.free for slot in view.slots()] == [11, 3]
+    assert [slot.free for slot in view.slots(Wish(1))] == [11, 3]
     # The device plugin names its card.
     named = with_uid(make_pod("stray", 5, "a", 1), "u0")
     state.pod_changed("", pod_row(stray), pod_row(named))
@@ -221,6 +243,123 @@ def test_the_view_without_ones_own_hold() -> None:
     assert other is not None and other.largest == 6
 
 
+# ----------------------------------------------------------------- several cards
+
+
+def several(name: str, units: int, node: str, indices: str, **more: Any) -> Json:
+    pod = make_pod(name, units, node, int(indices.split(",")[0]), **more)
+    pod["metadata"]["annotations"][contract.POD_INDICES] = indices
+    return pod
+
+
+def test_a_pod_of_several_cards_holds_its_share_of_each() -> None:
+    state = told(make_node("a", 16, 16, 16), pods=(several("p", 8, "a", "0,2"),))
+    assert shown(state, "a").used == (4, 0, 4)
+    assert reserve(state, "q", "a", 26, count=2).row is None
+    assert reserve(state, "r", "a", 24, count=2).row == booked("r", "a", 12, 0, 2)
+    assert shown(state, "a").used == (16, 0, 16)
+
+
+def test_a_share_on_a_card_that_is_gone_is_an_unknown_card() -> None:
+    state = told(make_node("a", 16), pods=(several("p", 8, "a", "0,2"),))
+    assert (shown(state, "a").used, shown(state, "a").unplaced) == ((4,), 4)
+
+
+# ----------------------------------------------------------------- other extenders
+
+
+def test_what_others_book_counts_until_the_watch_shows_it() -> None:
+    state = told(make_node("a", 16))
+    state.others("a", [booked("x", "a", 10, 0)])
+    assert shown(state, "a").used == (10,)
+    assert reserve(state, "p", "a", 7).row is None
+    pod = with_uid(make_pod("x", 10, "a", 0), "x")
+    state.pod_changed("", None, pod_row(pod))
+    assert (shown(state, "a").used, state.unseen("a")) == ((10,), [])
+    state.pod_changed("", pod_row(pod), None)
+    assert shown(state, "a").used == (0,), "a booking that was seen bound doesn't come back"
+    state.others("a", [])
+    assert shown(state, "a").used == (0,)
+
+
+def test_what_others_book_of_a_pod_that_is_bound_here_is_not_counted_twice() -> None:
+    state = told(make_node("a", 16), make_node("b", 16), pods=(with_uid(make_pod("x", 10, "a", 0), "x"),))
+    state.others("a", [booked("x", "a", 10, 0)])
+    state.others("b", [booked("x", "b", 10, 0)])
+    assert (shown(state, "a").used, shown(state, "b").used) == ((10,), (0,))
+
+
+def test_two_extenders_want_one_pod() -> None:
+    state = told(make_node("a", 16, 16), make_node("b", 16))
+    state.others("a", [booked("x", "a", 10, 1)])
+    state.others("b", [booked("x", "b", 10, 0)])
+    mine = reserve(state, "x", "a", 10).row
+    assert mine is not None and mine.cards == ((0, 10),), "its own bookings don't stand in its way"
+    # On this node ours counts in its place; on the other one theirs may still come true.
+    assert (shown(state, "a").used, shown(state, "b").used) == ((10, 0), (10,))
+    state.release("x")
+    assert shown(state, "a").used == (0, 10)
+
+
+# ----------------------------------------------------------------- claims
+
+
+def claim(uid: str, node: str, *cards: tuple[int, int], priority: int = 10, victims: tuple[str, ...] = ()) -> Claim:
+    return Claim(uid, "default", uid, node, cards, priority, frozenset(victims))
+
+
+def test_a_claim_binds_pods_of_no_higher_priority() -> None:
+    state = told(make_node("a", 16), make_node("b", 16))
+    state.claim(claim("high", "a", (0, 12)))
+
+    def seen(uid: str, priority: int) -> int:
+        view = state.viewer(uid, priority)("a")
+        assert view is not None
+        return view.largest
+
+    assert (seen("low", 0), seen("same", 10), seen("higher", 11), seen("high", 10)) == (4, 4, 16, 16)
+    assert reserve(state, "low", "a", 5, priority=0).row is None
+    assert reserve(state, "high", "a", 12, priority=10).row is not None
+    assert shown(state, "a").used == (12,), "a claim is no booking"
+
+
+def test_a_claim_ends_when_its_pod_is_bound() -> None:
+    state = told(make_node("a", 16), make_node("b", 16))
+    state.claim(claim("high", "a", (0, 12)))
+    state.pod_changed("", None, pod_row(with_uid(make_pod("high", 12, "b", 0), "high")))
+    assert state.claims() == []
+    state.claim(claim("high", "a", (0, 12)))
+    assert state.claims() == [], "a bound pod needs none"
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_offer_is_a_claim_as_soon_as_a_victim_ends(gone: bool) -> None:
+    victim = with_uid(make_pod("v", 16, "b", 0), "v")
+    state = told(make_node("a", 16), make_node("b", 16), pods=(victim,))
+    state.offer("high", [claim("high", "a", (0, 12), victims=("u",)), claim("high", "b", (0, 12), victims=("v",))])
+    assert state.claims() == []
+    ending = with_uid(make_pod("v", 16, "b", 0), "v")
+    ending["metadata"]["deletionTimestamp"] = "x"
+    state.pod_changed("", pod_row(victim), None if gone else pod_row(ending))
+    assert [one.node for one in state.claims()] == ["b"]
+    assert state.offered() == []
+
+
+def test_who_outranks_anybody() -> None:
+    pod = with_uid(make_pod("p", 1, "a", 0, priority=5), "p")
+    state = told(make_node("a", 16), pods=(pod,))
+    assert (state.outranks(5), state.outranks(6)) == (False, True)
+    state.pod_changed("", pod_row(pod), None)
+    assert not state.outranks(6)
+
+
+def test_a_static_pod_is_above_all() -> None:
+    pod = make_pod("p", 1, "a", 0)
+    pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
+    row = pod_row(pod)
+    assert row is not None and row.priority == HIGHEST_PRIORITY
+
+
 # ----------------------------------------------------------------- any order of events
 
 EVENTS = st.lists(
@@ -236,7 +375,14 @@ EVENTS = st.lists(
         st.tuples(st.just("replay")),
         st.tuples(st.just("node"), st.sampled_from(NODES), st.lists(st.integers(1, 12), max_size=3)),
         st.tuples(st.just("node gone"), st.sampled_from(NODES)),
-        st.tuples(st.just("hold"), st.integers(0, 5), st.sampled_from(NODES), st.integers(1, 9)),
+        st.tuples(
+            st.just("hold"), st.integers(0, 5), st.sampled_from(NODES), st.integers(1, 4), st.sampled_from([1, 2])
+        ),
+        st.tuples(
+            st.just("others"),
+            st.sampled_from(NODES),
+            st.dictionaries(st.integers(0, 5), st.sampled_from([(0,), (1,), (0, 1), (7,)]), max_size=3),
+        ),
         st.tuples(st.just("settle"), st.integers(0, 5)),
         st.tuples(st.just("release"), st.integers(0, 5)),
     ),
@@ -251,12 +397,15 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
     pods: dict[int, Json] = {}
     nodes: dict[str, Json] = {}
     held: dict[int, PodRow] = {}
+    others: dict[tuple[int, str], PodRow] = {}
 
     def tell_pod(number: int, pod: Json | None) -> None:
         before = pods.pop(number, None)
         if pod is not None:
             pods[number] = with_uid(pod, str(number))
             held.pop(number, None)
+            for name in NODES:
+                others.pop((number, name), None)
         state.pod_changed("", pod_row(before) if before else None, pod_row(pod) if pod else None)
 
     for what, *rest in events:
@@ -274,8 +423,8 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
         elif what == "node gone" and rest[0] in nodes:
             state.node_changed("", node_row(nodes.pop(rest[0])), None)
         elif what == "hold":
-            number, node, units = rest
-            reservation = reserve(state, str(number), node, units)
+            number, node, share, count = rest
+            reservation = reserve(state, str(number), node, share * count, count)
             if number in pods:
                 assert reservation.bound_to == contract.pod_node(pods[number])
             elif reservation.row is not None:
@@ -283,6 +432,12 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
             elif not reservation.error:
                 # No room: an earlier hold, which this bind would have replaced, is given up.
                 held.pop(number, None)
+        elif what == "others":
+            node, told_of = rest
+            rows = {number: booked(str(number), node, 2, *cards) for number, cards in told_of.items()}
+            state.others(node, list(rows.values()))
+            others = {key: row for key, row in others.items() if key[1] != node}
+            others |= {(number, node): row for number, row in rows.items() if number not in pods}
         elif what == "settle":
             state.settle(str(rest[0]), 0.0)
         elif what == "release":
@@ -295,9 +450,20 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
         if view is None:
             continue
         here = [pod for pod in pods.values() if contract.pod_node(pod) == name]
-        booked = [make_pod(row.name, row.units, name, row.card) for row in held.values() if row.node == name]
+        mine = [row for row in held.values() if row.node == name]
+        theirs = [
+            row for (number, node), row in others.items() if node == name and row.uid not in {one.uid for one in mine}
+        ]
+        assert {row.uid for row in state.unseen(name)} == {
+            row.uid for (_number, node), row in others.items() if node == name
+        }
         cards = contract.node_cards(nodes[name])
-        used, unknown = contract.used_units(cards, here + booked)
+        used, unknown = contract.used_units(cards, here)
+        for index, units in (share for row in (*mine, *theirs) for share in row.cards):
+            if index in used:
+                used[index] += units
+            else:
+                unknown += units
         assert dict(zip((card.index for card in view.cards), view.used, strict=True)) == used
         assert view.unplaced == unknown
         room = max((card.units - used[card.index] - unknown for card in cards), default=0)
@@ -351,7 +517,7 @@ def test_words() -> None:
         pods=(stray, over, half),
     )
     names = ["good", "half", "small", "mib", "none", "ill", "stray", "over", "who"]
-    passed, failed, hopeless = judge(names, state.view, 5)
+    passed, failed, hopeless = judge(names, state.view, Wish(5))
     assert passed == ["good"]
     assert failed == {
         "half": "largest free share on one card is 4 of 5 GiB",
@@ -373,4 +539,156 @@ def test_words_without_a_known_unit() -> None:
         "status": {"capacity": {"aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "2"}},
     }
     state = told(node, pods=(make_pod("p", 12, "a", 0), make_pod("q", 12, "a", 1)))
-    assert judge(["a"], state.view, 5).failed == {"a": "largest free share on one card is 3 of 5"}
+    assert judge(["a"], state.view, Wish(5)).failed == {"a": "largest free share on one card is 3 of 5"}
+
+
+def test_words_about_several_cards_and_models() -> None:
+    state = told(
+        make_node("both", 16, 16, models=("NVIDIA A100", "NVIDIA A100")),
+        make_node("one", 16, 16, models=("NVIDIA A100", "NVIDIA A100")),
+        make_node("small", 16, 2, models=("NVIDIA A100", "NVIDIA A100")),
+        make_node("mixed", 16, 16, models=("NVIDIA A100", "Tesla T4")),
+        make_node("other", 16, 16, models=("Tesla T4", "Tesla T4")),
+        make_node("untold", 16, 16, models=("", "")),
+        pods=(make_pod("p", 14, "one", 1),),
+    )
+    names = ["both", "one", "small", "mixed", "other", "untold", "who"]
+    wish = Wish(6, 2, models=("*a100*",))
+    assert judge(names, state.view, wish) == (
+        ["both"],
+        {
+            "one": "1 of 2 wanted cards have 3 GiB free",
+            "who": "the gpushare extender doesn't know this node yet",
+        },
+        {
+            "small": "1 of 2 wanted cards can hold 3 GiB",
+            "mixed": "1 of 2 wanted cards can hold 3 GiB",
+            "other": "no healthy card is of a model that the pod takes",
+            "untold": "no healthy card is of a model that the pod takes",
+        },
+    )
+    assert judge(names, state.view, Wish(17, models=("*a100*",))).hopeless["mixed"] == (
+        "largest healthy card of a model that the pod takes holds 16 of 17 GiB"
+    )
+    assert judge(["other", "mixed"], state.view, Wish(6, excluded=("tesla*",))).passed == ["mixed"]
+
+
+def test_why_cards_are_unhealthy() -> None:
+    node = make_node("a", 16, unhealthy=(0,))
+    cards = json.loads(node["metadata"]["annotations"][contract.NODE_CARDS])
+    cards[0]["reason"] = "MIG is on"
+    node["metadata"]["annotations"][contract.NODE_CARDS] = json.dumps(cards)
+    assert judge(["a"], told(node).view, Wish(1)).hopeless == {"a": "no card is healthy: MIG is on"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 16), st.booleans(), st.sampled_from(["A", "B", ""])), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(1, 16), st.integers(-1, 4)), max_size=5),
+    st.integers(1, 16),
+    st.integers(1, 3),
+    st.sampled_from([(), ("a",), ("*",), ("c",)]),
+    st.sampled_from([(), ("b",)]),
+)
+def test_the_filter_passes_a_node_exactly_if_a_bind_finds_the_cards(
+    cards: list[tuple[int, bool, str]],
+    held: list[tuple[int, int]],
+    share: int,
+    count: int,
+    models: tuple[str, ...],
+    excluded: tuple[str, ...],
+) -> None:
+    node = make_node(
+        "a",
+        *(size for size, _ill, _model in cards),
+        unhealthy=tuple(at for at, (_size, ill, _model) in enumerate(cards) if ill),
+        models=tuple(model for _size, _ill, model in cards),
+    )
+    state = told(node, pods=tuple(make_pod(f"p{at}", units, "a", card) for at, (units, card) in enumerate(held)))
+    wish = Wish(share * count, count, models=models, excluded=excluded)
+    view = shown(state, "a")
+    verdict = judge(["a"], state.view, wish)
+    assert bool(verdict.passed) == bool(choose("binpack", view.slots(wish), wish))
+    empty = shown(told(node), "a")
+    assert ("a" in verdict.hopeless) == (not choose("binpack", empty.slots(wish), wish))
+
+
+NODE = st.tuples(
+    st.lists(st.tuples(st.sampled_from([0, 2, 8]), st.booleans(), st.sampled_from(["A", "B", "", "A\nB"])), max_size=4),
+    st.lists(st.tuples(st.sampled_from([1, 4, 8]), st.integers(-1, 3)), max_size=3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(NODE, min_size=2, max_size=6),
+    st.sampled_from([1, 2, 3, 8]),
+    st.integers(1, 3),
+    st.sampled_from([(), ("a",), ("*",), ("a b",)]),
+    st.sampled_from([(), ("b",)]),
+)
+def test_what_is_said_of_a_node_does_not_depend_on_the_others(
+    nodes: list[tuple[list[tuple[int, bool, str]], list[tuple[int, int]]]],
+    share: int,
+    count: int,
+    models: tuple[str, ...],
+    excluded: tuple[str, ...],
+) -> None:
+    """Words, and the choice of models, are made once and used for many nodes, of all of which they must be true."""
+    made, pods = [], []
+    for number, (cards, held) in enumerate(nodes):
+        made.append(
+            make_node(
+                f"n{number}",
+                *(size for size, _ill, _model in cards),
+                unhealthy=tuple(at for at, (_size, ill, _model) in enumerate(cards) if ill),
+                models=tuple(model for _size, _ill, model in cards),
+            )
+        )
+        pods += [make_pod(f"p{number}-{at}", units, f"n{number}", card) for at, (units, card) in enumerate(held)]
+    state = told(*made, pods=tuple(pods))
+    names = [node["metadata"]["name"] for node in made]
+    wish = Wish(share * count, count, models=models, excluded=excluded)
+    verdict = judge(names, state.view, wish)
+    for name in names:
+        alone = judge([name], state.view, wish)
+        assert (name in verdict.passed) == (alone.passed == [name])
+        assert verdict.failed.get(name) == alone.failed.get(name)
+        assert verdict.hopeless.get(name) == alone.hopeless.get(name)
+        if name not in verdict.passed:
+            assert refusal(shown(state, name), wish) in (verdict.failed.get(name), verdict.hopeless.get(name))
+
+
+def test_a_filter_of_particular_pods_looks_at_no_card() -> None:
+    """The cost of a thousand nodes is that of a thousand looks, however many cards each has."""
+
+    class Untouched(tuple):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            raise AssertionError("cards were looked at")
+
+    state = told(*(make_node(f"n{number}", *[16] * 8, models=("A",) * 8) for number in range(3)))
+    views = {view.name: dataclasses.replace(view, cards=Untouched(view.cards)) for view in state.views()}
+    for wish in (Wish(16, 2), Wish(4, models=("a",)), Wish(17, models=("a",)), Wish(8, 8, excluded=("a",))):
+        verdict = judge(views, views.get, wish)
+        assert len(verdict.passed) + len(verdict.failed) + len(verdict.hopeless) == 3
+
+
+def test_where_room_came_since() -> None:
+    pods = [with_uid(make_pod(name, 4, node, 0), name) for name, node in (("p", "a"), ("q", "b"), ("r", "c"))]
+    state = told(*(make_node(name, 16) for name in "abc"), pods=tuple(pods))
+    began = state.freed
+    assert state.freed_since(began) == []
+    state.pod_changed("", pod_row(pods[1]), None)
+    state.pod_changed("", pod_row(pods[0]), None)
+    assert set(state.freed_since(began)) == {"a", "b"}
+    between = state.freed
+    state.claim(Claim("high", "default", "high", "c", ((0, 4),), 5, frozenset()))
+    state.unclaim("high")
+    state.node_changed("", None, node_row(make_node("b", 24)))
+    assert set(state.freed_since(between)) == {"b", "c"}
+    assert set(state.freed_since(began)) == {"a", "b", "c"}
+    state.node_changed("", node_row(make_node("b", 24)), None)
+    assert set(state.freed_since(began)) == {"a", "c"}
+    reserve(state, "s", "a", 4)
+    state.release("s")
+    assert state.freed_since(state.freed - 1) == ["a"]

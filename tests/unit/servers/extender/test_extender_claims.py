@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What others were evicted for is known to every extender, whichever of them had them evicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from api_double import ApiDouble, make_node, make_pod
+from extender_kit import Client, eventually
+from gpushare import contract
+from gpushare.extender_claims import claim_of, claim_to_text
+from gpushare.extender_preempt import CLAIM_SECONDS, Preemption
+from gpushare.extender_state import Claim
+from gpushare.kube import Json
+from hypothesis import given
+from hypothesis import strategies as st
+
+Start = Callable[..., Client]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scheduler:
+    """One scheduler's extender, whose preemption moves only when the test says so."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.clock = client, Clock()
+        extender = client.extender
+        extender.preemption.stop()
+        self.preemption = Preemption(
+            extender.binder._kube, extender.state, extender.events, clock=self.clock, claims=extender.claims
+        )
+        extender.api._preemption, extender.api._refused = self.preemption, (self.preemption.refused,)
+
+    def tick(self, seconds: float = 2.0) -> None:
+        self.clock.now += seconds
+        self.preemption.tick()
+
+    def claims(self) -> list[Claim]:
+        return self.client.extender.state.claims()
+
+
+@pytest.fixture
+def two(api: ApiDouble, start: Start) -> tuple[Scheduler, Scheduler]:
+    """Two cards of 16 with 7 free each: 14 units are free, and no card has 10."""
+    api.put("nodes", make_node("a", 16, 16))
+    for name, card, priority in (("x", 0, 1), ("y", 1, 2)):
+        api.put("pods", make_pod(name, 9, "a", card, priority=priority))
+    return Scheduler(start()), Scheduler(start())
+
+
+def written(api: ApiDouble, name: str) -> tuple[Any, Any]:
+    """The annotation and the label of a pod."""
+    metadata = api.pod(name)["metadata"]
+    return metadata.get("annotations", {}).get(contract.POD_CLAIM), metadata.get("labels", {}).get(contract.POD_CLAIM)
+
+
+def evicted_for_high(api: ApiDouble, leader: Scheduler) -> Json:
+    high = api.put("pods", make_pod("high", 10, priority=10))
+    assert leader.client.filter(high, "a")["NodeNames"] == []
+    leader.tick()
+    assert contract.terminating(api.pod("x"))
+    return high
+
+
+def test_a_new_leaders_extender_keeps_the_card_for_whom_it_was_freed(
+    api: ApiDouble, two: tuple[Scheduler, Scheduler]
+) -> None:
+    leader, other = two
+    high = evicted_for_high(api, leader)
+    eventually(lambda: other.claims() == leader.claims() != [])
+    # The leader is gone, and what it knew; the victim ends.
+    leader.client.extender.stop()
+    api.remove("pods", "x", "default")
+    eventually(lambda: other.client.used("a")[0] == 0)
+    thief = api.put("pods", make_pod("thief", 10, priority=3))
+    assert other.client.filter(thief, "a")["FailedNodes"] == {"a": "largest free share on one card is 7 of 10 GiB"}
+    assert "7 of 10 GiB" in other.client.bind(thief, "a")
+    assert other.client.filter(high, "a")["NodeNames"] == ["a"]
+    assert other.client.bind(high, "a") == ""
+    eventually(lambda: other.claims() == [])
+
+
+def test_one_that_starts_later_knows_it_before_it_is_ready(
+    api: ApiDouble, two: tuple[Scheduler, Scheduler], start: Start
+) -> None:
+    evicted_for_high(api, two[0])
+    api.remove("pods", "x", "default")
+    late = start()
+    assert [claim.cards for claim in late.extender.state.claims()] == [((0, 10),)]
+    api.fail("GET", "labelSelector", 500, times=10**6)
+    blind = start(ready=False)
+    eventually(lambda: blind.extender.nodes.synced and blind.extender.pods.synced)
+    assert str(blind.extender.unsynced()).startswith("the claims haven't been read")
+    api.failures.clear()
+    eventually(lambda: blind.extender.unsynced() is None)
+
+
+def test_it_stands_on_the_pod_before_anybody_has_to_go(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+    seen: list[Any] = []
+
+    def look(method: str, path: str) -> None:
+        # Those that only ask come first.
+        if method == "POST" and path.endswith("/eviction"):
+            seen.append(written(api, "high"))
+
+    api.hooks.append(look)
+    evicted_for_high(api, two[0])
+    text, label = seen[-1]
+    assert label == "true"
+    assert json.loads(text) == {"node": "a", "cards": [0], "victims": [api.pod("x")["metadata"]["uid"]]}
+
+
+def test_what_the_scheduler_evicts_is_claimed_everywhere_too(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+    leader, other = two
+    high = api.put("pods", make_pod("high", 16, priority=10))
+    victim = api.pod("x")["metadata"]["uid"]
+    body = {"Pod": high, "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": victim}]}}}
+    assert leader.client.json("POST", "/gpushare-scheduler/preempt", body)[1]["NodeNameToMetaVictims"]
+    leader.tick()
+    assert other.claims() == [], "it was offered, and nobody has taken it yet"
+    api.change("pods", "x", "default", lambda pod: pod["metadata"].update(deletionTimestamp="now"))
+    eventually(leader.claims)
+    leader.tick(0.1)
+    eventually(lambda: other.claims() == leader.claims())
+
+
+def test_it_goes_when_the_pod_is_bound(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+    leader, other = two
+    high = evicted_for_high(api, leader)
+    eventually(other.claims)
+    api.remove("pods", "x", "default")
+    eventually(lambda: other.client.used("a")[0] == 0)
+    assert other.client.bind(high, "a") == ""
+    eventually(lambda: leader.claims() == other.claims() == [])
+    leader.tick()
+    assert written(api, "high") == (None, None), "who wrote it takes it off"
+    assert contract.booking(api.pod("high")) is not None
+
+
+def test_it_goes_then_also_where_its_writer_is_no_more(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+    leader, other = two
+    high = evicted_for_high(api, leader)
+    eventually(other.claims)
+    leader.client.extender.stop()
+    api.remove("pods", "x", "default")
+    eventually(lambda: other.client.used("a")[0] == 0)
+    assert other.client.bind(high, "a") == ""
+    eventually(lambda: other.claims() == [] and other.client.extender.claims.mirror.items() == [])
+    other.tick(6)
+    assert written(api, "high") == (None, None)
+
+
+def test_a_pod_that_does_not_come_loses_it_everywhere(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+    leader, other = two
+    evicted_for_high(api, leader)
+    eventually(other.claims)
+    api.remove("pods", "x", "default")
+    eventually(lambda: leader.client.used("a")[0] == other.client.used("a")[0] == 0)
+    # Also where the one that wrote it is no more.
+    leader.client.extender.stop()
+    other.tick(10)
+    other.tick(CLAIM_SECONDS - 5)
+    assert other.claims()
+    other.tick(10)
+    assert other.claims() == [] and written(api, "high") == (None, None)
+
+
+def test_nobody_is_evicted_twice_for_a_pod_that_two_extenders_refused(
+    api: ApiDouble, two: tuple[Scheduler, Scheduler]
+) -> None:
+    leader, other = two
+    high = api.put("pods", make_pod("high", 10, priority=10))
+    for one in two:
+        one.client.filter(high, "a")
+    leader.tick()
+    eventually(other.claims)
+    other.tick()
+    assert not contract.terminating(api.pod("y"))
+
+
+def test_a_claim_that_cannot_be_written_is_kept_here_and_written_later(
+    api: ApiDouble, two: tuple[Scheduler, Scheduler]
+) -> None:
+    leader, other = two
+    api.fail("PATCH", "/pods/high$", 500, times=2)
+    evicted_for_high(api, leader)
+    assert leader.claims() and written(api, "high") == (None, None)
+    leader.tick(1)
+    assert len(api.asked("PATCH", "/pods/high$")) == 1, "not at every look"
+    leader.tick(6)
+    leader.tick(6)
+    assert written(api, "high")[1] == "true"
+    eventually(other.claims)
+
+
+def test_without_preemption_nothing_is_asked(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16))
+    start(preemption=False)
+    assert not [path for _method, path, _body in api.requests if "labelSelector" in path]
+
+
+# ----------------------------------------------------------------- what may be written on a pod
+
+RIGHT = Claim("u", "default", "p", "a", ((0, 4), (2, 4)), 7, frozenset({"v", "w"}))
+
+
+def claiming(text: str, **annotations: str) -> Json:
+    pod = make_pod("p", 8, priority=7)
+    wishes = {contract.POD_CARD_COUNT: "2", **annotations}
+    pod["metadata"] |= {"uid": "u", "annotations": {contract.POD_CLAIM: text, **wishes}}
+    return pod
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    assert claim_of(claiming(claim_to_text(RIGHT))) == RIGHT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cards": [0]},
+        {"cards": [0, 1, 2]},
+        {"cards": [0, 0]},
+        {"cards": [0, True]},
+        {"cards": [0, "1"]},
+        {"cards": 7},
+        {"node": 7},
+        {"node": None},
+        {"victims": [7]},
+        {"victims": None},
+    ],
+)
+def test_more_than_the_pod_asks_for_is_no_claim(change: Json) -> None:
+    value = json.loads(claim_to_text(RIGHT)) | change
+    assert claim_of(claiming(json.dumps(value))) is None
+
+
+@pytest.mark.parametrize("place", ["bound", "ending", "finished", "wishless"])
+def test_only_for_a_pod_that_waits(place: str) -> None:
+    pod = claiming(claim_to_text(RIGHT))
+    if place == "bound":
+        pod["spec"]["nodeName"] = "a"
+    elif place == "ending":
+        pod["metadata"]["deletionTimestamp"] = "now"
+    elif place == "finished":
+        pod["status"]["phase"] = "Failed"
+    else:
+        pod["metadata"]["annotations"][contract.POD_CARD_COUNT] = "many"
+    assert claim_of(pod) is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["node", "cards", "victims", "x"]), inner)
+    ),
+)
+
+
+@given(VALUES.map(json.dumps) | st.text(max_size=20) | st.just("[" * 100_000))
+def test_whatever_is_written_there_is_read_or_ignored(text: str) -> None:
+    claim = claim_of(claiming(text))
+    if claim is not None:
+        assert sum(units for _card, units in claim.cards) == 8 and claim.priority == 7
+
+
+def test_a_label_without_a_claim_is_nothing(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16))
+    pod = claiming("{")
+    pod["metadata"]["labels"] = {contract.POD_CLAIM: "true"}
+    api.put("pods", pod)
+    client = start()
+    assert client.extender.state.claims() == []
+
+
+def test_a_claim_does_not_reach_further_than_its_pods_priority(api: ApiDouble, start: Start) -> None:
+    """Who writes one himself keeps from others of his rank what his pod could have, and nothing from higher ones."""
+    api.put("nodes", make_node("a", 8, 8, 8))
+    api.put("pods", claiming(claim_to_text(RIGHT)))
+    client = start()
+    same, higher = make_pod("same", 8, priority=7), make_pod("higher", 8, priority=8)
+    assert client.filter(api.put("pods", same), "a")["NodeNames"] == ["a"], "one card is nobody's"
+    assert client.bind(api.pod("same"), "a") == ""
+    assert contract.booking(api.pod("same")).index == 1  # type: ignore[union-attr]
+    assert client.filter(api.put("pods", higher), "a")["NodeNames"] == ["a"]

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Preemption by card with a real kube-scheduler, API server and Eviction API; what kubelet would do is done here."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from extender_kit import Client, eventually
+from gpushare import contract
+from gpushare.extender import Extender
+from gpushare.kube import Json, from_environment
+from prometheus_client import CollectorRegistry
+from real_apiserver import MERGE, ApiServer, Missing, Refused
+
+PODS = "/api/v1/namespaces/default/pods"
+NODE = "gpu1"
+PRIORITIES = {"low": 100, "middle": 200, "raised": 300, "high": 1000}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    try:
+        server = ApiServer()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with server:
+        for name, value in PRIORITIES.items():
+            body = {"metadata": {"name": name}, "value": value}
+            server.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
+        cards = [contract.Card(n, f"GPU-0000000{n}-0000-0000-0000-000000000000", n, 16384, 16) for n in range(2)]
+        annotations = {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
+        server.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "annotations": annotations}})
+        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", contract.RESOURCE_MEMORY: "32"}
+        ready = {"type": "Ready", "status": "True", "reason": "t", "message": "t"}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+        server.request("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, MERGE)
+        # Every new node is taken for one that isn't ready yet.
+        server.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": None}}, MERGE)
+        yield server
+
+
+class Kubelet:
+    """Its pods run as soon as they are bound, and are gone when the test lets them go."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server, self.slow = server, False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.1):
+            with contextlib.suppress(Refused, OSError):
+                self._tick()
+
+    def _tick(self) -> None:
+        for pod in self.server.request("GET", PODS)["items"]:
+            path = f"{PODS}/{pod['metadata']['name']}"
+            if contract.terminating(pod) and not self.slow:
+                self.server.request("DELETE", f"{path}?gracePeriodSeconds=0")
+            elif contract.pod_node(pod) and pod["status"]["phase"] == "Pending":
+                ready = {"type": "Ready", "status": "True"}
+                running = {"status": {"phase": "Running", "conditions": [ready]}}
+                self.server.request("PATCH", f"{path}/status", running, "application/strategic-merge-patch+json")
+
+
+def clear(server: ApiServer) -> None:
+    """All pods go at once."""
+    for name in there(server):
+        with contextlib.suppress(Refused):
+            server.request("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+
+
+@pytest.fixture
+def cluster(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Kubelet]]:
+    """Start a scheduler with the extender; all pods go afterwards."""
+    stack = contextlib.ExitStack()
+
+    def start(preempt_verb: bool = True) -> Kubelet:
+        extender = Extender(
+            from_environment(str(server.kubeconfig)), port=0, registry=CollectorRegistry(), namespace="default"
+        )
+        extender.start()
+        stack.callback(extender.stop)
+        eventually(lambda: extender.unready() is None, 30)
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(server.kubeconfig)},
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 1,
+            "extenders": [
+                {
+                    "urlPrefix": f"http://127.0.0.1:{extender.service.port}/gpushare-scheduler",
+                    "filterVerb": "filter",
+                    "bindVerb": "bind",
+                    **({"preemptVerb": "preempt"} if preempt_verb else {}),
+                    "nodeCacheCapable": True,
+                    "managedResources": [{"name": contract.RESOURCE_MEMORY, "ignoredByScheduler": False}],
+                    "ignorable": False,
+                }
+            ],
+        }
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        log = stack.enter_context((tmp_path / "scheduler.log").open("wb"))
+        command = [server.programs["kube-scheduler"], f"--config={tmp_path}/config.yaml", "--secure-port=0"]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
+        stack.callback(process.wait, 20)
+        stack.callback(process.terminate)
+        kubelet = Kubelet(server)
+        stack.callback(kubelet.stop)
+        return kubelet
+
+    yield start
+    stack.close()
+    clear(server)
+    with contextlib.suppress(Refused):
+        server.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/web")
+
+
+def make(server: ApiServer, name: str, units: int, priority: str, card: int | None = None, **labels: str) -> Json:
+    """A pod for the scheduler, or with a card one that runs on it."""
+    spec: Json = {
+        "priorityClassName": priority,
+        "terminationGracePeriodSeconds": 30,
+        "containers": [{"name": "c", "image": "i", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}],
+    }
+    metadata: Json = {"name": name, "labels": labels}
+    if card is not None:
+        spec["nodeName"] = NODE
+        metadata["annotations"] = {contract.POD_INDEX: str(card), contract.POD_ASSIGNED: "true"}
+    return server.request("POST", PODS, {"metadata": metadata, "spec": spec})  # type: ignore[no-any-return]
+
+
+def there(server: ApiServer) -> dict[str, Json]:
+    return {pod["metadata"]["name"]: pod for pod in server.request("GET", PODS)["items"]}
+
+
+def card_of(server: ApiServer, name: str) -> int | None:
+    pod = there(server)[name]
+    held = contract.booking(pod)
+    return held.index if contract.pod_node(pod) and held is not None else None
+
+
+def events(server: ApiServer, name: str) -> list[tuple[str, str]]:
+    path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={name}"
+    found: list[Any] = server.request("GET", path)["items"]
+    return [(one["reason"], one.get("message") or one.get("note") or "") for one in found]
+
+
+def test_a_node_whose_total_fits_and_whose_cards_do_not(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
+    """kube-scheduler evicts nobody here, with preemptVerb or without."""
+    for name, card in (("x", 0), ("y", 1)):
+        make(server, name, 9, "low" if name == "x" else "middle", card)
+    kubelet = cluster()
+    eventually(lambda: there(server)["y"]["status"]["phase"] == "Running", 20)
+    kubelet.slow = True
+    # They wait as well, of a lower priority, and would be quicker to take what comes free.
+    for number in range(3):
+        make(server, f"thief-{number}", 10, "low")
+    make(server, "high", 10, "high")
+    eventually(lambda: contract.terminating(there(server)["x"]), 30)
+    kubelet.slow = False
+    eventually(lambda: card_of(server, "high") == 0, 30)
+    left = there(server)
+    assert set(left) == {"y", "high", "thief-0", "thief-1", "thief-2"}
+    assert not any(contract.pod_node(left[f"thief-{number}"]) for number in range(3))
+    assert not contract.terminating(left["y"])
+    assert any(reason == "GPUMemoryPreempting" and "default/x" in text for reason, text in events(server, "high"))
+    assert any(reason == "Preempted" and "default/high" in text for reason, text in events(server, "x"))
+
+
+def test_the_next_leaders_extender_keeps_what_the_last_one_had_freed(server: ApiServer) -> None:
+    """Each scheduler asks its own extender; the claim goes by the API."""
+    x = make(server, "x", 9, "low", 0)
+    make(server, "y", 9, "middle", 1)
+    high, thief = make(server, "high", 10, "high"), make(server, "thief", 10, "raised")
+    with contextlib.ExitStack() as stack:
+        stack.callback(clear, server)
+
+        def start() -> Client:
+            extender = Extender(
+                from_environment(str(server.kubeconfig)), port=0, registry=CollectorRegistry(), namespace="default"
+            )
+            extender.start()
+            stack.callback(extender.stop)
+            eventually(lambda: extender.unready() is None, 30)
+            return Client(extender)
+
+        first, second = start(), start()
+        assert first.filter(high, NODE)["NodeNames"] == []
+        eventually(lambda: contract.terminating(there(server)["x"]), 30)
+        claim = eventually(second.extender.state.claims, 10)
+        assert [(one.uid, one.node, one.cards) for one in claim] == [(high["metadata"]["uid"], NODE, ((0, 10),))]
+        assert claim[0].victims == {x["metadata"]["uid"]}
+        # The leader ends before its victim does.
+        first.extender.stop()
+        server.request("DELETE", f"{PODS}/x?gracePeriodSeconds=0")
+        eventually(lambda: second.used(NODE)[0] == 0, 10)
+        assert second.filter(thief, NODE)["FailedNodes"] == {NODE: "largest free share on one card is 7 of 10 GiB"}
+        assert "7 of 10 GiB" in second.bind(thief, NODE)
+        # One that starts now has never heard of the eviction.
+        third = start()
+        assert third.filter(thief, NODE)["NodeNames"] == []
+        assert third.bind(high, NODE) == ""
+        assert card_of(server, "high") == 0
+        eventually(lambda: second.extender.state.claims() == third.extender.state.claims() == [], 10)
+
+
+def test_the_schedulers_own_preemption_takes_the_pods_of_one_card(
+    server: ApiServer, cluster: Callable[..., Kubelet]
+) -> None:
+    """By the total the least important two would go, which are on two cards; that would help nobody."""
+    for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
+        make(server, name, 8, priority, card)
+    cluster()
+    make(server, "high", 16, "high")
+    eventually(lambda: card_of(server, "high") == 1, 30)
+    assert set(there(server)) == {"a", "b", "high"}
+    assert any(reason == "Preempted" and "GPU memory" not in text for reason, text in events(server, "c"))
+
+
+def test_without_the_verb_it_still_gets_its_memory(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
+    for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
+        make(server, name, 8, priority, card)
+    cluster(preempt_verb=False)
+    make(server, "high", 16, "high")
+    eventually(lambda: card_of(server, "high") is not None, 60)
+
+
+def test_a_disruption_budget_holds(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
+    make(server, "x", 9, "low", 0, app="web")
+    make(server, "y", 9, "middle", 1)
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
+    made = server.request("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
+    status = {
+        "disruptionsAllowed": 0,
+        "currentHealthy": 1,
+        "desiredHealthy": 1,
+        "expectedPods": 1,
+        "observedGeneration": made["metadata"]["generation"],
+    }
+    server.request("PATCH", f"{budgets}/web/status", {"status": status}, MERGE)
+    cluster()
+    eventually(lambda: there(server)["x"]["status"]["phase"] == "Running", 20)
+    make(server, "high", 10, "high")
+    eventually(lambda: card_of(server, "high") == 1, 30)
+    assert set(there(server)) == {"x", "high"}
+    assert not contract.terminating(there(server)["x"])
