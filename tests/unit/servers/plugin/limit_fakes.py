@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A driver that keeps memory limits as R615 is documented to, and a tree of cgroups, both in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from gpushare import contract
+from gpushare.limits import MIB, UNLIMITED, Limit
+from gpushare.nvml_limits import WORDS, Refusal
+from gpushare.podresources import Entry
+
+Json = dict[str, t.Any]
+
+FIRST, SECOND = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
+CARDS = (
+    contract.Card(0, FIRST, 0, 16384, 16, model="Simulated"),
+    contract.Card(1, SECOND, 1, 8192, 8, model="Simulated"),
+)
+PODS = "/sys/fs/cgroup/kubepods.slice"
+OWN = f"{PODS}/own"
+
+
+class FakeDriver:
+    """The driver's side: limits by card and folder, and what is held in a folder, in bytes."""
+
+    def __init__(self, version: str = "615.71.09") -> None:
+        self.version = version
+        self.kept: dict[tuple[str, str], Limit] = {}
+        self.held: dict[tuple[str, str], int] = {}
+        self.folders = {OWN, PODS}
+        self.mig: set[str] = set()
+        # A code that the next calls of "set" or "get" answer, by card.
+        self.broken: dict[tuple[str, str], int] = {}
+        self.forgets = False
+        self.sets = 0
+
+    def driver(self) -> str:
+        if not self.version:
+            raise Refusal("Driver Not Loaded", 9)
+        return self.version
+
+    def divided(self, uuid: str) -> bool:
+        return uuid in self.mig
+
+    def get(self, uuid: str, folder: str) -> Limit | None:
+        self._check("get", uuid, folder)
+        # As R615's "misc": where a cgroup has none, its parent's counts.
+        kept = self.kept.get((uuid, folder)) or self.kept.get((uuid, PODS))
+        return None if kept is None else dataclasses.replace(kept, used=self.held.get((uuid, folder), 0))
+
+    def set(self, uuid: str, folder: str, limit: Limit) -> None:
+        self._check("set", uuid, folder)
+        size = next(card.memory_mib for card in CARDS if card.uuid == uuid) * MIB
+        if limit.soft > limit.hard or (limit.hard != UNLIMITED and limit.hard > size):
+            raise Refusal(WORDS[2], 2)
+        if self.held.get((uuid, folder), 0) > limit.hard:
+            raise Refusal("it answers In use by another client", 19)
+        self.sets += 1
+        if limit.absent:
+            self.kept.pop((uuid, folder), None)
+        elif not self.forgets:
+            self.kept[uuid, folder] = limit
+
+    def _check(self, call: str, uuid: str, folder: str) -> None:
+        if code := self.broken.get((call, uuid)):
+            raise Refusal(WORDS.get(code, f"code {code}"), code)
+        if folder not in self.folders:
+            raise Refusal(WORDS[17], 17)
+
+    # For tests.
+
+    def remove(self, folder: str) -> None:
+        """The cgroup goes, and its limits with it."""
+        self.folders.discard(folder)
+        for store in (self.kept, self.held):
+            for key in [key for key in store if key[1] == folder]:
+                del store[key]
+
+    def mib(self, folder: str) -> dict[str, int]:
+        """The hard limits of a folder in MiB, by card."""
+        return {uuid: limit.hard // MIB for (uuid, at), limit in self.kept.items() if at == folder}
+
+
+class FakeCgroups:
+    def __init__(self, driver: FakeDriver) -> None:
+        self.root = "/sys/fs/cgroup"
+        self.number = 2
+        self.mounted = True
+        self._driver = driver
+
+    def version(self) -> int:
+        return self.number
+
+    def own(self) -> str | None:
+        return OWN if self.mounted else None
+
+    def folder(self, container_id: str) -> str | None:
+        return one if (one := folder_of(container_id)) in self._driver.folders else None
+
+
+def folder_of(container_id: str) -> str:
+    return f"{PODS}/cri-containerd-{container_id}.scope"
+
+
+def identifier(number: int) -> str:
+    """A container ID as the runtime makes them."""
+    return f"{number:064x}"
+
+
+def ids(uuid: str, first: int, units: int) -> tuple[str, ...]:
+    """kubelet device IDs of one card."""
+    short = contract.short_uuids([card.uuid for card in CARDS])[uuid]
+    return tuple(contract.device_id(short, slot) for slot in range(first, first + units))
+
+
+def pod(name: str, containers: t.Mapping[str, int], running: t.Mapping[str, str], **more: t.Any) -> Json:
+    """A pod whose containers ask for so many units, and of which these run (by container ID)."""
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", **more},
+        "spec": {"nodeName": "gpu1", "containers": [_container(one, units) for one, units in containers.items()]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [
+                {"name": one, "containerID": f"containerd://{identifier}", "state": {"running": {}}}
+                for one, identifier in running.items()
+            ],
+        },
+    }
+
+
+def _container(name: str, units: int) -> Json:
+    return {"name": name, "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}} if units else {}}
+
+
+def entry(name: str, **containers: tuple[str, ...]) -> Entry:
+    return Entry(f"default/{name}", containers)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A program in a mount namespace of its own: a node with real cgroups, the real nvidia-ml-py and NVIDIA's real hook.
+
+Simulated are the card, the driver (lab/driver, as branch R615) and what kubelet and a runtime do: a container's cgroup
+is made with a process in it, and ``nvidia-cdi-hook apply-cuda-memory-limits`` is run as a runtime runs it.
+
+usage: limit_node.py SCENARIO; the environment names the rest. It prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import typing as t
+from pathlib import Path
+
+from gpushare import contract
+from gpushare.cgroups import NodeCgroups
+from gpushare.limit_keeper import LimitKeeper
+from gpushare.nvml_limits import NvidiaLimits
+from gpushare.podresources import Entry
+
+ROOT = Path("/sys/fs/cgroup")
+FOLDER = Path(os.environ["LIMIT_FOLDER"])
+HOOK = os.environ["LIMIT_HOOK"]
+DRIVER = Path(os.environ["LIMIT_DRIVER"])
+FIRST, SECOND = os.environ["LIMIT_CARDS"].split(",")
+CARDS = (contract.Card(0, FIRST, 1, 16384, 16), contract.Card(1, SECOND, 3, 8192, 8))
+# Of this run alone, so that two of them don't meet in one hierarchy.
+PODS = ROOT / f"kubepods-test{os.getpid()}.slice"
+
+
+def identifier(number: int) -> str:
+    return f"{number:064x}"
+
+
+class Container:
+    """A container's cgroup with a process in it."""
+
+    def __init__(self, number: int) -> None:
+        self.id = identifier(number)
+        self.folder = PODS / "kubepods-podaa_bb.slice" / f"cri-containerd-{self.id}.scope"
+        self.folder.mkdir(parents=True)
+        self.programs: list[subprocess.Popen[str]] = []
+        self.process = self.run("sleep", "600")
+        # A runtime runs hooks only once the process is in its cgroup.
+        for _turn in range(1000):
+            if str(self.process.pid) in (self.folder / "cgroup.procs").read_text().split():
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"{self.process.pid} isn't in {self.folder}")
+
+    def run(self, *command: str) -> subprocess.Popen[str]:
+        """As an exec into the container: the cgroup first, then the program."""
+        script = 'echo $$ > "$1/cgroup.procs"; shift; exec "$@"'
+        one = subprocess.Popen(
+            ["sh", "-c", script, "sh", str(self.folder), *command], stdout=subprocess.PIPE, text=True
+        )
+        self.programs.append(one)
+        return one
+
+    def hold(self, mib: int, card: int = 0) -> str:
+        """What a program says that wants so much memory; it keeps what it got."""
+        smi = self.run(str(DRIVER / "nvidia-smi"), "simulated-allocation", str(mib), "-i", str(card))
+        assert smi.stdout is not None
+        return smi.stdout.readline().strip()
+
+    def hook(self, environment: t.Mapping[str, str], *cards: str) -> tuple[int, str]:
+        """NVIDIA's hook, as the runtime runs it when the container is created: exit status and last words."""
+        bundle = FOLDER / f"bundle-{self.id}"
+        bundle.mkdir(exist_ok=True)
+        spec = {
+            "ociVersion": "1.0.2",
+            "root": {"path": "rootfs"},
+            "process": {"env": [f"{name}={value}" for name, value in environment.items()]},
+        }
+        (bundle / "config.json").write_text(json.dumps(spec))
+        state = {"ociVersion": "1.0.2", "id": self.id, "pid": self.process.pid, "bundle": str(bundle)}
+        arguments = [f"--gpu-id={uuid}" for uuid in cards or (FIRST,)]
+        done = subprocess.run(
+            [HOOK, "apply-cuda-memory-limits", f"--driver-root={DRIVER}", *arguments],
+            input=json.dumps(state), capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return done.returncode, lines[-1] if lines else ""
+
+    def end(self) -> None:
+        for one in self.programs:
+            one.kill()
+            one.wait()
+        self.programs = []
+        # The kernel takes the processes out a moment after they are reaped.
+        for _turn in range(100):
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                return
+            time.sleep(0.02)
+
+
+class Node:
+    def __init__(self, mode: str = "auto") -> None:
+        self.containers: dict[str, tuple[Container, int, tuple[str, ...]]] = {}
+        self.made: list[Container] = []
+        self.mode = mode
+        self.plugin: subprocess.Popen[str] | None = None
+
+    def start(self) -> LimitKeeper:
+        """A new process of the plugin; it is this very one, in a cgroup of its own."""
+        own = PODS / "kubepods-podplugin.slice" / f"cri-containerd-{identifier(99)}.scope"
+        if (ROOT / "cgroup.controllers").exists():
+            own.mkdir(parents=True, exist_ok=True)
+            (own / "cgroup.procs").write_text(str(os.getpid()))
+        self.keeper = LimitKeeper(self.mode, "GiB", NvidiaLimits(), NodeCgroups(str(ROOT)))
+        self.keeper.look(CARDS)
+        return self.keeper
+
+    def create(self, name: str, units: int, *cards: str) -> Container:
+        one = Container(len(self.made) + 1)
+        self.made.append(one)
+        self.containers[name] = (one, units, cards or (FIRST,))
+        return one
+
+    def once(self) -> list[str]:
+        pods, listing, slots = [], [], dict.fromkeys((FIRST, SECOND), 0)
+        shorts = contract.short_uuids([FIRST, SECOND])
+        for name, (one, units, cards) in self.containers.items():
+            given = []
+            for uuid in cards:
+                given += [contract.device_id(shorts[uuid], slots[uuid] + k) for k in range(units)]
+                slots[uuid] += units
+            wants = {contract.RESOURCE_MEMORY: str(len(given))}
+            pods.append(
+                {
+                    "metadata": {"namespace": "default", "name": name, "uid": name},
+                    "spec": {"nodeName": "n", "containers": [{"name": "x", "resources": {"limits": wants}}]},
+                    "status": {
+                        "phase": "Running",
+                        "containerStatuses": [
+                            {"name": "x", "containerID": f"containerd://{one.id}", "state": {"running": {}}}
+                        ],
+                    },
+                }
+            )
+            listing.append(Entry(f"default/{name}", {"x": tuple(given)}))
+        return [f"{one.reason}: {one.message}" for one in self.keeper.once(CARDS, pods, listing)]
+
+    def environment(self, name: str) -> dict[str, str]:
+        _one, units, cards = self.containers[name]
+        return self.keeper.environment(dict.fromkeys(cards, units))
+
+    def limit(self, name: str, uuid: str = FIRST) -> list[int] | None:
+        found = NvidiaLimits().get(uuid, str(self.containers[name][0].folder))
+        return None if found is None else [found.soft >> 20, found.hard >> 20, found.used >> 20]
+
+    def down(self) -> None:
+        with contextlib.suppress(OSError):
+            (ROOT / "cgroup.procs").write_text(str(os.getpid()))
+        for one in self.made:
+            one.end()
+        for path in sorted(PODS.rglob("*"), reverse=True):
+            if path.is_dir():
+                path.rmdir()
+        if PODS.exists():
+            PODS.rmdir()
+
+
+def enforced(node: Node) -> dict[str, t.Any]:
+    """Everything is new enough."""
+    keeper = node.start()
+    told: dict[str, t.Any] = {"state": keeper.state, "own": NvidiaLimits().get(FIRST, str(NodeCgroups().own()))}
+    # As it should be: the toolkit limits the container before its process runs.
+    good = node.create("good", 3)
+    told["hook"] = good.hook(node.environment("good"))
+    told["good"] = node.limit("good")
+    told["events"] = node.once()
+    told["mended"] = keeper.mended
+    told["inside"] = good.hold(2000)
+    told["a shell beside it"] = good.hold(2000)
+    told["the rest"] = good.hold(1000)
+    # A toolkit that sets nothing, in silence.
+    silent = node.create("silent", 2)
+    told["silent before"] = node.limit("silent")
+    node.once()
+    told["silent"] = node.limit("silent")
+    told["silent beyond"] = silent.hold(2049)
+    # A pod that says NVIDIA_GPU_MEMORY_LIMIT itself, and NVIDIA_VISIBLE_DEVICES=all.
+    greedy = node.create("greedy", 1)
+    told["greedy hook"] = greedy.hook({"NVIDIA_GPU_MEMORY_LIMIT": "8000"}, FIRST, SECOND)
+    told["greedy before"] = [node.limit("greedy"), node.limit("greedy", SECOND)]
+    told["greedy events"] = node.once()
+    told["greedy"] = [node.limit("greedy"), node.limit("greedy", SECOND)]
+    told["greedy elsewhere"] = greedy.hold(2, card=1)
+    # Two cards, the same share of each.
+    wide = node.create("wide", 4, FIRST, SECOND)
+    told["wide hook"] = wide.hook(node.environment("wide"), FIRST, SECOND)
+    node.once()
+    told["wide"] = [node.limit("wide"), node.limit("wide", SECOND)]
+    told["usage"] = {uuid: [one.containers, one.limited_mib, one.used_mib] for uuid, one in keeper.usage.items()}
+    # A new process of the plugin finds it all.
+    told["after a restart"] = [node.start().state, node.once(), node.keeper.mended]
+    # A container that ends takes its limit with it.
+    folder = greedy.folder
+    greedy.end()
+    del node.containers["greedy"]
+    folder.mkdir()
+    told["gone with its cgroup"] = NvidiaLimits().get(FIRST, str(folder)) is None
+    told["state in the end"] = [node.once(), node.keeper.state]
+    return told
+
+
+def late(node: Node) -> dict[str, t.Any]:
+    """A container that was there before there were limits, and holds more than its share."""
+    old = node.create("old", 2)
+    told: dict[str, t.Any] = {"holds": old.hold(5000)}
+    node.start()
+    told["events"] = node.once()
+    told["state"] = node.keeper.state
+    old.programs[-1].kill()
+    old.programs[-1].wait()
+    told["once it has given it back"] = [node.once(), node.keeper.state, node.limit("old")]
+    node.mode = "off"
+    node.start()
+    told["off"] = [node.once(), node.keeper.state, node.limit("old"), node.environment("old")]
+    return told
+
+
+def impossible(node: Node) -> dict[str, t.Any]:
+    """Something is missing: the plugin asks for nothing, and NVIDIA's hook has nothing to fail on."""
+    keeper = node.start()
+    one = node.create("one", 3) if (ROOT / "cgroup.controllers").exists() else None
+    told: dict[str, t.Any] = {"state": keeper.state, "refusal": keeper.refusal}
+    told["environment"] = keeper.environment({FIRST: 3})
+    if one is None:
+        # Cgroup version 1: the hook looks at /sys/fs/cgroup before it looks at the process.
+        one = Container.__new__(Container)
+        one.id, one.programs = identifier(1), []
+        one.process = subprocess.Popen(["sleep", "600"], text=True)
+        node.made = []
+    told["hook, as asked by nobody"] = one.hook(keeper.environment({FIRST: 3}))
+    told["hook, as asked by a pod"] = one.hook({"NVIDIA_GPU_MEMORY_LIMIT": "3072"})
+    one.process.kill()
+    one.process.wait()
+    return told
+
+
+SCENARIOS = {"enforced": enforced, "late": late, "impossible": impossible}
+
+
+def main() -> None:
+    node = Node(os.environ.get("LIMIT_MODE", "auto"))
+    try:
+        told = SCENARIOS[sys.argv[1]](node)
+    finally:
+        node.down()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who may hold how much, and where a container's cgroup is: pure rules, and trees as runtimes make them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+
+import pytest
+from gpushare import contract, limits
+from gpushare.cgroups import NodeCgroups
+from gpushare.podresources import Entry
+from limit_fakes import CARDS, FIRST, SECOND, entry, identifier, ids, pod
+
+ONE, TWO = identifier(1), identifier(2)
+
+
+# --------------------------------------------------------------------------- what is to be limited
+
+
+def test_each_container_has_the_limit_of_what_kubelet_gave_it() -> None:
+    both = pod("a", {"x": 3, "y": 2, "z": 0}, {"x": ONE, "y": TWO, "z": identifier(3)})
+    listing = [entry("a", x=ids(SECOND, 0, 3), y=ids(SECOND, 3, 2), z=())]
+    found = {one.container: one for one in limits.targets(CARDS, [both], listing, "GiB")}
+    assert {name: one.mib for name, one in found.items()} == {"x": {SECOND: 3072}, "y": {SECOND: 2048}}
+    assert (found["x"].container_id, found["x"].pod, found["x"].uid) == (ONE, "default/a", "uid-a")
+    assert limits.targets(CARDS, [both], listing, "MiB")[0].mib == {SECOND: 3}
+
+
+def test_a_container_of_several_cards_has_a_limit_on_each() -> None:
+    wide = pod("a", {"x": 6}, {"x": ONE})
+    found = limits.targets(CARDS, [wide], [entry("a", x=ids(FIRST, 4, 3) + ids(SECOND, 0, 3))], "GiB")
+    assert [one.mib for one in found] == [{FIRST: 3072, SECOND: 3072}]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (pod("a", {"x": 3}, {}), "it doesn't run"),
+        (pod("b", {"x": 3}, {"x": ONE}), "kubelet doesn't list it"),
+        (pod("a", {"x": 4}, {"x": ONE}), "kubelet speaks of another pod of this name"),
+        ({**pod("a", {"x": 3}, {"x": ONE}), "status": {"phase": "Failed"}}, "it is over"),
+    ],
+)
+def test_nothing_is_limited_on_a_guess(given: dict[str, t.Any], why: str) -> None:
+    assert limits.targets(CARDS, [given], [entry("a", x=ids(FIRST, 0, 3))], "GiB") == [], why
+
+
+def test_ids_of_another_plugin_or_two_pods_of_one_name_are_no_basis() -> None:
+    mine = pod("a", {"x": 3}, {"x": ONE})
+    foreign = [Entry("default/a", {"x": ("deadbeef-0", "deadbeef-1", "deadbeef-2")})]
+    assert limits.targets(CARDS, [mine], foreign, "GiB") == []
+    twice = [entry("a", x=ids(FIRST, 0, 3)), entry("a", x=ids(FIRST, 3, 3))]
+    assert limits.targets(CARDS, [mine], twice, "GiB") == []
+
+
+def test_a_pod_that_upstreams_plugin_assigned_is_limited_by_its_annotation() -> None:
+    """Its device IDs name a card's UUID and a number, but not the one that the pod was given."""
+    old = pod("a", {"x": 3}, {"x": ONE})
+    booked = contract.booking_annotations([CARDS[1]], old, 1, True)
+    old["metadata"]["annotations"] = {key: value for key, value in booked.items() if value}
+    listing = [Entry("default/a", {"x": tuple(f"{FIRST}-_-{slot}" for slot in range(3))})]
+    assert [one.mib for one in limits.targets(CARDS, [old], listing, "GiB")] == [{SECOND: 3072}]
+
+
+def test_an_init_container_that_kubelet_hides_is_limited_by_the_pods_card_once_that_is_certain() -> None:
+    one = pod("a", {"x": 3}, {})
+    one["spec"]["initContainers"] = [
+        {"name": "init", "resources": {"limits": {contract.RESOURCE_MEMORY: "2"}}},
+        {"name": "side", "restartPolicy": "Always", "resources": {"limits": {contract.RESOURCE_MEMORY: "1"}}},
+    ]
+    one["status"]["initContainerStatuses"] = [
+        {"name": "init", "containerID": f"containerd://{ONE}", "state": {"running": {}}},
+        {"name": "side", "containerID": f"containerd://{TWO}", "state": {"running": {}}},
+    ]
+    listing = [entry("a", side=ids(SECOND, 0, 1))]
+    assert [found.container for found in limits.targets(CARDS, [one], listing, "GiB")] == ["side"]
+    for assigned in (False, True):
+        booked = contract.booking_annotations([CARDS[1]], one, 1, assigned)
+        one["metadata"]["annotations"] = {key: value for key, value in booked.items() if value}
+        found = {each.container: each.mib for each in limits.targets(CARDS, [one], listing, "GiB")}
+        expected = {"side": {SECOND: 1024}, **({"init": {SECOND: 2048}} if assigned else {})}
+        assert found == expected
+
+
+def test_only_running_containers_are_kept_of_a_status() -> None:
+    status = {
+        "phase": "Running",
+        "containerStatuses": [
+            {"name": "x", "containerID": f"cri-o://{ONE}", "state": {"running": {"startedAt": "now"}}, "image": "i"},
+            {"name": "y", "containerID": f"docker://{TWO}", "state": {"terminated": {"exitCode": 1}}},
+            {"name": "z", "state": {"waiting": {}}},
+        ],
+    }
+    slim = limits.slim_statuses(status)
+    assert set(slim) == {"containerStatuses"}
+    assert slim["containerStatuses"][0] == {"name": "x", "containerID": f"cri-o://{ONE}", "state": {"running": {}}}
+    assert limits.running({"status": slim}) == limits.running({"status": status}) == {"x": ONE}
+    assert limits.running({}) == {}
+
+
+# --------------------------------------------------------------------------- in what words
+
+
+def test_the_toolkits_variables() -> None:
+    assert limits.environment({FIRST: 3072}) == {"NVIDIA_GPU_MEMORY_LIMIT": "3072", "NVIDIA_GPU_MEMORY_REQUEST": "0"}
+    assert limits.environment({}) == {}
+    # The toolkit sets one value on all cards; too low on one would take from the pod what it was given.
+    assert limits.environment({FIRST: 2048, SECOND: 1024})["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
+
+
+@pytest.mark.parametrize("version", ["615.71.09", "615.0", "700.10.01"])
+def test_drivers_that_can(version: str) -> None:
+    assert limits.driver_problem(version) is None
+
+
+@pytest.mark.parametrize("version", ["610.57.04", "580.95.05", "", "unknown", "6150"])
+def test_drivers_that_cant(version: str) -> None:
+    problem = limits.driver_problem(version)
+    assert problem is not None and "615" in problem and (version or "unknown") in problem
+
+
+def test_the_nodes_sentence() -> None:
+    assert limits.state("off", "whatever", ["x"]) == contract.LIMIT_OFF
+    assert limits.state("auto", None, []) == contract.LIMIT_ENFORCED
+    assert limits.state("auto", "the driver is old", ["x"]) == "unenforced: the driver is old"
+    assert limits.state("required", None, ["one isn't held", "b", "c"]) == "unenforced: one isn't held (and 2 more)"
+
+
+# --------------------------------------------------------------------------- the tree of cgroups
+
+LAYOUTS = {
+    "containerd, systemd": (
+        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podaa_bb.slice/cri-containerd-{id}.scope"
+    ),
+    "containerd, cgroupfs": "kubepods/burstable/podaa-bb/{id}",
+    "CRI-O, systemd": "kubepods.slice/kubepods-podaa_bb.slice/crio-{id}.scope",
+    "CRI-O, cgroupfs": "kubepods/besteffort/podaa-bb/crio-{id}",
+    "Docker, systemd": (
+        "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podaa_bb.slice/docker-{id}.scope"
+    ),
+    "Docker, cgroupfs": "kubepods/podaa-bb/{id}",
+    "kubelet with a root of its own": (
+        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podaa_bb.slice/cri-containerd-{id}.scope"
+    ),
+    "two drivers at odds": "kubepods-besteffort-podaa_bb.slice:cri-containerd:{id}",
+}
+
+
+def tree(root: Path, version: int) -> Path:
+    """An empty hierarchy as a container's folders are in it."""
+    if version == 2:
+        (root / "cgroup.controllers").write_text("cpu memory misc\n")
+        return root
+    (root / "memory").mkdir()
+    return root / "memory"
+
+
+def cgroup(folder: Path, *pids: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+    return folder
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_container_is_found_wherever_the_runtime_puts_it(tmp_path: Path, layout: str, version: int) -> None:
+    top = tree(tmp_path, version)
+    wanted = cgroup(top / layout.format(id=ONE), 0)
+    cgroup(top / layout.format(id=TWO), 0)
+    cgroup(top / "system.slice" / f"docker-{identifier(7)}.scope", 0)
+    cgroups = NodeCgroups(str(tmp_path))
+    assert cgroups.version() == version
+    assert cgroups.folder(ONE) == str(wanted)
+    assert cgroups.folder(identifier(9)) is None
+    assert cgroups.folder("../../etc") is None
+    assert cgroups.folder(identifier(7)) is None
+
+
+def test_a_container_that_comes_later_and_one_that_goes(tmp_path: Path) -> None:
+    top, cgroups = tree(tmp_path, 2), NodeCgroups(str(tmp_path))
+    assert cgroups.folder(ONE) is None
+    made = cgroup(top / LAYOUTS["containerd, systemd"].format(id=ONE), 0)
+    assert cgroups.folder(ONE) == str(made)
+    (made / "cgroup.procs").unlink()
+    made.rmdir()
+    assert cgroups.folder(ONE) is None
+
+
+def test_crun_has_the_processes_one_level_lower(tmp_path: Path) -> None:
+    scope = cgroup(tree(tmp_path, 2) / LAYOUTS["CRI-O, systemd"].format(id=ONE))
+    inner, cgroups = cgroup(scope / "container", 0, 0), NodeCgroups(str(tmp_path))
+    assert cgroups.folder(ONE) == str(inner)
+    # Where the scope has processes of its own, the lower one is of the container's making.
+    cgroup(scope, 0)
+    assert cgroups.folder(ONE) == str(scope)
+
+
+def test_conmon_is_no_container(tmp_path: Path) -> None:
+    pods = tree(tmp_path, 2) / "kubepods.slice" / "kubepods-podaa_bb.slice"
+    cgroup(pods / f"crio-conmon-{ONE}.scope", 0)
+    assert NodeCgroups(str(tmp_path)).folder(ONE) is None
+
+
+def test_what_is_inside_a_container_is_its_own_affair(tmp_path: Path) -> None:
+    scope = cgroup(tree(tmp_path, 2) / LAYOUTS["containerd, systemd"].format(id=ONE), 0)
+    cgroup(scope / "kubepods" / "podcc" / TWO, 0)
+    assert NodeCgroups(str(tmp_path)).folder(TWO) is None
+
+
+def test_hybrid_and_missing_hierarchies(tmp_path: Path) -> None:
+    assert NodeCgroups(str(tmp_path)).version() == 0
+    for one in ("memory", "unified", "systemd"):
+        (tmp_path / one).mkdir()
+    (tmp_path / "unified" / "cgroup.controllers").write_text("")
+    assert NodeCgroups(str(tmp_path)).version() == 1
+    assert NodeCgroups(str(tmp_path)).own() is None
+
+
+def test_the_plugins_own_cgroup_is_the_one_with_its_process(tmp_path: Path) -> None:
+    top = tree(tmp_path, 2)
+    pods = top / "kubepods.slice" / "kubepods-podaa_bb.slice"
+    # Other PID namespaces' processes are shown as 0.
+    cgroup(pods / f"cri-containerd-{ONE}.scope", 0, 0)
+    mine = cgroup(pods / f"cri-containerd-{TWO}.scope", 0, os.getpid())
+    assert NodeCgroups(str(tmp_path)).own() == str(mine)
+
+
+def test_a_root_that_is_the_containers_own_view_isnt_the_nodes(tmp_path: Path) -> None:
+    cgroup(tree(tmp_path, 2), os.getpid())
+    assert NodeCgroups(str(tmp_path)).own() is None
+
+
+def test_the_modules_are_found_without_nvidias_library() -> None:
+    """The pure part is imported where there is no driver, and no door is opened by importing it."""
+    script = (
+        "import sys; sys.modules['pynvml'] = None; from gpushare import limit_keeper; print(limit_keeper.CLOSED.hard)"
+    )
+    source = str(Path(limits.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    assert done.stdout.strip() == str(1 << 20)

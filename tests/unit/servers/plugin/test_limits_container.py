@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Limits in a container that NVIDIA's real runtime and runc make, with what the plugin puts into its environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+
+import pytest
+from gpushare import limits
+from limit_fakes import FIRST
+from test_limits_real import CARD_LINES, HERE, R580, R615, drivers, hook, namespaces
+
+__all__ = ["drivers"]
+
+# What the plugin's process does beside it: the node has one pod, of 3 GiB of the first card.
+KEEPER = """
+import os, sys
+from gpushare import contract
+from gpushare.cgroups import NodeCgroups
+from gpushare.limit_keeper import LimitKeeper
+from gpushare.nvml_limits import NvidiaLimits
+from limit_fakes import CARDS, FIRST, entry, ids, pod
+own = "/sys/fs/cgroup/kubepods-test" + str(os.getppid()) + "/plugin"
+os.makedirs(own)
+open(own + "/cgroup.procs", "w").write(str(os.getpid()))
+keeper = LimitKeeper("auto", "GiB", NvidiaLimits(), NodeCgroups())
+keeper.look(CARDS)
+found = keeper.once(
+    CARDS, [pod("a", {"x": 3}, {"x": os.environ["LIMIT_CONTAINER"]})], [entry("a", x=ids(FIRST, 0, 3))]
+)
+print(keeper.state, *[one.reason for one in found], sep="; ", flush=True)
+"""
+SHOW = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits; "
+
+
+def container(
+    folder: Path,
+    drivers: t.Mapping[str, Path],
+    version: str,
+    command: str,
+    environment: t.Mapping[str, str],
+    cgroups: int = 2,
+    beside: str = "",
+) -> tuple[int, list[str], str]:
+    """Exit status, what the container said, and what the runtime said."""
+    namespaces()
+    if not shutil.which("runc") or os.path.exists("/dev/nvidiactl"):
+        pytest.skip("no runc on this machine, or a real driver")
+    (folder / "cards").write_text(CARD_LINES)
+    inside = folder / "node"
+    inside.mkdir()
+    source = HERE.parents[3] / "images" / "gpushare" / "src"
+    outer = {
+        **os.environ,
+        "PYTHONPATH": f"{source}:{HERE}",
+        "LIMIT_DRIVER": str(drivers[version]),
+        "LIMIT_FOLDER": str(folder),
+        "LIMIT_TOOLKIT": str(Path(hook()).parent),
+        "LIMIT_PYTHON": sys.executable,
+        "LIMIT_BESIDE": beside,
+    }
+    given = {"NVIDIA_VISIBLE_DEVICES": FIRST, "NVIDIA_DRIVER_CAPABILITIES": "all", **environment}
+    script = str(HERE / "limit_container.sh")
+    words = [f"{name}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        ["unshare", "-m", "bash", script, str(inside), version, str(cgroups), command, *words],
+        capture_output=True, text=True, check=False, timeout=120, env=outer,
+    )  # fmt: skip
+    assert done.returncode in (0, 3), done.stderr
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_fault_20_in_the_container_the_share_is_the_card(drivers: dict[str, Path], tmp_path: Path) -> None:
+    command = (
+        f"{SHOW} nvidia-smi simulated-allocation 3073; nvidia-smi simulated-allocation 3000 --seconds 1 & sleep 0.3; "
+        "sh -c 'nvidia-smi simulated-allocation 100'; "
+        # Nobody in the container can lift it.
+        "nvidia-smi memory-limits --set -n /sys/fs/cgroup --soft-limit 0 --hard-limit max -i 0"
+    )
+    code, said, _log = container(tmp_path, drivers, R615, command, limits.environment({FIRST: 3072}))
+    assert code == 0
+    assert said == [
+        "3072",
+        "Insufficient Memory",
+        "holding 3000 MiB",
+        "Insufficient Memory",
+        "Insufficient Permissions",
+    ]
+
+
+def test_fault_20_a_pod_that_raises_its_limit_is_put_back_by_the_plugin(
+    drivers: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = {limits.LIMIT: "9000", limits.REQUEST: "0"}
+    code, said, _log = container(tmp_path, drivers, R615, SHOW, asked, beside=KEEPER)
+    assert code == 0
+    assert said == ["enforced; GpuMemoryLimitMended", "3072"]
+
+
+def test_fault_20_a_limit_that_nobody_set_is_set_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
+    command = f"{SHOW} nvidia-smi simulated-allocation 3073"
+    code, said, _log = container(tmp_path, drivers, R615, command, {}, beside=KEEPER)
+    assert code == 0
+    assert said == ["enforced", "3072", "Insufficient Memory"]
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["as the plugin does", "as a pod might"])
+@pytest.mark.parametrize(("version", "cgroups"), [(R580, 2), (R615, 1)], ids=["a driver before R615", "cgroup v1"])
+def test_fault_20_a_container_starts_where_it_cant_be_limited_unless_its_pod_asks_for_it(
+    drivers: dict[str, Path], tmp_path: Path, version: str, cgroups: int, asked: bool
+) -> None:
+    if cgroups == 1 and os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+        pytest.skip("this machine has no cgroups of version 1")
+    environment = {limits.LIMIT: "3072", limits.REQUEST: "0"} if asked else {}
+    code, said, words = container(tmp_path, drivers, version, SHOW, environment, cgroups)
+    if asked:
+        assert code == 3 and "error running hook" in words
+    else:
+        assert code == 0 and said == ["16384"]

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Limits with real cgroups, the real nvidia-ml-py and NVIDIA's real hook; both answers: enforced, and why not.
+
+The silicon and its driver are simulated (lab/driver). A machine whose /sys/fs/cgroup isn't version 2 has an empty
+hierarchy of that version mounted there for the test, in a mount namespace that nobody else sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import typing as t
+from functools import cache
+from pathlib import Path
+
+import pytest
+from limit_fakes import FIRST, SECOND
+
+from lab import build, packages
+from lab.shell import LabError
+
+R615, R580 = "615.71.09", "580.95.05"
+HERE = Path(__file__).resolve().parent
+CARD_LINES = f"""\
+card 0 uuid={FIRST} minor=1 memory=16384 bus=0000:3b:00.0 name=Simulated_NVIDIA_GPU_16GiB
+card 1 uuid={SECOND} minor=3 memory=8192 bus=0000:C1:00.0 name=Simulated_NVIDIA_GPU_8GiB
+"""
+VERSION_2 = "mount -t cgroup2 none /sys/fs/cgroup"
+VERSION_1 = "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory /sys/fs/cgroup/unified"
+
+
+@cache
+def hook() -> str:
+    try:
+        return str(build.binaries("toolkit") / "nvidia-cdi-hook")
+    except (LabError, OSError) as error:
+        pytest.skip(f"no container toolkit: {error}")
+
+
+@cache
+def namespaces() -> None:
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("only root can mount a hierarchy of cgroups")
+    done = subprocess.run(["unshare", "-m", "sh", "-c", VERSION_2], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no cgroup version 2 on this machine: {done.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc on this machine to compile the simulated driver with")
+    found = {}
+    for version in (R615, R580):
+        root = tmp_path_factory.mktemp(f"driver-{version}")
+        packages.compile_driver(root, version)
+        libraries = root / "usr" / "lib64"
+        libraries.mkdir(parents=True)
+        (root / f"libnvidia-ml.so.{version}").rename(libraries / f"libnvidia-ml.so.{version}")
+        (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+        found[version] = root
+    return found
+
+
+def play(
+    scenario: str,
+    driver: Path,
+    tmp_path: Path,
+    cgroups: str = VERSION_2,
+    cards: str = CARD_LINES,
+    mode: str = "auto",
+    without: str = "",
+) -> dict[str, t.Any]:
+    """What a node tells after a scenario of limit_node.py."""
+    namespaces()
+    (tmp_path / "cards").write_text(cards)
+    source = Path(__file__).resolve().parents[4] / "images" / "gpushare" / "src"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(source),
+        "LD_LIBRARY_PATH": str(driver / "usr" / "lib64"),
+        "KUBEGPU_SIM_CARDS": str(tmp_path / "cards"),
+        "LIMIT_FOLDER": str(tmp_path),
+        "LIMIT_HOOK": hook(),
+        "LIMIT_DRIVER": str(driver),
+        "LIMIT_CARDS": f"{FIRST},{SECOND}",
+        "LIMIT_MODE": mode,
+    }
+    less = ["setpriv", "--bounding-set", f"-{without}", "--inh-caps", f"-{without}"] if without else []
+    program = [*less, sys.executable, str(HERE / "limit_node.py"), scenario]
+    script = f'mount --make-rprivate / && {cgroups} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *program],
+        capture_output=True, text=True, check=False, timeout=120, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return t.cast(dict[str, t.Any], json.loads(done.stdout))
+
+
+def test_fault_20_a_share_is_a_limit_from_the_first_moment_and_stays_one(
+    drivers: dict[str, Path], tmp_path: Path
+) -> None:
+    told = play("enforced", drivers[R615], tmp_path)
+    assert told["state"] == "enforced" and told["own"] is None
+    # The toolkit's own hook has set what the plugin asked for; the plugin finds it so.
+    assert told["hook"][0] == 0 and told["good"] == [0, 3072, 0]
+    assert told["events"] == [] and told["mended"] == 0
+    # Memory beyond it is refused, to a process started later in the container too.
+    assert told["inside"] == "holding 2000 MiB"
+    assert told["a shell beside it"] == "Insufficient Memory"
+    assert told["the rest"] == "holding 1000 MiB"
+
+
+def test_fault_20_a_toolkit_that_sets_nothing_and_a_pod_that_asks_for_more(
+    drivers: dict[str, Path], tmp_path: Path
+) -> None:
+    told = play("enforced", drivers[R615], tmp_path)
+    assert told["silent before"] is None and told["silent"] == [0, 2048, 0]
+    assert told["silent beyond"] == "Insufficient Memory"
+    # NVIDIA's hook obeys the pod: a limit of its own choice, on cards of its own choice.
+    assert told["greedy hook"][0] == 0
+    assert told["greedy before"] == [[8000, 8000, 0], [8000, 8000, 0]]
+    reasons = sorted(one.partition(":")[0] for one in told["greedy events"])
+    assert reasons == ["GpuCardNotGiven", "GpuMemoryLimitMended"]
+    assert told["greedy"] == [[0, 1024, 0], [0, 1, 0]] and told["greedy elsewhere"] == "Insufficient Memory"
+
+
+def test_several_cards_restarts_and_ends(drivers: dict[str, Path], tmp_path: Path) -> None:
+    told = play("enforced", drivers[R615], tmp_path)
+    assert told["wide hook"][0] == 0 and told["wide"] == [[0, 4096, 0], [0, 4096, 0]]
+    assert told["usage"] == {FIRST: [4, 10240, 3000], SECOND: [1, 4096, 0]}
+    assert told["after a restart"] == ["enforced", [], 0]
+    assert told["gone with its cgroup"] is True
+    assert told["state in the end"] == [[], "enforced"]
+
+
+def test_a_container_that_held_more_before_there_were_limits_is_named_until_it_doesnt(
+    drivers: dict[str, Path], tmp_path: Path
+) -> None:
+    told = play("late", drivers[R615], tmp_path)
+    assert told["holds"] == "holding 5000 MiB"
+    (event,) = told["events"]
+    assert event.startswith("GpuMemoryUnlimited: container x of pod default/old isn't held to its 2048 MiB of card 0")
+    assert told["state"] == "unenforced: " + event.partition(": ")[2]
+    assert told["once it has given it back"] == [[], "enforced", [0, 2048, 0]]
+    assert told["off"] == [[], "off", None, {}]
+
+
+IMPOSSIBLE: dict[str, tuple[str, dict[str, t.Any], str]] = {
+    "a driver before R615": (R580, {}, "NVIDIA's driver is 580.95.05, and limits need 615 or newer"),
+    "cgroup version 1": (
+        R615,
+        {"cgroups": VERSION_1},
+        "the node runs with cgroup version 1, and limits need version 2",
+    ),
+    "limits turned off in the driver": (
+        R615,
+        {"cards": CARD_LINES + "limits off\n"},
+        "card 0 can't be limited, as the driver says: it doesn't support limits on this card",
+    ),
+    "MIG": (
+        R615,
+        {"cards": CARD_LINES.replace("_16GiB", "_16GiB mig=enabled")},
+        "MIG is on for card 0, and MIG devices can't be limited",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize(("version", "more", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_fault_20_where_it_cant_be_no_container_fails_for_it(
+    drivers: dict[str, Path], tmp_path: Path, version: str, more: dict[str, t.Any], words: str, mode: str
+) -> None:
+    told = play("impossible", drivers[version], tmp_path, mode=mode, **more)
+    assert told["state"].startswith(f"unenforced: {words}")
+    if mode == "required":
+        assert told["refusal"].startswith(f"gpushare_memory_limit: limits are required, but {words}")
+    else:
+        assert told["refusal"] is None
+    assert told["environment"] == {}
+    assert told["hook, as asked by nobody"][0] == 0
+    # This is why nothing is asked for there: the runtime doesn't start a container whose hook fails.
+    assert told["hook, as asked by a pod"][0] != 0
+
+
+def test_the_hooks_own_words_on_cgroup_version_1(drivers: dict[str, Path], tmp_path: Path) -> None:
+    told = play("impossible", drivers[R615], tmp_path, cgroups=VERSION_1)
+    assert "only supported in cgroup v2" in told["hook, as asked by a pod"][1]
+
+
+def test_a_plugin_without_the_right_says_so(drivers: dict[str, Path], tmp_path: Path) -> None:
+    told = play("impossible", drivers[R615], tmp_path, without="sys_admin")
+    assert told["state"] == (
+        "unenforced: card 0 can't be limited, as the driver says: "
+        "the plugin lacks the right to (it needs the capability SYS_ADMIN)"
+    )
+    assert told["environment"] == {}
