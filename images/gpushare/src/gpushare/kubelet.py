@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import stat
 import threading
 import time
@@ -46,19 +47,28 @@ class Steering(t.Protocol):
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
         """:raises Refused: no card will do."""
 
-    def allocate(self, ids: tuple[str, ...]) -> dict[str, str]:
-        """The environment of one container.
+    def allocate(self, ids: tuple[str, ...]) -> wire.Answer:
+        """What one container is given.
 
-        :raises InvalidIds: not units of one card of this node.
+        :raises InvalidIds: not units of as many cards of this node as the pod asks for, equally many of each.
         """
 
 
 class DevicePlugin:
-    """The service that kubelet calls."""
+    """The service that kubelet calls.
 
-    def __init__(self, inventory: Inventory, steering: Steering) -> None:
+    :param timed: around each answer that kubelet waits for with a pod, with the call's name.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        steering: Steering,
+        timed: t.Callable[[str], contextlib.AbstractContextManager[None]] = lambda call: contextlib.nullcontext(),
+    ) -> None:
         self._inventory = inventory
         self._steering = steering
+        self._timed = timed
         self._stopped = False
         self._streams = 0
 
@@ -114,21 +124,23 @@ class DevicePlugin:
 
     def _preferred(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         try:
-            return wire.preferred_response([self._steering.preferred(ask) for ask in wire.asks(request)])
+            with self._timed("preferred"):
+                return wire.preferred_response([self._steering.preferred(ask) for ask in wire.asks(request)])
         except Refused as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     def _allocate(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         try:
-            return wire.allocate_response([self._steering.allocate(ids) for ids in wire.allocations(request)])
+            with self._timed("allocate"):
+                return wire.allocate_response([self._steering.allocate(ids) for ids in wire.allocations(request)])
         except InvalidIds as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
+def _identity(path: str) -> tuple[int, int, int] | None:
     """What tells a socket from one that was made later under its name; an inode's number alone is used again."""
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return None
     return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
@@ -138,7 +150,8 @@ class Registration:
     """Keeps the plugin registered with whatever kubelet is there; ``step`` is called a few times a second."""
 
     def __init__(self, folder: Path, plugin_for: t.Callable[[], DevicePlugin], inventory: Inventory) -> None:
-        self._folder = folder
+        # As text: they are looked at several times a second, for ever.
+        self._socket, self._kubelet_socket = str(folder / SOCKET), str(folder / KUBELET_SOCKET)
         self._plugin_for = plugin_for
         self._inventory = inventory
         self._server: grpc.Server | None = None
@@ -166,14 +179,14 @@ class Registration:
             # Before the first cards there is nothing to register; afterwards the list says what has become of them.
             self.error = self._inventory.reason
             return
-        if self._server is not None and _identity(self._folder / SOCKET) != self._own:
-            log.warning("our socket %s is gone: kubelet has restarted", self._folder / SOCKET)
+        if self._server is not None and _identity(self._socket) != self._own:
+            log.warning("our socket %s is gone: kubelet has restarted", self._socket)
             self._close()
         if now < self._not_before:
             return
         if self._server is None and not self._serve():
             return
-        kubelet = _identity(self._folder / KUBELET_SOCKET)
+        kubelet = _identity(self._kubelet_socket)
         if self._registered_at is not None and kubelet != self._kubelet:
             log.warning("kubelet's socket is another one: registering again")
             self._close()
@@ -186,20 +199,21 @@ class Registration:
                 self._close()
             return
         if kubelet is None:
-            self.error = f"kubelet isn't there: {self._folder / KUBELET_SOCKET} doesn't exist"
+            self.error = f"kubelet isn't there: {self._kubelet_socket} doesn't exist"
             return
         self._register(kubelet)
 
     def stop(self) -> None:
         self._close()
-        if self._own is not None and _identity(self._folder / SOCKET) == self._own:
+        if self._own is not None and _identity(self._socket) == self._own:
             with contextlib.suppress(FileNotFoundError):
-                (self._folder / SOCKET).unlink()
+                os.unlink(self._socket)
 
     def _serve(self) -> bool:
-        path = self._folder / SOCKET
+        path = self._socket
         try:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             plugin = self._plugin_for()
             server = grpc.server(
                 futures.ThreadPoolExecutor(max_workers=16, thread_name_prefix="kubelet"), options=wire.UNLIMITED
@@ -216,7 +230,7 @@ class Registration:
     def _register(self, kubelet: tuple[int, int, int]) -> None:
         try:
             request = wire.register_request(SOCKET)
-            wire.call(str(self._folder / KUBELET_SOCKET), wire.REGISTER, request, REGISTER_SECONDS)
+            wire.call(self._kubelet_socket, wire.REGISTER, request, REGISTER_SECONDS)
         except grpc.RpcError as error:
             self._put_off(f"kubelet refuses the registration: {describe(error)}")
             return

@@ -14,7 +14,7 @@ import threading
 import time
 import typing as t
 
-from gpushare import contract, steering
+from gpushare import contract, pod_facts, steering
 from gpushare.admission import Pods
 from gpushare.events import Events
 from gpushare.kube import Json, Kube, KubeError
@@ -27,9 +27,13 @@ log = logging.getLogger("gpushare.reconcile")
 # After an Allocate kubelet lists the IDs a moment later: it is asked again this often, for so long.
 HOT_SECONDS = 3.0
 HOT_PAUSE = 0.15
+# A pass before kubelet has even had our answer would find nothing, and only keep it waiting.
+FIRST_PAUSE = 0.05
 # A patch is repeated if the mirror still shows the old state after so long.
 SETTLE_SECONDS = 5.0
 LONGEST_BACKOFF = 5.0
+
+NODE_ANNOTATIONS = (contract.NODE_CARDS, contract.NODE_LIMIT, contract.NODE_RUNTIME_CDI)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +47,13 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True)
 class Correction:
-    """A pod whose annotations don't say what kubelet did; ``annotations`` is empty where only a notice is due."""
+    """A pod whose annotations don't say what kubelet did.
+
+    :param annotations: None for one that must go; empty where only a notice is due.
+    """
 
     pod: Json
-    annotations: t.Mapping[str, str]
+    annotations: t.Mapping[str, str | None]
     notice: Notice | None
 
 
@@ -57,14 +64,14 @@ def corrections(
     cards: t.Sequence[contract.Card],
     pods: t.Mapping[str, Json],
     listing: t.Sequence[Entry],
-    granted: t.Mapping[str, str],
+    granted: t.Mapping[str, tuple[str, ...]],
     now_ns: int,
 ) -> list[Correction]:
     """What has to be written on pods so that their annotations are kubelet's truth.
 
-    :param granted: card (UUID) by pod (UID), of pods that kubelet has been answered for by this very process.
+    :param granted: cards (UUIDs) by pod (UID), of pods that kubelet has been answered for by this very process.
     """
-    slots, found = steering.Slots(cards), []
+    slots, found = steering.slots_of(cards), []
     by_uuid = {card.uuid: card for card in cards}
     seen: dict[str, int] = {}
     for entry in listing:
@@ -72,105 +79,146 @@ def corrections(
     for entry in listing:
         pod = pods.get(entry.key)
         # kubelet gives no UID. While it lists a pod and its successor of the same name, neither can be told.
-        if pod is None or seen[entry.key] > 1 or contract.finished(pod) or not contract.gpu_containers(pod):
+        if pod is None or seen[entry.key] > 1 or contract.finished(pod) or not pod_facts.steps(pod):
             continue
         uid = contract.pod_uid(pod)
         # Before kubelet has spoken of this very UID, what it lists may be the predecessor's.
-        if not steering.started(pod) and uid not in granted:
+        if not pod_facts.started(pod) and uid not in granted:
             continue
+        equal = True
         if not entry.ids:
             # Units of plain init containers aren't listed; what we know of them is what kubelet was answered.
-            hidden_only = uid in granted and not steering.visible_units(pod)
-            used = {granted[uid]} if hidden_only else set()
+            hidden_only = uid in granted and not pod_facts.visible_units(pod)
+            used = set(granted[uid]) if hidden_only else set()
         elif steering.pending(pod, entry) or not _agrees(pod, entry):
             continue
         else:
-            used = {card.uuid if (card := slots.card(one)) else "" for one in entry.ids}
-        if len(used) > 1 and "" not in used:
-            found.append(Correction(pod, {}, _two_cards(by_uuid, used)))
-        elif len(used) == 1 and (uuid := next(iter(used))) in by_uuid:
-            wanted = _wanted(pod, by_uuid[uuid], now_ns)
-            if wanted:
-                found.append(Correction(pod, wanted, _notice(pod, by_uuid[uuid])))
+            used, equal = _cards_of(slots, entry)
+        if not used or not used <= by_uuid.keys():
+            continue
+        given = tuple(sorted((by_uuid[uuid] for uuid in used), key=lambda card: card.index))
+        if not equal:
+            found.append(Correction(pod, {}, _ambiguous(given)))
+        elif not _told(pod, given):
+            found.append(Correction(pod, _wanted(pod, given, now_ns), _notice(pod, given)))
     return found
+
+
+def _cards_of(slots: steering.Slots, entry: Entry) -> tuple[set[str], bool]:
+    """The cards (UUIDs) of a pod's IDs, the empty text for an unknown one; whether each container has equal shares."""
+    each = [slots.units(counts) for counts in entry.counts.values() if counts]
+    used = {uuid for one in each for uuid in one}
+    return used, all(one.keys() == used and len(set(one.values())) == 1 for one in each)
 
 
 def _agrees(pod: Json, entry: Entry) -> bool:
     """As many IDs as each container wants; otherwise kubelet speaks of another pod of this name."""
     return all(
-        len(entry.containers[name]) == units for name, units in contract.gpu_containers(pod) if name in entry.containers
+        len(entry.containers[step.name]) == step.units for step in pod_facts.steps(pod) if step.name in entry.containers
     )
 
 
-def _wanted(pod: Json, card: contract.Card, now_ns: int) -> dict[str, str]:
-    """The annotations that differ from the truth."""
+def _wanted(pod: Json, cards: t.Sequence[contract.Card], now_ns: int) -> dict[str, str | None]:
+    """The annotations that differ from the truth; None for one that must go."""
     have = (pod.get("metadata") or {}).get("annotations") or {}
     booked = contract.booking(pod)
     since = booked.assume_time if booked and booked.assume_time else now_ns
-    truth = contract.booking_annotations(card, contract.pod_units(pod), since, assigned=True)
-    return {key: value for key, value in truth.items() if have.get(key) != value}
+    truth = contract.booking_annotations(cards, pod, since, assigned=True)
+    # An empty one counts as absent: whoever only merges writes that.
+    return {key: value for key, value in truth.items() if (have.get(key) or None) != value}
 
 
-def _notice(pod: Json, card: contract.Card) -> Notice | None:
+@pod_facts.kept
+def _told(pod: Json, cards: tuple[contract.Card, ...]) -> bool:
+    """Nothing differs; without the time that every pod has to have, something does."""
+    return not _wanted(pod, cards, -1)
+
+
+def _notice(pod: Json, cards: t.Sequence[contract.Card]) -> Notice | None:
     booked = contract.booking(pod)
-    where = f"card {card.index} ({card.uuid})"
+    where = _places(cards)
     if booked is None or booked.index < 0:
         return Notice("GpuCardAssigned", f"kubelet gave this pod {contract.pod_units(pod)} units of {where}")
-    if booked.index != card.index:
-        return Notice("GpuCardCorrected", f"kubelet gave this pod units of {where}, not of card {booked.index}")
+    if set(booked.indices) != {card.index for card in cards}:
+        before = ", ".join(f"card {index}" for index in booked.indices)
+        return Notice("GpuCardCorrected", f"kubelet gave this pod units of {where}, not of {before}")
     return None
 
 
-def _two_cards(by_uuid: t.Mapping[str, contract.Card], used: t.Iterable[str]) -> Notice:
-    names = ", ".join(f"card {by_uuid[uuid].index} ({uuid})" for uuid in sorted(used))
-    return Notice("GpuCardAmbiguous", f"the containers of this pod have units of several cards: {names}", warning=True)
+def _ambiguous(cards: t.Sequence[contract.Card]) -> Notice:
+    words = f"the containers of this pod have units of several cards, not the same share of each: {_places(cards)}"
+    return Notice("GpuCardAmbiguous", words, warning=True)
+
+
+def _places(cards: t.Iterable[contract.Card]) -> str:
+    return ", ".join(f"card {card.index} ({card.uuid})" for card in cards)
+
+
+def holders(
+    card: contract.Card, cards: t.Sequence[contract.Card], pods: t.Mapping[str, Json], listing: t.Sequence[Entry]
+) -> list[Json]:
+    """The pods that have units of a card: as kubelet lists them, else as they are booked."""
+    slots = steering.slots_of(cards)
+    listed = {entry.key: entry for entry in listing if entry.ids}
+    found = []
+    for key, pod in pods.items():
+        if not pod_facts.counts(pod):
+            continue
+        places = {slots.named(short) for short in listed[key].total} if key in listed else {None}
+        # IDs of another plugin name no card of ours; then the booking is all there is.
+        if card in places or (places == {None} and card.index in pod_facts.shares(pod)):
+            found.append(pod)
+    return found
 
 
 def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> dict[str, int]:
     """Units of each card (by UUID) that kubelet has given to containers."""
-    slots = steering.Slots(cards)
+    slots = steering.slots_of(cards)
     held = {card.uuid: 0 for card in cards}
     for entry in listing:
-        for one in entry.ids:
-            card = slots.card(one)
+        for short, number in entry.total.items():
+            card = slots.named(short)
             if card is not None:
-                held[card.uuid] += 1
+                held[card.uuid] += number
     return held
 
 
 def slim_node(node: Json) -> Json:
     """What the plugin needs of its node."""
     metadata, status = node.get("metadata") or {}, node.get("status") or {}
-    text = (metadata.get("annotations") or {}).get(contract.NODE_CARDS)
+    annotations, info = metadata.get("annotations") or {}, status.get("nodeInfo") or {}
     count = contract.RESOURCE_COUNT
     return {
         "metadata": {
             "name": metadata.get("name", ""),
-            "annotations": {} if text is None else {contract.NODE_CARDS: text},
+            "annotations": {key: annotations[key] for key in NODE_ANNOTATIONS if key in annotations},
         },
         "status": {
-            field: {count: str(status[field][count])} if count in (status.get(field) or {}) else {}
-            for field in ("capacity", "allocatable")
+            **{
+                field: {count: str(status[field][count])} if count in (status.get(field) or {}) else {}
+                for field in ("capacity", "allocatable")
+            },
+            "nodeInfo": {key: info[key] for key in ("kubeletVersion", "containerRuntimeVersion") if key in info},
         },
     }
 
 
-def node_patches(cards: t.Sequence[contract.Card], node: Json) -> tuple[Json, Json]:
+def node_patches(cards: t.Sequence[contract.Card], limit: str, node: Json) -> tuple[Json, Json]:
     """What has to be written on the node, and on its status; empty where it says so already.
 
     Unhealthy cards are in the capacity and not in what can be allocated, just as kubelet counts their units.
+
+    :param limit: what is true of the node's memory limits, as ``contract.NODE_LIMIT`` has it.
     """
     have = slim_node(node)
-    text = contract.cards_to_annotation(cards)
-    same = have["metadata"]["annotations"].get(contract.NODE_CARDS) == text
+    told = {contract.NODE_CARDS: contract.cards_to_annotation(cards), contract.NODE_LIMIT: limit}
+    annotations = {key: text for key, text in told.items() if have["metadata"]["annotations"].get(key) != text}
     counts = {
         "capacity": {contract.RESOURCE_COUNT: str(len(cards))},
         "allocatable": {contract.RESOURCE_COUNT: str(sum(1 for card in cards if card.healthy))},
     }
-    return (
-        {} if same else {"metadata": {"annotations": {contract.NODE_CARDS: text}}},
-        {} if have["status"] == counts else {"status": counts},
-    )
+    same = all(have["status"][field] == values for field, values in counts.items())
+    return {"metadata": {"annotations": annotations}} if annotations else {}, {} if same else {"status": counts}
 
 
 # --------------------------------------------------------------------------- the loop
@@ -187,7 +235,7 @@ class Reconciler:
         podresources: PodResources,
         pods: Pods,
         node_cache: Pods,
-        granted: t.Callable[[], t.Mapping[str, str]],
+        granted: t.Callable[[], t.Mapping[str, tuple[str, ...]]],
         events: Events,
         metrics: Metrics,
         resync: float,
@@ -207,6 +255,11 @@ class Reconciler:
         self._sent: dict[str, tuple[t.Any, t.Any, float]] = {}
         self._wanted: set[str] = set()
         self._told: set[str] = set()
+        self._troubled: dict[str, str] = {}
+        self._warned: set[tuple[str, str, str]] = set()
+        # What is true of the node's memory limits; and who else looks at what a pass has read.
+        self.limit: t.Callable[[], str] = lambda: contract.LIMIT_OFF
+        self.on_pass: t.Callable[[list[Json], list[Entry]], None] = lambda pods, listing: None
         self.error: str | None = None
 
     def wake(self) -> None:
@@ -239,6 +292,8 @@ class Reconciler:
                 stop.wait(max(HOT_PAUSE, 3 * took))
             else:
                 self._wake.wait(self._resync)
+                if time.monotonic() < self._hot_until:
+                    stop.wait(FIRST_PAUSE)
 
     def once(self) -> bool:
         """One pass; false if something is left to do that failed."""
@@ -252,8 +307,10 @@ class Reconciler:
         except Unreadable as error:
             self._fail(str(error))
             return False
-        pods = {contract.pod_key(pod): pod for pod in self._pods.items()}
+        pods = pod_facts.by_key(self._pods.items())
         self._metrics.cards(cards, held_units(cards, listing))
+        self._tell_health(cards, pods, listing)
+        self.on_pass(list(pods.values()), listing)
         self._told &= {contract.pod_uid(pod) for pod in pods.values()}
         for correction in corrections(cards, pods, listing, granted, time.time_ns()):
             done = self._correct_pod(correction) and done
@@ -296,7 +353,7 @@ class Reconciler:
         node = next((one for one in self._node_cache.items() if one["metadata"].get("name") == self._node), None)
         if node is None or not cards:
             return True
-        annotation, status = node_patches(cards, node)
+        annotation, status = node_patches(cards, self.limit(), node)
         done = True
         for path, body in ((f"/api/v1/nodes/{self._node}", annotation), (f"/api/v1/nodes/{self._node}/status", status)):
             if not body or not self._is_due(path, body, node):
@@ -309,6 +366,30 @@ class Reconciler:
                 done = False
         return done
 
+    def _tell_health(
+        self, cards: t.Sequence[contract.Card], pods: t.Mapping[str, Json], listing: t.Sequence[Entry]
+    ) -> None:
+        """An Event on the node, and on each pod that has units of it, for a card that may not be given any more.
+
+        Events come in a trickle; the pods that it was too thin for are told in a later pass.
+        """
+        warned: set[tuple[str, str, str]] = set()
+        for card in cards:
+            where, before = f"card {card.index} ({card.uuid})", self._troubled.get(card.uuid)
+            if card.healthy:
+                if before is not None:
+                    self._events.node(self._node, "GpuCardHealthy", f"{where} is given to pods again", "Normal")
+                continue
+            if card.reason != before:
+                self._events.node(self._node, "GpuCardUnhealthy", f"{where} isn't given to pods: {card.reason}")
+            for pod in holders(card, cards, pods, listing):
+                key = (contract.pod_uid(pod), card.uuid, card.reason)
+                words = f"this pod has units of {where}, which isn't given to pods any more: {card.reason}"
+                if key in self._warned or self.post(pod, "GpuCardUnhealthy", words):
+                    warned.add(key)
+        self._troubled = {card.uuid: card.reason for card in cards if not card.healthy}
+        self._warned = warned
+
     def _is_due(self, what: str, wanted: t.Any, have: t.Any) -> bool:
         """Not sent just now, with the mirror only late to show it."""
         self._wanted.add(what)
@@ -318,10 +399,14 @@ class Reconciler:
             return False
         return True
 
-    def _post(self, pod: Json, notice: Notice) -> None:
+    def post(self, pod: Json, reason: str, message: str, warning: bool = True) -> bool:
+        """Say something about a pod of this node; whether it was taken."""
         namespace, _slash, name = contract.pod_key(pod).partition("/")
-        kind = "Warning" if notice.warning else "Normal"
-        self._events.pod(namespace, name, contract.pod_uid(pod), notice.reason, notice.message, kind)
+        kind = "Warning" if warning else "Normal"
+        return self._events.pod(namespace, name, contract.pod_uid(pod), reason, message, kind)
+
+    def _post(self, pod: Json, notice: Notice) -> None:
+        self.post(pod, notice.reason, notice.message, notice.warning)
 
     def _fail(self, error: str) -> None:
         if error != self.error:

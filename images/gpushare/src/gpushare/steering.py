@@ -11,16 +11,17 @@ in; a wrong guess costs nothing but the card, and is set right afterwards.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing as t
 
-from gpushare import contract, wire
-from gpushare.podresources import Entry
+from gpushare import contract, pod_facts, wire
+from gpushare.podresources import Entry, grouped
 
 Json = contract.Json
 
 
 class Refused(Exception):
-    """No answer that keeps the pod on one card, in one sentence."""
+    """No answer that gives the pod what it asked for, in one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,42 +38,33 @@ class Subject:
 
     @property
     def key(self) -> str:
-        return contract.pod_key(self.pod)
+        return pod_facts.key(self.pod)
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """:param reason: why this card, in a few words for the log."""
+    """
+    :param cards: where the IDs are, by index; as many on each.
+    :param reason: why these cards, in a few words for the log.
+    """
 
     ids: tuple[str, ...]
-    card: contract.Card
+    cards: tuple[contract.Card, ...]
     reason: str
 
 
+class Promises(t.NamedTuple):
+    """What of kubelet's free units isn't free, by card (UUID).
+
+    :param booked: units that pods have a booking for and haven't got yet.
+    :param foreign: units in use by pods that another plugin gave its own IDs to, which kubelet no longer counts.
+    """
+
+    booked: t.Mapping[str, int]
+    foreign: t.Mapping[str, int]
+
+
 # --------------------------------------------------------------------------- which pod
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """A container that wants units; plain init containers are hidden from PodResources."""
-
-    name: str
-    units: int
-    hidden: bool
-
-
-def _steps(pod: Json) -> list[_Step]:
-    """The containers that want units, in the order in which kubelet serves them."""
-    spec = pod.get("spec") or {}
-    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
-    everything = inits + [(one, False) for one in spec.get("containers") or []]
-    found = [_Step(str(one.get("name", "")), contract.container_units(one), hidden) for one, hidden in everything]
-    return [step for step in found if step.units > 0]
-
-
-def visible_units(pod: Json) -> int:
-    """Units of the containers that PodResources show."""
-    return sum(step.units for step in _steps(pod) if not step.hidden)
 
 
 def pending(pod: Json, entry: Entry) -> list[tuple[str, int]]:
@@ -81,10 +73,12 @@ def pending(pod: Json, entry: Entry) -> list[tuple[str, int]]:
     Containers are served in order, so all before the last one with IDs are done, and nothing behind the first one
     without can be next. Whether a hidden one before that is done can't be seen.
     """
-    steps = _steps(pod)
+    steps = pod_facts.steps(pod)
+    if not steps or entry.containers.get(steps[-1].name):
+        return []
     done = max((n for n, step in enumerate(steps) if entry.containers.get(step.name)), default=-1)
     left = steps[done + 1 :]
-    if all(step.hidden for step in left) and (assigned(pod) or started(pod)):
+    if all(step.hidden for step in left) and (pod_facts.assigned(pod) or pod_facts.started(pod)):
         return []
     found = []
     for step in left:
@@ -92,28 +86,6 @@ def pending(pod: Json, entry: Entry) -> list[tuple[str, int]]:
         if not step.hidden:
             break
     return found
-
-
-def assigned(pod: Json) -> bool:
-    held = contract.booking(pod)
-    return held is not None and held.assigned
-
-
-def started(pod: Json) -> bool:
-    """kubelet has admitted this very pod (by UID) and said so."""
-    return bool((pod.get("status") or {}).get("startTime"))
-
-
-def _recency(pod: Json) -> tuple[str, int, str]:
-    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-    times = [str(metadata.get("creationTimestamp") or "")]
-    times += [
-        str(one.get("lastTransitionTime") or "")
-        for one in status.get("conditions") or []
-        if one.get("type") == "PodScheduled"
-    ]
-    held = contract.booking(pod)
-    return max(times), held.assume_time if held else 0, contract.pod_uid(pod)
 
 
 def identify(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[Entry] | None) -> Subject | None:
@@ -130,7 +102,7 @@ def identify(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[Entry] |
         name = next((name for name, units in pending(pod, entry) if units == size), None)
         if name is not None:
             # A pod rejected a moment ago may linger: the one under admission hasn't started, and is the latest.
-            found.append((not started(pod), _recency(pod), Subject(pod, name, entry.ids)))
+            found.append((not pod_facts.started(pod), pod_facts.recency(pod), Subject(pod, name, entry.ids)))
     if found:
         return max(found, key=lambda one: one[:2])[2]
     return _oldest_assumed(size, pods, listing)
@@ -140,10 +112,10 @@ def _oldest_assumed(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[E
     complete = {entry.key for entry in listing or () if entry.key in pods and not pending(pods[entry.key], entry)}
     found: list[tuple[int, str, Subject]] = []
     for key, pod in pods.items():
-        held = contract.booking(pod)
-        if held is None or held.assigned or not contract.counts(pod) or key in complete:
+        held = pod_facts.booking(pod)
+        if held is None or held.assigned or not pod_facts.counts(pod) or key in complete:
             continue
-        name = next((step.name for step in _steps(pod) if step.units == size), None)
+        name = next((step.name for step in pod_facts.steps(pod) if step.units == size), None)
         if name is not None:
             found.append((held.assume_time, key, Subject(pod, name)))
     return min(found, key=lambda one: one[:2])[2] if found else None
@@ -153,32 +125,47 @@ def _oldest_assumed(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[E
 
 
 class Slots:
-    """Device IDs sorted by the card that they name."""
+    """Which card of these a device ID names; see :func:`slots_of`."""
 
     def __init__(self, cards: t.Sequence[contract.Card]) -> None:
         self._cards = cards
         self._known: dict[str, contract.Card | None] = {}
 
-    def card(self, identifier: str) -> contract.Card | None:
-        """The card of one ID; None if it isn't one of ours."""
-        try:
-            short = contract.card_of_device_id(identifier)
-        except contract.ContractError:
-            return None
+    def named(self, short: str) -> contract.Card | None:
+        """The card of a short UUID, as IDs have it; None if it isn't one of ours."""
         if short not in self._known:
-            self._known[short] = contract.card_by_short(self._cards, short)
+            self._known[short] = contract.card_by_short(self._cards, short) if short else None
         return self._known[short]
 
+    def uuid(self, short: str) -> str:
+        """The same card's UUID; empty if it isn't one of ours."""
+        card = self.named(short)
+        return card.uuid if card else ""
+
     def by_card(self, identifiers: t.Iterable[str]) -> dict[str, list[str]]:
-        """IDs by their card's UUID, lowest slot first; unknown ones under the empty text."""
+        """IDs by their card's UUID; unknown ones under the empty text."""
         found: dict[str, list[str]] = {}
-        for identifier in identifiers:
-            card = self.card(identifier)
-            found.setdefault(card.uuid if card else "", []).append(identifier)
-        for uuid, ids in found.items():
-            if uuid:
-                ids.sort(key=lambda one: int(one.rpartition("-")[2]))
+        for short, ids in grouped(identifiers).items():
+            found.setdefault(self.uuid(short), []).extend(ids)
         return found
+
+    def units(self, counts: t.Mapping[str, int]) -> dict[str, int]:
+        """Units by card (UUID), of units by the cards' short UUIDs; unknown ones under the empty text."""
+        found: dict[str, int] = {}
+        for short, number in counts.items():
+            uuid = self.uuid(short)
+            found[uuid] = found.get(uuid, 0) + number
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def _slots_of(cards: tuple[contract.Card, ...]) -> Slots:
+    return Slots(cards)
+
+
+def slots_of(cards: t.Sequence[contract.Card]) -> Slots:
+    """The same as before for the same cards, with what it knows already."""
+    return _slots_of(tuple(cards))
 
 
 def promised(
@@ -186,90 +173,119 @@ def promised(
     pods: t.Mapping[str, Json],
     listing: t.Sequence[Entry] | None,
     without: str = "",
-) -> dict[str, int]:
-    """Units of each card (by UUID) that pods have a booking for and kubelet's free IDs still contain.
+) -> Promises:
+    """Units of each card (by UUID) that kubelet's free IDs still contain and others have a right to.
 
     :param without: UID of a pod that doesn't count.
     """
-    slots = Slots(cards)
+    slots = slots_of(cards)
     by_index = {card.index: card.uuid for card in cards}
     listed = {entry.key: entry for entry in listing or ()}
-    found = {card.uuid: 0 for card in cards}
+    booked = {card.uuid: 0 for card in cards}
+    foreign = dict(booked)
     for key, pod in pods.items():
-        booked = contract.booking(pod)
-        if booked is None or booked.index not in by_index or contract.pod_uid(pod) == without:
+        if contract.pod_uid(pod) == without or not pod_facts.counts(pod):
             continue
-        if not contract.counts(pod):
-            continue
-        uuid, entry = by_index[booked.index], listed.get(key)
-        if entry is None:
-            # An assigned pod's IDs are taken, listed or not: after kubelet's restart the list fills one by one.
-            found[uuid] += 0 if booked.assigned else contract.pod_units(pod)
-        elif pending(pod, entry):
-            found[uuid] += max(0, contract.pod_units(pod) - len(entry.ids))
-        elif any(slots.card(one) is None for one in entry.ids):
-            # IDs of another plugin: the memory is in use, but none of our IDs is.
-            found[uuid] += contract.pod_units(pod)
-    return found
+        entry = listed.get(key)
+        strange = entry is not None and any(slots.named(short) is None for short in entry.total)
+        shares = pod_facts.shares(pod)
+        if strange and len(cards) == 1:
+            # On a node of one card upstream's plugin gives units without writing anything on the pod.
+            shares = {cards[0].index: pod_facts.units(pod)}
+        for index, units in shares.items():
+            uuid = by_index.get(index, "")
+            if not uuid:
+                continue
+            if strange:
+                foreign[uuid] += units
+            elif entry is None:
+                # An assigned pod's IDs are taken, listed or not: after kubelet's restart the list fills one by one.
+                booked[uuid] += 0 if pod_facts.assigned(pod) else units
+            elif pending(pod, entry):
+                booked[uuid] += max(0, units - slots.units(entry.total).get(uuid, 0))
+    return Promises(booked, foreign)
 
 
-def choose(
-    cards: t.Sequence[contract.Card], ask: wire.Ask, subject: Subject | None, promises: t.Mapping[str, int]
-) -> Decision:
-    """The IDs that kubelet shall take: all of one card, all available.
+def choose(cards: t.Sequence[contract.Card], ask: wire.Ask, subject: Subject | None, promises: Promises) -> Decision:
+    """The IDs that kubelet shall take: all available, equally many of each of as many cards as the pod asks for.
 
-    In this order: the card that the pod is on already; the card that it is booked on; else best fit, the card that is
-    left with least, among those that hold all of the pod's rest and, where possible, without what others have booked.
+    In this order: the cards that the pod is on already; those that it is booked on; else best fit, the cards that are
+    left with least (or with most, where the pod wants to be spread), among those that hold all of the pod's rest and,
+    where possible, without what others have booked. What pods of another plugin use is never given.
 
-    :raises Refused: no card will do. kubelet then fails the pod's admission, and whoever owns the pod makes a new one
-        that is placed anew. Answering with units of two cards, or with none, would end in a refusal by Allocate.
+    :raises Refused: no cards will do. kubelet then fails the pod's admission, and whoever owns the pod makes a new one
+        that is placed anew. Answering with units of other cards, or with none, would end in a refusal by Allocate.
     """
-    slots = Slots(cards)
-    free = slots.by_card(dict.fromkeys([*ask.available, *ask.must_include]))
-    count = {card.uuid: len(free.get(card.uuid, ())) for card in cards}
     who = f"pod {subject.key}" if subject else "a pod"
+    try:
+        wish = contract.wish(subject.pod) if subject else contract.Wish(ask.size)
+    except contract.ContractError as error:
+        raise Refused(f"{who} can't be served: {error}") from error
+    if ask.size % wish.count:
+        raise Refused(f"{who} wants {ask.size} units, which can't be spread equally over {wish.count} cards")
+    part = ask.size // wish.count
+
+    slots = slots_of(cards)
+    free = slots.by_card(dict.fromkeys([*ask.available, *ask.must_include]) if ask.must_include else ask.available)
+    room = {card.uuid: len(free.get(card.uuid, ())) - promises.foreign.get(card.uuid, 0) for card in cards}
+
+    def decided(chosen: t.Iterable[contract.Card], reason: str) -> Decision:
+        ordered = tuple(sorted(chosen, key=lambda card: card.index))
+        must = slots.by_card(ask.must_include)
+        ids = [_take(part, must.get(card.uuid, ()), free.get(card.uuid, ())) for card in ordered]
+        return Decision(tuple(one for each in ids for one in each), ordered, reason)
 
     fixed = slots.by_card(ask.must_include) or slots.by_card(subject.held if subject else ())
     if fixed:
-        card = next((card for card in cards if card.uuid in fixed), None)
-        if card is None or len(fixed) > 1:
-            raise Refused(f"{who} has units {_names(fixed)} that aren't all of one card of this node")
-        if count[card.uuid] < ask.size:
-            raise Refused(
-                f"{who} is on card {card.index} ({card.uuid}) and wants {ask.size} more units of it, "
-                f"of which {count[card.uuid]} are free"
-            )
-        return Decision(_take(ask, free[card.uuid]), card, "the pod is on this card already")
+        chosen = [card for card in cards if card.uuid in fixed]
+        if len(chosen) != len(fixed) or len(chosen) != wish.count:
+            kind = "one card" if wish.count == 1 else f"{wish.count} cards"
+            raise Refused(f"{who} has units {_names(fixed)} that aren't all of {kind} of this node")
+        for card in chosen:
+            if room[card.uuid] < part:
+                raise Refused(
+                    f"{who} is on card {card.index} ({card.uuid}) and wants {part} more units of it, "
+                    f"of which {max(0, room[card.uuid])} are free"
+                )
+        return decided(chosen, "the pod is on this card already")
 
-    need = max(ask.size, contract.pod_units(subject.pod)) if subject else ask.size
-    booked = contract.booking(subject.pod) if subject else None
-    if booked is not None:
-        card = next((card for card in cards if card.index == booked.index), None)
-        if card is not None and count[card.uuid] >= need:
-            return Decision(_take(ask, free[card.uuid]), card, "the pod is booked on this card")
+    share = max(part, wish.share)
+    booked = pod_facts.booking(subject.pod) if subject else None
+    if booked is not None and len(booked.indices) == wish.count:
+        chosen = [card for card in cards if card.index in booked.indices and room[card.uuid] >= share]
+        if len(chosen) == wish.count:
+            return decided(chosen, "the pod is booked on this card")
 
     def left(card: contract.Card) -> int:
-        return count[card.uuid] - promises.get(card.uuid, 0) - need
+        return room[card.uuid] - promises.booked.get(card.uuid, 0) - share
 
-    able = [card for card in cards if count[card.uuid] >= need]
+    direction = -1 if wish.placement == "spread" else 1
+    allowed = [card for card in cards if wish.allows(card)]
+    able = [card for card in allowed if room[card.uuid] >= share]
     polite = [card for card in able if left(card) >= 0]
-    if polite:
-        card = min(polite, key=lambda card: (left(card), card.index))
-        why = "the booked card is full; best fit" if booked else "no booking; best fit"
-        return Decision(_take(ask, free[card.uuid]), card, why)
-    if able:
-        card = min(able, key=lambda card: (-left(card), card.index))
-        return Decision(_take(ask, free[card.uuid]), card, "only cards with units that others have booked are left")
-    largest = max(count.values(), default=0)
-    raise Refused(
-        f"{who} wants {need} units of {contract.RESOURCE_MEMORY} on one card; the largest free share is {largest}"
-    )
+    if len(polite) >= wish.count:
+        polite.sort(key=lambda card: (direction * left(card), card.index))
+        return decided(polite[: wish.count], f"{'the booked card is full' if booked else 'no booking'}; best fit")
+    if len(able) >= wish.count:
+        able.sort(key=lambda card: (-left(card), card.index))
+        return decided(able[: wish.count], "only cards with units that others have booked are left")
+    largest = max((max(0, room[card.uuid]) for card in allowed), default=0)
+    models = " that it accepts" if len(allowed) < len(cards) else ""
+    if wish.count == 1:
+        wants = f"{who} wants {share} units of {contract.RESOURCE_MEMORY} on one card{models}"
+        raise Refused(f"{wants}; the largest free share is {largest}")
+    wants = f"{who} wants {share} units of {contract.RESOURCE_MEMORY} on each of {wish.count} cards{models}"
+    raise Refused(f"{wants}; so many are free on {len(able)}")
 
 
-def _take(ask: wire.Ask, ids: t.Sequence[str]) -> tuple[str, ...]:
+def _take(part: int, must: t.Sequence[str], free: t.Sequence[str]) -> list[str]:
     """So many of one card's IDs, what must be among them first, then the lowest slots."""
-    must = dict.fromkeys(ask.must_include)
-    return tuple([*must, *(one for one in ids if one not in must)][: ask.size])
+    if len(must) > part:
+        raise Refused(f"kubelet wants {len(must)} units of a card in a container that asks for {part} of it")
+    first = dict.fromkeys(must)
+    # IDs of one card differ in nothing but their slots, so the shorter one is the lower one.
+    lowest = sorted(sorted(free), key=len)
+    return [*first, *(one for one in lowest if one not in first)][:part]
 
 
 def _names(found: t.Mapping[str, t.Sequence[str]]) -> str:

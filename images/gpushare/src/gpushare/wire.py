@@ -8,6 +8,8 @@ Sizes aren't limited on our side: a node of many small units has lists of megaby
 
 from __future__ import annotations
 
+import threading
+import time
 import typing as t
 
 import grpc
@@ -77,6 +79,8 @@ _TABLE: t.Mapping[str, t.Mapping[str, Fields]] = {
             "containers": (3, "ContainerResources[]"),
         },
         "ListPodResourcesResponse": {"pod_resources": (1, "PodResources[]")},
+        # The same bytes, with each pod left as it came.
+        "ListedPods": {"pod_resources": (1, "bytes[]")},
     },
 }
 
@@ -84,6 +88,7 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 _SCALARS: t.Mapping[str, _FIELD.Type.ValueType] = {
     "bool": _FIELD.TYPE_BOOL,
     "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
     "int32": _FIELD.TYPE_INT32,
     "int64": _FIELD.TYPE_INT64,
 }
@@ -154,6 +159,9 @@ PRE_START = Method(
     "/v1beta1.DevicePlugin/PreStartContainer", "v1beta1.PreStartContainerRequest", "v1beta1.PreStartContainerResponse"
 )
 POD_RESOURCES_LIST = Method("/v1.PodResourcesLister/List", "v1.ListPodResourcesRequest", "v1.ListPodResourcesResponse")
+# The same call, for who reads only the pods that he doesn't know yet.
+LISTED_PODS = POD_RESOURCES_LIST._replace(response="v1.ListedPods")
+POD_RESOURCES = "v1.PodResources"
 
 
 def encode(value: t.Any) -> bytes:
@@ -182,6 +190,63 @@ def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:
         return stub(request, timeout=timeout)
 
 
+class Connection:
+    """One method on a unix socket, over a connection that is kept: making one costs more than most calls.
+
+    Whatever fails, the next call begins with a new connection, so that no waiting time of the old one counts. May be
+    used by several threads; one that is cut off because another one found the connection broken tries again.
+    """
+
+    def __init__(self, socket: str, method: Method) -> None:
+        self._socket = socket
+        self._method = method
+        self._lock = threading.Lock()
+        self._open: tuple[grpc.Channel, t.Callable[..., t.Any]] | None = None
+
+    def call(self, request: t.Any, timeout: float) -> t.Any:
+        """
+        :raises grpc.RpcError: no answer in time, or an error as the answer.
+        """
+        end = time.monotonic() + timeout
+        try:
+            return self._once(request, timeout)
+        except (grpc.RpcError, ValueError) as error:
+            # A server that was started anew has left us with a dead connection; ValueError is one closed by us.
+            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.CANCELLED
+            if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                raise
+        return self._once(request, max(0.001, end - time.monotonic()))
+
+    def close(self) -> None:
+        self._drop(self._open)
+
+    def _once(self, request: t.Any, timeout: float) -> t.Any:
+        with self._lock:
+            if self._open is None:
+                channel = connect(self._socket)
+                self._open = (
+                    channel,
+                    channel.unary_unary(
+                        self._method.path,
+                        request_serializer=encode,
+                        response_deserializer=decoder(self._method.response),
+                    ),
+                )
+            used = self._open
+        try:
+            return used[1](request, timeout=timeout)
+        except (grpc.RpcError, ValueError):
+            self._drop(used)
+            raise
+
+    def _drop(self, used: tuple[grpc.Channel, t.Callable[..., t.Any]] | None) -> None:
+        with self._lock:
+            if self._open is used:
+                self._open = None
+        if used is not None:
+            used[0].close()
+
+
 def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext], t.Any]]) -> grpc.GenericRpcHandler:
     """What a server answers, of one service; a generator function answers with a stream."""
     found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
@@ -202,6 +267,13 @@ class Ask(t.NamedTuple):
     available: tuple[str, ...]
     must_include: tuple[str, ...]
     size: int
+
+
+class Answer(t.NamedTuple):
+    """What a container is given: variables of its environment, and devices by their CDI names."""
+
+    envs: t.Mapping[str, str]
+    cdi_devices: tuple[str, ...] = ()
 
 
 def options() -> t.Any:
@@ -248,6 +320,12 @@ def allocations(request: t.Any) -> list[tuple[str, ...]]:
     return [tuple(one.devices_ids) for one in request.container_requests]
 
 
-def allocate_response(environments: t.Iterable[t.Mapping[str, str]]) -> t.Any:
+def allocate_response(answers: t.Iterable[Answer]) -> t.Any:
     one = message("v1beta1.ContainerAllocateResponse")
-    return message("v1beta1.AllocateResponse")(container_responses=[one(envs=dict(envs)) for envs in environments])
+    device = message("v1beta1.CDIDevice")
+    return message("v1beta1.AllocateResponse")(
+        container_responses=[
+            one(envs=dict(answer.envs), cdi_devices=[device(name=name) for name in answer.cdi_devices])
+            for answer in answers
+        ]
+    )

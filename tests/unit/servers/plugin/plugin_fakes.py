@@ -19,7 +19,9 @@ import grpc
 from gpushare import contract, wire
 from gpushare.device_plugin import Options, Plugin
 from gpushare.kube import KubeError, Stream
-from gpushare.nvml import NoCards, Seen
+from gpushare.limits import UNLIMITED, Limit
+from gpushare.nvml import NoCards, Seen, Xid
+from gpushare.nvml_limits import Refusal
 from prometheus_client import CollectorRegistry
 
 Json = dict[str, t.Any]
@@ -39,20 +41,71 @@ def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: str = "
 # --------------------------------------------------------------------------- cards
 
 
-def seen(index: int, gib: int = 16, minor: int | None = None) -> Seen:
+def seen(index: int, gib: int = 16, minor: int | None = None, model: str = "Simulated NVIDIA GPU") -> Seen:
     uuid = f"GPU-{index:08x}-1111-2222-3333-444444444444"
-    return Seen(index, uuid, index if minor is None else minor, gib * 1024, "Simulated NVIDIA GPU")
+    return Seen(index, uuid, index if minor is None else minor, gib * 1024, model)
 
 
 class FakeNvml:
     def __init__(self, *cards: Seen) -> None:
         self.found = list(cards)
         self.trouble = ""
+        self._xids: queue.Queue[Xid] = queue.Queue()
 
     def cards(self) -> list[Seen]:
         if self.trouble:
             raise NoCards(self.trouble)
         return list(self.found)
+
+    def xids(self, seconds: float) -> list[Xid]:
+        try:
+            return [self._xids.get(timeout=seconds)]
+        except queue.Empty:
+            return []
+
+    def fail(self, index: int, xid: int) -> None:
+        """An error of a card, as the driver reports it."""
+        self._xids.put(Xid(seen(index).uuid, xid))
+
+
+class FakeLimits:
+    """The driver's limits: a branch that has none, until a test gives it another version."""
+
+    def __init__(self) -> None:
+        self.version = "580.95.05"
+        self.kept: dict[tuple[str, str], Limit] = {}
+
+    def driver(self) -> str:
+        return self.version
+
+    def divided(self, uuid: str) -> bool:
+        return False
+
+    def get(self, uuid: str, folder: str) -> Limit | None:
+        return self.kept.get((uuid, folder))
+
+    def set(self, uuid: str, folder: str, limit: Limit) -> None:
+        if self.version.startswith("5"):
+            raise Refusal("its library has no limits", 13)
+        if limit.hard == UNLIMITED:
+            self.kept.pop((uuid, folder), None)
+        else:
+            self.kept[uuid, folder] = limit
+
+
+class FakeCgroups:
+    """Control groups of version 2, in which every container has a folder."""
+
+    root = "/cgroups"
+
+    def version(self) -> int:
+        return 2
+
+    def own(self) -> str | None:
+        return "/cgroups/own"
+
+    def folder(self, container_id: str) -> str | None:
+        return f"/cgroups/{container_id}"
 
 
 # --------------------------------------------------------------------------- the API server
@@ -240,13 +293,14 @@ def make_pod(
     name: str,
     *units: int,
     inits: t.Sequence[Json] = (),
-    booked: int | None = None,
+    booked: int | tuple[int, ...] | None = None,
     started: bool = False,
     node: str = NODE,
     assigned: bool = False,
     card_units: int = 16,
+    wishes: t.Mapping[str, str] | None = None,
 ) -> Json:
-    """A pod bound to the node; ``booked`` as the extender leaves it."""
+    """A pod bound to the node; ``booked`` (a card or several) as the extender leaves it; ``wishes`` are its user's."""
     number = next(_serial)
     pod: Json = {
         "metadata": {
@@ -254,7 +308,7 @@ def make_pod(
             "namespace": "default",
             "uid": f"uid-{name}-{number}",
             "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}Z",
-            "annotations": {"kept": "as it is"},
+            "annotations": {"kept": "as it is", **(wishes or {})},
         },
         "spec": {"nodeName": node, "containers": [container(f"c{n}", one) for n, one in enumerate(units)]},
         "status": {"phase": "Pending"},
@@ -262,10 +316,11 @@ def make_pod(
     if inits:
         pod["spec"]["initContainers"] = list(inits)
     if booked is not None:
-        card = contract.Card(booked, "", booked, 0, card_units)
-        pod["metadata"]["annotations"].update(
-            contract.booking_annotations(card, contract.pod_units(pod), 1_000_000 + number, assigned)
-        )
+        cards = [
+            contract.Card(one, "", one, 0, card_units) for one in ((booked,) if isinstance(booked, int) else booked)
+        ]
+        written = contract.booking_annotations(cards, pod, 1_000_000 + number, assigned)
+        pod["metadata"]["annotations"].update({key: value for key, value in written.items() if value is not None})
     if started:
         pod["status"] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
     return pod
@@ -294,6 +349,7 @@ class FakeKubelet:
         self.unhealthy: set[str] = set()
         self.devices: dict[str, dict[str, tuple[str, ...]]] = {}
         self.envs: dict[str, dict[str, dict[str, str]]] = {}
+        self.cdi: dict[str, dict[str, list[str]]] = {}
         self.pods: dict[str, Json] = {}
         self.registrations = 0
         self.lists = 0
@@ -450,6 +506,8 @@ class FakeKubelet:
         with self._lock:
             self.devices.setdefault(uid, {})[one["name"]] = ids
             self.envs.setdefault(uid, {})[one["name"]] = dict(response.container_responses[0].envs)
+            names = [device.name for device in response.container_responses[0].cdi_devices]
+            self.cdi.setdefault(uid, {})[one["name"]] = names
         return ids
 
     def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
@@ -476,15 +534,37 @@ class Node:
     def __init__(self, root: Path, *cards: Seen, unit: str = "GiB", kube: FakeKube | None = None) -> None:
         self.kube = kube or FakeKube()
         if kube is None:
-            self.kube.put({"metadata": {"name": NODE, "uid": "uid-node"}, "status": {"capacity": {"cpu": "4"}}})
+            self.kube.put(
+                {
+                    "metadata": {"name": NODE, "uid": "uid-node"},
+                    "status": {
+                        "capacity": {"cpu": "4"},
+                        "nodeInfo": {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.4.0"},
+                    },
+                }
+            )
         self.kubelet = FakeKubelet(root)
         self.nvml = FakeNvml(*(cards or (seen(0), seen(1))))
+        self.limits = FakeLimits()
         self.unit = unit
+        self.specifications = root / "cdi"
         self.plugin: Plugin | None = None
 
-    def start_plugin(self, look: float = 0.1, resync: float = 1.0) -> Plugin:
-        options = Options(NODE, self.unit, self.kubelet.root, "127.0.0.1", 0, resync, look)
-        self.plugin = Plugin(options, self.kube, self.nvml, CollectorRegistry(), (0.05, 0.2))
+    def start_plugin(self, look: float = 0.1, resync: float = 1.0, **more: t.Any) -> Plugin:
+        options = Options(
+            node=NODE,
+            unit=self.unit,
+            kubelet_dir=self.kubelet.root,
+            address="127.0.0.1",
+            port=0,
+            resync=resync,
+            look=look,
+            cdi_folders=(self.specifications,),
+            **more,
+        )
+        self.plugin = Plugin(
+            options, self.kube, self.nvml, self.limits, CollectorRegistry(), (0.05, 0.2), FakeCgroups()
+        )
         self.plugin.start()
         return self.plugin
 
@@ -496,9 +576,9 @@ class Node:
         plugin.stop()
         stale.touch()
 
-    def up(self, resync: float = 1.0) -> t.Self:
+    def up(self, resync: float = 1.0, **more: t.Any) -> t.Self:
         self.kubelet.start()
-        self.start_plugin(resync=resync)
+        self.start_plugin(resync=resync, **more)
         until(lambda: self.kubelet.registered, what="registered")
         return self
 
@@ -521,7 +601,18 @@ class Node:
 
     def report(self, pod: Json) -> None:
         current = self.kube.pod(contract.pod_key(pod))
-        current["status"] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+        current["status"] = {
+            "phase": "Running",
+            "startTime": "2026-01-01T00:00:00Z",
+            "containerStatuses": [
+                {
+                    "name": one["name"],
+                    "containerID": f"containerd://{pod['metadata']['uid']}-{one['name']}",
+                    "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+                }
+                for one in pod["spec"]["containers"]
+            ],
+        }
         self.kube.put(current)
 
     def cards_of(self, pod: Json) -> set[str]:
@@ -537,13 +628,14 @@ class Node:
         return t.cast(dict[str, str], self.kube.pod(contract.pod_key(pod))["metadata"]["annotations"])
 
     def agrees(self, pod: Json) -> bool:
-        """Annotation, kubelet's accounting and the container's environment name one card, the same."""
+        """Annotations, kubelet's accounting and the container's environment name the same cards."""
         annotations = self.annotations(pod)
-        cards = {str(one.index): one.uuid for one in self.nvml.found}
-        uuid = cards.get(annotations.get(contract.POD_INDEX, ""), "nothing")
+        cards = {one.index: one.uuid for one in self.nvml.found}
+        held = contract.booking(self.kube.pod(contract.pod_key(pod)))
+        uuids = [cards.get(index, "nothing") for index in (held.indices if held else ())]
         return (
-            self.visible(pod) == {uuid}
-            and {uuid[4:12]} == self.cards_of(pod)
+            self.visible(pod) == {",".join(uuids)}
+            and {uuid[4:12] for uuid in uuids} == self.cards_of(pod)
             and annotations.get(contract.POD_ASSIGNED) == "true"
             and annotations.get(contract.POD_UNITS) == str(contract.pod_units(pod))
             and annotations["kept"] == "as it is"

@@ -176,6 +176,23 @@ def test_fault_05_uuid_is_the_identity_whatever_the_minors_are(make: t.Callable[
     assert [(card.index, card.uuid, card.minor) for card in cards] == [(0, seen(0).uuid, 3), (1, seen(1).uuid, 0)]
 
 
+def test_fault_08_a_terminating_pod_keeps_its_card_until_kubelet_lets_go_of_it(node: Node) -> None:
+    old = node.run(make_pod("old", 12, booked=1))
+    until(lambda: node.agrees(old))
+    ending = node.kube.pod("default/old")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    node.kube.put(ending)
+    new = node.run(make_pod("new", 8, booked=1))
+    assert node.visible(new) == {seen(0).uuid}
+    until(lambda: node.agrees(new) and node.agrees(old))
+    with pytest.raises(Rejected, match="wants 9 units"):
+        node.run(make_pod("toomuch", 9))
+    # Its process has ended; the API still has it for a moment.
+    node.kubelet.remove(old)
+    after = node.run(make_pod("after", 16, booked=1))
+    assert node.visible(after) == {seen(1).uuid}
+
+
 def test_fault_09_not_ready_without_a_driver_and_registered_when_it_comes(make: t.Callable[..., Node]) -> None:
     node = make()
     node.nvml.trouble = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
@@ -211,6 +228,14 @@ def test_fault_09_a_container_that_never_sees_a_driver_asks_for_a_new_one(
     until(lambda: body().startswith(node.nvml.trouble + ", for 1 s"))
     node.nvml.trouble = ""
     until(lambda: not body())
+
+
+@pytest.mark.parametrize("path", ["/", "/debug", "/debug/pprof/", "/debug/vars", "/stack", "/metrics2"])
+def test_fault_14_nothing_to_debug(node: Node, path: str) -> None:
+    assert node.plugin is not None
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{node.plugin.service.port}{path}", timeout=5)
+    assert refused.value.code == 404 and "nothing at" in refused.value.read().decode()
 
 
 def test_fault_15_kubelet_restarts(node: Node) -> None:
@@ -271,11 +296,14 @@ def test_fault_18_ready_metrics_and_events(node: Node) -> None:
     until(lambda: ready(node) == "ok")
     pod = node.run(make_pod("pod", 3))
     until(lambda: node.agrees(pod))
-    labels = f'{{card="0",model="Simulated NVIDIA GPU",uuid="{seen(0).uuid}"}}'
+    labels = f'{{card="0",model="Simulated NVIDIA GPU",node="{NODE}",uuid="{seen(0).uuid}"}}'
     until(lambda: metric(node, f"gpushare_plugin_card_held_units{labels}") == 3)
     assert metric(node, f"gpushare_plugin_card_units{labels}") == 16
     assert metric(node, "gpushare_plugin_allocations_total") == 1
     assert metric(node, 'gpushare_plugin_corrections_total{kind="GpuCardAssigned"}') == 1
+    assert metric(node, 'gpushare_plugin_call_seconds_count{call="allocate"}') == 1
+    assert metric(node, 'gpushare_plugin_call_seconds_count{call="preferred"}') == 1
+    assert metric(node, 'gpushare_plugin_device_injection{mode="envvar"}') == 1
     event = until(lambda: node.kube.events)[0]
     assert event["involvedObject"] == {
         "apiVersion": "v1",
@@ -349,7 +377,7 @@ def test_a_failed_pod_that_lingers_is_not_taken_for_the_next(node: Node) -> None
     until(lambda: node.agrees(pod))
 
 
-def test_init_containers_and_sidecars_share_the_card(node: Node) -> None:
+def test_fault_06_init_containers_and_sidecars_share_the_card(node: Node) -> None:
     inits = [container("load", 6), container("side", 2, "Always"), container("warm", 3)]
     pod = node.run(make_pod("pod", 5, 1, inits=inits, booked=1))
     assert node.visible(pod) == {seen(1).uuid}
@@ -359,7 +387,7 @@ def test_init_containers_and_sidecars_share_the_card(node: Node) -> None:
     until(lambda: node.agrees(pod))
 
 
-def test_only_an_init_container_wants_units(node: Node) -> None:
+def test_fault_06_only_an_init_container_wants_units(node: Node) -> None:
     pod = node.run(make_pod("pod", 0, inits=[container("load", 4)], booked=1))
     assert node.visible(pod) == {seen(1).uuid}
     until(lambda: node.agrees(pod))
@@ -488,7 +516,7 @@ def test_an_api_that_hangs_costs_no_more_than_the_deadline(node: Node) -> None:
 
 
 def test_plugin_killed_between_the_two_calls(node: Node) -> None:
-    """What it remembered of the pod is lost: the container's environment has its own units, the rest is found again."""
+    """What it remembered of the pod is lost, and found again in kubelet's list."""
     pod = make_pod("pod", 3, 2, booked=1)
     killed: list[bool] = []
 
@@ -501,7 +529,7 @@ def test_plugin_killed_between_the_two_calls(node: Node) -> None:
     node.kubelet.before_allocate = kill
     node.run(pod)
     envs = node.kubelet.envs[pod["metadata"]["uid"]]
-    assert envs["c0"]["ALIYUN_COM_GPU_MEM_POD"] == "3" and envs["c1"]["ALIYUN_COM_GPU_MEM_POD"] == "5"
+    assert [envs[name]["ALIYUN_COM_GPU_MEM_POD"] for name in ("c0", "c1")] == ["5", "5"]
     until(lambda: node.agrees(pod))
 
 
@@ -580,7 +608,8 @@ def test_node_is_told_and_told_again(make: t.Callable[..., Node]) -> None:
         (seen(n).uuid, 16384, 16, "Simulated NVIDIA GPU") for n in range(2)
     ]
     bare = node.kube.node()
-    bare["status"], bare["metadata"]["annotations"] = {"capacity": {"cpu": "4"}}, {}
+    bare["metadata"]["annotations"] = {}
+    bare["status"] = {"capacity": {"cpu": "4"}, "nodeInfo": status["nodeInfo"]}
     node.kube.put(bare)
     until(lambda: node.kube.node()["status"] == status and contract.node_cards(node.kube.node()) == cards)
 
@@ -600,7 +629,10 @@ def test_quiet_when_all_agrees(node: Node) -> None:
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        (["00000000-1", "00000001-1"], "a container's 2 units must be of one card"),
+        (
+            ["00000000-1", "00000001-1"],
+            f"a container's 2 units must be of one card; these are 1 of {seen(0).uuid}, 1 of {seen(1).uuid}",
+        ),
         (["00000000-1", "ffffffff-1"], "device ID 'ffffffff-1' names no card of this node"),
         (["nonsense"], "device ID 'nonsense' names no card of this node"),
         ([], "a container's 0 units must be of one card"),

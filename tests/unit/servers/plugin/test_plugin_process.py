@@ -39,6 +39,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
+    # Only in chunks does a client hear of an event when it is sent.
+    protocol_version = "HTTP/1.1"
     kube: t.ClassVar[FakeKube]
 
     def _answer(self, call: t.Callable[[], t.Any]) -> None:
@@ -65,15 +67,18 @@ class _Api(http.server.BaseHTTPRequestHandler):
         try:
             stream = self.kube.watch(self.path)
         except KubeError:
+            self.close_connection = True
             return
         self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
             for event in stream:
-                self.wfile.write(json.dumps(event).encode() + b"\n")
-                self.wfile.flush()
+                line = json.dumps(event).encode() + b"\n"
+                self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
         except (KubeError, OSError):
-            return
+            self.close_connection = True
 
     def do_PATCH(self) -> None:
         assert self.headers["Content-Type"] == "application/merge-patch+json"
@@ -93,7 +98,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nvml")
     subprocess.run(
         [
-            *("gcc", "-shared", "-fPIC", "-pthread", '-DDRIVER_VERSION="580.95.05"'),
+            *("gcc", "-shared", "-fPIC", "-pthread", '-DDRIVER_VERSION="580.95.05"', "-DDRIVER_MAJOR=580"),
             *("-o", folder / "libnvidia-ml.so.1", NVML_SOURCE),
         ],
         check=True,
@@ -111,6 +116,8 @@ class Process:
         self._cards = root / "cards"
         self._log = root / "log"
         self._process: subprocess.Popen[bytes] | None = None
+        # What the command is started by.
+        self.started_by: tuple[str, ...] = ()
         self.hardware()
         api = type("Api", (_Api,), {"kube": self.node.kube})
         self._api = _Server(("127.0.0.1", 0), api)
@@ -122,24 +129,34 @@ class Process:
             "users: [{name: x, user: {}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n"
         )
 
-    def hardware(self, *faults: str) -> None:
+    def hardware(self, *faults: str, xids: tuple[str, ...] = (), mig: tuple[int, ...] = ()) -> None:
         rows = [
             f"card {one.index} uuid={one.uuid} minor={one.minor} memory={one.memory_mib} "
-            f"bus=0000:0{one.index + 1}:00.0 name=Simulated_GPU"
+            f"bus=0000:0{one.index + 1}:00.0 name=Simulated_GPU mig={'enabled' if one.index in mig else 'disabled'}"
             for one in self.node.nvml.found
         ]
-        text = "\n".join(["driver 580.95.05", "cuda 13000", *rows, *(f"fault {one}" for one in faults), ""])
+        rows += [f"fault {one}" for one in faults] + [f"xid {one}" for one in xids]
+        text = "\n".join(["driver 580.95.05", "cuda 13000", *rows, ""])
         # In place and by one write, as the stand-in asks for.
         with self._cards.open("r+b" if self._cards.exists() else "wb") as file:
             file.truncate(file.write(text.encode()))
 
-    def start(self) -> None:
+    def start(self, *arguments: str) -> None:
+        self._launch("--address", "127.0.0.1", "--port", "0", "--resync", "1", "--look", "0.3", *arguments)
+        until(lambda: '"message":"started"' in self.log, 60)
+
+    def clean(self) -> int:
+        """``--cleanup``, to its end."""
+        return self._launch("--cleanup").wait(60)
+
+    def _launch(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as stream:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [
+                    *self.started_by,
                     *(sys.executable, "-m", "gpushare.device_plugin", "--node-name", NODE, "--log-format", "json"),
-                    *("--address", "127.0.0.1", "--port", "0", "--resync", "1", "--look", "0.3"),
                     *("--kubelet-dir", str(self.node.kubelet.root), "--kubeconfig", str(self._kubeconfig)),
+                    *("--cdi-folders", str(self.node.specifications), *arguments),
                 ],
                 env={
                     "PATH": os.environ["PATH"],
@@ -149,7 +166,9 @@ class Process:
                 },
                 stderr=stream,
             )
-        until(lambda: '"message":"started"' in self.log, 60)
+        if "--cleanup" not in arguments:
+            self._process = process
+        return process
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self._process is not None
@@ -162,6 +181,12 @@ class Process:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def status(self) -> str:
+        """What the kernel says of it."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/status").read_text()
 
     def ready(self) -> str:
         port = next(json.loads(row)["port"] for row in self.log.splitlines() if '"started"' in row)
@@ -239,3 +264,84 @@ def test_api_server_away_for_a_while(process: Process) -> None:
     node.report(pod)
     until(lambda: node.agrees(pod) and process.ready() == "ok", 60)
     until(lambda: node.kube.reasons("default/pod") == ["GpuCardAssigned"])
+
+
+def test_fault_07_xids_by_the_real_library(process: Process) -> None:
+    """The event set that NVML fills, and the wait for it, are those of nvidia-ml-py."""
+    node = process.node
+    node.kubelet.start()
+    process.start("--xid-quiet", "3", "--ignore-xids", "74,61")
+    until(lambda: len(node.kubelet.healthy) == 32, 60)
+    pod = node.run(make_pod("pod", 2, booked=1))
+    until(lambda: node.agrees(pod), 60)
+    process.hardware(xids=("1 31", "1 74"))
+    until(lambda: '"XID 74 of card' in process.log, 60)
+    assert len(node.kubelet.healthy) == 32
+    process.hardware(xids=("1 31", "1 74", "1 48"))
+    until(lambda: len(node.kubelet.unhealthy) == 16, 60)
+    until(lambda: contract.node_cards(node.kube.node())[1].reason == "XID 48 (a double-bit memory error)", 60)
+    until(lambda: node.kube.reasons("default/pod") == ["GpuCardUnhealthy"], 60)
+    until(lambda: node.kube.reasons(f"x/{NODE}") == ["GpuCardUnhealthy"], 60)
+    until(lambda: len(node.kubelet.healthy) == 32, 60)
+    # Again, now that the line was there before.
+    process.hardware(xids=("1 31", "1 74", "1 48", "1 48"))
+    until(lambda: len(node.kubelet.unhealthy) == 16, 60)
+    assert "Traceback" not in process.log
+
+
+def test_mig_by_the_real_library(process: Process) -> None:
+    node = process.node
+    node.kubelet.start()
+    process.hardware(mig=(0,))
+    process.start()
+    until(lambda: len(node.kubelet.healthy) == 16 and len(node.kubelet.unhealthy) == 16, 60)
+    assert all(one.startswith("00000000-") for one in node.kubelet.unhealthy)
+    until(lambda: contract.node_cards(node.kube.node())[0].reason.startswith("MIG is turned on"), 60)
+    process.hardware()
+    until(lambda: len(node.kubelet.healthy) == 32, 60)
+
+
+def test_fault_16_cleanup_by_the_command(process: Process) -> None:
+    node = process.node
+    node.kubelet.start()
+    process.start()
+    until(lambda: len(node.kubelet.healthy) == 32 and node.kube.node()["status"].get("allocatable"), 60)
+    assert process.clean() == 1 and "the device plugin still runs on this node" in process.log
+    process.kill()
+    assert process.clean() == 0
+    left = node.kube.node()
+    assert left["metadata"]["annotations"] == {} and left["status"]["capacity"] == {"cpu": "4"}
+    assert "Traceback" not in process.log
+
+
+# As the DaemonSet's container is: nothing can be written but kubelet's folder, and root has no right of root's.
+CONFINED = """
+set -e
+mount --bind "$1" "$1"
+mount -o remount,bind,ro /
+shift
+exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+"""
+
+
+def test_fault_19_root_without_rights_on_a_file_system_that_it_cannot_write(process: Process) -> None:
+    if os.geteuid() or not (shutil.which("unshare") and shutil.which("setpriv")):
+        pytest.skip("only root can take rights from itself")
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine has no mount namespaces for us")
+    folder = str(process.node.kubelet.root)
+    process.started_by = ("unshare", "-m", "sh", "-c", CONFINED, "sh", folder)
+    process.node.kubelet.start()
+    process.start()
+    rights = dict(line.split(":\t") for line in process.status.splitlines() if line.startswith(("Cap", "NoNewPrivs")))
+    assert rights.pop("NoNewPrivs") == "1"
+    assert set(rights) >= {"CapEff", "CapPrm", "CapBnd"} and {int(one, 16) for one in rights.values()} == {0}
+    until(lambda: process.node.kubelet.registered and process.ready() == "ok")
+    pod = process.node.run(make_pod("pod", 3, booked=1))
+    until(lambda: process.node.agrees(pod))
+    # kubelet starts anew: the socket is made again.
+    process.node.kubelet.stop()
+    process.node.kubelet.start()
+    until(lambda: process.node.kubelet.registered and process.ready() == "ok")
+    assert process.kill(signal.SIGTERM) == 0
+    assert not (process.node.kubelet.folder / "kubegpu-gpushare.sock").exists()

@@ -28,6 +28,9 @@ def everything(cards: t.Sequence[contract.Card]) -> tuple[str, ...]:
     return tuple(one for each in cards for one in ids(each.index, *range(each.units)))
 
 
+NOTHING = steering.Promises({}, {})
+
+
 def by_key(*pods: Json) -> dict[str, Json]:
     return {contract.pod_key(pod): pod for pod in pods}
 
@@ -138,22 +141,22 @@ def test_hidden_containers_are_done_when_the_pod_is(known: dict[str, t.Any]) -> 
 def test_booked_card_lowest_slots() -> None:
     cards = [card(0), card(1)]
     subject = steering.Subject(make_pod("pod", 3, booked=1))
-    got = steering.choose(cards, wire.Ask(everything(cards)[::-1], (), 3), subject, {})
-    assert (got.ids, got.card.index) == (ids(1, 0, 1, 2), 1)
+    got = steering.choose(cards, wire.Ask(everything(cards)[::-1], (), 3), subject, NOTHING)
+    assert (got.ids, got.cards) == (ids(1, 0, 1, 2), (cards[1],))
 
 
 def test_what_must_be_included_decides() -> None:
     cards = [card(0), card(1)]
     subject = steering.Subject(make_pod("pod", 3, booked=0))
-    got = steering.choose(cards, wire.Ask(everything(cards), ids(1, 9), 3), subject, {})
+    got = steering.choose(cards, wire.Ask(everything(cards), ids(1, 9), 3), subject, NOTHING)
     assert got.ids == ids(1, 9, 0, 1)
 
 
 def test_what_the_pod_has_decides_over_its_booking() -> None:
     cards = [card(0), card(1)]
     subject = steering.Subject(make_pod("pod", 1, 3, booked=0), "c1", ids(1, 15))
-    got = steering.choose(cards, wire.Ask((*ids(0, *range(16)), *ids(1, *range(15))), (), 3), subject, {})
-    assert got.card.index == 1
+    got = steering.choose(cards, wire.Ask((*ids(0, *range(16)), *ids(1, *range(15))), (), 3), subject, NOTHING)
+    assert got.cards == (cards[1],)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +179,8 @@ def test_card(free: list[int], need: list[int], booked: int | None, promises: di
     available = tuple(one for n, count in enumerate(free) for one in ids(n, *range(count)))
     subject = steering.Subject(make_pod("pod", *need, booked=booked))
     promised = {card(n).uuid: units for n, units in promises.items()}
-    got = steering.choose(cards, wire.Ask(available, (), need[0]), subject, promised)
-    assert got.card.index == expected and set(got.ids) <= set(available)
+    got = steering.choose(cards, wire.Ask(available, (), need[0]), subject, steering.Promises(promised, {}))
+    assert got.cards == (cards[expected],) and set(got.ids) <= set(available)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +215,7 @@ def test_card(free: list[int], need: list[int], booked: int | None, promises: di
 )
 def test_refused(ask: wire.Ask, subject: steering.Subject | None, sentence: str) -> None:
     with pytest.raises(steering.Refused) as caught:
-        steering.choose([card(0), card(1)], ask, subject, {})
+        steering.choose([card(0), card(1)], ask, subject, NOTHING)
     assert str(caught.value) == sentence
 
 
@@ -236,8 +239,12 @@ def test_promised() -> None:
         entry(pods[7], tuple(f"GPU-other-_-{n}" for n in range(9))),
     ]
     uid = contract.pod_uid(pods[6])
-    assert steering.promised(cards, by_key(*pods, finished), listing, uid) == {cards[0].uuid: 12, cards[1].uuid: 4}
-    assert steering.promised(cards, {}, None) == {cards[0].uuid: 0, cards[1].uuid: 0}
+    assert steering.promised(cards, by_key(*pods, finished), listing, uid) == (
+        {cards[0].uuid: 3, cards[1].uuid: 4},
+        {cards[0].uuid: 9, cards[1].uuid: 0},
+    )
+    nothing = {cards[0].uuid: 0, cards[1].uuid: 0}
+    assert steering.promised(cards, {}, None) == (nothing, nothing)
 
 
 # --------------------------------------------------------------------------- properties
@@ -266,16 +273,16 @@ def test_an_answer_is_units_of_one_card_that_are_free(
 ) -> None:
     cards, ask, subject, promises = situation
     try:
-        got = steering.choose(cards, ask, subject, promises)
+        got = steering.choose(cards, ask, subject, steering.Promises(promises, {}))
     except steering.Refused as error:
         assert "\n" not in str(error)
         return
     assert len(got.ids) == len(set(got.ids)) == ask.size
     assert set(got.ids) <= set(ask.available)
     assert set(ask.must_include) <= set(got.ids)
-    assert {steering.Slots(cards).card(one) for one in got.ids} == {got.card}
+    assert set(steering.Slots(cards).by_card(got.ids)) == {one.uuid for one in got.cards}
     if subject and subject.held:
-        assert {steering.Slots(cards).card(one) for one in subject.held} == {got.card} or ask.must_include
+        assert set(steering.Slots(cards).by_card(subject.held)) == {one.uuid for one in got.cards} or ask.must_include
 
 
 @settings(deadline=None)
@@ -289,14 +296,14 @@ def test_a_pod_that_is_free_to_go_anywhere_is_refused_only_if_no_card_has_room(
     need = max(ask.size, contract.pod_units(subject.pod) if subject else 0)
     free = {one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) for one in cards}
     try:
-        got = steering.choose(cards, ask, subject, promises)
+        got = steering.choose(cards, ask, subject, steering.Promises(promises, {}))
     except steering.Refused:
         assert all(count < need for count in free.values())
         return
-    assert free[got.card.uuid] >= need
+    assert free[got.cards[0].uuid] >= need
     booked = contract.booking(subject.pod) if subject else None
-    if (booked is None or booked.index != got.card.index) and any(free[u] - promises[u] >= need for u in free):
-        assert free[got.card.uuid] - promises[got.card.uuid] >= need
+    if (booked is None or booked.index != got.cards[0].index) and any(free[u] - promises[u] >= need for u in free):
+        assert free[got.cards[0].uuid] - promises[got.cards[0].uuid] >= need
 
 
 @st.composite
@@ -334,7 +341,7 @@ def test_in_whatever_order_every_booked_pod_gets_its_card(
             promises = steering.promised(cards, pods, now, contract.pod_uid(pod))
             got = steering.choose(cards, wire.Ask(tuple(free), (), units), subject, promises)
             booking = contract.booking(pod)
-            assert booking is not None and got.card.index == booking.index
+            assert booking is not None and got.cards[0].index == booking.index
             held[name] = got.ids
             free -= set(got.ids)
         listing.append(Entry(contract.pod_key(pod), held))

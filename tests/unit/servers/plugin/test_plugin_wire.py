@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from gpushare import contract, wire
-from gpushare.podresources import entries
+from gpushare.podresources import entry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +40,7 @@ def test_preferred_allocation() -> None:
 def test_allocate() -> None:
     request = wire.message(wire.ALLOCATE.request).FromString(b"\x0a\x06\x0a\x01a\x0a\x01b\x0a\x03\x0a\x01c")
     assert wire.allocations(request) == [("a", "b"), ("c",)]
-    assert wire.encode(wire.allocate_response([{"K": "v"}])) == b"\x0a\x08\x0a\x06\x0a\x01K\x12\x01v"
+    assert wire.encode(wire.allocate_response([wire.Answer({"K": "v"})])) == b"\x0a\x08\x0a\x06\x0a\x01K\x12\x01v"
 
 
 def test_allocate_response_has_the_fields_of_devices_and_cdi() -> None:
@@ -78,7 +78,10 @@ def test_pod_resources() -> None:
     container = field(1, b"main") + field(2, ours) + field(2, other) + field(2, second) + b"\x18\x07"
     bare = field(1, b"bare")
     pod = field(1, b"web") + field(2, b"shop") + field(3, container) + field(3, bare)
-    found = entries(wire.message(wire.POD_RESOURCES_LIST.response).FromString(field(1, pod)))
+    listed = field(1, pod)
+    rows = wire.decoder(wire.LISTED_PODS.response)(listed).pod_resources
+    found = [entry(wire.decoder(wire.POD_RESOURCES)(row)) for row in rows]
+    assert wire.decoder(wire.POD_RESOURCES_LIST.response)(listed).pod_resources[0].name == "web"
     assert [(one.key, one.containers) for one in found] == [
         ("shop/web", {"main": ("01234567-3", "01234567-4"), "bare": ()})
     ]

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the plugin leaves on a node when it goes for good, and its memory limits while it is there."""
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+from gpushare import cleanup, contract, device_plugin, limits
+from gpushare.device_plugin import Options
+from gpushare.kube import KubeError
+from plugin_fakes import FakeCgroups, Node, Rejected, make_pod, seen, until
+
+Json = dict[str, t.Any]
+
+
+@pytest.fixture
+def node(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Node]:
+    one = Node(tmp_path_factory.mktemp("k"))
+    one.kubelet.start()
+    yield one
+    one.down()
+
+
+def clean(node: Node) -> int:
+    options = Options(node="gpu1", kubelet_dir=node.kubelet.root)
+    return device_plugin.clean(options, node.kube, node.nvml, node.limits, FakeCgroups())
+
+
+def container_id(pod: Json, name: str = "c0") -> str:
+    """As the API of this test tells of it."""
+    return f"{pod['metadata']['uid']}-{name}"
+
+
+def kept(node: Node, pod: Json) -> dict[str, int]:
+    """MiB by card that the driver holds a pod's first container to."""
+    folder = f"/cgroups/{container_id(pod)}"
+    return {uuid: limit.hard >> 20 for (uuid, at), limit in dict(node.limits.kept).items() if at == folder}
+
+
+# --------------------------------------------------------------------------- limits
+
+
+def test_fault_20_shares_are_limits_where_the_driver_has_them(node: Node) -> None:
+    node.limits.version = "615.71.09"
+    node.start_plugin()
+    until(lambda: node.kubelet.registered)
+    pod = node.run(make_pod("pod", 4, booked=1))
+    envs = node.kubelet.envs[pod["metadata"]["uid"]]["c0"]
+    assert (envs[limits.LIMIT], envs[limits.REQUEST]) == ("4096", "0")
+    until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
+    until(lambda: node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT] == "enforced")
+    two = node.run(make_pod("two", 4, booked=(0, 1), wishes={contract.POD_CARD_COUNT: "2"}))
+    assert node.kubelet.envs[two["metadata"]["uid"]]["c0"][limits.LIMIT] == "2048"
+    until(lambda: kept(node, two) == {seen(0).uuid: 2048, seen(1).uuid: 2048})
+
+
+def test_fault_20_where_it_has_none_the_node_says_so(node: Node) -> None:
+    node.start_plugin()
+    until(lambda: node.kubelet.registered)
+    pod = node.run(make_pod("pod", 4, booked=1))
+    assert limits.LIMIT not in node.kubelet.envs[pod["metadata"]["uid"]]["c0"]
+    told = "unenforced: NVIDIA's driver is 580.95.05, and limits need 615 or newer"
+    until(lambda: node.kube.node()["metadata"]["annotations"].get(contract.NODE_LIMIT) == told)
+
+
+def test_fault_20_required_limits_that_cannot_be_had_refuse_the_node(node: Node) -> None:
+    plugin = node.start_plugin(memory_limit="required")
+    words = "gpushare_memory_limit: limits are required, but NVIDIA's driver is 580.95.05, and limits need 615 or newer"
+    until(lambda: [card.reason for card in contract.node_cards(node.kube.node())] == [words, words])
+    until(lambda: len(node.kubelet.unhealthy) == 32)
+    assert words in (plugin.unready() or "")
+    with pytest.raises(Rejected):
+        node.run(make_pod("pod", 4))
+    node.limits.version = "615.71.09"
+    until(lambda: len(node.kubelet.healthy) == 32)
+    until(lambda: plugin.unready() is None)
+
+
+def test_fault_20_a_limit_that_was_changed_is_mended_and_told(node: Node) -> None:
+    node.limits.version = "615.71.09"
+    plugin = node.start_plugin(resync=1.0)
+    until(lambda: node.kubelet.registered)
+    pod = node.run(make_pod("pod", 4, booked=1))
+    until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
+    node.limits.kept[seen(1).uuid, f"/cgroups/{container_id(pod)}"] = limits.wanted(16384)
+    until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
+    until(lambda: "GpuMemoryLimitMended" in node.kube.reasons("default/pod"))
+    assert plugin.keeper.mended >= 1
+
+
+# --------------------------------------------------------------------------- leaving
+
+
+def test_fault_16_cleanup_leaves_nothing_on_the_node(node: Node) -> None:
+    node.limits.version = "615.71.09"
+    node.start_plugin()
+    until(lambda: node.kubelet.registered)
+    pod = node.run(make_pod("pod", 4, booked=1))
+    until(lambda: kept(node, pod).get(seen(1).uuid) == 4096 and node.agrees(pod))
+    until(lambda: contract.NODE_LIMIT in node.kube.node()["metadata"]["annotations"])
+    own = node.kube.node()
+    own["metadata"]["annotations"]["theirs"] = "stays"
+    node.kube.put(own)
+    until(lambda: contract.RESOURCE_COUNT in node.kube.node()["status"].get("allocatable", {}))
+    before = node.annotations(pod)
+
+    assert clean(node) == 1, "the plugin still runs"
+    assert contract.NODE_CARDS in node.kube.node()["metadata"]["annotations"]
+    plugin, node.plugin = node.plugin, None
+    assert plugin is not None
+    plugin.stop()
+    # As a kubelet that remembers the resource of a plugin that is gone.
+    shown = node.kube.node()
+    shown["status"]["capacity"][contract.RESOURCE_MEMORY] = "32"
+    node.kube.put(shown)
+    assert clean(node) == 0
+    left = node.kube.node()
+    assert left["metadata"]["annotations"] == {"theirs": "stays"}
+    assert left["status"]["capacity"] == {"cpu": "4"} and left["status"]["allocatable"] == {}
+    assert kept(node, pod) == {}
+    assert node.annotations(pod) == before
+    patches = len(node.kube.patches)
+    assert clean(node) == 0 and len(node.kube.patches) == patches
+
+
+def test_cleanup_after_a_plugin_that_was_killed(node: Node) -> None:
+    node.start_plugin()
+    until(lambda: node.kubelet.registered and contract.node_cards(node.kube.node()))
+    node.kill_plugin()
+    assert (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
+    assert clean(node) == 0
+    assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
+    assert contract.NODE_CARDS not in node.kube.node()["metadata"]["annotations"]
+
+
+def test_cleanup_without_a_driver_says_what_may_be_left(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.kube.put({**node.kube.node(), "metadata": {"name": "gpu1", "annotations": {contract.NODE_LIMIT: "enforced"}}})
+    node.nvml.trouble = "NVIDIA's driver isn't there"
+    assert clean(node) == 1
+    assert "limits of running containers may be left: NVIDIA's driver isn't there" in caplog.text
+    # What could be taken away, was.
+    assert node.kube.node()["metadata"]["annotations"] == {}
+
+
+def test_cleanup_with_the_api_away(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.kube.away = True
+    assert clean(node) == 1
+    assert "--cleanup: node gpu1 can't be read or written: connection refused" in caplog.text
+    node.kube.away = False
+    node.kube.refuse["/status"] = KubeError(403, "Forbidden", "no")
+    shown = node.kube.node()
+    shown["status"]["capacity"][contract.RESOURCE_COUNT] = "2"
+    node.kube.put(shown)
+    assert clean(node) == 1
+    node.kube.refuse.clear()
+    assert clean(node) == 0
+
+
+@pytest.mark.parametrize(
+    ("node", "patches"),
+    [
+        ({}, ({}, {})),
+        ({"status": {"capacity": {contract.RESOURCE_MEMORY: "0", "cpu": "4"}}}, ({}, {})),
+        (
+            {
+                "metadata": {"annotations": {contract.NODE_CARDS: "[]", contract.NODE_LIMIT: "off", "x": "y"}},
+                "status": {"capacity": {contract.RESOURCE_MEMORY: "32"}, "allocatable": {contract.RESOURCE_COUNT: "2"}},
+            },
+            (
+                {"metadata": {"annotations": {contract.NODE_CARDS: None, contract.NODE_LIMIT: None}}},
+                {
+                    "status": {
+                        "capacity": {contract.RESOURCE_MEMORY: None},
+                        "allocatable": {contract.RESOURCE_COUNT: None},
+                    }
+                },
+            ),
+        ),
+    ],
+)
+def test_node_patches(node: Json, patches: tuple[Json, Json]) -> None:
+    assert cleanup.node_patches(node) == patches

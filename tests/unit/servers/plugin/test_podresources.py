@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kubelet's list of pods over real gRPC: the connection that is kept, and the pods that aren't read twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+import typing as t
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+from gpushare import contract, podresources, wire
+from gpushare.podresources import Entry, KubeletPodResources, Unreadable
+
+Rows = dict[str, dict[str, tuple[str, ...]]]
+
+
+class Lister:
+    """What answers at kubelet's socket; ``rows`` are pods, their containers and the IDs of those."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.rows: Rows = {}
+        self.clients: list[str] = []
+        self.pause = 0.0
+        self.error: grpc.StatusCode | None = None
+        self._server: grpc.Server | None = None
+
+    def start(self) -> None:
+        self.socket.unlink(missing_ok=True)
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+        self._server.add_generic_rpc_handlers((wire.handlers({wire.POD_RESOURCES_LIST: self._list}),))
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(0).wait(3)
+            self._server = None
+
+    def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
+        self.clients.append(context.peer())
+        time.sleep(self.pause)
+        if self.error is not None:
+            context.abort(self.error, "out of order")
+        response = wire.message(wire.POD_RESOURCES_LIST.response)()
+        for key, containers in self.rows.items():
+            namespace, _slash, name = key.partition("/")
+            row = response.pod_resources.add(name=name, namespace=namespace)
+            for container, ids in containers.items():
+                shown = row.containers.add(name=container)
+                for one in ids:
+                    shown.devices.add(resource_name=contract.RESOURCE_MEMORY, device_ids=[one])
+        return response
+
+
+@pytest.fixture
+def lister(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Lister]:
+    one = Lister(tmp_path_factory.mktemp("k") / "kubelet.sock")
+    one.start()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pods that were read, one after the other."""
+    found: list[str] = []
+    real = podresources.entry
+
+    def noted(pod: t.Any) -> Entry:
+        found.append(pod.name)
+        return real(pod)
+
+    monkeypatch.setattr(podresources, "entry", noted)
+    return found
+
+
+def test_a_pod_is_read_once_for_each_thing_that_is_said_of_it(lister: Lister, read: list[str]) -> None:
+    door = KubeletPodResources(str(lister.socket))
+    lister.rows = {"a/x": {"c": ("00000000-1", "00000000-2")}, "a/y": {"c": ()}}
+    for _turn in range(3):
+        assert [(one.key, one.containers) for one in door.list()] == list(lister.rows.items())
+    assert read == ["x", "y"]
+    lister.rows["a/y"] = {"c": ("00000001-7",)}
+    assert door.list()[1].ids == ("00000001-7",)
+    assert read == ["x", "y", "y"]
+    # One that is gone is forgotten; who comes after it under its name is read.
+    del lister.rows["a/y"]
+    assert [one.key for one in door.list()] == ["a/x"]
+    lister.rows["a/y"] = {"c": ("00000001-7",)}
+    door.list()
+    assert read == ["x", "y", "y", "y"]
+
+
+def test_two_pods_of_one_name_that_are_alike_stay_two(lister: Lister) -> None:
+    """kubelet names no UID: that there are two is all that tells the readers to keep their hands off."""
+    pod = wire.message(wire.POD_RESOURCES)(name="x", namespace="a").SerializeToString()
+    row = b"\x0a" + bytes([len(pod)]) + pod
+    door = KubeletPodResources(str(lister.socket))
+    door._connection.call = lambda request, timeout: wire.decoder(wire.LISTED_PODS.response)(row + row)  # type: ignore[method-assign]
+    assert [one.key for one in door.list()] == ["a/x", "a/x"]
+
+
+def test_one_connection_for_many_calls(lister: Lister) -> None:
+    door = KubeletPodResources(str(lister.socket))
+    inodes = []
+    for _turn in range(5):
+        door.list()
+        inodes.append(accepted(lister.socket))
+    assert len(lister.clients) == 5
+    assert inodes[0] and inodes == inodes[:1] * 5
+
+
+def accepted(socket: Path) -> list[str]:
+    """The connections to a unix socket that are open, by inode."""
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(str(socket))]
+    # The one that is listened on has a flag for it.
+    return sorted(row[6] for row in rows if row[3] != "00010000")
+
+
+@pytest.mark.parametrize("away", [0.0, 1.5])
+def test_kubelet_that_was_started_anew_answers_at_once(lister: Lister, away: float) -> None:
+    """Whatever gRPC waits for after a connection that failed, a pod's admission doesn't."""
+    door = KubeletPodResources(str(lister.socket))
+    door.list()
+    lister.stop()
+    for _turn in range(3 if away else 0):
+        with pytest.raises(Unreadable, match="UNAVAILABLE"):
+            door.list()
+    time.sleep(away)
+    lister.rows = {"a/x": {"c": ("00000000-1",)}}
+    lister.start()
+    began = time.monotonic()
+    assert [one.key for one in door.list()] == ["a/x"]
+    assert time.monotonic() - began < 1
+
+
+def test_no_answer_in_time_is_told_in_time(lister: Lister) -> None:
+    door = KubeletPodResources(str(lister.socket), timeout=0.3)
+    lister.pause = 1.0
+    began = time.monotonic()
+    with pytest.raises(Unreadable, match="DEADLINE_EXCEEDED"):
+        door.list()
+    assert time.monotonic() - began < 0.9
+    lister.pause = 0
+    assert door.list() == []
+
+
+def test_an_answer_that_is_an_error_is_not_asked_for_twice(lister: Lister) -> None:
+    door = KubeletPodResources(str(lister.socket))
+    lister.error = grpc.StatusCode.PERMISSION_DENIED
+    with pytest.raises(Unreadable, match="PERMISSION_DENIED: out of order"):
+        door.list()
+    assert len(lister.clients) == 1
+
+
+def test_a_call_that_fails_takes_no_other_with_it(lister: Lister) -> None:
+    """Two threads on one connection: the one's time is up, and the other still has its answer."""
+    connection = wire.Connection(str(lister.socket), wire.LISTED_PODS)
+    request = wire.message(wire.LISTED_PODS.request)()
+    connection.call(request, 2)
+    lister.rows, lister.pause = {"a/x": {}}, 0.6
+    answers: list[t.Any] = []
+    slow = threading.Thread(target=lambda: answers.append(connection.call(request, 5)))
+    slow.start()
+    time.sleep(0.2)
+    with pytest.raises(grpc.RpcError):
+        connection.call(request, 0.1)
+    slow.join(5)
+    assert [len(one.pod_resources) for one in answers] == [1]
+
+
+def test_ids_are_grouped_by_what_they_say_of_their_card() -> None:
+    found = podresources.grouped(["0a-1", "0b-0", "0a-12", "nothing", "-3", "0a-x", "GPU-1_-_-4"])
+    assert found == {
+        "0a": ["0a-1", "0a-12"],
+        "0b": ["0b-0"],
+        "": ["nothing", "-3", "0a-x"],
+        "GPU-1_-_": ["GPU-1_-_-4"],
+    }
+    entry = Entry("a/x", {"c": ("0a-1", "0b-0"), "d": ("0a-2",), "e": ()})
+    assert entry.counts == {"c": {"0a": 1, "0b": 1}, "d": {"0a": 1}, "e": {}}
+    assert entry.total == {"0a": 2, "0b": 1}

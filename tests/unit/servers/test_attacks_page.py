@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The table of what a pod can try: docs/gpushare.md has the very rows that the lab plays."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
+
+from _attacks import TABLE, Outcome, page
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "gpushare.md").read_text()
+PLAYED = ast.parse((ROOT / "tests" / "lab" / "test_42_attacks.py").read_text())
+ON_THE_NODE = (Outcome.FAILS, Outcome.TAKES, Outcome.ALL, Outcome.NO_START)
+ON_THE_API = (Outcome.REFUSED, Outcome.WARNED, Outcome.UNSEEN)
+
+
+def test_the_page_has_the_table_that_the_lab_plays() -> None:
+    section = PAGE.split("\n## What a pod can try\n")[1].split("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("|")] == page()
+
+
+def test_every_row_is_played_and_every_play_is_a_row() -> None:
+    (plays,) = (
+        node.value
+        for node in PLAYED.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "PLAYS"
+    )
+    assert isinstance(plays, ast.Dict)
+    known = [key.value for key in plays.keys if isinstance(key, ast.Constant)]
+    named = [play for row in TABLE for play in row.plays]
+    assert len(known) == len(set(known)) and sorted(named) == sorted(known)
+
+
+def test_what_the_lab_cannot_show_is_shown_by_a_unit_test() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests" / "unit" / "servers").rglob("test_*.py"))
+    proofs = {cell.proof for row in TABLE for cell in row.cells if cell.proof}
+    assert proofs
+    for proof in proofs:
+        assert f"def {proof}(" in sources, proof
+
+
+def test_what_is_played_has_an_outcome_that_the_lab_can_see() -> None:
+    for row in TABLE:
+        if row.plays:
+            assert {cell.outcome for cell in row.cells[:3]} <= set(ON_THE_NODE), row.pod
+        assert row.policy.outcome in ON_THE_API, row.pod
