@@ -28,7 +28,7 @@ class ActionModule(HandedPlan):
             raise BadInput("observed: this isn't what control_plane_info returned")
         options = Options(
             present=params["state"] == "present",
-            extender=Extender(params["extender_url"], params["extender_timeout"]),
+            extender=Extender(params["extender_url"], params["extender_timeout"], params["extender_preemption"]),
             version=params["version"],
             configuration=params["configuration"],
             versions=tuple(params["versions"]),

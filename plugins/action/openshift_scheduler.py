@@ -34,7 +34,7 @@ class ActionModule(HandedPlan):
         policy, text = "", None
         if present:
             name, text = users_policy(seen)
-            extender = Extender(params["extender_url"], params["extender_timeout"])
+            extender = Extender(params["extender_url"], params["extender_timeout"], params["extender_preemption"])
             there = f"ConfigMap {NAMESPACE}/{name}"
             policy = new_policy(extender) if text is None else merged(there, text, extender)
         plan = make_plan(Wish(policy, params["config_map"]), seen)

@@ -12,6 +12,7 @@ import os
 import typing as t
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.kubegpu.share.plugins.module_utils import _memory_limit
 from ansible_collections.kubegpu.share.plugins.module_utils import _runtime as _container_runtime
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._findings import PROBLEM, WARNING
@@ -29,6 +30,7 @@ ARGUMENTS: dict[str, t.Any] = {
     "backend": {"type": "str", "default": "gpushare"},
     "memory_unit": {"type": "str", "default": "GiB"},
     "placement": {"type": "str", "default": "binpack"},
+    "memory_limit": {"type": "str", "default": "auto"},
     "image_delivery": {"type": "str", "default": "import"},
     "image": {"type": "str", "default": ""},
     "image_archive": {"type": "path", "default": ""},
@@ -63,7 +65,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
         hosts = [_host(name, named[name], hostvars[name]) for name in names]
-        wish = Wish(**{name: params[name] for name in WISH})
+        limit = _memory_limit.mode(params["memory_limit"])
+        wish = Wish(**{**{name: params[name] for name in WISH}, "memory_limit": limit})
         try:
             found = examine(wish, params["cluster"], hosts, params["ignore"])
         except BadInput as error:

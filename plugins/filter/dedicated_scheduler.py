@@ -22,8 +22,8 @@ options:
     required: true
   wish:
     description:
-      - C(state), C(name), C(namespace), C(image), C(version), C(replicas), C(nodes) and C(extender_timeout), as the
-        role C(scheduler) has them.
+      - C(state), C(name), C(namespace), C(image), C(version), C(replicas), C(nodes), C(extender_timeout) and
+        C(preemption), as the role C(scheduler) has them.
     type: dict
     required: true
 author:
@@ -42,6 +42,7 @@ EXAMPLES = r"""
       replicas: 2
       nodes: []
       extender_timeout: 30
+      preemption: true
   ansible.builtin.debug:
     msg: "{{ (cluster | kubegpu.share.dedicated_scheduler(wish)).image }}"
 """

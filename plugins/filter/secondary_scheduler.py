@@ -21,8 +21,9 @@ options:
     required: true
   wish:
     description:
-      - C(state), C(name), C(image), C(version), C(timeout) and, as C(extender), name and namespace of the extender's
-        Service with a dot between them.
+      - C(state), C(name), C(image), C(version), C(timeout), C(preemption) and, as C(extender), name and namespace of
+        the extender's Service with a dot between them.
+      - As C(tls), what P(kubegpu.share.extender_certificates#filter) gives as C(client).
     type: dict
     required: true
 author:
@@ -39,6 +40,8 @@ EXAMPLES = r"""
       version: ""
       extender: gpushare-extender.gpushare-system
       timeout: 30
+      preemption: true
+      tls: "{{ certificates.client }}"
   ansible.builtin.debug:
     msg: "{{ ('4.20.3' | kubegpu.share.secondary_scheduler(wish)).image }}"
 """

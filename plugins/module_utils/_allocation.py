@@ -17,6 +17,7 @@ import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
+from ansible_collections.kubegpu.share.plugins.module_utils._memory_limit import told
 
 # Without the cards' own sizes, kubectl inspect's guess: more than so many units on a card are MiB.
 MOST_GIB_ON_A_CARD = 100
@@ -77,19 +78,17 @@ def _node(node: Json, pods: list[Json]) -> Json | None:
     if not (cards or capacity or allocatable or pods):
         return None
     held: dict[int, list[Json]] = {card.index: [] for card in cards}
-    pending = []
+    pending: list[Json] = []
     for pod in sorted(pods, key=lambda one: (str(one["metadata"].get("namespace")), natural(one["metadata"]["name"]))):
-        booked = contract.booking(pod)
-        row = _pod(pod, booked is not None and booked.assigned)
-        if booked is not None and booked.index in held:
-            held[booked.index].append(row)
-        else:
-            pending.append(row)
+        shares = contract.shares(pod) or {-1: contract.pod_units(pod)}
+        for index, units in shares.items():
+            held.get(index, pending).append(_pod(pod, units))
     used, unknown = contract.used_units(cards, pods)
     return {
         "name": node["metadata"]["name"],
         "address": _address(node),
         "unit": node_unit(cards),
+        "memory_limit": told(node),
         "capacity": capacity,
         "allocatable": allocatable,
         "total": sum(card.units for card in cards),
@@ -101,6 +100,7 @@ def _node(node: Json, pods: list[Json]) -> Json | None:
                 "model": card.model,
                 "memory_mib": card.memory_mib,
                 "healthy": card.healthy,
+                "reason": card.reason,
                 "total": card.units,
                 "used": used[card.index],
                 "pods": held[card.index],
@@ -111,12 +111,14 @@ def _node(node: Json, pods: list[Json]) -> Json | None:
     }
 
 
-def _pod(pod: Json, assigned: bool) -> Json:
+def _pod(pod: Json, units: int) -> Json:
+    """A pod and what it holds of one card; a pod of several cards is on each of them."""
+    booked = contract.booking(pod)
     return {
         **_name(pod),
-        "units": contract.pod_units(pod),
+        "units": units,
         "phase": str((pod.get("status") or {}).get("phase", "Unknown")),
-        "assigned": assigned,
+        "assigned": booked is not None and booked.assigned,
         "terminating": bool((pod.get("metadata") or {}).get("deletionTimestamp")),
     }
 

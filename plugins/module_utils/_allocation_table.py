@@ -43,24 +43,30 @@ def _node(node: Json) -> str:
     header = ["NAMESPACE", "POD", "STATUS", *(f"GPU{card['index']}(Allocated)" for card in cards)]
     header += ["PENDING(Allocated)"] if pending else []
     rows = [header]
-    for place, card in enumerate(cards):
-        rows += [_pod(pod, place, len(cards), bool(pending)) for pod in card["pods"]]
-    rows += [_pod(pod, len(cards), len(cards), True) for pod in pending]
+    # A pod of several cards is one row, where its first card is.
+    lines: dict[tuple[str, str], list[str]] = {}
+    for place, pods in enumerate([*(card["pods"] for card in cards), pending]):
+        for pod in pods:
+            line = lines.setdefault((pod["namespace"], pod["name"]), _pod(pod, len(header)))
+            line[3 + place] = str(pod["units"])
+    rows += lines.values()
     rows.append(["Allocated/Total", "", "", *(f"{card['used']}/{card['total']}" for card in cards)])
     if pending:
         rows[-1].append(str(sum(pod["units"] for pod in pending)))
     head = f"NAME:       {node['name']}\nIPADDRESS:  {node['address'] or '-'}\n"
+    head += f"LIMIT:      {node['memory_limit']}\n" if node["memory_limit"] else ""
     for card in cards:
         size = f"{card['memory_mib']} MiB" if card["memory_mib"] else ""
-        about = [text for text in (card["model"], size, card["uuid"], "" if card["healthy"] else "UNHEALTHY") if text]
+        bad = "" if card["healthy"] else f"UNHEALTHY: {card['reason']}" if card["reason"] else "UNHEALTHY"
+        about = [text for text in (card["model"], size, card["uuid"], bad) if text]
         head += f"GPU{card['index']}:       {', '.join(about)}\n" if about else ""
     share = f"{node['used']}/{node['total']} ({percent(node['used'], node['total'])}%)"
     return f"{head}\n{_columns(rows)}\nAllocated/Total of the node{_of(node['unit'])}: {share}\n"
 
 
-def _pod(pod: Json, place: int, cards: int, pending: bool) -> list[str]:
-    held = [str(pod["units"]) if column == place else "0" for column in range(cards + int(pending))]
-    return [pod["namespace"], pod["name"], "Terminating" if pod["terminating"] else pod["phase"], *held]
+def _pod(pod: Json, columns: int) -> list[str]:
+    words = [pod["namespace"], pod["name"], "Terminating" if pod["terminating"] else pod["phase"]]
+    return [*words, *["0"] * (columns - len(words))]
 
 
 def _waiting(pods: t.Sequence[Json]) -> str:

@@ -19,6 +19,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runner import Chang
 RESOURCES = (contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT)
 FIELDS = ("capacity", "allocatable")
 
+# What role gpushare tells the plugin of a node goes too.
+ANNOTATIONS = (contract.NODE_CARDS, contract.NODE_LIMIT, contract.NODE_RUNTIME_CDI)
+
 ARGUMENTS: Json = {"nodes": {"type": "list", "elements": "str", "required": True}}
 
 
@@ -45,13 +48,13 @@ class Announcements:
     def apply(self, seen: list[tuple[Ref, Json]], plan: Plan) -> None:
         for change in plan.changes:
             nothing = dict.fromkeys(RESOURCES)
-            self._kube.patch(change.step, {"metadata": {"annotations": {contract.NODE_CARDS: None}}})
+            self._kube.patch(change.step, {"metadata": {"annotations": dict.fromkeys(ANNOTATIONS)}})
             self._kube.patch(change.step, {"status": {field: dict(nothing) for field in FIELDS}}, "status")
 
 
 def _told(node: Json) -> dict[str, str]:
     annotations = (node.get("metadata") or {}).get("annotations") or {}
-    told = {f"annotation {key}": str(annotations[key]) for key in (contract.NODE_CARDS,) if key in annotations}
+    told = {f"annotation {key}": str(annotations[key]) for key in ANNOTATIONS if key in annotations}
     status = node.get("status") or {}
     for name in RESOURCES:
         values = {field: str((status.get(field) or {}).get(name, "0")) for field in FIELDS}

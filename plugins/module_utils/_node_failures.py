@@ -32,6 +32,7 @@ class NodeWish:
     driver_version: str = "580.95.05"
     driver_repo_url: str = ""
     toolkit_state: str = "present"
+    toolkit_version: str = "1.20.1-1"
     maintenance: str = "never"
 
     def driver(self) -> dict[str, str]:

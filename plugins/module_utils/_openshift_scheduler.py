@@ -57,6 +57,7 @@ ARGUMENTS: Json = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "extender_url": {"type": "str", "default": "http://127.0.0.1:12345/gpushare-scheduler"},
     "extender_timeout": {"type": "int", "default": 30},
+    "extender_preemption": {"type": "bool", "default": False},
     "config_map": {"type": "str", "default": "gpushare-scheduler-policy"},
     "timeout": {"type": "int", "default": 1800},
     "library": {"type": "str", "choices": list(LIBRARIES), "default": "auto"},

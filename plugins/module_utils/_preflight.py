@@ -16,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _coreos as co
 from ansible_collections.kubegpu.share.plugins.module_utils import _driver_conflicts as driver_conflicts
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpu_operator as operator
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils import _memory_limit as limits
 from ansible_collections.kubegpu.share.plugins.module_utils import _node_failures as node_failures
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_unit
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import node_cards
@@ -57,6 +58,7 @@ KNOWN = {
     "driver-refused": "Role driver can't do what is asked for on this machine.",
     "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
     "runtime-refused": "Role runtime can't configure this machine's container runtime.",
+    "memory-limit": "Limits of memory are required and the machine can't keep pods to them.",
     "runtime-warning": "Something of the container runtime deserves a look: its cgroup driver isn't kubelet's, say.",
 }
 
@@ -85,6 +87,7 @@ class Wish:
     device_plugin_image: str = ""
     nodes: t.Sequence[str] = ()
     gpu_operator: bool = False
+    memory_limit: str = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +180,7 @@ def _values(wish: Wish, found: Findings) -> None:
         ("gpushare_memory_unit", wish.memory_unit, tuple(contract.MIB_PER_UNIT)),
         ("gpushare_placement", wish.placement, PLACEMENTS),
         ("gpushare_image_delivery", wish.image_delivery, DELIVERIES),
+        ("gpushare_memory_limit", wish.memory_limit, limits.MODES),
     ):
         if value not in known:
             found.problem("unknown-value", f"{variable}: {value!r} isn't known; it can be {' or '.join(known)}")
@@ -296,6 +300,32 @@ def _machine(wish: Wish, host: Host, found: Findings) -> None:
     for id, severity, sentence in host.plans:
         found.add(id, severity, sentence, host=host.host)
     _memory(wish, host, found)
+    _memory_limit(wish, host, found)
+
+
+def _memory_limit(wish: Wish, host: Host, found: Findings) -> None:
+    # Upstream's plugin has no limits to keep.
+    if wish.memory_limit not in ("auto", "required") or wish.device_plugin_image:
+        return
+    driver = host.wish.driver_version if host.wish.driver_state == "present" else ""
+    toolkit = host.wish.toolkit_version if host.wish.toolkit_state == "present" else ""
+    why = "; ".join(limits.obstacles(host.seen or {}, driver, toolkit))
+    if not why:
+        return
+    if wish.memory_limit == "required":
+        found.problem(
+            "memory-limit",
+            f"gpushare_memory_limit: host {host.host} can't hold pods to their shares, because {why}",
+            "set it to auto where that may be, or give the machine what it lacks",
+            host.host,
+        )
+    else:
+        found.add(
+            "memory-limit",
+            NOTE,
+            f"gpushare_memory_limit: nobody holds the pods of host {host.host} to their shares, because {why}",
+            host=host.host,
+        )
 
 
 def _memory(wish: Wish, host: Host, found: Findings) -> None:

@@ -27,6 +27,7 @@ ARGUMENTS: dict[str, t.Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "extender_url": {"type": "str", "default": f"http://127.0.0.1:{EXTENDER_PORT}{EXTENDER_PREFIX}"},
     "extender_timeout": {"type": "int", "default": 30},
+    "extender_preemption": {"type": "bool", "default": False},
     "configuration": {"type": "str", "choices": ["auto", "policy", "config"], "default": "auto"},
     "version": {"type": "str"},
     "versions": {"type": "list", "elements": "str", "default": []},

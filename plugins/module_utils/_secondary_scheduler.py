@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _openshift as openshift
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._namespace_use import CREATED, strangers
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import FIELD_MANAGER, Json, Ref, ref_of
+from ansible_collections.kubegpu.share.plugins.module_utils._objects import FIELD_MANAGER, HIDDEN, Json, Ref, ref_of
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_client import LIBRARIES
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import PAUSE, Api
 from ansible_collections.kubegpu.share.plugins.module_utils._rollout import reasons, selector, unfinished
@@ -50,7 +51,8 @@ FIELDS = ("managementState", "schedulerConfig", "schedulerImage", "topology")
 ARGUMENTS: Json = {
     **auth_arguments(),
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    "config": {"type": "str"},
+    # It holds a key.
+    "config": {"type": "str", "no_log": True},
     "image": {"type": "str"},
     "channel": {"type": "str", "default": "stable"},
     "source": {"type": "str", "default": "redhat-operators"},
@@ -196,7 +198,8 @@ def make_plan(wish: Wish, seen: Json) -> Plan:
         Change(str(ref_of(one)), "", json.dumps(one, indent=2) + "\n", "install") for one in wish.installing(seen)
     ]
     if seen["maps"].get(wish.name) != wish.config:
-        changes.append(Change(str(ref(wish.name)), seen["maps"].get(wish.name, ""), wish.config, "write"))
+        before = _hidden(seen["maps"].get(wish.name, ""))
+        changes.append(Change(str(ref(wish.name)), before, _hidden(wish.config), "write"))
     if not _holds(seen["spec"], wish.spec):
         changes.append(Change(str(SECONDARY), _shown(seen["spec"]), _shown(wish.spec), "switch"))
     elif seen["before"] is not None:
@@ -224,7 +227,13 @@ def _ours(seen: Json) -> list[Ref]:
 
 
 def _swept(seen: Json, keep: str) -> tuple[Change, ...]:
-    return tuple(Change(str(ref(name)), text, "", "sweep") for name, text in seen["maps"].items() if name != keep)
+    going = {name: _hidden(text) for name, text in seen["maps"].items() if name != keep}
+    return tuple(Change(str(ref(name)), text, "", "sweep") for name, text in going.items())
+
+
+def _hidden(config: str) -> str:
+    """Without the key with which the scheduler proves to the extender who it is."""
+    return re.sub(r"(\bkeyData:\s*)\S+", rf"\1{HIDDEN}", config)
 
 
 def _holds(live: Json, wish: Json) -> bool:

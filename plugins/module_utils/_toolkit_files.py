@@ -7,7 +7,8 @@
 """Files of the container toolkit that its packages don't keep right by themselves. Pure.
 
 One flag of nvidia-cdi-refresh.service: its CDI specification is of version 0.7 where a device node needs a group of its
-own, and older runtimes refuse that version. And what is left when the packages are gone.
+own, and older runtimes refuse that version. Whether a container without privileges gets cards by what its environment
+asks for. And what is left when the packages are gone.
 What has been seen is plain JSON: ``toolkit`` {config} and ``cdi`` {specs, refresh_env} as in ``gpu_node``.
 """
 
@@ -32,9 +33,14 @@ MARKER = "# kubegpu.share: this node's container runtime reads no CDI specificat
 # What stands there until the specification was made anew.
 PENDING = f"{MARKER} (Not in effect yet.)"
 
+ACCEPT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+# What the line was before, is said behind it.
+ACCEPT_MARKER = "# kubegpu.share: only a privileged container gets cards by its environment. Before:"
+
 ARGUMENTS: Json = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "old_cdi": {"type": "bool", "default": False},
+    "accept_unprivileged": {"type": "bool", "default": True},
     "keep": {"type": "list", "elements": "path", "default": []},
     "observed": {"type": "dict"},
 }
@@ -46,6 +52,18 @@ class Refresh:
 
     pending: str
     text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Configure:
+    """The toolkit's configuration as it is, None where there is none, and as it has to be.
+
+    :param says: whether the toolkit has to say then that it refuses.
+    """
+
+    before: str | None
+    text: str
+    says: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +114,57 @@ def _flags(line: str) -> list[str]:
     return [word.strip() for word in words if word.strip()]
 
 
+def refusing(text: str) -> str:
+    """The toolkit's configuration that accepts the environment's wishes from nobody without privileges."""
+    bare = accepting(text)
+    lines = bare.splitlines(keepends=True)
+    at = _accepts(lines)
+    if at is None:
+        # A key of no table has to stand before the first one.
+        return f"{ACCEPT_MARKER}\n{ACCEPT} = false\n{bare}"
+    old = lines[at].rstrip("\r\n")
+    if re.match(r"[^=]*=\s*false\b", old):
+        return bare
+    end = lines[at][len(old) :]
+    lines[at] = f"{ACCEPT_MARKER} {old}{end or chr(10)}{ACCEPT} = false{end}"
+    return "".join(lines)
+
+
+def accepting(text: str) -> str:
+    """The toolkit's configuration without what ``refusing`` put in."""
+    lines = text.splitlines(keepends=True)
+    for mark in reversed([number for number, line in enumerate(lines) if line.startswith(ACCEPT_MARKER)]):
+        before = lines[mark][len(ACCEPT_MARKER) :].rstrip("\r\n")
+        after = lines[mark + 1] if mark + 1 < len(lines) else ""
+        ours = bool(re.match(rf"{ACCEPT} = false\s*$", after))
+        end = after[len(after.rstrip("\r\n")) :] if ours else "\n"
+        lines[mark : mark + 1 + ours] = [before[1:] + end] if before and ours else []
+    return "".join(lines)
+
+
+def _accepts(lines: t.Sequence[str]) -> int | None:
+    """The line that assigns the key; those below the first table's name belong to a table."""
+    for number, line in enumerate(lines):
+        if re.match(r"\s*\[\[?[^\[\],]+\]\]?\s*(#.*)?$", line):
+            return None
+        if re.match(rf"\s*([\"']?){ACCEPT}\1\s*=", line):
+            return number
+    return None
+
+
+def _configuration(text: str | None, accept: bool) -> t.Iterator[Change]:
+    have = text or ""
+    want = accepting(have) if accept else refusing(have)
+    if want != have:
+        yield Change(CONFIG, have, want, Configure(text, want, not accept))
+
+
 def plan(params: Json, seen: Json) -> Plan:
     """What has to be done on a node that looks so."""
     text = seen["cdi"].get("refresh_env")
-    if params["state"] == "present":
-        return Plan(tuple(_environment(text, params["old_cdi"])))
     config = (seen["toolkit"].get("config") or {}).get("text")
+    if params["state"] == "present":
+        return Plan((*_environment(text, params["old_cdi"]), *_configuration(config, params["accept_unprivileged"])))
     there = {CONFIG: config, ENVIRONMENT: text}
     if SPECIFICATION in [one["path"] for one in seen["cdi"]["specs"]]:
         there[SPECIFICATION] = f"made by {SERVICE}\n"
@@ -113,6 +176,8 @@ def plan(params: Json, seen: Json) -> Plan:
     if ENVIRONMENT in params["keep"]:
         # What was there before stays without what we put into it.
         changes += _environment(text, False)
+    if CONFIG in params["keep"]:
+        changes += _configuration(config, True)
     return Plan(tuple(changes))
 
 

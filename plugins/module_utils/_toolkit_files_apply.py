@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _toolkit_files as toolkit
@@ -18,6 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._system import Syste
 
 Json = t.Dict[str, t.Any]
 
+CTK = "/usr/bin/nvidia-ctk"
 # systemctl's status where there is no such unit: a toolkit before 1.18.
 NO_UNIT = 5
 
@@ -54,10 +56,27 @@ class ToolkitFiles:
                 self._system.write(toolkit.ENVIRONMENT, change.step.pending)
                 self._refresh()
                 self._system.write(toolkit.ENVIRONMENT, change.step.text)
+            elif isinstance(change.step, toolkit.Configure):
+                self._configure(change.step)
             else:
                 self._system.remove(change.step.path)
                 # Refuses while something else is in it.
                 self._system.run(["rmdir", posixpath.dirname(change.step.path)])
+
+    def _configure(self, step: toolkit.Configure) -> None:
+        """Write the configuration and have the toolkit read it; each container that starts reads it anew."""
+        self._system.write(toolkit.CONFIG, step.text)
+        if not self._system.exists(CTK):
+            return
+        done = self._system.run([CTK, "config", f"--config-file={toolkit.CONFIG}"], timeout=30)
+        if done.rc == 0 and (not step.says or re.search(rf"^{toolkit.ACCEPT} = false$", done.out, re.MULTILINE)):
+            return
+        if step.before is None:
+            self._system.remove(toolkit.CONFIG)
+        else:
+            self._system.write(toolkit.CONFIG, step.before)
+        words = done.err.strip().splitlines()[-1:] or [f"it doesn't say {toolkit.ACCEPT} = false"]
+        raise NotInEffect(f"nvidia-ctk doesn't take the new {toolkit.CONFIG}, and the old one is back: {words[0]}")
 
     def _refresh(self) -> None:
         """Have the specification made anew; where systemd doesn't run, the next boot does it."""

@@ -12,6 +12,7 @@ import dataclasses
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils import _memory_limit as limits
 from ansible_collections.kubegpu.share.plugins.module_utils import _scheduler_choice as choice
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION, FOLDER
@@ -50,11 +51,15 @@ class Expected:
 
 @dataclasses.dataclass
 class Story:
-    """``problems`` contradict, ``unknown`` lacks evidence (and is never taken for a pass), ``passed`` agrees."""
+    """``problems`` contradict, ``unknown`` lacks evidence (and is never taken for a pass), ``passed`` agrees.
+
+    ``notes`` contradict nothing, and somebody should know of them.
+    """
 
     problems: list[str] = dataclasses.field(default_factory=list)
     unknown: list[str] = dataclasses.field(default_factory=list)
     passed: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
 
 def compare(expected: Expected, nodes: t.Sequence[Json], pods: t.Sequence[Json]) -> Story:
@@ -78,6 +83,9 @@ def compare(expected: Expected, nodes: t.Sequence[Json], pods: t.Sequence[Json])
         if _capacity(story, by_name[name]):
             _identity(story, by_name[name], expected.cards.get(name) or ())
             _shares(story, by_name[name], pods)
+            if limits.told(by_name[name]) == contract.LIMIT_ENFORCED:
+                story.passed.append(f"node {name}: NVIDIA's driver holds the pods to their shares")
+    story.notes += limits.notes(by_name[name] for name in sorted(sharing))
     return story
 
 
@@ -168,7 +176,8 @@ def _capacity(story: Story, node: Json) -> bool:
         story.passed.append(f"node {name}: {allocatable} units to give are those of its {len(cards)} cards")
     for card in cards:
         if not card.healthy:
-            story.problems.append(f"node {name}: card {_card(card)} is unhealthy")
+            why = f": {card.reason}" if card.reason else ""
+            story.problems.append(f"node {name}: card {_card(card)} is unhealthy{why}")
     return True
 
 

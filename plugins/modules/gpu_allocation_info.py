@@ -62,6 +62,11 @@ nodes:
     unit:
       description: Its memory unit.
       type: str
+    memory_limit:
+      description: >-
+        Whether NVIDIA's driver holds its pods to their shares, in its device plugin's words (V(enforced), V(off), or C(unenforced) with the
+        reason); empty where the plugin says nothing of it.
+      type: str
     total:
       description: Units on its cards.
       type: int
@@ -75,7 +80,9 @@ nodes:
       description: Units of them that kubelet has to give; those of unhealthy cards are missing.
       type: int
     cards:
-      description: Its cards (index, uuid, model, memory_mib, healthy, total, used and pods).
+      description: >-
+        Its cards (index, uuid, model, memory_mib, healthy, why it isn't, total, used and pods). A pod of several cards is on each of them,
+        with its share.
       type: list
       elements: dict
     pending:
@@ -86,6 +93,7 @@ nodes:
     - name: gpu1
       address: 192.0.2.11
       unit: GiB
+      memory_limit: enforced
       total: 32
       used: 2
       capacity: 32
@@ -97,6 +105,7 @@ nodes:
           model: NVIDIA T4
           memory_mib: 16384
           healthy: true
+          reason: ''
           total: 16
           used: 2
           pods:

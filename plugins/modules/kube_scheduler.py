@@ -46,6 +46,10 @@ options:
     description: Seconds that kube-scheduler waits for an answer of the extender.
     type: int
     default: 30
+  extender_preemption:
+    description: Whether kube-scheduler asks the extender which pods to evict for one of higher priority. Upstream's can't tell.
+    type: bool
+    default: false
   configuration:
     description:
       - In which form kube-scheduler gets the extender. V(auto) is a Policy before 1.19 and where there is one already, and a

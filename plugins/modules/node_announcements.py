@@ -11,8 +11,8 @@ module: node_announcements
 short_description: Take from nodes what gpushare's device plugin has told of their cards
 version_added: 1.0.0
 description:
-  - Removes the annotation C(kubegpu.share/cards) and the resources C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the
-    device plugin doesn't run any more. Neither Kubernetes nor the plugin does that.
+  - Removes the annotations C(kubegpu.share/cards), C(kubegpu.share/memory-limit) and C(kubegpu.share/runtime-cdi) and the resources
+    C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the device plugin doesn't run any more. Neither Kubernetes nor the plugin does that.
   - Once the plugin is gone, nothing of C(aliyun.com/gpu-mem) can be had (C(allocatable) is 0). kubelet itself goes on to show its C(capacity) for
     five minutes, then 0 until it is restarted; that is left to it.
 extends_documentation_fragment:

@@ -40,6 +40,10 @@ options:
     description: Seconds that kube-scheduler waits for an answer of the extender.
     type: int
     default: 30
+  extender_preemption:
+    description: Whether kube-scheduler asks the extender which pods to evict for one of higher priority. Upstream's can't tell.
+    type: bool
+    default: false
   config_map:
     description: How the names of our ConfigMaps begin. A digest of the Policy follows.
     type: str

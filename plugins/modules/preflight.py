@@ -14,7 +14,7 @@ description:
   - Judges variables, the cluster and the observed machines together, prints a table of what it found and what to do, and fails with one
     sentence for each problem.
   - Runs on the controller alone. It reads each host's observation (the fact C(gpu_node)) and C(gpu_node_name) from its host variables, and of the
-    nodes' roles C(driver_state), C(driver_source), C(driver_version), C(toolkit_state) and C(gpu_maintenance) from the task's.
+    nodes' roles C(driver_state), C(driver_source), C(driver_version), C(toolkit_state), C(toolkit_version) and C(gpu_maintenance) from the task's.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
 options:
@@ -56,6 +56,10 @@ options:
     description: The variable C(gpushare_placement).
     type: str
     default: binpack
+  memory_limit:
+    description: The variable C(gpushare_memory_limit).
+    type: str
+    default: auto
   image_delivery:
     description: The variable C(gpushare_image_delivery).
     type: str

@@ -13,6 +13,8 @@ description:
   - The toolkit's service C(nvidia-cdi-refresh) writes a CDI specification of version 0.7 where a device node needs a group of its
     own. containerd before 1.7.16, Docker before 26.1 and CRI-O before 1.30 refuse that version. With O(old_cdi) the service's environment
     gets the flag C(no-additional-gids-for-device-nodes), beside whatever else stands there, and the specification is made anew.
+  - With O(accept_unprivileged=false) the toolkit's configuration gets C(accept-nvidia-visible-devices-envvar-when-unprivileged = false). What stood
+    there is kept in a comment and comes back. nvidia-ctk has to read the file with it, otherwise the old one is put back.
   - The toolkit's packages write C(/etc/nvidia-container-runtime/config.toml) and C(/run/cdi/nvidia.yaml) without owning them. With
     O(state=absent) they go.
 author:
@@ -29,6 +31,12 @@ options:
     description: Whether the node's runtime needs a specification older than version 0.7. A flag that the user set is never taken out.
     type: bool
     default: false
+  accept_unprivileged:
+    description:
+      - Whether a container without privileges gets the cards that C(NVIDIA_VISIBLE_DEVICES) in its environment asks for, which a pod can set
+        to what it likes. V(false) needs cards that come to containers by CDI.
+    type: bool
+    default: true
   keep:
     description: Files that O(state=absent) leaves alone, because they were there before.
     type: list

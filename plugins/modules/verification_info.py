@@ -86,6 +86,11 @@ passed:
   type: list
   elements: str
   returned: success
+notes:
+  description: What contradicts nothing and somebody should know of, as where nobody holds pods to their shares.
+  type: list
+  elements: str
+  returned: success
 requests:
   description: How many requests of each verb the API server was sent.
   type: dict

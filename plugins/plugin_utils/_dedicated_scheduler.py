@@ -38,7 +38,7 @@ def plan(cluster: Json, wish: Json) -> Json:
 
     :param cluster: ``version`` and ``nodes``, as cluster_info tells them.
     :param wish: ``state``, ``name``, ``namespace``, ``image``, ``version``, ``replicas``, ``nodes`` and
-        ``extender_timeout``.
+        ``extender_timeout`` and ``preemption``.
     :raises BadInput: it can't be; one sentence that names the variable.
     """
     server, server_minor = _server(str(cluster["version"]))
@@ -53,7 +53,9 @@ def plan(cluster: Json, wish: Json) -> Json:
     _check_words(wish)
     image = _image(str(wish["image"]), str(wish["version"] or ""), server)
     minor = _minor(image, str(wish["version"] or ""), server_minor)
-    text = configuration(minor, str(wish["name"]), str(wish["namespace"]), int(wish["extender_timeout"]))
+    address = f"http://127.0.0.1:{EXTENDER_PORT}{EXTENDER_PREFIX}"
+    extender = config.Extender(address, int(wish["extender_timeout"]), bool(wish["preemption"]))
+    text = configuration(minor, str(wish["name"]), str(wish["namespace"]), extender)
     return {
         **apis,
         "image": image,
@@ -66,10 +68,9 @@ def plan(cluster: Json, wish: Json) -> Json:
     }
 
 
-def configuration(minor: int, name: str, namespace: str, timeout: int) -> str:
+def configuration(minor: int, name: str, namespace: str, extender: config.Extender) -> str:
     """The KubeSchedulerConfiguration; without a kubeconfig, kube-scheduler takes its pod's service account."""
     write, _reads = config.api_versions(minor)
-    extender = config.Extender(f"http://127.0.0.1:{EXTENDER_PORT}{EXTENDER_PREFIX}", timeout)
     wanted = {
         "apiVersion": f"{config.GROUP}/{write}",
         "kind": config.KIND,

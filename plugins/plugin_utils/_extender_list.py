@@ -25,7 +25,7 @@ KEY = "extenders"
 RESOURCES = "managedResources"
 # A pod that asks for memory of a GPU mustn't go to a node that has none of it left in kube-scheduler's own books.
 RESOURCE: Json = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
-# Calls that our extender doesn't serve.
+# What goes where our own entry doesn't have it: calls that our extender doesn't serve, or isn't to be asked for.
 UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
 
 
@@ -81,7 +81,7 @@ def put_in(path: str, extenders: Extenders, entry: Json, *, fold: bool) -> None:
             _refresh_resources(extenders, number, name, items[number].get(name) or [], fold)
         elif not there or items[number][name] != value:
             extenders.set(number, name, value)
-    for key in UNSERVED:
+    for key in (name for name in UNSERVED if name not in entry):
         for name in _keys(items[number], key, fold):
             extenders.delete(number, name)
 
@@ -128,7 +128,10 @@ def _rewrite(extenders: Extenders, number: int, wanted: Json) -> None:
 
 
 def has_exactly(path: str, text: str, entry: Json, *, fold: bool) -> bool:
-    """Whether the list has an extender with every word of ours, but for the time that it is given."""
+    """Whether the list has an extender with every word of ours, but for what may have been asked for otherwise before.
+
+    That is the time that it is given, and whether it is asked whom to evict.
+    """
     try:
         items = opened(path, text).items
     except BadInput:
@@ -136,7 +139,11 @@ def has_exactly(path: str, text: str, entry: Json, *, fold: bool) -> bool:
 
     def words(item: Json) -> Json:
         named = {(key.lower() if fold else key): value for key, value in item.items()}
-        return {key: value for key, value in named.items() if key.lower() != "httptimeout"}
+        return {
+            key: value
+            for key, value in named.items()
+            if key.lower() != "httptimeout" and (key.lower(), value) != ("preemptverb", "preempt")
+        }
 
     wanted = words(entry)
     return any(words(one) == wanted for one in items)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 import typing as t
@@ -66,18 +67,43 @@ _FLAGS: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Tls:
+    """The certificates with which kube-scheduler and the extender know each other, each as PEM text.
+
+    :param authority: who signed the extender's.
+    """
+
+    authority: str
+    certificate: str
+    key: str
+
+    def entry(self) -> Json:
+        parts = {"caData": self.authority, "certData": self.certificate, "keyData": self.key}
+        return {name: base64.b64encode(text.encode()).decode() for name, text in parts.items()}
+
+
+@dataclasses.dataclass(frozen=True)
 class Extender:
-    """How kube-scheduler reaches the extender."""
+    """How kube-scheduler reaches the extender.
+
+    :param preempts: whether kube-scheduler asks it whom to evict; without, it evicts by a node's sums and may free
+        memory on several cards of which none is enough.
+    :param tls: None where they talk on a loopback address.
+    """
 
     url: str
     timeout_seconds: int
+    preempts: bool = False
+    tls: Tls | None = None
 
     def entry(self) -> Json:
         return {
             "urlPrefix": self.url,
             "filterVerb": "filter",
+            **({"preemptVerb": "preempt"} if self.preempts else {}),
             "bindVerb": "bind",
-            "enableHTTPS": False,
+            "enableHTTPS": self.tls is not None,
+            **({"tlsConfig": self.tls.entry()} if self.tls else {}),
             "httpTimeout": f"{self.timeout_seconds}s",
             "nodeCacheCapable": True,
             # A pod that asks for memory of a GPU mustn't be bound by anybody who doesn't know which card.

@@ -33,8 +33,8 @@ def plan(version: str, wish: Json) -> Json:
     """Image, its minor version, and the configuration.
 
     :param version: the cluster's release of OpenShift.
-    :param wish: ``state``, ``name``, ``image``, ``version``, ``extender`` (its Service, as <name>.<namespace>) and
-        ``timeout``.
+    :param wish: ``state``, ``name``, ``image``, ``version``, ``extender`` (its Service, as <name>.<namespace>),
+        ``timeout``, ``preemption`` and ``tls``, kube-scheduler's side of what ``_extender_certificates.fitting`` gives.
     :raises BadInput: it can't be; one sentence that names the variable.
     """
     cluster = openshift.kubernetes_minor(version)
@@ -49,7 +49,8 @@ def plan(version: str, wish: Json) -> Json:
     image = str(wish["image"]) or _default_image(cluster, version)
     minor = _minor(image, str(wish["version"]), cluster)
     # A pod on the pods' network: it knows names of services, and no loopback address of a node.
-    url = f"http://{wish['extender']}.svc:{EXTENDER_PORT}{EXTENDER_PREFIX}"
+    url = f"https://{wish['extender']}.svc:{EXTENDER_PORT}{EXTENDER_PREFIX}"
+    tls = config.Tls(*(str(wish["tls"][part]) for part in ("authority", "certificate", "key")))
     write, _reads = config.api_versions(minor)
     wanted = {
         "apiVersion": f"{config.GROUP}/{write}",
@@ -57,7 +58,7 @@ def plan(version: str, wish: Json) -> Json:
         # Releases of the operator that run several set the flags for it, which win.
         "leaderElection": {"leaderElect": False},
         "profiles": [{"schedulerName": name}],
-        "extenders": [config.Extender(url, int(wish["timeout"])).entry()],
+        "extenders": [config.Extender(url, int(wish["timeout"]), bool(wish["preemption"]), tls).entry()],
     }
     text = str(yaml.safe_dump(wanted, sort_keys=False, default_flow_style=False))
     config.check("the configuration of the secondary scheduler", text, minor)

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
 from hypothesis import settings
 
@@ -21,3 +22,23 @@ finder = _AnsibleCollectionFinder(paths=[str(ROOT / ".collections")])
 finder._install()
 sys.path.insert(0, str(ROOT / "images" / "gpushare" / "src"))
 sys.path.insert(0, str(ROOT))
+
+# Each keeps one worker busy for a minute or more: begun last, it would be waited for by the other one.
+SLOW = (
+    "test_dedicated_role",
+    "test_corpus",
+    "test_cluster_playbooks",
+    "test_openshift_scheduler",
+    "test_gpu_operator",
+    "test_openshift_action",
+    "test_double_booking",
+    "test_preemption_real",
+    "test_driver_role",
+    "test_kubeadm_action",
+    "test_nouveau_real",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow files first; within a file, and among the others, the order stays."""
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))

@@ -178,10 +178,10 @@ class FakeCluster:
         if index is None:
             pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no card fits"}
             return
-        units = contract.pod_units(pod)
-        self.booked[contract.pod_uid(pod)] = (node, index, units)
+        self.booked[contract.pod_uid(pod)] = (node, index, contract.pod_units(pod))
         card = next(one for one in contract.node_cards(self.node_objects[node]) if one.index == index)
-        pod["metadata"]["annotations"] = contract.booking_annotations(card, units, 1, assigned=False)
+        booking = contract.booking_annotations([card], pod, 1, assigned=False)
+        pod["metadata"]["annotations"] = contract.merge_only(booking, {})
 
     def _run(self, pod: Json) -> None:
         node, index, _units = self.booked[contract.pod_uid(pod)]

@@ -240,3 +240,30 @@ def test_a_cluster_that_shares_nothing():
     text = table(allocation.allocation([{"metadata": {"name": "cp1"}, "status": {}}], []))
     assert text.startswith("No node announces shared GPU memory")
     assert len(text.splitlines()) == 1
+
+
+def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
+    both = pod("both", 12, index=0)
+    both["metadata"]["annotations"][contract.POD_INDICES] = "0,1"
+    cards = [card(0, 16), contract.Card(1, "GPU-11", 1, 16384, 16, False, "Model", "MIG is on")]
+    found = allocation.allocation([node(cards=cards)], [both, pod("one", 3, index=1)])
+    shown = found["nodes"][0]
+    assert [(one["used"], [(each["name"], each["units"]) for each in one["pods"]]) for one in shown["cards"]] == [
+        (6, [("both", 6)]),
+        (9, [("both", 6), ("one", 3)]),
+    ]
+    assert (shown["used"], shown["pending"]) == (15, [])
+    text = table(found)
+    assert [line.split() for line in text.splitlines() if line.startswith("default")] == [
+        ["default", "both", "Running", "6", "6"],
+        ["default", "one", "Running", "0", "3"],
+    ]
+    assert "GPU1:       Model, 16384 MiB, GPU-11, UNHEALTHY: MIG is on" in text
+
+
+def test_a_share_on_a_card_that_is_gone_is_pending() -> None:
+    both = pod("both", 12, index=0)
+    both["metadata"]["annotations"][contract.POD_INDICES] = "0,5"
+    shown = allocation.allocation([node(cards=[card(0, 16)])], [both])["nodes"][0]
+    assert (shown["cards"][0]["used"], shown["used"]) == (6, 12)
+    assert [(each["name"], each["units"]) for each in shown["pending"]] == [("both", 6)]

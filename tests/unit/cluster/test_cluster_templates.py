@@ -3,42 +3,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+import role_templates
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import read
 from gpushare import device_plugin, extender
+from role_templates import one
 
-ROLE = Path(__file__).resolve().parents[3] / "roles" / "gpushare"
-DEFAULTS = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+DEFAULTS = role_templates.defaults("gpushare")
 
 
 def rendered(*names, **variables):
     """The objects by kind; rendering with the role's defaults."""
     given = {
         **DEFAULTS,
+        **role_templates.variables_of("gpushare", "vars"),
         "gpushare_image_pull_policy": "Never",
         "gpushare_nodes": ["gpu1", "gpu2"],
+        "gpushare_openshift": False,
         "__gpushare_archive_sha256": "",
         **variables,
     }
-    templar = Templar(loader=DataLoader(), variables=given)
-    texts = []
-    for name in names:
-        text = templar.template(
-            trust_as_template((ROLE / "templates" / f"{name}.yml.j2").read_text()),
-        )
-        texts.append(text if isinstance(text, str) else yaml.safe_dump(text))
-    return read(texts)
-
-
-def one(objects, kind):
-    (found,) = [each for each in objects if each["kind"] == kind]
-    return found
+    return role_templates.objects("gpushare", *names, **given)
 
 
 OURS = ("extender", "device_plugin")
@@ -58,13 +46,9 @@ def container_of(name, **variables):
 @pytest.mark.parametrize("name", ALL)
 def test_each_component_is_whole_and_held_together(name):
     objects = rendered("namespace", name, **UPSTREAM, gpushare_namespace="elsewhere")
-    assert [each["kind"] for each in objects] == [
-        "Namespace",
-        "ServiceAccount",
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "DaemonSet",
-    ]
+    ledger = ["Role", "RoleBinding"] if name == "extender" else []
+    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *ledger, "DaemonSet"]
+    assert [each["kind"] for each in objects] == kinds
     account, binding, workload = (
         one(objects, "ServiceAccount"),
         one(objects, "ClusterRoleBinding"),
@@ -85,33 +69,42 @@ def test_each_component_is_whole_and_held_together(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_cluster_roles_binding_file_names_no_namespace(name):
-    documents = yaml.safe_load_all(
-        (ROLE / "templates" / f"{name}.yml.j2")
-        .read_text()
-        .split("---\napiVersion: apps/v1")[0]
-        .replace("{{ gpushare_namespace }}", "n")
-    )
-    for each in documents:
-        if each and each["kind"].startswith("Cluster"):
-            assert "namespace" not in each["metadata"]
+def test_what_is_the_clusters_names_no_namespace(name):
+    for each in rendered(name, **UPSTREAM):
+        assert ("namespace" in each["metadata"]) != each["kind"].startswith("Cluster")
 
 
 @pytest.mark.parametrize(("name", "command"), [("extender", extender), ("device_plugin", device_plugin)])
-@pytest.mark.parametrize("unit", ["GiB", "MiB"])
-@pytest.mark.parametrize("placement", ["binpack", "spread"])
-def test_the_servers_understand_their_command_lines(name, command, unit, placement, monkeypatch):
+@pytest.mark.parametrize(("unit", "limit"), [("GiB", "auto"), ("MiB", "required"), ("GiB", "off")])
+@pytest.mark.parametrize(("placement", "preemption"), [("binpack", True), ("spread", False)])
+@pytest.mark.parametrize("injection", ["auto", "cdi", "envvar"])
+def test_the_servers_understand_their_command_lines(
+    name, command, unit, limit, placement, preemption, injection, monkeypatch
+):
     monkeypatch.setenv("NODE_NAME", "gpu1")
-    words = container_of(name, gpushare_memory_unit=unit, gpushare_placement=placement, gpushare_log_format="json")[
-        "command"
-    ]
+    words = container_of(
+        name,
+        gpushare_memory_unit=unit,
+        gpushare_memory_limit=limit,
+        gpushare_placement=placement,
+        gpushare_preemption=preemption,
+        gpushare_device_injection=injection,
+        gpushare_cdi_folders=["/etc/cdi", "/opt/cdi"],
+        gpushare_ignore_xids=[94, 63] if limit == "auto" else [],
+        gpushare_xid_quiet=60,
+        gpushare_log_format="json",
+    )["command"]
     assert words[0] == {"extender": "gpushare-extender", "device_plugin": "gpushare-device-plugin"}[name]
     options = command.parse(words[1:])
     assert options.log_format == "json"
     if name == "extender":
         assert (options.address, options.port, options.placement) == ("127.0.0.1", contract.EXTENDER_PORT, placement)
+        assert options.preemption == ("on" if preemption else "off")
     else:
-        assert (options.memory_unit, options.port) == (unit, 9445)
+        assert (options.memory_unit, options.port, options.xid_quiet) == (unit, 9445, 60)
+        assert (options.memory_limit, options.device_injection) == (limit, injection)
+        assert options.ignore_xids == ("94,63" if limit == "auto" else "")
+        assert (options.cdi_folders == "/etc/cdi,/opt/cdi") == (injection != "envvar")
 
 
 @pytest.mark.parametrize("name", ["extender", "extender_upstream"])
@@ -134,9 +127,8 @@ def test_the_extender_runs_beside_each_scheduler(name):
         )
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_as_little_privilege_as_possible(name):
-    spec = pod_of(name)["spec"]
+def test_fault_19_the_extender_has_as_little_privilege_as_possible():
+    spec = pod_of("extender")["spec"]
     (container,) = spec["containers"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -145,15 +137,50 @@ def test_as_little_privilege_as_possible(name):
     }
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert "requests" in container["resources"] and "memory" in container["resources"]["limits"]
-    if name == "extender":
-        assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 65532)
-        assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
-    else:
-        assert "hostNetwork" not in spec
-        paths = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-        assert paths == {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
-        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert paths < mounted
+    assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 65532)
+    assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+
+
+KUBELET = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
+CDI = {"/etc/cdi", "/var/run/cdi"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "injection", "accepted", "paths", "added"),
+    [
+        ("auto", "auto", True, KUBELET | CDI | {"/sys/fs/cgroup"}, ["SYS_ADMIN"]),
+        ("required", "envvar", True, KUBELET | {"/sys/fs/cgroup"}, ["SYS_ADMIN"]),
+        ("off", "cdi", True, KUBELET | CDI, []),
+        ("off", "cdi", False, KUBELET | CDI, ["SYS_ADMIN"]),
+        # As YAML reads off.
+        (False, "envvar", True, KUBELET, []),
+    ],
+)
+def test_the_device_plugin_may_do_what_its_task_asks_for_and_no_more(limit, injection, accepted, paths, added):
+    chosen = {"gpushare_memory_limit": limit, "gpushare_device_injection": injection}
+    spec = pod_of("device_plugin", **chosen, toolkit_accept_unprivileged=accepted)["spec"]
+    (container,) = spec["containers"]
+    capabilities = {"drop": ["ALL"], **({"add": added} if added else {})}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": capabilities,
+    }
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "hostNetwork" not in spec and "hostPID" not in spec
+    volumes = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert set(volumes.values()) == paths
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    for name, path in volumes.items():
+        assert mounts[path]["name"] == name, "what is found there is told to the driver and kubelet by its path"
+        # NVIDIA's library writes into a control group's folder where the kernel has the controller dmem.
+        assert mounts[path].get("readOnly", False) == (path not in KUBELET | {"/sys/fs/cgroup"})
+
+
+def test_who_may_set_no_limit_gets_no_control_groups_to_write_to():
+    spec = pod_of("device_plugin", gpushare_device_plugin_capabilities=[])["spec"]
+    (container,) = spec["containers"]
+    assert {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}["/sys/fs/cgroup"] is True
 
 
 @pytest.mark.parametrize("name", ["device_plugin", "device_plugin_upstream"])
@@ -173,10 +200,10 @@ def test_the_device_plugin_runs_on_tainted_gpu_nodes_and_sees_all_cards(name):
     }
 
 
-def rights(name):
+def rights(name, kind="ClusterRole", group="", **variables):
     found = set()
-    for rule in one(rendered(name, **UPSTREAM), "ClusterRole")["rules"]:
-        assert rule["apiGroups"] == [""]
+    for rule in one(rendered(name, **UPSTREAM, **variables), kind)["rules"]:
+        assert rule["apiGroups"] == [group]
         found |= {f"{resource} {verb}" for resource in rule["resources"] for verb in rule["verbs"]}
     return found
 
@@ -185,7 +212,10 @@ LOOK = {f"{resource} {verb}" for resource in ("nodes", "pods") for verb in ("get
 
 
 def test_rights_are_what_the_servers_use_and_no_more():
-    assert rights("extender") == LOOK | {"pods patch", "pods/binding create", "events create", "events patch"}
+    extender_rights = LOOK | {"pods patch", "pods/binding create", "events create", "events patch"}
+    assert rights("extender") == extender_rights | {"pods/eviction create"}
+    assert rights("extender", gpushare_preemption=False) == extender_rights
+    assert rights("extender", "Role", "coordination.k8s.io") == {"leases get", "leases create", "leases update"}
     assert rights("device_plugin") == LOOK | {
         "pods patch",
         "nodes patch",
@@ -225,3 +255,45 @@ def test_nodes_are_labelled_and_nothing_else():
         for name in ("gpu1", "gpu2")
     ]
     assert rendered("nodes", gpushare_nodes=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("dump", "told"),
+    [
+        ("[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = true\n", "true"),
+        ('[plugins."io.containerd.grpc.v1.cri"]\n    enable_cdi = false\n    cdi_spec_dirs = ["/etc/cdi"]\n', "false"),
+        ('[plugins."io.containerd.grpc.v1.cri"]\n', "false"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_plugin_is_told_whether_a_nodes_runtime_has_cdi_on(dump, told):
+    seen = {"gpu_node_name": "gpu1", "gpu_node": {"runtimes": {"containerd": {"dump": dump}}}}
+    others = {
+        "late": {},
+        "docker": {"gpu_node": {"runtimes": {"containerd": None}}},
+        "elsewhere": seen | {"gpu_node_name": "x"},
+    }
+    hosts = {"one": seen, **others}
+    found = rendered("node_runtimes", groups={"gpu_nodes": list(hosts)}, hostvars=hosts)
+    annotations = {"kubegpu.share/runtime-cdi": told}
+    wanted = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu1", "annotations": annotations}}
+    assert found == ([wanted] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "served"),
+    [("v1.29.14", False), ("v1.30.0", True), ("v1.36.3+k3s1", True), ("v1.31.2-eks-7f9249a", True), ("", False)],
+)
+@pytest.mark.parametrize(
+    ("admission", "state", "wanted"),
+    [("deny", "present", True), ("warn", "present", True), ("none", "present", False), ("deny", "absent", False)],
+)
+def test_admission_policies_where_they_are_served_and_wanted(version, served, admission, state, wanted):
+    given = {**DEFAULTS, **role_templates.variables_of("gpushare", "vars"), "__gpushare_cluster": {"version": version}}
+    given |= {"gpushare_admission": admission, "gpushare_state": state}
+    templar = Templar(loader=DataLoader(), variables=given)
+    found = [
+        templar.template(trust_as_template(f"{{{{ __gpushare_admission_{one} }}}}")) for one in ("served", "wanted")
+    ]
+    assert found == [served, wanted]

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import toolkit_files as action
 from ansible_collections.kubegpu.share.plugins.module_utils import _toolkit_files as toolkit
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._runner import run
 from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit_files_apply import ToolkitFiles
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit_files_apply import CTK, ToolkitFiles
 from hypothesis import given
 from hypothesis import strategies as st
 from node_fakes import FakeSystem, Killed
 from test_node_actions import act
+
+from lab.paths import cache_root
 
 PACKAGED = "# For example:\n# NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml\n"
 SET = f"{toolkit.VARIABLE}={toolkit.FLAG}"
@@ -54,6 +58,105 @@ def test_what_the_user_wrote_comes_back(lines, ended):
     assert toolkit.MARKER not in back
 
 
+ACCEPTS = f"{toolkit.ACCEPT} = true"
+REFUSES = f"{toolkit.ACCEPT} = false"
+TABLE = '[nvidia-container-runtime]\nmode = "auto"\n'
+# As nvidia-ctk 1.20 writes it.
+PACKAGED_CONFIG = f"#accept-x = false\n#{ACCEPTS}\ndisable-require = false\n\n{TABLE}"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("", f"{toolkit.ACCEPT_MARKER}\n{REFUSES}\n"),
+        (PACKAGED_CONFIG, f"{toolkit.ACCEPT_MARKER}\n{REFUSES}\n{PACKAGED_CONFIG}"),
+        (f"a = 1\n{ACCEPTS}\n{TABLE}", f"a = 1\n{toolkit.ACCEPT_MARKER} {ACCEPTS}\n{REFUSES}\n{TABLE}"),
+        (f"  '{toolkit.ACCEPT}'=true # x", f"{toolkit.ACCEPT_MARKER}   '{toolkit.ACCEPT}'=true # x\n{REFUSES}"),
+        (f"{REFUSES}\n{TABLE}", f"{REFUSES}\n{TABLE}"),
+        (f"{TABLE}{ACCEPTS}\n", f"{toolkit.ACCEPT_MARKER}\n{REFUSES}\n{TABLE}{ACCEPTS}\n"),
+    ],
+)
+def test_the_environment_is_heard_of_privileged_containers_only(text, want):
+    assert toolkit.refusing(text) == want
+    assert toolkit.refusing(want) == want, "a second time changes nothing"
+    assert toolkit.accepting(want) == text
+
+
+CONFIG_LINES = st.sampled_from(["# words", "", "disable-require = false", ACCEPTS, f" {ACCEPTS} # mine", f"#{REFUSES}"])
+
+
+@given(st.lists(CONFIG_LINES, max_size=4), st.lists(st.sampled_from([TABLE.rstrip(), "", ACCEPTS])), st.booleans())
+def test_the_configuration_comes_back(top, tables, ended):
+    if len([line for line in top if line.strip().startswith(toolkit.ACCEPT)]) > 1:
+        top = []
+    lines = [*top, "[features]", *tables]
+    text = "\n".join(lines) + ("\n" if ended else "")
+    ours = toolkit.refusing(text)
+    assert toolkit.refusing(ours) == ours and REFUSES in ours.partition("[features]")[0]
+    assert toolkit.accepting(ours) == text
+
+
+def test_what_the_user_made_of_it_meanwhile_stays():
+    mine = f"{toolkit.ACCEPT_MARKER} {ACCEPTS}\n{toolkit.ACCEPT} = true # again\n{TABLE}"
+    assert toolkit.accepting(mine) == f"{toolkit.ACCEPT} = true # again\n{TABLE}"
+
+
+def ctk(rc=0, text=f"x = 1\n{REFUSES}\n", err=""):
+    machine = FakeSystem({toolkit.CONFIG: PACKAGED_CONFIG, CTK: ""}, {f"{CTK} config": Done(rc, text, err)})
+    return machine
+
+
+def test_the_toolkit_itself_says_that_it_refuses():
+    machine = ctk()
+    assert work(machine, check=True, accept_unprivileged=False)["changed"] and not machine.ran
+    assert work(machine, accept_unprivileged=False)["changed"]
+    assert machine.files[toolkit.CONFIG] == toolkit.refusing(PACKAGED_CONFIG)
+    assert machine.ran == [f"{CTK} config --config-file={toolkit.CONFIG}"]
+    assert not work(machine, accept_unprivileged=False)["changed"]
+    assert work(machine)["changed"] and machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
+    assert not work(machine)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"rc": 1, "err": "warning\nfailed to load config: (3, 1)"}, r"failed to load config: \(3, 1\)"),
+        ({"text": PACKAGED_CONFIG}, "it doesn't say accept-nvidia"),
+    ],
+)
+def test_a_toolkit_that_does_not_take_it_gets_the_old_one_back(answer, words):
+    machine = ctk(**answer)
+    with pytest.raises(NotInEffect, match=f"the old one is back: {words}"):
+        work(machine, accept_unprivileged=False)
+    assert machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
+    del machine.files[toolkit.CONFIG]
+    with pytest.raises(NotInEffect):
+        work(machine, accept_unprivileged=False)
+    assert toolkit.CONFIG not in machine.files
+
+
+def test_a_configuration_that_stays_loses_our_line():
+    machine = FakeSystem({toolkit.CONFIG: toolkit.refusing(PACKAGED_CONFIG)})
+    assert work(machine, state="absent", keep=[toolkit.CONFIG])["changed"]
+    assert machine.files == {toolkit.CONFIG: PACKAGED_CONFIG}
+
+
+REAL = sorted((cache_root() / "bin").glob("toolkit-*/nvidia-ctk"))
+
+
+@pytest.mark.skipif(not REAL, reason="the lab's toolkit wasn't built on this machine yet")
+@pytest.mark.parametrize("text", ["", PACKAGED_CONFIG, f"{ACCEPTS}\n{TABLE}", f"{TABLE}"])
+def test_the_real_toolkit_reads_it(text, tmp_path):
+    def says(config):
+        (tmp_path / "config.toml").write_text(config)
+        command = [str(REAL[-1]), "config", f"--config-file={tmp_path}/config.toml"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return REFUSES in lines
+
+    assert says(toolkit.refusing(text))
+    assert not says(text) and not says(toolkit.accepting(toolkit.refusing(text)))
+
+
 def node(files=None, rc=0):
     machine = FakeSystem(files, {"systemctl restart": Done(rc, "", "Job failed\nmore"), "rmdir": Done(0, "", "")})
     machine.folders.add("/run/systemd/system")
@@ -61,7 +164,8 @@ def node(files=None, rc=0):
 
 
 def work(machine, check=False, **params):
-    return run(ToolkitFiles({"state": "present", "old_cdi": False, "keep": [], **params}, machine), check)
+    usual = {"state": "present", "old_cdi": False, "accept_unprivileged": True, "keep": []}
+    return run(ToolkitFiles({**usual, **params}, machine), check)
 
 
 def test_set_proven_and_taken_out():
@@ -136,6 +240,11 @@ def seen(env, config=None, specs=(), known=True):
         ({"old_cdi": True}, seen(None, known=False), True),
         ({"old_cdi": True}, seen(PACKAGED + OURS), False),
         ({"old_cdi": True}, seen(PACKAGED), True),
+        ({"accept_unprivileged": False}, seen(None), True),
+        ({"accept_unprivileged": False}, seen(None, config="a = 1\n"), True),
+        ({"accept_unprivileged": False}, seen(None, config=toolkit.refusing("a = 1\n")), False),
+        ({}, seen(None, config="a = 1\n"), False),
+        ({}, seen(None, config=toolkit.refusing("a = 1\n")), True),
         ({"state": "absent"}, seen(None), False),
         ({"state": "absent"}, seen(None, config="a = 1\n"), True),
         ({"state": "absent", "keep": [toolkit.CONFIG]}, seen(None, config="a = 1\n"), False),

@@ -81,6 +81,22 @@ REFUSALS = {
             ("sles", "15.6", "suse", "leave toolkit_route at toolkit"),
         )
     },
+    "environment": (node(), {"toolkit_accept_unprivileged": False}, "set gpushare_device_injection to cdi"),
+    "environment-auto": (
+        node(),
+        {"toolkit_accept_unprivileged": False, "gpushare_device_injection": "auto"},
+        "toolkit_accept_unprivileged is false",
+    ),
+    "environment-cdi": (node(), {"toolkit_accept_unprivileged": False, "gpushare_device_injection": "cdi"}, ""),
+    "environment-upstream": (
+        node(),
+        {
+            "toolkit_accept_unprivileged": False,
+            "gpushare_device_injection": "cdi",
+            "gpushare_device_plugin_image": "example.org/p:1",
+        },
+        "the device plugin of upstream (gpushare_device_plugin_image) names cards in the environment only",
+    ),
     "legacy-docker2": (
         node("centos", "7", "redhat", runtimes={"docker": {"version": "20.10.1", "text": "{}"}, "containerd": None}),
         {"toolkit_route": "legacy", "toolkit_legacy_packages": ["nvidia-docker2=2.14.0-1"]},

@@ -142,7 +142,12 @@ def toolkit(machine, state, keep=()):
 
 
 def files_of(machine, **params):
-    run(ToolkitFiles({"state": "present", "old_cdi": False, "keep": [], **params}, machine), False)
+    run(
+        ToolkitFiles(
+            {"state": "present", "old_cdi": False, "accept_unprivileged": True, "keep": [], **params}, machine
+        ),
+        False,
+    )
 
 
 def install(machine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,23 @@ def test_the_roles_tasks_on_a_cluster_that_was_never_touched(openshift, tmp_path
             said += words
     assert not [kind for kind in ("SecurityContextConstraints", *kinds) if kind not in said], said
     assert openshift.ask("GET", "/api/v1/namespaces/gpushare-fresh")[0] == 404
+
+
+@pytest.mark.parametrize("release", ["4.9.59", "4.20.1"])
+def test_what_goes_needs_no_certificates(openshift, tmp_path, release):
+    """Nobody looks for them then, and nobody makes any; only looking, as nobody here collects what is deleted."""
+    chosen = {"mode": "openshift", "openshift": release, "policy": release.startswith("4.9.")}
+    given = {**ROLE, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_chosen": chosen}
+    openshift.request("DELETE", MAPS)
+    with PlayedOperator(openshift, release):
+        role = {"name": "kubegpu.share.scheduler", "tasks_from": "openshift"}
+        task = {"name": "Take the step", "ansible.builtin.include_role": role}
+        task["vars"] = {**given, "scheduler_state": "absent"}
+        code, words = playbook(openshift, tmp_path, task, "--check", "--diff")
+    assert code == 0, words
+    if not chosen["policy"]:
+        [said] = re.findall(r"(?ms)^TASK \[[^\n]*Keep those that fit, or have new ones\] \**\n(.*?)(?=^TASK )", words)
+        assert said.startswith("skipping:"), words
 
 
 def test_the_real_module_and_action_by_ansible_itself(openshift, tmp_path):

@@ -3,50 +3,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import datetime
 
 import pytest
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
+import role_templates
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import read
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_certificates as certificates
 from gpushare import extender
 from real_apiserver import Refused
+from role_templates import one
 
-ROLES = Path(__file__).resolve().parents[3] / "roles"
 NAMESPACE = "gpushare-system"
+SERVICE = f"gpushare-extender.{NAMESPACE}.svc"
+CERTIFICATES = certificates.fitting([], [SERVICE], datetime.datetime.now(datetime.UTC))
 
 
-def rendered(name, role="scheduler", **variables):
-    own = yaml.safe_load((ROLES / "gpushare" / "defaults" / "main.yml").read_text())
-    given = {
+def given(**variables):
+    own = role_templates.defaults("gpushare")
+    return {
         **own,
+        **role_templates.variables_of("gpushare", "vars"),
+        **role_templates.variables_of("scheduler", "vars"),
+        "scheduler_state": "present",
+        "scheduler_chosen": {"mode": "openshift", "openshift": "4.20.3"},
         # As role scheduler takes them from role gpushare's.
-        "scheduler_extender_namespace": own["gpushare_namespace"],
         "scheduler_extender_image": own["gpushare_image"],
         "scheduler_extender_pull_secrets": own["gpushare_image_pull_secrets"],
         "scheduler_extender_placement": own["gpushare_placement"],
+        "scheduler_extender_preemption": own["gpushare_preemption"],
         "scheduler_extender_log_format": own["gpushare_log_format"],
+        "scheduler_extender_metrics": own["gpushare_extender_metrics"],
         "gpushare_image_pull_policy": "IfNotPresent",
         "gpushare_openshift": True,
         "__gpushare_archive_sha256": "",
+        "__scheduler_certificates": CERTIFICATES,
         **variables,
     }
-    text = (ROLES / role / "templates" / f"{name}.yml.j2").read_text()
-    done = Templar(loader=DataLoader(), variables=given).template(trust_as_template(text))
-    return read([done if isinstance(done, str) else yaml.safe_dump(done)])
 
 
-def one(objects, kind, name=""):
-    (found,) = [each for each in objects if each["kind"] == kind and name in each["metadata"]["name"]]
-    return found
+def rendered(name, role="scheduler", **variables):
+    return role_templates.objects(role, name, **given(**variables))
 
 
 @pytest.fixture(scope="session")
 def applied(openshift):
     """All of it on the cluster."""
-    objects = [*rendered("openshift/namespace"), *rendered("openshift/access"), *rendered("openshift/extender")]
+    objects = [*rendered("gpushare_namespace"), *rendered("openshift/access"), *rendered("openshift/extender")]
     openshift.apply(*objects)
     return objects
 
@@ -78,11 +80,16 @@ def test_only_these_service_accounts_may_use_the_constraints(applied, openshift)
 
 
 def test_the_extender_has_the_rights_that_it_has_elsewhere(applied, openshift):
-    assert one(applied, "ClusterRole")["rules"] == one(rendered("extender", "gpushare"), "ClusterRole")["rules"]
+    elsewhere = rendered("extender", "gpushare")
+    assert one(applied, "ClusterRole")["rules"] == one(elsewhere, "ClusterRole")["rules"]
+    ledger = [each for each in applied if each["kind"] == "Role" and "scc" not in each["metadata"]["name"]]
+    assert [each["rules"] for each in ledger] == [one(elsewhere, "Role")["rules"]]
     user = f"system:serviceaccount:{NAMESPACE}:gpushare-extender"
     assert openshift.may(user, "create", "pods/binding", namespace="any")
     assert openshift.may(user, "watch", "nodes")
     assert not openshift.may(user, "delete", "pods", namespace="any")
+    assert openshift.may(user, "update", "leases", NAMESPACE, "gpushare-ledger", "coordination.k8s.io")
+    assert not openshift.may(user, "update", "leases", "kube-system", "gpushare-ledger", "coordination.k8s.io")
     assert not openshift.may(user, "get", "secrets", namespace=NAMESPACE)
 
 
@@ -105,7 +112,9 @@ def allowed_by(constraints, pod):
         context = container["securityContext"]
         if context.get("privileged") or context.get("allowPrivilegeEscalation") is not False:
             wrong.append("privileges")
-        if not set(constraints["requiredDropCapabilities"]) <= set(context["capabilities"]["drop"]):
+        capabilities = context["capabilities"]
+        more = set(capabilities.get("add", [])) - set(constraints["allowedCapabilities"])
+        if more or not set(constraints["requiredDropCapabilities"]) <= set(capabilities["drop"]):
             wrong.append("capabilities")
         if constraints["readOnlyRootFilesystem"] and not context.get("readOnlyRootFilesystem"):
             wrong.append("readOnlyRootFilesystem")
@@ -141,6 +150,12 @@ def test_the_service_finds_the_extender_and_only_the_scheduler_gets_through():
     (container,) = template["spec"]["containers"]
     options = extender.parse(container["command"][1:])
     assert (options.address, options.port) == ("0.0.0.0", contract.EXTENDER_PORT)
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "certificates"]
+    (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "certificates"]
+    secret = one(objects, "Secret", volume["secret"]["secretName"])
+    for file in (options.tls_cert, options.tls_key, options.tls_client_ca):
+        folder, _slash, key = str(file).rpartition("/")
+        assert folder == mount["mountPath"] and key in secret["data"]
     assert service["ports"][0]["port"] == rule["ports"][0]["port"] == contract.EXTENDER_PORT
     # restricted-v2 chooses the user.
     assert "runAsUser" not in template["spec"]["securityContext"] and not template["spec"].get("hostNetwork")
@@ -159,9 +174,21 @@ def test_the_service_finds_no_extender_beside_a_scheduler():
         assert not selector.items() <= old.items()
 
 
-def test_both_roles_want_the_same_of_the_namespace():
+@pytest.mark.parametrize("release", ["4.20.3", ""])
+@pytest.mark.parametrize(
+    "live", [{}, {"labels": {"team": "a", "app.kubernetes.io/part-of": "b"}}], ids=["new", "theirs"]
+)
+def test_both_roles_want_the_same_of_the_namespace(release, live):
     """Otherwise each would change it back."""
-    assert rendered("openshift/namespace") == rendered("namespace", "gpushare")
+    chosen = {"mode": "dedicated", "openshift": release, "namespace": {"name": "cards", "metadata": live}}
+    hosts = {"localhost": {"scheduler_found": chosen}}
+    more = given(gpushare_namespace="cards", scheduler_chosen=chosen, hostvars=hosts)
+    more["gpushare_openshift"] = role_templates.defaults("gpushare")["gpushare_openshift"]
+    wish = role_templates.value("scheduler", "__scheduler_namespace_wish", **more)
+    assert wish == role_templates.value("gpushare", "__gpushare_namespace_terms", **more)["wish"]
+    assert wish["metadata"]["name"] == "cards"
+    sync = "security.openshift.io/scc.podSecurityLabelSync"
+    assert wish["metadata"]["labels"].get(sync) == ("false" if release else None)
 
 
 def test_the_restricted_standard_takes_the_extender(openshift):
@@ -174,3 +201,19 @@ def test_the_restricted_standard_takes_the_extender(openshift):
     body["spec"] = {**body["spec"], "hostNetwork": True}
     with pytest.raises(Refused, match="violates PodSecurity"):
         openshift.request("POST", path, body)
+
+
+def test_several_extenders_work_at_once_and_one_scheduler_keeps_to_one_of_them():
+    objects = rendered("openshift/extender")
+    deployment = one(objects, "Deployment")["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert one(objects, "PodDisruptionBudget")["spec"]["selector"] == deployment["selector"]
+    assert one(objects, "Service")["spec"]["sessionAffinity"] == "ClientIP"
+
+
+def test_certificates_that_somebody_else_keeps_are_only_used():
+    assert len([each for each in rendered("openshift/extender") if each["kind"] == "Secret"]) == 2
+    theirs = rendered("openshift/extender", __scheduler_certificates={**CERTIFICATES, "ours": False})
+    assert [each for each in theirs if each["kind"] == "Secret"] == []
+    assert one(theirs, "Deployment") == one(rendered("openshift/extender"), "Deployment")

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import datetime
+import json
 import os
 import subprocess
 import threading
@@ -17,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_cl
 from ansible_collections.kubegpu.share.plugins.module_utils import _secondary_scheduler as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _secondary_config
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_certificates, _secondary_config
 from definitions import definitions
 from played_operator import PlayedOperator, conditions
 from real_apiserver import MERGE, Refused
@@ -310,6 +313,10 @@ def test_before_4_10_it_is_refused(openshift, api):
 # --------------------------------------------------------------------------- image and configuration
 
 
+NOW = datetime.datetime.now(datetime.UTC)
+TLS = _extender_certificates.fitting([], ["gpushare-extender.gpushare-system.svc"], NOW)["client"]
+
+
 def wish(**given):
     extender = "gpushare-extender.gpushare-system"
     return {
@@ -319,6 +326,8 @@ def wish(**given):
         "version": "",
         "extender": extender,
         "timeout": 30,
+        "preemption": True,
+        "tls": TLS,
         **given,
     }
 
@@ -334,7 +343,21 @@ def test_the_image_goes_with_the_release(release, tag, minor):
     config = yaml.safe_load(found["config"])
     assert config["leaderElection"] == {"leaderElect": False}
     (extender,) = config["extenders"]
-    assert extender["urlPrefix"] == "http://gpushare-extender.gpushare-system.svc:12345/gpushare-scheduler"
+    assert extender["urlPrefix"] == "https://gpushare-extender.gpushare-system.svc:12345/gpushare-scheduler"
+    assert (extender["enableHTTPS"], extender["preemptVerb"]) == (True, "preempt")
+    told = {name: base64.b64decode(text).decode() for name, text in extender["tlsConfig"].items()}
+    assert told == {"caData": TLS["authority"], "certData": TLS["certificate"], "keyData": TLS["key"]}
+
+
+def test_nobody_reads_the_key_in_a_difference(api):
+    config = _secondary_config.plan("4.20.0", wish())["config"]
+    other = _secondary_config.plan("4.20.0", wish(preemption=False))["config"]
+    key = base64.b64encode(TLS["key"].encode()).decode()
+    assert key in config
+    seen = subject.observe(api)
+    seen["maps"] = {name_of(other): other}
+    shown = json.dumps(subject.make_plan(subject.Wish(params(config)), seen).diff())
+    assert key not in shown and shown.count("keyData: (hidden)") == 2
 
 
 @pytest.mark.parametrize(

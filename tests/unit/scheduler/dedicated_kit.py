@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import time
 import types
-from pathlib import Path
 
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
+import role_templates
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import converge
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import read
 from ansible_collections.kubegpu.share.plugins.plugin_utils._dedicated_scheduler import plan
+from role_templates import one
 
-ROLE = Path(__file__).resolve().parents[3] / "roles" / "scheduler"
-ALL = ("namespace", "rights", "workload", "policy")
+__all__ = ["apply", "containers_of", "one", "planned", "pod_of", "rendered", "until"]
+
+ALL = ("gpushare_namespace", "dedicated/namespace", "dedicated/rights", "dedicated/workload", "dedicated/policy")
 NAME = NAMESPACE = "gpushare-scheduler"
+LEDGER = "gpushare-system"
 
 VARIABLES = {
     "scheduler_state": "present",
@@ -33,6 +32,8 @@ VARIABLES = {
     "scheduler_extender_archive": "",
     "scheduler_extender_placement": "binpack",
     "scheduler_extender_log_format": "text",
+    "scheduler_extender_preemption": True,
+    "scheduler_extender_metrics": False,
 }
 
 
@@ -52,33 +53,27 @@ def planned(server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **wish):
         "replicas": 2,
         "nodes": [],
         "extender_timeout": 30,
+        "preemption": True,
     }
     return plan(cluster, {**wanted, **wish})
 
 
 def rendered(*names, server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **variables):
     """The objects, in the order in which they are created."""
-    given = {**VARIABLES, **variables}
+    own = {**role_templates.variables_of("scheduler", "vars"), "scheduler_chosen": {"mode": "dedicated"}}
+    given = {**own, **VARIABLES, **variables}
     wish = {
         "state": given["scheduler_state"],
         "name": given["scheduler_name"],
         "namespace": given["scheduler_dedicated_namespace"],
         "replicas": given["scheduler_replicas"],
         "nodes": given["scheduler_dedicated_nodes"],
+        "preemption": given["scheduler_extender_preemption"],
     }
     given["__scheduler_dedicated"] = planned(server, there, **wish)
-    templar = Templar(loader=DataLoader(), variables=given)
-    texts = []
-    for name in names or ALL:
-        source = (ROLE / "templates" / "dedicated" / f"{name}.yml.j2").read_text()
-        text = templar.template(trust_as_template(source))
-        texts.append(text if isinstance(text, str) else yaml.safe_dump(text))
-    return read(texts)
-
-
-def one(objects, kind):
-    (found,) = [each for each in objects if each["kind"] == kind]
-    return found
+    space = variables.get("gpushare_namespace", LEDGER)
+    given = {"gpushare_namespace": space, "gpushare_openshift": False, **given}
+    return role_templates.objects("scheduler", *([f"dedicated/{name}" for name in names] or ALL), **given)
 
 
 def pod_of(**variables):

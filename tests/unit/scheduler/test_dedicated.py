@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import pytest
+import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as scheduler_config
-from dedicated_kit import NAME, NAMESPACE, containers_of, node, one, planned, pod_of, rendered
+from dedicated_kit import LEDGER, NAME, NAMESPACE, containers_of, node, one, planned, pod_of, rendered
 from gpushare import extender
 
-ROOT = Path(__file__).resolve().parents[3]
 LIBRARY = "registry.k8s.io/kube-scheduler"
 
 
@@ -131,7 +130,7 @@ def test_nothing_that_has_become_wrong_keeps_it_from_going():
 def test_the_filter_tells_instead_of_failing():
     told = FilterModule().filters()["dedicated_scheduler"]
     wish = {"state": "present", "name": NAME, "namespace": NAMESPACE, "image": LIBRARY, "version": "", "replicas": 1}
-    wish.update(nodes=[], extender_timeout=30)
+    wish.update(nodes=[], extender_timeout=30, preemption=True)
     cluster = {"version": "v1.36.3", "nodes": [node("cp1")]}
     assert told(cluster, wish)["problem"] == ""
     assert told(cluster, {**wish, "replicas": 2})["problem"].startswith("scheduler_replicas: ")
@@ -156,6 +155,7 @@ def test_the_configuration_is_one_that_this_kube_scheduler_reads(minor):
     (asked,) = read["extenders"]
     assert asked["urlPrefix"] == f"http://127.0.0.1:{contract.EXTENDER_PORT}{contract.EXTENDER_PREFIX}"
     assert (asked["bindVerb"], asked["httpTimeout"], asked["ignorable"]) == ("bind", "12s", False)
+    assert asked["preemptVerb"] == "preempt"
     assert [each["name"] for each in asked["managedResources"]] == [contract.RESOURCE_MEMORY]
 
 
@@ -165,13 +165,13 @@ def test_the_configuration_is_one_that_this_kube_scheduler_reads(minor):
 def test_everything_is_there_and_held_together():
     objects = rendered(scheduler_dedicated_namespace="elsewhere")
     assert [each["kind"] for each in objects] == [
-        "Namespace",
+        *["Namespace"] * 2,
         "ServiceAccount",
         "ConfigMap",
         "ClusterRole",
         *["ClusterRoleBinding"] * 3,
-        "Role",
-        *["RoleBinding"] * 2,
+        *["Role"] * 2,
+        *["RoleBinding"] * 3,
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
         "ResourceQuota",
@@ -179,7 +179,7 @@ def test_everything_is_there_and_held_together():
         "Deployment",
     ]
     places = {each["metadata"].get("namespace") for each in objects} - {None}
-    assert places == {"elsewhere", "kube-system"}
+    assert places == {"elsewhere", "kube-system", LEDGER}
     account = {"kind": "ServiceAccount", "name": NAME, "namespace": "elsewhere"}
     for each in objects:
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "gpushare"
@@ -197,17 +197,23 @@ def test_everything_is_there_and_held_together():
 
 
 def test_the_extenders_rights_are_those_that_it_has_elsewhere():
-    other = (ROOT / "roles" / "gpushare" / "templates" / "extender.yml.j2").read_text().split("kind: ClusterRole\n")[1]
-    rules = yaml.safe_load("rules:" + other.split("rules:")[1].split("---")[0])["rules"]
-    assert one(rendered("rights"), "ClusterRole")["rules"] == rules
+    for preemption in (True, False):
+        given = {**role_templates.defaults("gpushare"), "gpushare_preemption": preemption}
+        given |= {"gpushare_image_pull_policy": "Never", "__gpushare_archive_sha256": ""}
+        theirs = role_templates.objects("gpushare", "extender", **given)
+        ours = rendered("rights", scheduler_extender_preemption=preemption)
+        assert one(ours, "ClusterRole")["rules"] == one(theirs, "ClusterRole")["rules"]
+        assert one(ours, "Role", "ledger")["rules"] == one(theirs, "Role")["rules"]
 
 
 def test_the_lease_is_its_own_and_the_only_one_that_its_role_is_about():
-    (rule,) = one(rendered("rights"), "Role")["rules"]
-    assert rule["resourceNames"] == [
-        yaml.safe_load(one(rendered("workload"), "ConfigMap")["data"]["config.yaml"])["leaderElection"]["resourceName"]
-    ]
-    assert rule["verbs"] == ["get", "update"]
+    objects = rendered("rights", "workload", scheduler_dedicated_namespace="elsewhere")
+    (role,) = [each for each in objects if each["kind"] == "Role" and each["metadata"]["namespace"] == "elsewhere"]
+    config = yaml.safe_load(one(objects, "ConfigMap")["data"]["config.yaml"])
+    (rule,) = role["rules"]
+    assert rule["resourceNames"] == [config["leaderElection"]["resourceName"]]
+    assert (rule["resources"], rule["verbs"]) == (["leases"], ["get", "update"])
+    assert config["leaderElection"]["resourceNamespace"] == "elsewhere"
 
 
 def test_a_changed_configuration_brings_new_pods_and_leaves_the_old_ones_theirs():

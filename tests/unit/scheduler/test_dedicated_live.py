@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import role_templates
 import yaml
-from dedicated_kit import NAME, NAMESPACE, apply, one, rendered, until
+from dedicated_kit import LEDGER, NAME, NAMESPACE, apply, one, rendered, until
 from real_apiserver import ApiServer, Missing, Refused
 from real_scheduler import VERSIONS, complaint
 
@@ -109,7 +110,6 @@ ALLOWED = [
     ("watch", "nodes", "", "", ""),
     ("list", "pods", "", "", ""),
     ("patch", "pods", "default", "", ""),
-    ("delete", "pods", "default", "", ""),
     ("create", "pods/binding", "default", "", ""),
     ("patch", "pods/status", "default", "", ""),
     ("create", "events", "default", "", ""),
@@ -127,6 +127,10 @@ ALLOWED = [
     ("create", "leases", NAMESPACE, "", "coordination.k8s.io"),
     ("get", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
     ("update", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
+    ("create", "leases", LEDGER, "", "coordination.k8s.io"),
+    ("get", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
+    ("update", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
+    ("create", "pods/eviction", "default", "", ""),
 ]
 DENIED = [
     ("get", "secrets", NAMESPACE, "", ""),
@@ -139,6 +143,10 @@ DENIED = [
     ("patch", "nodes", "", "", ""),
     ("patch", "nodes/status", "", "", ""),
     ("update", "leases", NAMESPACE, "another", "coordination.k8s.io"),
+    ("list", "leases", LEDGER, "", "coordination.k8s.io"),
+    ("update", "leases", LEDGER, "another", "coordination.k8s.io"),
+    ("patch", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
+    ("delete", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
     ("delete", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
     ("update", "leases", "kube-system", NAME, "coordination.k8s.io"),
     ("update", "leases", "kube-node-lease", "gpu1", "coordination.k8s.io"),
@@ -153,6 +161,25 @@ DENIED = [
 def test_rights(server, asked, answer):
     verb, resource, namespace, name, group = asked
     assert server.may(ACCOUNT, verb, resource, namespace, name, group) is answer
+
+
+@pytest.mark.parametrize("account", [f"{LEDGER}:gpushare-extender", f"{NAMESPACE}:{NAME}"])
+def test_extenders_of_two_modes_at_once_write_one_ledger(server, account):
+    """As kubectl says, which adds up all bindings that there are."""
+    own = {**role_templates.defaults("gpushare"), **role_templates.variables_of("gpushare", "vars")}
+    own |= {"gpushare_image_pull_policy": "Never", "__gpushare_archive_sha256": ""}
+    server.apply(*role_templates.objects("gpushare", "extender", **own))
+
+    def may(verb, lease, namespace=LEDGER):
+        words = ("auth", "can-i", verb, lease, f"--namespace={namespace}", f"--as=system:serviceaccount:{account}")
+        return server.kubectl(*words).stdout.strip()
+
+    leases = "leases.coordination.k8s.io"
+    ledger = f"{leases}/gpushare-ledger"
+    assert [may("create", leases), may("get", ledger), may("update", ledger)] == ["yes"] * 3
+    for verb in ("list", "watch", "patch", "delete", "deletecollection"):
+        assert may(verb, ledger) == "no", verb
+    assert [may("update", f"{leases}/another"), may("update", ledger, "kube-system")] == ["no"] * 2
 
 
 def test_others_in_its_namespace_have_none_of_them(server):

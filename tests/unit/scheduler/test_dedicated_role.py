@@ -21,7 +21,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dedicated_kit import NAME, VARIABLES, node, until
+from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from dedicated_kit import LEDGER, NAME, VARIABLES, node, until
+from gpushare import extender_ledger
 from real_apiserver import ApiServer, Missing, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,7 +110,7 @@ class Cluster(threading.Thread):
 
     # ----------------------------------------------------------------- the role
 
-    def play(self, folder, *words, **variables):
+    def play(self, folder, *words, role="scheduler", tasks="dedicated.yml", **variables):
         """What ansible-playbook says of the role with these variables."""
         given = {
             **VARIABLES,
@@ -117,10 +119,11 @@ class Cluster(threading.Thread):
             "scheduler_extender_timeout": 30,
             "scheduler_dedicated_image": "registry.k8s.io/kube-scheduler",
             "scheduler_dedicated_timeout": 120,
+            "gpu_kubeconfig": str(self.api.kubeconfig),
             **variables,
         }
-        task = {"name": "Take the mode", "ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
-        task["ansible.builtin.include_role"] |= {"tasks_from": "dedicated.yml"}
+        task = {"name": "Take the mode", "ansible.builtin.include_role": {"name": f"kubegpu.share.{role}"}}
+        task["ansible.builtin.include_role"] |= {"tasks_from": tasks}
         play = {"name": "Play", "hosts": "localhost", "gather_facts": False, "vars": given, "tasks": [task]}
         (folder / "play.yml").write_text(yaml.safe_dump([play]))
         (folder / "inventory").write_text(
@@ -157,6 +160,19 @@ class Cluster(threading.Thread):
             for each in found
             if NAME in each["metadata"]["name"] or "gpushare" in json.dumps(each["metadata"].get("labels", {}))
         }
+
+    def book(self, namespace=LEDGER):
+        """What an extender leaves."""
+        metadata = {"name": extender_ledger.NAME, "namespace": namespace, "annotations": {contract.LEDGER: "[]"}}
+        self.api.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
+        return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{extender_ledger.NAME}"
+
+    def end(self, folder, **variables):
+        """The last step of an uninstall."""
+        gone = {"gpushare_component": "extender", "gpushare_state": "absent", "gpushare_image_delivery": "registry"}
+        done = self.play(folder, role="gpushare", tasks="main.yml", **gone, **variables)
+        assert done.rc == 0, done.text
+        return done
 
 
 class Done:
@@ -204,6 +220,7 @@ def test_its_life(cluster, tmp_path):
     assert told.rc == 0, told.text
     assert told.changed >= 1
     for words in (
+        "Namespace gpushare-system",
         "Namespace gpushare-scheduler",
         "Deployment gpushare-scheduler/gpushare-scheduler",
         "ValidatingAdmissionPolicy",
@@ -237,11 +254,14 @@ def test_its_life(cluster, tmp_path):
     refused = cluster.play(tmp_path, scheduler_replicas=9)
     assert refused.rc == 2 and "scheduler_replicas: no two of the 9 pods" in refused.text, refused.text
 
+    bookings = cluster.book()
     gone = cluster.play(tmp_path, scheduler_state="absent")
     assert gone.rc == 0, gone.text
-    assert cluster.everything() == before
+    assert cluster.everything() == {f"Namespace /{LEDGER}"} and cluster.exists(bookings), "others may book there"
     again = cluster.play(tmp_path, scheduler_state="absent")
     assert (again.rc, again.changed) == (0, 0), again.text
+    assert cluster.end(tmp_path).changed == 1
+    assert cluster.everything() == before
 
 
 def test_somebody_elses_namespace_stays_as_it_was(cluster, tmp_path):
@@ -266,6 +286,31 @@ def test_somebody_elses_namespace_stays_as_it_was(cluster, tmp_path):
     assert gone.rc == 0, gone.text
     assert shape() == before
     assert cluster.exists(f"/api/v1/namespaces/{name}/secrets/pull")
+    cluster.end(tmp_path)
+    until(lambda: cluster.everything() == set())
+
+
+def test_the_ledger_may_be_in_somebody_elses_namespace_too(cluster, tmp_path):
+    """No step has looked at it before: the role does, and claims nothing that was there."""
+    name = cluster.api.namespace("ledger", {"team": "b"})
+    path = f"/api/v1/namespaces/{name}"
+    before = cluster.api.request("GET", path)["metadata"]
+    made = cluster.play(tmp_path, gpushare_namespace=name)
+    assert made.rc == 0, made.text
+    assert "kubegpu.share/created" not in cluster.api.request("GET", path)["metadata"]["annotations"]
+    again = cluster.play(tmp_path, gpushare_namespace=name)
+    assert (again.rc, again.changed) == (0, 0), again.text
+    bookings, theirs = cluster.book(name), f"/apis/coordination.k8s.io/v1/namespaces/{name}/leases/theirs"
+    cluster.api.apply(
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "theirs", "namespace": name}}
+    )
+    gone = cluster.play(tmp_path, gpushare_namespace=name, scheduler_state="absent")
+    assert gone.rc == 0, gone.text
+    assert cluster.exists(bookings)
+    cluster.end(tmp_path, gpushare_namespace=name)
+    assert not cluster.exists(bookings) and cluster.exists(theirs)
+    after = cluster.api.request("GET", path)["metadata"]
+    assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))
     until(lambda: cluster.everything() == set())
 
 

@@ -81,6 +81,26 @@ def test_what_was_asked_otherwise_is_looked_at(tmp_path: Path) -> None:
     assert f"static_pod needs {cp.MANIFEST}, and this machine has none" in said[TELL]
 
 
+@pytest.mark.parametrize("option", ["scheduler_extender_timeout", "scheduler_extender_preemption"])
+def test_what_is_asked_of_the_extender_is_part_of_it(tmp_path: Path, option: str) -> None:
+    kinds = {"scheduler_state": "absent", "scheduler_chosen": {"mode": "static_pod"}}
+    first, again = play("cp1", role("judge", **kinds, **{option: 1})), play("cp1", role("machine", **kinds))
+    code, said = run(tmp_path, first, again)
+    assert code == 0 and said[LOOK].count("ok: [cp1]") == 2
+
+
+def test_both_steps_ask_the_same() -> None:
+    def asked(step: str) -> dict[str, t.Any]:
+        tasks = yaml.safe_load((ROOT / "roles" / "scheduler" / "tasks" / f"{step}.yml").read_text())
+        [options] = [task["kubegpu.share.kube_scheduler"] for task in tasks if "kubegpu.share.kube_scheduler" in task]
+        return t.cast("dict[str, t.Any]", options)
+
+    # Only who changes something waits for it.
+    assert asked("judge") == {
+        key: value for key, value in asked("machine").items() if key not in ("timeout", "kubeconfig")
+    }
+
+
 def test_what_can_t_be_is_refused_before_anything_changes(tmp_path: Path) -> None:
     chosen = {"mode": "static_pod"}
     judged = play("kubegpu_schedulers", role("judge", scheduler_chosen=chosen))

@@ -290,6 +290,28 @@ def test_upstreams_extender_becomes_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [str, as_json], ids=["yaml", "json"])
+def test_whom_to_evict_is_asked_or_not_any_more(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    def parsed(text):  # type: ignore[no-untyped-def]
+        # A file of kube-scheduler may have tabs where YAML has none.
+        return json.loads(text) if text.startswith("{") else yaml.safe_load(text)
+
+    preempting = sc.Extender(EXTENDER.url, 30, preempts=True)
+    before = write(UPSTREAM.partition("extenders:")[0])
+    quiet = sc.merged("/c", before, 36, EXTENDER)
+    asking = sc.merged("/c", quiet, 36, preempting)
+    assert parsed(asking)["extenders"] == [{**ENTRY, "preemptVerb": "preempt"}]
+    assert real_scheduler.complaint(asking, tmp_path) == ""
+    assert sc.merged("/c", asking, 36, preempting) == asking
+    assert parsed(sc.merged("/c", asking, 36, EXTENDER)) == parsed(quiet)
+    # Ours it is either way, and goes.
+    for text in (quiet, asking):
+        for wanted in (EXTENDER, preempting):
+            assert sc.has("/c", text, wanted)
+            assert parsed(sc.undone("/c", text, before, wanted)) == parsed(before)
+    assert not sc.has("/c", asking.replace("preempt", "evict"), preempting)
+
+
+@pytest.mark.parametrize("write", [str, as_json], ids=["yaml", "json"])
 def test_upstreams_extender_is_given_back_though_the_file_was_changed_since(write) -> None:  # type: ignore[no-untyped-def]
     before = write(UPSTREAM)
     ours = sc.merged("/c", before, 36, EXTENDER)

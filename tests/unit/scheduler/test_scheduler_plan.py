@@ -133,10 +133,14 @@ def test_a_path_in_the_container_isnt_one_on_the_machine() -> None:
 
 def test_a_changed_configuration_starts_the_scheduler_again() -> None:
     then = after(make_plan(PRESENT, seen(manifests.kubeadm(36))), seen(manifests.kubeadm(36)))
-    planned = make_plan(Options(True, sc.Extender(EXTENDER.url, 10)), then)
-    assert len(planned.files) == 2
-    old, new = (yaml.safe_load(text)["metadata"]["annotations"] for text in (then["manifest"], planned.files[1].after))
-    assert old != new
+    for other in (sc.Extender(EXTENDER.url, 10), sc.Extender(EXTENDER.url, 30, preempts=True)):
+        planned = make_plan(Options(True, other), then)
+        assert len(planned.files) == 2
+        texts = (then["manifest"], planned.files[1].after)
+        old, new = (yaml.safe_load(text)["metadata"]["annotations"] for text in texts)
+        assert old != new
+        # Away it goes, whatever is asked for by then.
+        assert make_plan(ABSENT, after(planned, then)).files[0].after == manifests.kubeadm(36)
 
 
 def test_half_of_ours_is_completed() -> None:

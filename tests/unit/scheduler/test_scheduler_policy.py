@@ -115,6 +115,19 @@ def test_upstreams_extender_becomes_ours(tmp_path: Path) -> None:
     assert json.loads(sp.without("/p", done)) == {"kind": "Policy", "apiVersion": "v1"}
 
 
+def test_whom_to_evict_is_asked_or_not_any_more() -> None:
+    preempting = Extender(EXTENDER.url, 30, preempts=True)
+    quiet = sp.merged("/p", USERS, EXTENDER)
+    asking = sp.merged("/p", quiet, preempting)
+    assert json.loads(asking)["extenders"][-1]["preemptVerb"] == "preempt"
+    assert sp.merged("/p", asking, preempting) == asking
+    folded = asking.replace("preemptVerb", "PreemptVerb")
+    for text in (asking, folded):
+        assert json.loads(sp.merged("/p", text, EXTENDER)) == json.loads(quiet)
+        assert sp.has("/p", text, EXTENDER) and sp.has("/p", text, preempting)
+    assert sp.has("/p", quiet, preempting)
+
+
 def test_an_extenders_keys_may_be_written_in_any_case(tmp_path: Path) -> None:
     text = UPSTREAM.replace("bindVerb", "BindVerb").replace('"enableHttps": false', '"EnableHTTPS": true, "WEIGHT": 3')
     text = text.replace('"ignoredByScheduler": false', '"ignoredbyscheduler": true')

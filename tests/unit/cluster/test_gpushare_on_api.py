@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What role gpushare puts on a cluster, in a real API server: accepted, rights counted, policies judging pods."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import role_templates
+from real_apiserver import ApiServer, Missing, Refused
+
+DEFAULTS = {**role_templates.defaults("gpushare"), **role_templates.variables_of("gpushare", "vars")}
+NAMESPACE = "gpushare-system"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+MEMORY = "aliyun.com/gpu-mem"
+
+
+def rendered(*names, **variables):
+    given = {
+        **DEFAULTS,
+        "gpushare_image_pull_policy": "Never",
+        "gpushare_nodes": [],
+        "gpushare_openshift": False,
+        "__gpushare_archive_sha256": "",
+        **variables,
+    }
+    return role_templates.objects("gpushare", *names, **given)
+
+
+@pytest.fixture(scope="module")
+def server():
+    # One of its own: a policy holds in the whole cluster.
+    try:
+        started = ApiServer()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with started:
+        started.apply(*rendered("namespace", "extender", "device_plugin"))
+        yield started
+
+
+# --------------------------------------------------------------------------- objects and rights
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"gpushare_memory_limit": "off", "gpushare_device_injection": "envvar"},
+        {"gpushare_memory_limit": "required", "gpushare_device_injection": "cdi", "gpushare_cdi_folders": ["/etc/cdi"]},
+        {"gpushare_preemption": False, "gpushare_runtime_class": "nvidia", "gpushare_image_pull_secrets": ["one"]},
+        {"gpushare_extender_image": "example.org/e:1", "gpushare_device_plugin_image": "example.org/p:1"},
+    ],
+    ids=",".join,
+)
+def test_every_form_is_accepted_strictly(server, variables):
+    names = ["extender", "device_plugin"]
+    if "gpushare_extender_image" in variables:
+        names = [f"{name}_upstream" for name in names]
+    server.apply(*rendered(*names, **variables), dry_run=True)
+
+
+def listed(server, account, namespace):
+    """All that kubectl says this account may do there, and not everybody, as ``verb resource[.group] [name]``."""
+    found = {}
+    for who in (f"system:serviceaccount:{NAMESPACE}:{account}", f"system:serviceaccount:{NAMESPACE}:default"):
+        done = server.kubectl("auth", "can-i", "--list", f"--namespace={namespace}", f"--as={who}", "--no-headers")
+        assert done.returncode == 0, done.stderr
+        found[who] = set()
+        for line in done.stdout.splitlines():
+            resource, rest = line.split(maxsplit=1)
+            *_urls, names, verbs = (part.strip(" ]").split() for part in rest.split("["))
+            if not resource.startswith("["):
+                found[who] |= {f"{verb} {resource} {name}".rstrip() for verb in verbs for name in names or [""]}
+    mine, everybodys = tuple(found.values())
+    return mine - everybodys
+
+
+LOOK = {f"{verb} {resource}" for verb in ("get", "list", "watch") for resource in ("nodes", "pods")}
+EVENTS = {"create events", "patch events"}
+EXTENDER = LOOK | EVENTS | {"patch pods", "create pods/binding", "create pods/eviction"}
+LEASES = "leases.coordination.k8s.io"
+LEDGER = {
+    f"{verb} {LEASES} {name}" for verb in ("get", "update") for name in ("gpushare-ledger", "gpushare-ledger-probe")
+}
+LEDGER |= {f"create {LEASES}"}
+PLUGIN = LOOK | EVENTS | {"patch pods", "patch nodes", "patch nodes/status"}
+
+
+@pytest.mark.parametrize(
+    ("account", "namespace", "rights"),
+    [
+        ("gpushare-extender", NAMESPACE, EXTENDER | LEDGER),
+        ("gpushare-extender", "kube-node-lease", EXTENDER),
+        ("gpushare-device-plugin", NAMESPACE, PLUGIN),
+        ("gpushare-device-plugin", "default", PLUGIN),
+    ],
+)
+def test_kubectl_lists_these_rights_and_no_other(server, account, namespace, rights):
+    assert listed(server, account, namespace) == rights
+
+
+def test_without_preemption_nobody_is_evicted(server):
+    user = f"system:serviceaccount:{NAMESPACE}:gpushare-extender"
+    assert server.may(user, "create", "pods/eviction", "default")
+    server.apply(*rendered("extender", gpushare_preemption=False))
+    try:
+        assert not server.may(user, "create", "pods/eviction", "default")
+        assert server.may(user, "create", "pods/binding", "default")
+    finally:
+        server.apply(*rendered("extender"))
+
+
+# --------------------------------------------------------------------------- policies
+
+
+def container(*env, name="c", **more):
+    named = [{"name": one, "value": "x"} if isinstance(one, str) else one for one in env]
+    return {"name": name, "image": "i", **({"env": named} if named else {}), **more}
+
+
+def pod(*containers, annotations=None, **spec):
+    metadata = {"name": "p", **({"annotations": annotations} if annotations else {})}
+    return {"metadata": metadata, "spec": {"containers": list(containers) or [container()], **spec}}
+
+
+ONE = {"limits": {MEMORY: "1"}}
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+OTHER_CARDS = "which would let"
+# What a pod may try, and what is said to it; nothing where it is fine.
+TRIES = {
+    "nothing": (pod(), ""),
+    "a share": (pod(container(resources=ONE)), ""),
+    "its own variables": (pod(container("CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE")), ""),
+    "no card at all": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})), ""),
+    "none": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"})), ""),
+    "all cards": (pod(container("NVIDIA_VISIBLE_DEVICES")), "container c sets NVIDIA_VISIBLE_DEVICES, " + OTHER_CARDS),
+    "all cards with a share": (pod(container("NVIDIA_VISIBLE_DEVICES", resources=ONE)), OTHER_CARDS),
+    "nothing in it": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES"})), OTHER_CARDS),
+    "from a secret": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", **SECRET})), OTHER_CARDS),
+    "more memory": (
+        pod(
+            container(
+                "A", "NVIDIA_GPU_MEMORY_LIMIT", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, resources=ONE
+            )
+        ),
+        "container c sets NVIDIA_GPU_MEMORY_LIMIT, ",
+    ),
+    "memory set aside": (pod(container("NVIDIA_GPU_MEMORY_REQUEST")), "NVIDIA_GPU_MEMORY_REQUEST"),
+    "MIG's configuration": (pod(container("NVIDIA_MIG_CONFIG_DEVICES")), "NVIDIA_MIG_CONFIG_DEVICES"),
+    "the second one": (
+        pod(container(), container("NVIDIA_VISIBLE_DEVICES", name="d"), container("NVIDIA_GPU_MEMORY_LIMIT", name="e")),
+        "container d sets NVIDIA_VISIBLE_DEVICES; container e sets NVIDIA_GPU_MEMORY_LIMIT",
+    ),
+    "an init container": (
+        pod(initContainers=[container("NVIDIA_VISIBLE_DEVICES", name="before")]),
+        "container before sets NVIDIA_VISIBLE_DEVICES",
+    ),
+    "a mounted name": (
+        pod(
+            container(volumeMounts=[{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]),
+            volumes=[{"name": "v", "hostPath": {"path": "/dev/null"}}],
+        ),
+        "container c mounts something under /var/run/nvidia-container-devices",
+    ),
+    "the same by its other name": (
+        pod(
+            container(volumeMounts=[{"name": "v", "mountPath": "/run/nvidia-container-devices/all"}]),
+            volumes=[{"name": "v", "emptyDir": {}}],
+        ),
+        "container c mounts something",
+    ),
+    "another mount": (
+        pod(container(volumeMounts=[{"name": "v", "mountPath": "/data"}]), volumes=[{"name": "v", "emptyDir": {}}]),
+        "",
+    ),
+    "a CDI annotation": (
+        pod(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
+        "annotation cdi.k8s.io/x names devices",
+    ),
+    "that of NVIDIA's plugin": (
+        pod(annotations={"nvidia.cdi.k8s.io/container.c": "nvidia.com/gpu=0"}),
+        "annotation nvidia.cdi.k8s.io/container.c names devices",
+    ),
+    "another annotation": (pod(annotations={"example.org/cdi.k8s.io": "x"}), ""),
+    "a whole config map": (pod(container(envFrom=[{"configMapRef": {"name": "m"}}])), ""),
+}
+
+
+def until(check, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def guarded(server):
+    """A namespace, when the policies have come into effect."""
+    server.apply(*rendered("admission", gpushare_admission="deny"))
+    name = server.namespace()
+    until(lambda: server.ask("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", TRIES["all cards"][0])[0] != 201)
+    return name
+
+
+@pytest.mark.parametrize("tried", TRIES)
+def test_what_a_pod_may_try(server, guarded, tried):
+    wanted, said = TRIES[tried]
+    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+    if not said:
+        server.request("POST", path, wanted)
+        return
+    with pytest.raises(Refused) as refusal:
+        server.request("POST", path, wanted)
+    assert refusal.value.status == 403 and said in str(refusal.value)
+
+
+def test_a_controllers_user_reads_it_too(server, guarded):
+    done = server.kubectl(
+        "run", "p", f"--namespace={guarded}", "--image=i", "--env=NVIDIA_VISIBLE_DEVICES=all", "--dry-run=server"
+    )
+    assert done.returncode and "container p sets NVIDIA_VISIBLE_DEVICES" in done.stderr
+
+
+def test_exempt_namespaces(server, guarded):
+    path = "/api/v1/namespaces/{}/pods?dryRun=All"
+    bad = TRIES["all cards"][0]
+    for name in (NAMESPACE, "kube-system", server.namespace(labels={"kubegpu.share/admission": "exempt"})):
+        server.request("POST", path.format(name), bad)
+    with pytest.raises(Refused):
+        server.request("POST", path.format(server.namespace(labels={"kubegpu.share/admission": "of course"})), bad)
+
+
+def test_what_is_there_already_goes_on_and_gets_no_more(server, guarded):
+    """A pod with such a variable, of before the policy, is labelled, evicted and deleted as ever."""
+    name = server.namespace(labels={"kubegpu.share/admission": "exempt"})
+    path = f"/api/v1/namespaces/{name}"
+    old = TRIES["all cards"][0]
+    old = {**old, "metadata": {"name": "old", "annotations": {"cdi.k8s.io/x": "a"}}}
+    server.request("POST", f"{path}/pods", old)
+    server.request("PATCH", path, {"metadata": {"labels": {"kubegpu.share/admission": None}}}, MERGE)
+    one = f"{path}/pods/old"
+    until(lambda: server.ask("POST", f"{path}/pods?dryRun=All", TRIES["all cards"][0])[0] == 403)
+    server.request("PATCH", one, {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}, MERGE)
+    server.request("PATCH", f"{one}/status", {"status": {"message": "fine"}}, MERGE)
+    with pytest.raises(Refused, match=r"annotation cdi\.k8s\.io/x names devices"):
+        server.request("PATCH", one, {"metadata": {"annotations": {"cdi.k8s.io/x": "b"}}}, MERGE)
+    with pytest.raises(Refused, match=r"annotation cdi\.k8s\.io/y names devices"):
+        server.request("PATCH", one, {"metadata": {"annotations": {"cdi.k8s.io/y": "b"}}}, MERGE)
+    server.request("PATCH", one, {"metadata": {"annotations": {"cdi.k8s.io/x": None}}}, MERGE)
+    fine = {"spec": {"ephemeralContainers": [container(name="e")]}}
+    server.request("PATCH", f"{one}/ephemeralcontainers", fine, STRATEGIC)
+    taking = {"spec": {"ephemeralContainers": [container("NVIDIA_VISIBLE_DEVICES", name="f")]}}
+    with pytest.raises(Refused, match="container f sets NVIDIA_VISIBLE_DEVICES"):
+        server.request("PATCH", f"{one}/ephemeralcontainers", taking, STRATEGIC)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "old"}}
+    server.request("POST", f"{one}/eviction", eviction)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "refused"),
+    [(None, True), ("", True), ("N", True), ("NVIDIA_", True), ("MY_", False), ("NVIDIA_VISIBLE_DEVICES_", False)],
+)
+def test_variables_from_elsewhere(server, guarded, prefix, refused):
+    source = {"secretRef": {"name": "s"}, **({} if prefix is None else {"prefix": prefix})}
+    wanted = pod(container(envFrom=[{"configMapRef": {"name": "m"}, "prefix": "MINE_"}, source], name="reads"))
+    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+    server.apply(*rendered("admission", gpushare_admission="deny", gpushare_admission_env_from="deny"))
+    try:
+        anything = pod(container(envFrom=[{"secretRef": {"name": "s"}}]))
+        until(lambda: server.ask("POST", path, anything)[0] == 403)
+        status, text = server.ask("POST", path, wanted)
+        assert status == (403 if refused else 201)
+        assert ("container reads takes variables of any name from elsewhere" in text) == refused
+    finally:
+        server.apply(*rendered("admission", gpushare_admission="deny"))
+        until(lambda: server.ask("POST", path, anything)[0] == 201)
+
+
+def warned(server, namespace, wanted):
+    """What kubectl prints of warnings when a pod is made."""
+    import yaml
+
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **wanted})
+    done = server.kubectl("create", f"--namespace={namespace}", "--dry-run=server", "--filename=-", text=text)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("context", "told"),
+    [
+        ({"privileged": True}, True),
+        ({"capabilities": {"add": ["SYS_ADMIN"]}}, True),
+        ({"capabilities": {"add": ["ALL"]}}, True),
+        ({"capabilities": {"add": ["NET_ADMIN"]}}, False),
+        ({"privileged": False, "capabilities": {"drop": ["ALL"]}}, False),
+    ],
+    ids=str,
+)
+def test_privileged_ones_are_told_what_they_are(server, guarded, context, told):
+    until(lambda: "container c may do everything" in warned(
+        server, guarded, pod(container(resources=ONE, securityContext={"privileged": True}))
+    ))  # fmt: skip
+    said = warned(server, guarded, pod(container(resources=ONE, securityContext=context)))
+    assert ("container c may do everything on its node" in said) == told
+    assert not warned(server, guarded, pod(container(securityContext=context))), "it asks for no share"
+
+
+def test_a_warning_instead_of_a_refusal(server, guarded):
+    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+    server.apply(*rendered("admission"))
+    try:
+        until(lambda: server.ask("POST", path, TRIES["all cards"][0])[0] == 201)
+        assert "container c sets NVIDIA_VISIBLE_DEVICES" in warned(server, guarded, TRIES["all cards"][0])
+    finally:
+        server.apply(*rendered("admission", gpushare_admission="deny"))
+        until(lambda: server.ask("POST", path, TRIES["all cards"][0])[0] == 403)
+
+
+def test_the_api_servers_own_check_finds_nothing_in_the_expressions(server, guarded):
+    """It is the controller manager's to write down; what the API server compiles itself it refuses at once."""
+    for policy in [one for one in rendered("admission") if one["kind"] == "ValidatingAdmissionPolicy"]:
+        broken = {**policy, "spec": {**policy["spec"], "variables": [{"name": "x", "expression": "nothing.here"}]}}
+        with pytest.raises(Refused, match="undeclared reference"):
+            server.apply(broken, dry_run=True)

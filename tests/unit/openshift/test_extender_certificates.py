@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Certificates of an extender that isn't beside its scheduler: made once, kept, renewed, good for a real connection."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import http.client
+import ssl
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.filter.extender_certificates import FilterModule
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_certificates as subject
+from gpushare.service import Service, text
+from gpushare.tls import Tls
+from prometheus_client import CollectorRegistry
+
+NAME = "gpushare-extender.gpushare-system.svc"
+NAMES = (NAME, f"{NAME}.cluster.local")
+NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+
+
+def fitting(secrets=(), names=NAMES, now=NOW):
+    return subject.fitting(list(secrets), names, now)
+
+
+def secret(name, side):
+    data = {key: base64.b64encode(side[part].encode()).decode() for part, key in subject.PARTS.items()}
+    return {"metadata": {"name": name}, "data": data}
+
+
+def kept(made, **changed):
+    """The two Secrets as the cluster has them."""
+    sides = {"server": made["server"], "client": made["client"], **changed}
+    return [secret(subject.SERVER, sides["server"]), secret(subject.CLIENT, sides["client"])]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return fitting()
+
+
+@pytest.fixture(scope="module")
+def foreign(made):
+    """What another authority made: the same in all but the name of who signed."""
+    before, subject.AUTHORITY = subject.AUTHORITY, "somebody's authority"
+    try:
+        return fitting()
+    finally:
+        subject.AUTHORITY = before
+
+
+def test_what_is_there_stays(made):
+    assert made["ours"] is True
+    again = fitting(kept(made))
+    assert again == made
+    assert fitting(kept(made), now=NOW + datetime.timedelta(days=subject.DAYS - subject.RENEW_DAYS - 1)) == made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"now": NOW + datetime.timedelta(days=subject.DAYS - subject.RENEW_DAYS + 1)},
+        {"now": NOW - datetime.timedelta(days=1)},
+        {"names": [*NAMES, "gpushare-extender.other.svc"]},
+        {"lose": subject.CLIENT},
+        {"lose": subject.SERVER},
+        {"mix": "server"},
+        {"mix": "client"},
+        {"empty": True},
+    ],
+    ids=str,
+)
+def test_ours_are_made_anew_where_they_do_not_fit_any_more(made, change):
+    other = fitting()
+    secrets = kept(made)
+    if "mix" in change:
+        secrets = kept(made, **{change["mix"]: other[change["mix"]]})
+    if "lose" in change:
+        secrets = [one for one in secrets if one["metadata"]["name"] != change["lose"]]
+    if "empty" in change:
+        secrets[0]["data"] = {}
+    new = fitting(secrets, change.get("names", NAMES), change.get("now", NOW))
+    assert new["server"] not in (made["server"], other["server"]) and new["ours"]
+    assert fitting(kept(new), change.get("names", NAMES), change.get("now", NOW)) == new
+
+
+def test_somebody_elses_are_used_as_long_as_they_last(made, foreign):
+    late = NOW + datetime.timedelta(days=subject.DAYS - 1)
+    assert fitting(kept(foreign)) == fitting(kept(foreign), now=late) == {**foreign, "ours": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"now": NOW + datetime.timedelta(days=subject.DAYS + 1)},
+            "gpushare-extender-tls: its certificate is valid from",
+        ),
+        ({"names": ["other.svc"]}, "gpushare-extender-tls: its certificate isn't for other.svc"),
+        ({"key": True}, "gpushare-extender-client: tls.key isn't the key of tls.crt"),
+        ({"authority": True}, "gpushare-extender-tls: no certificate in ca.crt of the other one"),
+        ({"text": True}, "gpushare-extender-tls: it, or the ca.crt of the other one, holds no certificate"),
+        ({"lose": True}, "gpushare-extender-client: it isn't there"),
+    ],
+    ids=str,
+)
+def test_somebody_elses_are_never_replaced(foreign, made, change, words):
+    server, client = dict(foreign["server"]), dict(foreign["client"])
+    if "key" in change:
+        client["key"] = server["key"]
+    if "authority" in change:
+        client["authority"] = made["client"]["authority"]
+    if "text" in change:
+        server["certificate"] = "none"
+    secrets = kept(foreign, server=server, client=client)[: 1 if "lose" in change else 2]
+    with pytest.raises(BadInput, match=words):
+        fitting(secrets, change.get("names", NAMES), change.get("now", NOW))
+    told = FilterModule().filters()["extender_certificates"](secrets, ["other.svc"])
+    assert told["problem"] and "server" not in told
+
+
+def test_an_authority_that_renews_its_own_certificate_may_name_both(foreign, made):
+    client = {**foreign["client"], "authority": made["client"]["authority"] + foreign["client"]["authority"]}
+    assert fitting(kept(foreign, client=client))["client"] == client
+
+
+# --------------------------------------------------------------------------- a real connection
+
+
+@pytest.fixture
+def address(made, tmp_path):
+    """An extender's service with the server's side of the Secret."""
+    for part, key in subject.PARTS.items():
+        (tmp_path / key).write_text(made["server"][part])
+    tls = Tls(*(str(tmp_path / key) for key in ("tls.crt", "tls.key", "ca.crt")))
+    routes = {("POST", "/bind"): lambda _request: text("bound")}
+    service = Service("tests", "127.0.0.1", 0, lambda: None, routes, CollectorRegistry(), tls=tls)
+    service.start()
+    yield "127.0.0.1", service.port
+    service.stop()
+
+
+def ask(address, method, path, authority, certificate=None, name=NAME, folder=None):
+    context = ssl.create_default_context(cadata=authority)
+    if certificate:
+        (folder / "c.pem").write_text(certificate["certificate"] + certificate["key"])
+        context.load_cert_chain(folder / "c.pem")
+    connection = http.client.HTTPSConnection(*address, context=context, timeout=10)
+    # kube-scheduler calls it by its Service's name.
+    connection._create_connection = lambda _where, *rest, **more: __import__("socket").create_connection(address, 10)
+    connection.host = name
+    try:
+        connection.request(method, path, body=b"{}" if method == "POST" else None)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_scheduler_gets_through_and_nobody_else(made, address, tmp_path):
+    client, other = made["client"], fitting()
+    assert ask(address, "POST", "/bind", client["authority"], client, folder=tmp_path) == 200
+    assert ask(address, "POST", "/bind", client["authority"], client, NAMES[1], tmp_path) == 200
+    assert ask(address, "POST", "/bind", client["authority"]) == 403, "no certificate"
+    assert ask(address, "GET", "/readyz", client["authority"]) == 200, "kubelet's probes have none"
+    for name, authority in ((NAME, other["client"]["authority"]), ("elsewhere.svc", client["authority"])):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(address, "POST", "/bind", authority, client, name, tmp_path)
+    with pytest.raises((ssl.SSLError, OSError)):
+        assert ask(address, "POST", "/bind", client["authority"], other["client"], folder=tmp_path) == 403
+        raise OSError("refused in words")

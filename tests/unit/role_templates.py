@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Templates of the roles, rendered as their tasks do it: by Ansible's own lookup, from the role's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import lookup_loader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.kubegpu.share.plugins.module_utils._objects import read
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+
+
+def variables_of(role, kind):
+    """A role's own variables, of which some are computed from others."""
+    read_them = yaml.safe_load((ROLES / role / kind / "main.yml").read_text())
+    return {name: _trusted(value) for name, value in read_them.items()}
+
+
+def _trusted(value):
+    if isinstance(value, dict):
+        return {name: _trusted(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_trusted(one) for one in value]
+    return trust_as_template(value) if isinstance(value, str) else value
+
+
+def defaults(role):
+    return variables_of(role, "defaults")
+
+
+def objects(role, *names, **variables):
+    """The objects of these templates (without their ending), in the order in which they are created."""
+    loader = DataLoader()
+    given = {"ansible_search_path": [str(ROLES / role)], **variables}
+    templar = Templar(loader=loader, variables=given)
+    lookup = lookup_loader.get("ansible.builtin.template", loader=loader, templar=templar)
+    texts = []
+    for name in names:
+        [text] = lookup.run([f"{name}.yml.j2"], given)
+        # Tagged by Ansible, which the YAML parser in C refuses.
+        texts.append(str(text) if isinstance(text, str) else yaml.safe_dump(text))
+    return read(texts)
+
+
+def value(role, name, **variables):
+    """What a variable comes to in a role."""
+    given = {"ansible_search_path": [str(ROLES / role)], **variables}
+    return Templar(loader=DataLoader(), variables=given).template(trust_as_template("{{ " + name + " }}"))
+
+
+def one(found, kind, name=""):
+    """The only object of a kind, or the only one with this in its name."""
+    [only] = [each for each in found if each["kind"] == kind and name in each["metadata"]["name"]]
+    return only
