@@ -155,8 +155,9 @@ def lint(count: Count) -> None:
 
 
 def unit(count: Count) -> None:
-    # Most of them wait for programs that they start; a file's tests share what they made.
-    chosen = ("-n", "2", "--dist", "loadfile", "--durations=25")
+    # Most of them wait for programs that they start; a file's tests share what they made. xdist would begin with the
+    # files of the most tests; what takes longest are few tests, and conftest.py has them come first.
+    chosen = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25")
     pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider", *chosen)
 
 

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import typing as t
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import urllib3
@@ -88,6 +88,8 @@ class Api:
             context.load_cert_chain(pair)
         timeout = urllib3.Timeout(min(patience, 5), patience)
         self._pool = urllib3.PoolManager(ssl_context=context, retries=False, timeout=timeout)
+        # What the API server warned of in its last answer.
+        self.warnings: list[str] = []
 
     def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         answer = self._pool.request(
@@ -96,10 +98,39 @@ class Api:
             body=json.dumps(body) if body is not None else None,
             headers={"Content-Type": kind},
         )
+        self.warnings = answer.headers.getlist("Warning")
         found: Json = json.loads(answer.data) if answer.data else {}
         if answer.status >= 400:
             raise ApiError(answer.status, str(found.get("message", "")))
         return found
+
+    def text(self, path: str) -> str:
+        """An answer that isn't JSON, as a log."""
+        answer = self._pool.request("GET", self.server + path)
+        if answer.status >= 400:
+            raise ApiError(answer.status, answer.data.decode(errors="replace"))
+        return answer.data.decode(errors="replace")
+
+    def watch(self, path: str, stop: threading.Event) -> Iterator[tuple[str, Json]]:
+        """Every change of a collection, those that are there first; ends a moment after it is told to stop."""
+        version = ""
+        found = self.call("GET", path)
+        for one in found["items"]:
+            yield "ADDED", one
+        version = found["metadata"]["resourceVersion"]
+        while not stop.is_set():
+            # So often is it looked whether to stop, where nothing happens.
+            wanted = f"{self.server}{path}?watch=1&resourceVersion={version}&timeoutSeconds=2"
+            answer = self._pool.request("GET", wanted, preload_content=False)
+            left = b""
+            for chunk in answer.stream(65536):
+                *lines, left = (left + chunk).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    assert event["type"] in ("ADDED", "MODIFIED", "DELETED"), event
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    yield event["type"], event["object"]
+            answer.release_conn()
 
     def items(self, path: str) -> list[Json]:
         return list(self.call("GET", path)["items"])
@@ -171,7 +202,7 @@ class Api:
         body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
         self.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
 
-    def wait_running(self, namespace: str, names: list[str], seconds: float = 60) -> list[Json]:
+    def wait_running(self, namespace: str, names: Sequence[str], seconds: float = 60) -> list[Json]:
         def running() -> list[Json]:
             pods = {one["metadata"]["name"]: one for one in self.pods(namespace)}
             for name in names:
@@ -432,6 +463,32 @@ class Lab:
                     return str(container["image"])
         raise AssertionError("no DaemonSet runs the device plugin: site.yml has not been run")
 
+    def inside(self, namespace: str, pod: str, container: str, *command: str, check: bool = True) -> str:
+        """What a command prints in a container, run as a user runs it: by ``kubectl exec``."""
+        kubectl = [str(LAB / "bin" / "kubectl"), f"--kubeconfig={self.kubeconfig}", f"--namespace={namespace}"]
+        done = subprocess.run(
+            [*kubectl, "exec", pod, f"--container={container}", "--", *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"{pod}: {command}: {done.stderr}{done.stdout}"
+        return done.stdout + ("" if check else done.stderr)
+
+    def log(self, pod: Json, container: str = "") -> str:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
+        return self.api.text(path + (f"?container={container}" if container else ""))
+
+    def events(self, namespace: str, name: str, reason: str = "") -> list[str]:
+        """What Events say of an object."""
+        wanted = f"involvedObject.name={name}" + (f",reason={reason}" if reason else "")
+        return [
+            one["message"] for one in self.api.items(f"/api/v1/namespaces/{namespace}/events?fieldSelector={wanted}")
+        ]
+
     def server_pods(self, command: str) -> list[Json]:
         """Pods that run one of our servers."""
         found = []
@@ -450,16 +507,16 @@ class Lab:
     def allocatable(self, node: str) -> int:
         return int(self.api.node(node)["status"]["allocatable"].get(RESOURCE, "0"))
 
-    def checkpoint(self, node: str) -> dict[tuple[str, str], tuple[list[str], dict[str, str]]]:
-        """Kubelet's own record: (pod UID, container) to device IDs and the variables that the plugin answered."""
+    def checkpoint(self, node: str) -> dict[tuple[str, str], Given]:
+        """Kubelet's own record, by pod UID and container."""
         # Kubelet writes it with the first device plugin.
         data = json.loads(self.ssh(node, f"cat {CHECKPOINT} 2>/dev/null || echo '{{\"Data\": {{}}}}'"))["Data"]
         found = {}
         for entry in data.get("PodDeviceEntries") or []:
             if entry["ResourceName"] == RESOURCE:
                 ids = [one for group in entry["DeviceIDs"].values() for one in group]
-                variables = environment_of(base64.b64decode(entry["AllocResp"]))
-                found[entry["PodUID"], entry["ContainerName"]] = (ids, variables)
+                answer = base64.b64decode(entry["AllocResp"])
+                found[entry["PodUID"], entry["ContainerName"]] = Given(ids, environment_of(answer), cdi_of(answer))
         return found
 
     def devices(self, node: str, pod: Json) -> list[list[str]]:
@@ -473,7 +530,7 @@ class Lab:
         return [sorted(word for word in line.split() if "*" not in word) for line in lines]
 
     def assert_one_story(self, pods: list[Json]) -> bool:
-        """Annotation, kubelet's checkpoint and the devices in the containers name each pod's card alike; true if so."""
+        """Annotation, kubelet's checkpoint and the containers' devices name each pod's cards alike; true if so."""
         for node in {pod["spec"]["nodeName"] for pod in pods}:
             cards = {card["index"]: card for card in self.cards(node)}
             records = self.checkpoint(node)
@@ -481,22 +538,59 @@ class Lab:
                 self._assert_pod(node, pod, cards, records)
         return True
 
-    def _assert_pod(self, node: str, pod: Json, cards: dict[int, Json], records: t.Any) -> None:
+    def _assert_pod(
+        self, node: str, pod: Json, cards: dict[int, Json], records: t.Mapping[tuple[str, str], Given]
+    ) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"].get("annotations", {})
         assert annotations.get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", f"{name}: {annotations}"
-        card = cards[int(annotations["ALIYUN_COM_GPU_MEM_IDX"])]
+        own = [cards[index] for index in indices_of(pod)]
+        uuids = [card["uuid"] for card in own]
         total = 0
         for container in pod["spec"]["containers"]:
             wanted = int(container["resources"]["limits"][RESOURCE])
             total += wanted
-            ids, variables = records[pod["metadata"]["uid"], container["name"]]
-            assert len(ids) == wanted, f"{name}: kubelet gave {ids}"
-            bare = card["uuid"].removeprefix("GPU-").replace("-", "")
-            assert all(bare.startswith(one.rpartition("-")[0]) for one in ids), f"{name}: {ids} aren't of {card}"
-            assert variables["NVIDIA_VISIBLE_DEVICES"] == card["uuid"], f"{name}: {variables}"
+            given = records[pod["metadata"]["uid"], container["name"]]
+            held = [one.rpartition("-")[0] for one in given.ids]
+            shares = [sum(bare(uuid).startswith(one) for one in held) for uuid in uuids]
+            assert len(held) == wanted, f"{name}: kubelet gave {given.ids}"
+            assert shares == [wanted // len(own)] * len(own), f"{name}: {given.ids} aren't equal shares of {uuids}"
+            if given.cdi:
+                assert given.cdi == [f"nvidia.com/gpu={uuid}" for uuid in uuids], f"{name}: {given.cdi}"
+            visible = "void" if given.cdi else ",".join(uuids)
+            assert given.variables["NVIDIA_VISIBLE_DEVICES"] == visible, f"{name}: {given.variables}"
         assert annotations["ALIYUN_COM_GPU_MEM_POD"] == str(total)
         seen = self.devices(node, pod)
-        assert seen == [[f"nvidia{card['minor']}"]] * len(pod["spec"]["containers"]), f"{name}: sees {seen}, not {card}"
+        nodes = sorted(f"nvidia{card['minor']}" for card in own)
+        assert seen == [nodes] * len(pod["spec"]["containers"]), f"{name}: sees {seen}, not {own}"
+
+
+class Given(t.NamedTuple):
+    """What kubelet gave a container.
+
+    :param ids: of its devices.
+    :param variables: that the plugin answered, and ``cdi`` the devices' CDI names.
+    """
+
+    ids: list[str]
+    variables: dict[str, str]
+    cdi: list[str]
+
+
+def bare(uuid: str) -> str:
+    """A card's UUID as it begins a device's ID."""
+    return uuid.removeprefix("GPU-").replace("-", "")
+
+
+def indices_of(pod: Json) -> list[int]:
+    """The cards that a pod's annotations name; none where it isn't booked."""
+    annotations = pod["metadata"].get("annotations") or {}
+    first = annotations.get("ALIYUN_COM_GPU_MEM_IDX", "")
+    return [int(one) for one in (annotations.get("kubegpu.share/card-indices") or first).split(",") if one]
+
+
+def cdi_of(message: bytes) -> list[str]:
+    """Field 5 (the names of CDI devices) of a ContainerAllocateResponse."""
+    return [dict(fields(value))[1].decode() for number, value in fields(message) if number == 5]
 
 
 def environment_of(message: bytes) -> dict[str, str]:

@@ -15,11 +15,6 @@ from _lab import LAB, LOGS, REPORT, Lab
 HERE = Path(__file__).parent
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "lab: needs the running lab (make lab-up)")
-    config.addinivalue_line("markers", "long: takes minutes, and is run by make test-faults only")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:

@@ -175,6 +175,7 @@ def test_a_configuration_that_the_scheduler_rejects(lab: Lab, planes: dict[str, 
     until(lambda: plane.state() == original, "the manifest as it was", 5)
 
 
+@pytest.mark.long
 def test_an_image_that_cannot_start(lab: Lab, planes: dict[str, ControlPlane], watch: Watch) -> None:
     """The image has no kube-scheduler in it for as long as the new manifest is there."""
     plane = leading(lab, planes)
@@ -201,6 +202,7 @@ def test_an_image_that_cannot_start(lab: Lab, planes: dict[str, ControlPlane], w
     assert states(planes) == before
 
 
+@pytest.mark.long
 def test_a_bad_flag_stops_before_the_next_node(lab: Lab, planes: dict[str, ControlPlane]) -> None:
     """Somebody's flag keeps one scheduler from starting: those before it are new, those behind it untouched."""
     first, second, third = (planes[name] for name in lab.control_planes)
@@ -375,6 +377,7 @@ def test_killed(lab: Lab, planes: dict[str, ControlPlane], watch: Watch, when: s
 # --------------------------------------------------------------------------- out, and in again
 
 
+@pytest.mark.long
 def test_taken_out_it_is_kubeadms_manifest_again(lab: Lab, planes: dict[str, ControlPlane]) -> None:
     plane = planes[lab.control_planes[-1]]
     before = states(planes)
@@ -397,5 +400,6 @@ def test_every_pod_was_scheduled_all_the_while(lab: Lab, watch: Watch, witness: 
     assert watch.looks > 60 and watch.wrong == []
 
 
+@pytest.mark.long
 def test_site_has_nothing_to_do_afterwards(lab: Lab, planes: dict[str, ControlPlane]) -> None:
     lab.playbook(SITE).assert_unchanged()

@@ -79,7 +79,7 @@ def test_unknown_memory_unit(lab: Lab) -> None:
     refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=GB"), "gpushare_memory_unit")
 
 
-def test_memory_unit_that_makes_too_many_device_ids(lab: Lab) -> None:
+def test_fault_17_memory_unit_that_makes_too_many_device_ids(lab: Lab) -> None:
     """Two cards of 96 GiB in MiB are more device IDs than kubelet takes in one message."""
     node = lab.gpu_nodes[0]
     path = ROOT / lab.nodes[node]["hardware"] / "cards"

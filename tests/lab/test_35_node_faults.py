@@ -45,7 +45,7 @@ def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
         pytest.param("init:9", "driver-fails", "couldn't communicate with the NVIDIA driver", marks=pytest.mark.long),
         ("init:18", "driver-mismatch", "version mismatch"),
         pytest.param("init:999", "driver-fails", "Unknown Error", marks=pytest.mark.long),
-        ("slow:60", "driver-fails", "didn't answer within 20 s"),
+        pytest.param("slow:60", "driver-fails", "didn't answer within 20 s", marks=pytest.mark.long),
     ],
 )
 def test_a_driver_that_fails_is_named_and_changes_nothing(lab: Lab, node: str, words: str, id: str, said: str) -> None:
@@ -79,6 +79,7 @@ def test_a_runtime_that_refuses_to_start_gets_its_old_files_back(lab: Lab, node:
     lab.playbook(NODES, "--limit", node).assert_unchanged()
 
 
+@pytest.mark.long
 def test_a_full_disk_changes_nothing(lab: Lab, node: str) -> None:
     before = node_state(lab, node)
     folder = "/etc/containerd/conf.d"
@@ -99,6 +100,7 @@ def test_a_full_disk_changes_nothing(lab: Lab, node: str) -> None:
     lab.playbook(NODES, "--limit", node).assert_unchanged()
 
 
+@pytest.mark.long
 def test_a_node_that_disappears_in_the_middle_is_finished_by_the_next_run(lab: Lab, node: str) -> None:
     before = node_state(lab, node)
     container, engine = lab.nodes[node]["container"], engines.find()

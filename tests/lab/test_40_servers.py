@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from _lab import RESOURCE, Json, Lab, until
+from _pods import containers, removed, settled
 
 NAMESPACE = "lab-servers"
 TIMES = 20
@@ -17,32 +18,6 @@ TIMES = 20
 def namespace(lab: Lab) -> Iterator[str]:
     with lab.api.namespace(NAMESPACE) as name:
         yield name
-
-
-def settled(lab: Lab, namespace: str, names: list[str], seconds: float = 60) -> list[Json]:
-    """Pods that run and whose assignment the plugin has confirmed."""
-    lab.api.wait_running(namespace, names, seconds)
-
-    def story() -> list[Json]:
-        pods = [lab.api.pod(namespace, name) for name in names]
-        lab.assert_one_story(pods)
-        return pods
-
-    found: list[Json] = until(story, "annotation, checkpoint and devices agree", 30)
-    return found
-
-
-def removed(lab: Lab, namespace: str, names: list[str]) -> None:
-    for name in names:
-        lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
-    until(
-        lambda: not set(names) & {one["metadata"]["name"] for one in lab.api.pods(namespace)}, f"{names} gone", 60, 0.2
-    )
-
-
-def containers(pods: list[Json]) -> list[tuple[str, int]]:
-    """What changes when a pod is disturbed."""
-    return [(one["containerID"], one["restartCount"]) for pod in pods for one in pod["status"]["containerStatuses"]]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +34,7 @@ def tenants(lab: Lab, namespace: str) -> Iterator[list[Json]]:
     removed(lab, namespace, list(sizes))
 
 
-def test_two_pods_at_once_twenty_times(lab: Lab, namespace: str) -> None:
+def test_fault_02_two_pods_at_once_twenty_times(lab: Lab, namespace: str) -> None:
     """More than half a card each, so that each needs a card of its own, whichever kubelet serves first."""
     node, image = lab.gpu_nodes[-1], lab.image()
     units = max(card["units"] for card in lab.cards(node)) // 2 + 1
@@ -109,7 +84,7 @@ def served(lab: Lab, namespace: str, node: str) -> None:
     removed(lab, namespace, [name])
 
 
-def test_kubelet_restarted(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+def test_fault_15_kubelet_restarted(lab: Lab, namespace: str, tenants: list[Json]) -> None:
     lab.ssh(lab.gpu_nodes[0], "systemctl restart kubelet")
     undisturbed(lab, namespace, tenants)
 
@@ -135,6 +110,7 @@ def test_extender_killed(lab: Lab, namespace: str, tenants: list[Json]) -> None:
     undisturbed(lab, namespace, tenants)
 
 
+@pytest.mark.long
 def test_api_servers_away(lab: Lab, namespace: str, tenants: list[Json]) -> None:
     """Half a minute without any: what runs goes on running, and everything agrees again when they are back."""
     node = lab.gpu_nodes[0]

@@ -153,6 +153,7 @@ def test_node_that_was_cordoned_before_stays_so(lab: Lab, namespace: str, tmp_pa
     given_back(lab, node, newer)
 
 
+@pytest.mark.long
 def test_pod_that_nothing_brings_back_is_in_the_way(lab: Lab, namespace: str, tmp_path: Path) -> None:
     """Nothing of the driver is touched, the node stays cordoned, and the next run goes on."""
     node = lab.gpu_nodes[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from _lab import RESOURCE, Lab, until
 
 PLAYBOOK = "playbooks/acceptance.yml"
@@ -39,6 +40,7 @@ def units_in_use(lab: Lab) -> int:
     )
 
 
+@pytest.mark.long
 def test_a_killed_run_is_cleaned_up_by_the_next(lab: Lab) -> None:
     lab.killed_playbook(PLAYBOOK, r"^TASK .*Run the workloads", 8.0)
     assert left_behind(lab) != [], "it was killed too early or too late to show anything"

@@ -15,6 +15,8 @@ from _lab import REPORT, RESOURCE, ApiError, Json, Lab, until
 from _schedulers import Inside, processes
 from _snapshot import cluster_objects
 
+# It is brought up, killed and taken away; without kubelet the unit tests do that too.
+pytestmark = pytest.mark.long
 PLAYBOOK = "tests/lab/dedicated_scheduler.yml"
 NAMESPACE = "lab-dedicated"
 NAME = "gpushare-scheduler"

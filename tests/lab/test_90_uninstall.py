@@ -38,7 +38,7 @@ def test_it_ends_well(taken: Done) -> None:
     assert taken.rc == 0, taken.out[-8000:]
 
 
-def test_cluster_is_as_before(lab: Lab, taken: Done) -> None:
+def test_fault_16_cluster_is_as_before(lab: Lab, taken: Done) -> None:
     before = json.loads(UNTOUCHED.read_text())["before"]["objects"]
     until(lambda: "gpushare-system" not in lab.api.namespaces(), "the namespace goes")
     assert cluster_objects(lab) == before

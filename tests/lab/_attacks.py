@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a pod can try to get more of a card than it was given, and what comes of it. Pure data.
+
+test_42_attacks.py plays it on the lab; the table of docs/gpushare.md is made of it, which a unit test compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Outcome(enum.Enum):
+    """What comes of it, as the cell's words begin."""
+
+    # The container runs, and has its own cards only; none where it asks for no share.
+    FAILS = "**fails**"
+    # It has a card that it wasn't given.
+    TAKES = "sees them"
+    # It has every card of the node.
+    ALL = "sees all cards"
+    # It isn't started, and the runtime says why.
+    NO_START = "**doesn't start**"
+    # The API server refuses the pod, or lets it pass with a warning that names the container, or says nothing.
+    REFUSED = "**refused**"
+    WARNED = "**warned of**"
+    UNSEEN = "not seen"
+    # Nothing that the lab could show: said elsewhere, see ``Cell.proof``.
+    ELSEWHERE = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """
+    :param more: words after the outcome's.
+    :param proof: a unit test that shows what this lab can't.
+    """
+
+    outcome: Outcome
+    more: str = ""
+    proof: str = ""
+
+    @property
+    def words(self) -> str:
+        return self.outcome.value + self.more
+
+
+FAILS, TAKES, ALL = Cell(Outcome.FAILS), Cell(Outcome.TAKES), Cell(Outcome.ALL)
+REFUSED, UNSEEN = Cell(Outcome.REFUSED), Cell(Outcome.UNSEEN)
+NOTHING = Cell(Outcome.ELSEWHERE, "-")
+NOT_LIMITED = Cell(Outcome.ELSEWHERE, "not limited")
+CLOSED = Cell(
+    Outcome.ELSEWHERE,
+    "Event; no memory of the others",
+    "test_fault_20_a_toolkit_that_sets_nothing_and_a_pod_that_asks_for_more",
+)
+SET_BACK = Cell(
+    Outcome.ELSEWHERE,
+    "set back to its share, with an Event",
+    "test_fault_20_a_pod_that_raises_its_limit_is_put_back_by_the_plugin",
+)
+HELD = Cell(Outcome.ELSEWHERE, "held to its share", "test_fault_20_in_the_container_the_share_is_the_card")
+VOID_LAST = Cell(Outcome.FAILS, ": the specification's `void` comes last")
+BY_FROM = Cell(Outcome.REFUSED, " with `gpushare_admission_env_from: deny`, else not seen")
+UNLIMITED = Cell(Outcome.NO_START, " where the node can't limit, else starts with it")
+LIKEWISE = Cell(Outcome.FAILS, ", likewise"), Cell(Outcome.FAILS, ", likewise")
+NEITHER = Cell(Outcome.NO_START, ", likewise"), Cell(Outcome.NO_START, ", likewise")
+NAMED_WITH_A_SHARE = Cell(Outcome.ELSEWHERE, "Event, where it asks for a share", CLOSED.proof)
+MAY_UNDO = Cell(Outcome.ELSEWHERE, "may undo limits")
+
+
+@dataclasses.dataclass(frozen=True)
+class Try:
+    """A row of the table.
+
+    :param pod: what the pod does.
+    :param plays: the ways in which the lab does it (``test_42_attacks.py`` knows them by name); all end alike.
+    :param accepting: in mode ``envvar``; ``cdi`` in that mode; ``refusing`` when also the toolkit accepts nothing from
+        containers without privileges; ``policy`` with ``gpushare_admission: deny``; ``limits`` where they are enforced.
+    """
+
+    pod: str
+    plays: tuple[str, ...]
+    envvar: Cell
+    cdi: Cell
+    refusing: Cell
+    policy: Cell
+    limits: Cell
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return self.envvar, self.cdi, self.refusing, self.policy, self.limits
+
+
+COLUMNS = (
+    "the pod",
+    "`envvar`",
+    "`cdi`",
+    "`cdi` and `toolkit_accept_unprivileged: false`",
+    "with `gpushare_admission: deny`",
+    "where limits are enforced",
+)
+
+TABLE = (
+    Try(
+        "asks for a share, and sets `NVIDIA_VISIBLE_DEVICES=all`, or another card's UUID, in `env`",
+        ("share, env: all", "share, env: another"),
+        TAKES, VOID_LAST, FAILS, REFUSED, CLOSED,
+    ),
+    Try(
+        "the same, and asks for no share",
+        ("env: all", "env: another"),
+        TAKES, TAKES, FAILS, REFUSED, NOT_LIMITED,
+    ),
+    Try(
+        "asks for a share, and sets it by `envFrom`",
+        ("share, envFrom: all",),
+        TAKES, VOID_LAST, FAILS, BY_FROM, CLOSED,
+    ),
+    Try(
+        "the same, and asks for no share",
+        ("envFrom: all",),
+        TAKES, TAKES, FAILS, BY_FROM, NOT_LIMITED,
+    ),
+    Try(
+        "asks for a share, and its image sets it",
+        ("share, image: all",),
+        Cell(Outcome.FAILS, ": the plugin's value wins"), FAILS, FAILS, UNSEEN, HELD,
+    ),
+    Try(
+        "the same, and asks for no share (CUDA's images do)",
+        ("image: all",),
+        ALL, ALL, FAILS, UNSEEN, NOT_LIMITED,
+    ),
+    Try(
+        "the same, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
+        ("image: all, env: void",),
+        FAILS, FAILS, FAILS, Cell(Outcome.UNSEEN, ", may be said"), NOTHING,
+    ),
+    Try(
+        "asks for a share, and sets `NVIDIA_GPU_MEMORY_LIMIT` higher in `env`",
+        ("share, env: limit",),
+        UNLIMITED, *NEITHER, REFUSED, SET_BACK,
+    ),
+    Try(
+        "the same by `envFrom`",
+        ("share, envFrom: limit",),
+        UNLIMITED, *NEITHER, BY_FROM, SET_BACK,
+    ),
+    Try(
+        "the same in its image",
+        ("share, image: limit",),
+        Cell(Outcome.NO_START, " where the node can't limit, else the plugin's value wins"), *NEITHER, UNSEEN, HELD,
+    ),
+    Try(
+        "mounts `/dev/null` under `/var/run/nvidia-container-devices`",
+        ("share, mount", "mount"),
+        Cell(Outcome.FAILS, " unless the toolkit accepts volume mounts"), *LIKEWISE, REFUSED, NAMED_WITH_A_SHARE,
+    ),
+    Try(
+        "has an annotation `cdi.k8s.io/…` or `nvidia.cdi.k8s.io/…`",
+        ("share, annotation", "annotation"),
+        Cell(Outcome.FAILS, " unless the runtime passes it on, or an NRI plugin reads it"), *LIKEWISE,
+        Cell(Outcome.REFUSED, ", later changes too"), NAMED_WITH_A_SHARE,
+    ),
+    Try(
+        "is debugged (`kubectl debug`) with such a variable",
+        ("debug: all",),
+        TAKES, TAKES, FAILS, REFUSED, NOT_LIMITED,
+    ),
+    Try(
+        "mounts the node's `/dev`",
+        ("share, /dev",),
+        Cell(Outcome.FAILS, ": it may open its own card's devices only"), FAILS, FAILS, UNSEEN, HELD,
+    ),
+    Try(
+        "has `SYS_ADMIN`, asks for no share, and sets `NVIDIA_VISIBLE_DEVICES` in `env`",
+        ("env: all, SYS_ADMIN",),
+        TAKES, TAKES, TAKES, REFUSED, NOT_LIMITED,
+    ),
+    Try(
+        "has `SYS_ADMIN`, asks for a share, and sets it likewise",
+        ("share, env: all, SYS_ADMIN",),
+        TAKES, VOID_LAST, VOID_LAST, REFUSED, MAY_UNDO,
+    ),
+    Try(
+        "is privileged, and asks for a share",
+        ("share, privileged",),
+        ALL, ALL, ALL, Cell(Outcome.WARNED, " by name: no share holds it"), MAY_UNDO,
+    ),
+    Try(
+        "mounts a container runtime's socket",
+        (),
+        *(3 * (Cell(Outcome.ELSEWHERE, "owns the node"),)),
+        UNSEEN, NOTHING,
+    ),
+)  # fmt: skip
+
+
+def page() -> list[str]:
+    """The lines of the table, as docs/gpushare.md has them."""
+    rows = [COLUMNS, *((one.pod, *(cell.words for cell in one.cells)) for one in TABLE)]
+    head, *lines = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|" + "---|" * len(COLUMNS), *lines]

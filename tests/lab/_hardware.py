@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cards of a node, changed under its driver: more of them, and faults."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from _lab import ROOT, Lab, until
+from _pods import announced, restarted_plugin
+
+from lab import hardware
+
+MODULE = "/usr/lib/nvidia-sim/nvidia-sim"
+
+
+@dataclasses.dataclass(frozen=True)
+class More:
+    """A card to be put in beside those that the lab has.
+
+    :param minor: of its device node.
+    """
+
+    index: int
+    minor: int
+    mib: int
+    name: str
+
+    def line(self, node: str) -> str:
+        facts = {
+            "uuid": hardware.card_uuid(node, self.index),
+            "minor": self.minor,
+            "memory": self.mib,
+            "bus": hardware.bus_address(self.index),
+            "name": self.name,
+        }
+        return f"card {self.index} " + " ".join(f"{key}={value}" for key, value in facts.items()) + "\n"
+
+
+@contextlib.contextmanager
+def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
+    """A fault of the simulated driver while it lasts. The file is written in place: containers hold on to it."""
+    path = ROOT / lab.nodes[node]["hardware"] / "cards"
+    healthy = path.read_text()
+    try:
+        path.write_text(f"{healthy}fault {words}\n")
+        yield
+    finally:
+        path.write_text(healthy)
+
+
+@contextlib.contextmanager
+def more_cards(lab: Lab, node: str, cards: Sequence[More]) -> Iterator[None]:
+    """Further cards in a node. The device plugin's container is made anew, for it has the device nodes of its start."""
+    path = ROOT / lab.nodes[node]["hardware"] / "cards"
+    before, had = path.read_text(), lab.cards(node)
+    try:
+        path.write_text(before + "".join(one.line(node) for one in cards))
+        lab.ssh(node, f"{MODULE} start")
+        restarted_plugin(lab, node)
+        until(lambda: announced(lab, node, len(had) + len(cards)), "all cards announced", 60)
+        yield
+    finally:
+        path.write_text(before)
+        # What the module has shown of them, and its own note of that.
+        lines = []
+        for one in cards:
+            device = f"/dev/nvidia{one.minor}"
+            lines.append(f"rm -rf {device} /run/nvidia-sim/proc/nvidia/gpus/{hardware.bus_address(one.index)}")
+            lines.append(f"sed -i '\\#^{device}$#d' /run/nvidia-sim/devices")
+        lab.ssh(node, "; ".join(lines))
+        restarted_plugin(lab, node)
+        until(lambda: announced(lab, node, len(had)) and lab.cards(node) == had, "the cards as before", 60)

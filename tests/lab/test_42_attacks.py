@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pods that try to get more of a card than they were given: kubelet, containerd and NVIDIA's runtime as they are.
+
+Each way in which pods come to their cards is set up once; what is tried, and what must come of it, is in _attacks.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from _attacks import BY_FROM, TABLE, Outcome, Try
+from _greedy import images
+from _lab import ApiError, Json, Lab, indices_of, until
+from _pods import STRATEGIC, announced, body, container, create, plugin, pods, removed, units_of
+
+PLAYBOOK = "tests/lab/injection.yml"
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+VISIBLE, LIMIT = "NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_LIMIT"
+# More than any card has.
+TOO_MUCH = "999999"
+DEBUGGED, PARAMETER = "debug: all", "?dryRun=All"
+DEV = "/node-dev"
+
+
+# --------------------------------------------------------------------------- what is tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What a try is made of.
+
+    :param another: the UUID of the node's last card; pods that ask for a share get its first one.
+    :param images: names by the variable that is set in them.
+    """
+
+    lab: Lab
+    node: str
+    another: str
+    images: Mapping[str, str]
+
+    def pod(
+        self,
+        share: bool,
+        env: Mapping[str, str] | None = None,
+        maps: str = "",
+        image: str = "",
+        context: Json | None = None,
+        annotations: Mapping[str, str] | None = None,
+        mount: tuple[str, str] | None = None,
+    ) -> Json:
+        """A pod of one container, named when it is made.
+
+        :param maps: a ConfigMap whose variables it takes. :param mount: path on the node, and in the container.
+        """
+        more: dict[str, Any] = {}
+        spec: dict[str, Any] = {"restartPolicy": "Never"}
+        if env:
+            more["env"] = [{"name": name, "value": value} for name, value in env.items()]
+        if maps:
+            more["envFrom"] = [{"configMapRef": {"name": maps}}]
+        if image:
+            more["image"] = self.images[image]
+        if context:
+            more["securityContext"] = context
+        if mount:
+            spec["volumes"] = [{"name": "v", "hostPath": {"path": mount[0]}}]
+            more["volumeMounts"] = [{"name": "v", "mountPath": mount[1]}]
+        made = container(self.lab, int(share), **more)
+        return body("", made, node=self.node, annotations=annotations, **spec)
+
+
+ADMIN = {"capabilities": {"add": ["SYS_ADMIN"]}}
+NULL = ("/dev/null", "/var/run/nvidia-container-devices/all")
+CDI = {"cdi.k8s.io/greedy": "nvidia.com/gpu=all"}
+PLAYS: dict[str, Callable[[Scene], Json]] = {
+    "share, env: all": lambda scene: scene.pod(True, {VISIBLE: "all"}),
+    "share, env: another": lambda scene: scene.pod(True, {VISIBLE: scene.another}),
+    "env: all": lambda scene: scene.pod(False, {VISIBLE: "all"}),
+    "env: another": lambda scene: scene.pod(False, {VISIBLE: scene.another}),
+    "share, envFrom: all": lambda scene: scene.pod(True, maps="all"),
+    "envFrom: all": lambda scene: scene.pod(False, maps="all"),
+    "share, image: all": lambda scene: scene.pod(True, image="all"),
+    "image: all": lambda scene: scene.pod(False, image="all"),
+    "image: all, env: void": lambda scene: scene.pod(False, {VISIBLE: "void"}, image="all"),
+    "share, env: limit": lambda scene: scene.pod(True, {LIMIT: TOO_MUCH}),
+    "share, envFrom: limit": lambda scene: scene.pod(True, maps="limit"),
+    "share, image: limit": lambda scene: scene.pod(True, image="limit"),
+    "share, mount": lambda scene: scene.pod(True, mount=NULL),
+    "mount": lambda scene: scene.pod(False, mount=NULL),
+    "share, annotation": lambda scene: scene.pod(True, annotations=CDI),
+    "annotation": lambda scene: scene.pod(False, annotations=CDI),
+    # The pod is harmless: what is added to it isn't.
+    "debug: all": lambda scene: scene.pod(False),
+    "share, /dev": lambda scene: scene.pod(True, mount=("/dev", DEV)),
+    "env: all, SYS_ADMIN": lambda scene: scene.pod(False, {VISIBLE: "all"}, context=ADMIN),
+    "share, env: all, SYS_ADMIN": lambda scene: scene.pod(True, {VISIBLE: "all"}, context=ADMIN),
+    "share, privileged": lambda scene: scene.pod(True, context={"privileged": True}),
+}
+MAPS = {"all": {VISIBLE: "all"}, "limit": {LIMIT: TOO_MUCH}}
+
+
+def named(play: str) -> str:
+    return "try-" + re.sub(r"[^a-z]+", "-", play.lower()).strip("-")
+
+
+def debugger(lab: Lab) -> Json:
+    """What ``kubectl debug`` adds to a pod."""
+    one = container(lab, 0, "debugger", env=[{"name": VISIBLE, "value": "all"}])
+    return {"spec": {"ephemeralContainers": [one]}}
+
+
+# --------------------------------------------------------------------------- what comes of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """
+    :param started: whether its container ran; else ``said`` is why not.
+    :param seen: N of each /dev/nvidiaN that its processes have, ``own`` of those that it was given.
+    :param warnings: what the API server said of our policies when it was made.
+    """
+
+    started: bool
+    said: str
+    seen: frozenset[int]
+    own: frozenset[int]
+    warnings: tuple[str, ...]
+
+
+def ours(lab: Lab) -> tuple[str, ...]:
+    """The last answer's warnings of our policies."""
+    return tuple(one for one in lab.api.warnings if "gpushare-" in one)
+
+
+def visible(lab: Lab, node: str) -> dict[str, set[int]]:
+    """Minors of the cards' device nodes that the sleeping processes of each pod (UID) have, looked at from the node."""
+    script = (
+        "for p in /proc/[0-9]*; do"
+        ' [ "$(cat $p/comm 2>/dev/null)" = sleep ] || continue;'
+        " u=$(grep -o 'pod[0-9a-f]\\{8\\}[_-][0-9a-f_-]\\{27\\}' $p/cgroup 2>/dev/null | head -n 1);"
+        ' [ -z "$u" ] || echo "$u $(cd $p/root/dev && echo nvidia[0-9]*)"; done; true'
+    )
+    found: dict[str, set[int]] = {}
+    for line in lab.ssh(node, script).splitlines():
+        uid, *words = line.split()
+        minors = {int(word[6:]) for word in words if word[6:].isdigit()}
+        found.setdefault(uid.removeprefix("pod").replace("_", "-"), set()).update(minors)
+    return found
+
+
+def openable(lab: Lab, namespace: str, name: str, minors: Sequence[int]) -> set[int]:
+    """Of the node's devices, mounted as they are, those that a container's control group lets it open.
+
+    There is no driver behind them here, so that opening one that it may open ends otherwise.
+    """
+    found = set()
+    for minor in minors:
+        said = lab.inside(namespace, name, "c0", "sh", "-c", f": <{DEV}/nvidia{minor}", check=False)
+        assert "Operation not permitted" in said or "No such device" in said, said
+        if "No such device" in said:
+            found.add(minor)
+    return found
+
+
+def words_of(pod: Json) -> str:
+    """Why a pod's containers don't run."""
+    texts = []
+    for one in pod["status"].get("containerStatuses", []):
+        texts += [str(state.get("message", "")) for state in one["state"].values()]
+    return " ".join(filter(None, texts))
+
+
+def started(pod: Json) -> bool | None:
+    """Whether its containers run; None where that isn't certain yet."""
+    statuses = [
+        one for field in ("containerStatuses", "ephemeralContainerStatuses") for one in pod["status"].get(field, [])
+    ]
+    wanted = len(pod["spec"]["containers"]) + len(pod["spec"].get("ephemeralContainers", []))
+    if len(statuses) == wanted and all("running" in one["state"] for one in statuses):
+        return True
+    return False if "hook" in words_of(pod) or pod["status"].get("phase") == "Failed" else None
+
+
+def played(lab: Lab, scene: Scene) -> dict[str, Result]:
+    """All tries at once, in a namespace of their own."""
+    cards = lab.cards(scene.node)
+    minors = {card["index"]: card["minor"] for card in cards}
+    warnings = {}
+    with lab.api.namespace("lab-attacks") as space:
+        for name, data in MAPS.items():
+            lab.api.call("POST", f"/api/v1/namespaces/{space}/configmaps", {"metadata": {"name": name}, "data": data})
+        for play, make in PLAYS.items():
+            wanted = make(scene)
+            wanted["metadata"]["name"] = named(play)
+            create(lab, space, wanted)
+            warnings[play] = ours(lab)
+        target = f"/api/v1/namespaces/{space}/pods/{named(DEBUGGED)}/ephemeralcontainers"
+        lab.api.call("PATCH", target, debugger(lab), STRATEGIC)
+        warnings[DEBUGGED] = ours(lab)
+
+        def decided() -> dict[str, Json]:
+            found = {one["metadata"]["name"]: one for one in lab.api.pods(space)}
+            for play in PLAYS:
+                pod = found[named(play)]
+                assert started(pod) is not None, f"{play}: {pod['status']}"
+                if units_of(pod) and started(pod):
+                    assert pod["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", play
+            return found
+
+        found: dict[str, Json] = until(decided, "each of them runs, or doesn't", 120, 1)
+        looked = visible(lab, scene.node)
+        results = {}
+        for play in PLAYS:
+            pod = found[named(play)]
+            own = frozenset(minors[index] for index in indices_of(pod)) if units_of(pod) else frozenset()
+            seen = looked.get(pod["metadata"]["uid"], set())
+            if any(one.get("hostPath", {}).get("path") == "/dev" for one in pod["spec"].get("volumes", [])):
+                seen = seen | openable(lab, space, pod["metadata"]["name"], list(minors.values()))
+            runs = bool(started(pod))
+            results[play] = Result(runs, words_of(pod), frozenset(seen), own, warnings[play])
+        return results
+
+
+# --------------------------------------------------------------------------- the ways to a card
+
+
+def specified(lab: Lab) -> None:
+    """A CDI specification on each GPU node, as NVIDIA's nvidia-cdi-refresh.service makes it."""
+    for node in lab.gpu_nodes:
+        output = f"NVIDIA_CTK_CDI_OUTPUT_FILE_PATH={SPECIFICATION}"
+        lab.ssh(node, f"mkdir -p {SPECIFICATION.rpartition('/')[0]} && {output} nvidia-ctk cdi generate")
+
+
+def unspecified(lab: Lab) -> None:
+    for node in lab.gpu_nodes:
+        lab.ssh(node, f"rm -f {SPECIFICATION}")
+
+
+def uses(lab: Lab, node: str, way: str) -> bool:
+    """Whether the plugin says that pods get their cards so, and everything is announced."""
+    address = plugin(lab, node)["status"]["podIP"]
+    text = lab.ssh(node, f"curl -sf -m 5 http://{address}:9445/metrics")
+    now = re.findall(r'^gpushare_plugin_device_injection\{.*mode="(\w+)".*\} 1\.0$', text, re.MULTILINE)
+    assert now == [way], f"{node}: {now}"
+    return announced(lab, node, len(lab.cards(node)))
+
+
+def configured(lab: Lab, way: str, *variables: str) -> None:
+    """The roles' work with these variables, and the plugins at work with them."""
+    done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
+    assert done.rc == 0, done.out[-8000:]
+    for node in lab.gpu_nodes:
+        until(lambda node=node: uses(lab, node, way), f"{way} on {node}", 60)
+
+
+@pytest.fixture(scope="module")
+def site(lab: Lab) -> Iterator[None]:
+    """Everything is as site.yml had left it afterwards."""
+    try:
+        yield
+    finally:
+        unspecified(lab)
+        if "--device-injection=auto" in plugin(lab, lab.gpu_nodes[0])["spec"]["containers"][0]["command"]:
+            for node in lab.gpu_nodes:
+                until(lambda node=node: uses(lab, node, "envvar"), f"envvar on {node}", 60)
+        else:
+            configured(lab, "envvar")
+
+
+@pytest.fixture(scope="module")
+def scene(lab: Lab, site: None) -> Iterator[Scene]:
+    node = lab.gpu_nodes[-1]
+    cards = lab.cards(node)
+    with images(lab, node, {"all": f"{VISIBLE}=all", "limit": f"{LIMIT}={TOO_MUCH}"}) as names:
+        yield Scene(lab, node, cards[-1]["uuid"], names)
+
+
+def by_environment(lab: Lab) -> None:
+    """What ``auto`` comes to where nobody has made a CDI specification, as in this lab."""
+    for node in lab.gpu_nodes:
+        until(lambda node=node: uses(lab, node, "envvar"), f"envvar on {node}", 60)
+        assert "by envvar: no CDI specification in /etc/cdi or /var/run/cdi" in lab.log(plugin(lab, node))
+
+
+def by_cdi(lab: Lab) -> None:
+    """What ``auto`` comes to as soon as there is one, without anybody's doing."""
+    specified(lab)
+    for node in lab.gpu_nodes:
+        until(lambda node=node: uses(lab, node, "cdi"), f"cdi on {node}", 60)
+
+
+def refusing(lab: Lab) -> None:
+    specified(lab)
+    configured(lab, "cdi", "gpushare_device_injection=cdi", "toolkit_accept_unprivileged=false")
+
+
+MODES: dict[str, Callable[[Lab], None]] = {"envvar": by_environment, "cdi": by_cdi, "refusing": refusing}
+# What the roles have to change, and to put back, takes minutes.
+IN_ORDER = ("envvar", "cdi", pytest.param("refusing", marks=pytest.mark.long))
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    mode: str
+    honest: Mapping[str, list[str]]
+    results: Mapping[str, Result]
+
+
+@pytest.fixture(scope="module", params=IN_ORDER)
+def mode(lab: Lab, scene: Scene, request: pytest.FixtureRequest) -> Played:
+    MODES[request.param](lab)
+    return Played(request.param, honest(lab, scene.node), played(lab, scene))
+
+
+def honest(lab: Lab, node: str) -> dict[str, list[str]]:
+    """The UUIDs that nvidia-smi lists in the containers of pods that try nothing; the story of each is one."""
+    several = {"kubegpu.share/card-count": "2"}
+    wanted = [
+        body("one", container(lab, 1), node=node),
+        body("two", container(lab, 2, "c0"), container(lab, 1, "c1"), node=node),
+        body("wide", container(lab, 2), node=node, annotations=several),
+        body("none", container(lab), node=node),
+    ]
+    listed = {}
+    with lab.api.namespace("lab-honest") as space:
+        create(lab, space, wanted[-1])
+        with pods(lab, space, *wanted[:-1]) as found:
+            lab.api.wait_running(space, ["none"])
+            cards = {card["index"]: card["uuid"] for card in lab.cards(node)}
+            for pod in found:
+                expected = sorted(cards[index] for index in indices_of(pod))
+                for one in pod["spec"]["containers"]:
+                    name = pod["metadata"]["name"]
+                    said = lab.inside(space, name, one["name"], "nvidia-smi", "-L")
+                    got = sorted(re.findall(r"UUID: (GPU-[0-9a-f-]+)", said))
+                    assert got == expected, f"{name}/{one['name']}: {said}"
+                    listed[f"{name}/{one['name']}"] = got
+            seen = visible(lab, node).get(lab.api.pod(space, "none")["metadata"]["uid"])
+            assert seen == set(), f"a pod that asks for nothing sees {seen}"
+        removed(lab, space, ["none"])
+    return listed
+
+
+# --------------------------------------------------------------------------- the tests
+
+
+def test_pods_that_try_nothing_see_their_own_cards(mode: Played) -> None:
+    assert {name: len(uuids) for name, uuids in mode.honest.items()} == {
+        "one/c0": 1,
+        "two/c0": 1,
+        "two/c1": 1,
+        "wide/c0": 2,
+    }
+
+
+@pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
+def test_what_comes_of_it(lab: Lab, scene: Scene, mode: Played, row: Try, play: str) -> None:
+    result, outcome = mode.results[play], getattr(row, mode.mode).outcome
+    every = {card["minor"] for card in lab.cards(scene.node)}
+    if outcome is Outcome.NO_START:
+        assert not result.started and "hook" in result.said, result
+    else:
+        assert result.started, result
+    if outcome is Outcome.FAILS:
+        assert result.seen == result.own, result
+    elif outcome is Outcome.TAKES:
+        assert result.seen - result.own, result
+    elif outcome is Outcome.ALL:
+        assert result.seen == every, result
+    # The policy only warns here, as it does unless it is told otherwise; of what it would refuse or warn of then.
+    warned_of = row.policy.outcome in (Outcome.REFUSED, Outcome.WARNED) and row.policy is not BY_FROM
+    assert bool(result.warnings) == warned_of, result
+
+
+@pytest.mark.long
+def test_cdi_that_is_asked_for_gives_no_card_that_no_specification_names(lab: Lab, site: None) -> None:
+    node = lab.gpu_nodes[0]
+    # The last of the modes above, unless this test is run alone.
+    if "--device-injection=cdi" not in plugin(lab, node)["spec"]["containers"][0]["command"]:
+        refusing(lab)
+    lab.ssh(node, f"mv {SPECIFICATION} /root/nvidia.yaml")
+    try:
+
+        def refused() -> bool:
+            cards = lab.cards(node)
+            assert all("no CDI specification" in card.get("reason", "") for card in cards), cards
+            return lab.allocatable(node) == 0
+
+        until(refused, "no card is given away", 60)
+    finally:
+        lab.ssh(node, f"mv /root/nvidia.yaml {SPECIFICATION}")
+    until(lambda: uses(lab, node, "cdi"), "the cards again", 60)
+
+
+def test_the_toolkit_refuses_no_pod_its_card(lab: Lab, site: None) -> None:
+    """Without CDI nobody would get a card any more; the role doesn't do that."""
+    variables = ("gpushare_device_injection=envvar", "toolkit_accept_unprivileged=false")
+    done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
+    assert done.rc != 0 and "set gpushare_device_injection to cdi" in done.out, done.out[-4000:]
+    assert not any(sums["changed"] for sums in done.recap.values()), done.recap
+
+
+# --------------------------------------------------------------------------- with the policy
+
+
+@pytest.fixture(scope="module")
+def denying(lab: Lab, scene: Scene) -> Iterator[str]:
+    """A namespace whose pods the policy judges. The environment is asked for, though there are CDI specifications."""
+    specified(lab)
+    configured(
+        lab,
+        "envvar",
+        "gpushare_device_injection=envvar",
+        "gpushare_admission=deny",
+        "gpushare_admission_env_from=deny",
+    )
+    with lab.api.namespace("lab-policy") as space:
+        create(lab, space, {**scene.pod(False), "metadata": {"name": named(DEBUGGED)}})
+        until(lambda: refusal(lab, scene, space, "env: all"), "the policy is known", 60)
+        yield space
+
+
+def refusal(lab: Lab, scene: Scene, space: str, play: str) -> str:
+    """Why the API server refuses a pod; empty where it doesn't."""
+    path = f"/api/v1/namespaces/{space}/pods"
+    try:
+        if play == DEBUGGED:
+            target = f"{path}/{named(play)}/ephemeralcontainers{PARAMETER}"
+            lab.api.call("PATCH", target, debugger(lab), STRATEGIC)
+        else:
+            wanted = PLAYS[play](scene)
+            wanted["metadata"]["name"] = named(play)
+            lab.api.call("POST", path + PARAMETER, wanted)
+    except ApiError as error:
+        assert error.status == 403, error
+        return str(error)
+    return ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
+def test_what_the_policy_says(lab: Lab, scene: Scene, denying: str, row: Try, play: str) -> None:
+    said, warnings = refusal(lab, scene, denying, play), ours(lab)
+    if row.policy.outcome is Outcome.REFUSED:
+        who = "cdi.k8s.io/greedy" if "annotation" in play else "debugger" if play == DEBUGGED else "container c0"
+        assert who in said, said or "it passes"
+    else:
+        assert not said, said
+        assert bool(warnings) == (row.policy.outcome is Outcome.WARNED), warnings
+        assert all("container c0 may do everything on its node" in one for one in warnings), warnings
+
+
+@pytest.mark.long
+def test_the_environment_is_used_where_it_is_asked_for(lab: Lab, scene: Scene, denying: str) -> None:
+    assert set(honest(lab, scene.node)) == {"one/c0", "two/c0", "two/c1", "wide/c0"}
