@@ -2,9 +2,11 @@
 """How fast the extender filters, and what it holds in memory, on a large cluster: 1,000 nodes of 8 cards, 20,000 pods.
 
 The extender runs as its own process against an API server of this script's, so its memory is its own; it is asked over
-HTTP as kube-scheduler asks, and, by the same requests, in this process without HTTP. Three loads: every node has room,
-none has (a reason for each of the 1,000 in the answer), half have. Times are those of the clock, so run it on a quiet
-machine; "cpu" is what one request takes of a processor, which other load hardly changes.
+HTTP as kube-scheduler asks, and, by the same requests, in this process without HTTP. Three loads of ordinary pods:
+every node has room, none has (a reason for each of the 1,000 in the answer), half have. Three of others: a pod of two
+cards, one that names a model, and one of a high priority, for which others might have to go. Last, how long it takes to
+find the victims of a preemption on 100 nodes, as many as kube-scheduler offers. Times are those of the clock, so run it
+on a quiet machine; "cpu" is what one request takes of a processor, which other load hardly changes.
 
     PYTHONPATH=images/gpushare/src python bench/extender_filter.py [--nodes N] [--cards N] [--pods N] [--requests N]
 """
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "images" / "gpushar
 from gpushare import contract
 from gpushare.extender_bind import Outcome
 from gpushare.extender_http import Api, Metrics
+from gpushare.extender_preempt import Preemption, Victims
 from gpushare.extender_state import State, node_row, pod_row
 from gpushare.service import Request
 from prometheus_client import CollectorRegistry
@@ -44,7 +47,14 @@ FILLER = "x" * 2500
 
 def node(number: int, cards: int) -> Json:
     listed = [
-        contract.Card(index, f"GPU-{number:08x}-0000-0000-0000-{index:012x}", index, CARD_UNITS * 1024, CARD_UNITS)
+        contract.Card(
+            index,
+            f"GPU-{number:08x}-0000-0000-0000-{index:012x}",
+            index,
+            CARD_UNITS * 1024,
+            CARD_UNITS,
+            model="NVIDIA H100 80GB HBM3" if number % 3 else "NVIDIA A100-SXM4-80GB",
+        )
         for index in range(cards)
     ]
     return {
@@ -80,12 +90,45 @@ def pod(number: int, nodes: int, cards: int) -> Json:
     }
 
 
-def wanted(units: int, nodes: int) -> bytes:
-    """A scheduler's request; its pod is of an ordinary size."""
-    asking = pod(10**6, nodes, 1)
-    asking["spec"] = {"containers": [{"name": "main", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}]}
+def asking(units: int, nodes: int, priority: int = 0, **wishes: str) -> Json:
+    """A pod that waits, of an ordinary size."""
+    waiting = pod(10**6, nodes, 1)
+    waiting["metadata"]["annotations"] = {"filler": FILLER, **wishes}
+    container = {"name": "main", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}
+    waiting["spec"] = {"containers": [container], "priority": priority}
+    return waiting
+
+
+def wanted(waiting: Json, nodes: int) -> bytes:
+    """A scheduler's request."""
     names = [f"gpu-node-{number:04d}" for number in range(nodes)]
-    return json.dumps({"Pod": asking, "Nodes": None, "NodeNames": names}).encode()
+    return json.dumps({"Pod": waiting, "Nodes": None, "NodeNames": names}).encode()
+
+
+def victims(state: State, nodes: int, requests: int) -> tuple[list[float], int]:
+    """Times in ms of a preemption's answer for 100 nodes, and on how many nodes it names victims."""
+
+    class Allowing:
+        """An API that would let everybody be evicted."""
+
+        def post(self, _path: str, _body: Json) -> Json:
+            return {}
+
+    allowing: Any = Allowing()
+    preemption = Preemption(allowing, state, allowing)
+    high = asking(70, nodes, priority=1000)
+    offered = {}
+    for number in range(0, min(nodes, 200), 2):
+        name = f"gpu-node-{number:04d}"
+        offered[name] = Victims(tuple(row.uid for row in state.evictable(name)[:3]), 0)
+    times = []
+    answer: dict[str, Victims] = {}
+    for _round in range(requests):
+        began = time.perf_counter()
+        answer = preemption.answer(high, contract.wish(high), offered)
+        times.append((time.perf_counter() - began) * 1000)
+        state.unclaim(contract.pod_uid(high))
+    return sorted(times), len(answer)
 
 
 def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
@@ -103,9 +146,16 @@ def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
                 self.send_response(200)
                 self.end_headers()
                 threading.Event().wait()
+            if "limit" not in query:
+                # Of the pods that wait, none is there any more.
+                self.send_error(404)
+                return
             start, limit = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
             pods = split.path.endswith("/pods")
             total = options.pods if pods else options.nodes
+            if "labelSelector" in query:
+                # No pod has anything claimed for it.
+                total = 0
             stop = min(total, start + limit)
             items = [
                 pod(number, options.nodes, options.cards) if pods else node(number, options.cards)
@@ -183,7 +233,7 @@ def report(what: str, times: list[float], taken: float, answer: Json) -> None:
     passed, refused = len(answer["NodeNames"]), len(answer["FailedNodes"]) + len(answer["FailedAndUnresolvableNodes"])
     middle, late, last = times[len(times) // 2], times[int(len(times) * 0.99)], times[-1]
     print(
-        f"{what:<32} cpu {taken:5.2f}  p50 {middle:6.2f}  p99 {late:6.2f}  max {last:6.2f} ms"
+        f"{what:<40} cpu {taken:5.2f}  p50 {middle:6.2f}  p99 {late:6.2f}  max {last:6.2f} ms"
         f"   {passed} pass, {refused} refused"
     )
 
@@ -195,11 +245,15 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=20000)
     parser.add_argument("--requests", type=int, default=1000)
     options = parser.parse_args()
-    loads = {
-        "every node has room": wanted(1, options.nodes),
-        "half of the nodes have": wanted(60, options.nodes),
-        "no node has": wanted(79, options.nodes),
+    pods = {
+        "every node has room": asking(1, options.nodes),
+        "half of the nodes have": asking(60, options.nodes),
+        "no node has": asking(79, options.nodes),
+        "two cards": asking(120, options.nodes, **{contract.POD_CARD_COUNT: "2"}),
+        "a model": asking(60, options.nodes, **{contract.POD_MODELS: "*H100*"}),
+        "high priority, no node has": asking(79, options.nodes, priority=1000),
     }
+    loads = {name: wanted(waiting, options.nodes) for name, waiting in pods.items()}
     print(f"{options.nodes} nodes x {options.cards} cards, {options.pods} pods; load {os.getloadavg()[0]:.1f}\n")
 
     with tempfile.TemporaryDirectory() as folder:
@@ -230,6 +284,8 @@ def main() -> None:
         request = Request("POST", "/filter", "", {}, body)
         ask = functools.partial(lambda request: handler(request).body, request)
         report(f"in process, {name}", *timed(ask, options.requests, os.getpid()))
+    times, found = victims(state, options.nodes, max(1, options.requests // 20))
+    print(f"\nvictims on {found} of 100 nodes: p50 {times[len(times) // 2]:.0f}  max {times[-1]:.0f} ms")
 
 
 if __name__ == "__main__":

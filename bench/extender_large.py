@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The extender on large clusters: time to ready, memory, CPU at rest, filter while it is scraped, and its bind rate.
+
+1,000 nodes of 8 cards with 20,000 pods, then 5,000 with 100,000: what the API lists is recorded (made once, kept as
+bytes), by a process of its own, so that its work isn't the extender's. Then a real kube-apiserver, to which the
+same clients bind pods directly and through the extender, in turns: what the extender costs of the API server's pace.
+
+    python bench/extender_large.py [--nodes N] [--pods N] [--factor N] [--seconds N] [--binds N] [--clients N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from processes import NoNumber, Server, account_of, cpu_for, every, memory, p99, percentiles, service_account, verdict
+
+from extender_filter import node, pod, wanted  # isort: skip
+from gpushare import contract
+from gpushare.kube import Kube, KubeError, from_environment
+
+CARDS = 8
+READY_SECONDS, MEMORY_MB, FILTER_MS = 5.0, 100.0, 3.0
+FILTER = f"{contract.EXTENDER_PREFIX}/filter"
+BIND = f"{contract.EXTENDER_PREFIX}/bind"
+
+
+# --------------------------------------------------------------------------- what was recorded
+
+
+def serve(nodes: int, pods: int, folder: Path) -> None:
+    """List nodes and pods, page by page; watches stay silent. Makes an account in the folder; ends with its pipe."""
+    recorded = {
+        "/api/v1/nodes": [json.dumps(node(number, CARDS)).encode() for number in range(nodes)],
+        "/api/v1/pods": [json.dumps(pod(number, nodes, CARDS)).encode() for number in range(pods)],
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            split = urlsplit(self.path)
+            query = parse_qs(split.query)
+            if "watch" in query:
+                self.send_response(200)
+                self.end_headers()
+                threading.Event().wait()
+            # No pod has anything claimed for it.
+            items = [] if "labelSelector" in query else recorded.get(split.path, [])
+            start = int(query.get("continue", ["0"])[0])
+            stop = min(len(items), start + int(query.get("limit", ["500"])[0]))
+            more = b',"continue":"%d"' % stop if stop < len(items) else b""
+            self.answer(b'{"metadata":{"resourceVersion":"1"%s},"items":[%s]}' % (more, b",".join(items[start:stop])))
+
+        def do_POST(self) -> None:
+            # What an extender tries out at its start succeeds.
+            self.answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+        do_PUT = do_PATCH = do_DELETE = do_POST
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    print(service_account(folder, server), flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+
+
+@contextlib.contextmanager
+def recorded_api(nodes: int, pods: int, folder: Path) -> Iterator[Path]:
+    """The service account of such a server."""
+    command = [sys.executable, __file__, f"--serve={folder}", f"--nodes={nodes}", f"--pods={pods}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        account = process.stdout.readline().strip()
+        if not account:
+            raise NoNumber("the recorded API server doesn't start.")
+        try:
+            yield Path(account)
+        finally:
+            process.stdin.close()
+
+
+def extender(account: Path) -> Server:
+    return Server("gpushare.extender", "--port=0", account=account)
+
+
+class Asker:
+    """A client with one connection, as kube-scheduler keeps it."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+        self._connection.request(method, path, body or None, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            raise NoNumber(f"{path} answers {answer.status}: {data[:300].decode(errors='replace')}")
+        return data
+
+    def timed(self, body: bytes, requests: int) -> list[float]:
+        times = []
+        for _request in range(requests):
+            began = time.perf_counter()
+            self.ask("POST", FILTER, body)
+            times.append(time.perf_counter() - began)
+        return times
+
+
+def large(nodes: int, pods: int, seconds: float, requests: int) -> tuple[float, float, float]:
+    """One size; gives the seconds to ready, the MB resident and the 99th percentile of filter in seconds."""
+    print(f"\n{nodes:,} nodes x {CARDS} cards, {pods:,} pods")
+    with (
+        tempfile.TemporaryDirectory() as name,
+        recorded_api(nodes, pods, Path(name)) as account,
+        extender(account) as server,
+    ):
+        port = int(server.wait_for("serving")["port"])
+        server.wait_for("ready")
+        ready = time.perf_counter() - server.began
+        asker, scraper = Asker(port), Asker(port)
+        while True:
+            with contextlib.suppress(NoNumber):
+                asker.ask("GET", "/readyz")
+                break
+            time.sleep(0.02)
+        print(f"  ready                        after {ready:.1f} s")
+        held, most = memory(server.pid), memory(server.pid, "VmHWM")
+        print(f"  memory                       {held:.0f} MB, {most:.0f} MB at most")
+        silent = cpu_for(server.pid, seconds)
+        with every(10, lambda: scraper.ask("GET", "/readyz")):
+            probed = cpu_for(server.pid, seconds)
+        with every(15, lambda: scraper.ask("GET", "/metrics")):
+            scraped = cpu_for(server.pid, max(seconds, 31))
+        print(
+            f"  CPU at rest                  {silent:.2%} of a core; {probed:.2%} with kubelet's probes, "
+            f"{scraped:.2%} with a scrape every 15 s"
+        )
+        began = time.perf_counter()
+        size = len(scraper.ask("GET", "/metrics"))
+        print(f"  a scrape                     {(time.perf_counter() - began) * 1000:.0f} ms, {size / 1e6:.1f} MB")
+        late = 0.0
+        for what, units in (("every node has room", 1), ("half have", 60), ("none has", 79)):
+            body = wanted(units, nodes)
+            asker.timed(body, requests // 10)
+            times = asker.timed(body, requests)
+            late = max(late, p99(times))
+            print(f"  filter, {what:<20} {percentiles(times)}")
+        body = wanted(60, nodes)
+        with every(0.5, lambda: scraper.ask("GET", "/metrics")):
+            times = asker.timed(body, requests)
+        print(f"  filter, scraped twice a second {percentiles(times)}")
+        held, most = memory(server.pid), memory(server.pid, "VmHWM")
+        print(f"  memory after that            {held:.0f} MB, {most:.0f} MB at most")
+        return ready, held, late
+
+
+# --------------------------------------------------------------------------- binding, at a real API server
+
+
+def binds(nodes: int, count: int, clients: int, rounds: int) -> float:
+    """Bind pods directly and through the extender, in turns; the better of each over the other."""
+    from real_apiserver import ApiServer, Missing
+
+    try:
+        server = ApiServer()
+    except Missing as error:
+        raise NoNumber(f"no bind rate: {error}.") from None
+    with server as api, tempfile.TemporaryDirectory() as folder:
+        kube = from_environment(str(api.kubeconfig), 120.0)
+        account = account_of(kube, api, Path(folder))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: _make_node(kube, number), range(nodes)))
+        direct, through, asked = [], [], []
+        print(f"\n{count} binds by {clients} clients on {nodes} nodes, at a real kube-apiserver")
+        for turn in range(rounds):
+            direct.append(_rate(kube, nodes, count, clients, f"direct-{turn}", 0))
+            with extender(account) as running:
+                port = int(running.wait_for("serving")["port"])
+                running.wait_for("ready")
+                before = _requests(port)
+                through.append(_rate(kube, nodes, count, clients, f"extender-{turn}", port))
+                asked.append((_requests(port) - before) / count)
+        print(f"  directly                     {max(direct):.0f} a second (of {_told(direct)})")
+        print(f"  through the extender         {max(through):.0f} a second (of {_told(through)})")
+        print(f"  requests of the extender     {min(asked):.2f} per bind")
+        return max(through) / max(direct)
+
+
+def _told(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.0f}" for rate in rates)
+
+
+def _make_node(kube: Kube, number: int) -> None:
+    made = node(number, CARDS)
+    del made["metadata"]["resourceVersion"]
+    status = made.pop("status")
+    kube.post("/api/v1/nodes", made)
+    kube.patch(f"/api/v1/nodes/{made['metadata']['name']}/status", {"status": status})
+
+
+def _rate(kube: Kube, nodes: int, count: int, clients: int, prefix: str, port: int) -> float:
+    """Pods bound per second; over the extender at this port, or directly where it is 0."""
+    names = [f"{prefix}-{number}" for number in range(count)]
+
+    def make(name: str) -> Any:
+        limits = {contract.RESOURCE_MEMORY: "1"}
+        containers = [{"name": "main", "image": "none", "resources": {"limits": limits}}]
+        pod = {"metadata": {"name": name}, "spec": {"containers": containers}}
+        return kube.post("/api/v1/namespaces/default/pods", pod)
+
+    kept = threading.local()
+
+    def bind(number: int) -> None:
+        home, name, uid = f"gpu-node-{number % nodes:04d}", names[number], pods[number]["metadata"]["uid"]
+        if not port:
+            metadata = {"name": name, "namespace": "default", "uid": uid}
+            target = {"apiVersion": "v1", "kind": "Node", "name": home}
+            kube.post(f"/api/v1/namespaces/default/pods/{name}/binding", {"metadata": metadata, "target": target})
+            return
+        if not hasattr(kept, "asker"):
+            kept.asker = Asker(port)
+        # As kube-scheduler does it.
+        kept.asker.ask("POST", FILTER, json.dumps({"Pod": pods[number], "NodeNames": [home]}).encode())
+        asked = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": home}
+        error = json.loads(kept.asker.ask("POST", BIND, json.dumps(asked).encode()))["Error"]
+        if error:
+            raise NoNumber(f"the extender can't bind: {error}")
+
+    with ThreadPoolExecutor(clients) as pool:
+        pods = list(pool.map(make, names))
+        began = time.perf_counter()
+        list(pool.map(bind, range(count)))
+        rate = count / (time.perf_counter() - began)
+        list(pool.map(lambda name: _remove(kube, name), names))
+    return rate
+
+
+def _remove(kube: Kube, name: str) -> None:
+    try:
+        kube.delete(f"/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0")
+    except KubeError as error:
+        if error.status != 404:
+            raise
+
+
+def _requests(port: int) -> float:
+    """What the extender has asked of the API so far, by its own count; watches aside."""
+    text = Asker(port).ask("GET", "/metrics").decode()
+    rows = [row for row in text.splitlines() if row.startswith("gpushare_api_requests_total{")]
+    return sum(float(row.rsplit(" ", 1)[1]) for row in rows if 'method="WATCH"' not in row)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=20000)
+    parser.add_argument("--factor", type=int, default=5, help="of the second size to the first; 1 leaves it out")
+    parser.add_argument("--seconds", type=float, default=30, help="of rest that are measured")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--binds", type=int, default=2000, help="0 leaves them out")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.nodes, options.pods, options.serve)
+        return 0
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
+    try:
+        ready, held, late = large(options.nodes, options.pods, options.seconds, options.requests)
+        goals = [
+            (f"ready within {READY_SECONDS:.0f} s: {ready:.1f}", ready <= READY_SECONDS),
+            (f"under {MEMORY_MB:.0f} MB: {held:.0f}", held < MEMORY_MB),
+            (f"filter's 99th percentile under {FILTER_MS:.0f} ms: {late * 1000:.2f}", late * 1000 < FILTER_MS),
+        ]
+        if options.factor > 1:
+            factor = options.factor
+            more = large(options.nodes * factor, options.pods * factor, options.seconds, options.requests // factor)
+            for what, small, big in zip(("time to ready", "memory", "filter"), (ready, held, late), more, strict=True):
+                # A fifth more than linear is noise, caches and the interpreter's own share.
+                text = f"{what} grows no faster than the cluster: {big / small:.1f} times"
+                goals.append((text, big / small <= factor * 1.2))
+        if options.binds:
+            part = binds(options.nodes, options.binds, options.clients, options.rounds)
+            print(f"  that is                      {part:.0%} of the API server's pace")
+    except (NoNumber, KubeError) as error:
+        print(f"no number: {error}", file=sys.stderr)
+        return 2
+    print()
+    return verdict(goals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

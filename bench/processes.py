@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the servers' benchmarks have in common: their processes, what those take of the machine, and percentiles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "images" / "gpushare" / "src"
+sys.path[:0] = [str(SOURCE), str(ROOT), str(ROOT / "tests" / "unit")]
+
+from gpushare.kube import Kube  # noqa: E402
+from real_apiserver import ApiServer, _Authority  # noqa: E402
+
+Json = dict[str, Any]
+
+
+class NoNumber(Exception):
+    """Why there is no number, in one sentence."""
+
+
+# Where a pod's service account is can't be told to a server, which is in a pod when it needs that.
+AS_IN_A_POD = """
+import pathlib, runpy, sys
+import gpushare.account
+gpushare.account.FOLDER = pathlib.Path(sys.argv[1])
+module = sys.argv[2]
+del sys.argv[1:3]
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+class Server:
+    """One of the servers as a process of its own, with its log in JSON.
+
+    :param account: the folder of its service account; without one it needs a kubeconfig among its flags.
+    """
+
+    def __init__(
+        self, module: str, *flags: str, account: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.module = module
+        start = ["-c", AS_IN_A_POD, str(account), module] if account else ["-m", module]
+        own = dict(environment or {})
+        if account:
+            own |= json.loads((account / "environment").read_text())
+        self.began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, *start, "--log-format=json", *flags],
+            env={**os.environ, "PYTHONPATH": str(SOURCE), **own},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._said: deque[str] = deque(maxlen=20)
+        self._rows: dict[str, Json] = {}
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            with self._news:
+                self._said.append(line.rstrip())
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    row = json.loads(line)
+                    self._rows.setdefault(row["message"], row)
+                self._news.notify_all()
+
+    def wait_for(self, message: str, seconds: float = 300) -> Json:
+        """The first line of its log with this message.
+
+        :raises NoNumber: it ended, or said nothing of the kind.
+        """
+        end = time.monotonic() + seconds
+        with self._news:
+            while message not in self._rows:
+                if self._process.poll() is not None or time.monotonic() > end:
+                    raise NoNumber(f"{self.module} doesn't say {message!r}; {self.last_words()}")
+                self._news.wait(0.2)
+            return self._rows[message]
+
+    def last_words(self) -> str:
+        return f"{self.module} said last: {' '.join(self._said)}"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def memory(pid: int, field: str = "VmRSS") -> float:
+    """MB (1,000,000 bytes) that a process holds; VmHWM is the most that it ever did."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
+
+
+def cpu(pid: int) -> float:
+    """Seconds of a processor that a process has taken so far."""
+    # The scheduler's own account, in nanoseconds: /proc/<pid>/stat counts whole ticks of 10 ms.
+    taken = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            taken += int((task / "schedstat").read_text().split()[0])
+    return taken / 1e9
+
+
+def cpu_for(pid: int, seconds: float) -> float:
+    """What part of one processor a process takes, while this waits."""
+    before, began = cpu(pid), time.perf_counter()
+    time.sleep(seconds)
+    return (cpu(pid) - before) / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Do something in the background, again and again."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def percentiles(times: Sequence[float]) -> str:
+    """Median, 99th percentile and the slowest, of seconds in milliseconds."""
+    found = sorted(times)
+    middle, late = found[len(found) // 2], found[min(len(found) - 1, int(len(found) * 0.99))]
+    return f"p50 {middle * 1000:7.2f}  p99 {late * 1000:7.2f}  max {found[-1] * 1000:7.2f} ms"
+
+
+def p99(times: Sequence[float]) -> float:
+    found = sorted(times)
+    return found[min(len(found) - 1, int(len(found) * 0.99))]
+
+
+def service_account(folder: Path, server: ThreadingHTTPServer) -> Path:
+    """Give an API server of a benchmark TLS; the folder of a service account that can reach it."""
+    authority = _Authority(folder / "pki")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.sign("serving", "kube-apiserver", server=True))
+    # Not here but in the connection's own thread: one that says nothing would hold up all others.
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    account = folder / "account"
+    account.mkdir()
+    shutil.copy(folder / "pki" / "ca.crt", account)
+    (account / "token").write_text("anybody")
+    service = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.server_address[1])}
+    (account / "environment").write_text(json.dumps(service))
+    return account
+
+
+def account_of(kube: Kube, api: ApiServer, folder: Path) -> Path:
+    """A service account at a real API server, as a server has one in its pod; its rights aren't what is measured."""
+    namespace = "default"
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    kube.post(accounts, {"metadata": {"name": "server"}})
+    kube.post(
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        {
+            "metadata": {"name": "server"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "ServiceAccount", "name": "server", "namespace": namespace}],
+        },
+    )
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+    token = kube.post(f"{accounts}/server/token", request)["status"]["token"]
+    account = folder / "account"
+    account.mkdir()
+    (account / "token").write_text(token)
+    shutil.copy(api.folder / "pki" / "ca.crt", account)
+    host, _colon, port = api.url.partition("//")[2].partition(":")
+    service = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    (account / "environment").write_text(json.dumps(service))
+    return account
+
+
+def verdict(goals: Sequence[tuple[str, bool]]) -> int:
+    """Print which goals are met; the exit code."""
+    for what, met in goals:
+        print(f"{'met   ' if met else 'MISSED'}  {what}")
+    return 0 if all(met for _what, met in goals) else 1

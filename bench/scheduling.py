@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pods bound per second by the real kube-scheduler, with our extender and without any, in turns in one run.
+
+50 nodes of kwok with 8 cards of 80 GiB each, 500 pods of 1 GiB that are all there when the scheduler looks: it is
+stopped (SIGSTOP) while they are made, and the time runs from its SIGCONT to the last pod that a watch shows as bound.
+etcd, kube-apiserver, kube-scheduler, kwok and the extender share this machine, so its processors are what is scarce;
+what each of them takes for a pod is told too. Every run with the extender is checked: each pod has a card, and no card
+more than it holds.
+
+The scheduler's own client isn't held back (``--qps``): by default it writes 50 times a second, and binds less itself
+than the extender, which has a client of its own, would bind for it.
+
+    python bench/scheduling.py [--nodes N] [--pods N] [--rounds N] [--qps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from processes import NoNumber, Server, account_of, cpu, verdict
+
+from gpushare import contract  # isort: skip
+from gpushare.kube import Json, Kube, KubeError, Stream, from_environment
+from real_apiserver import ApiServer, Missing
+
+from lab import build
+from lab.shell import LabError
+
+GOAL = 2 / 3
+CARDS, CARD_UNITS = 8, 80
+LONGEST = 300.0
+KWOK = build.ToolSet("kwok", "sigs.k8s.io/kwok", ("kwok",), "-X sigs.k8s.io/kwok/pkg/consts.Version={version}")
+# What kwok plays.
+STAGES = sorted(Path(__file__).with_name("kwok").glob("*.yml"))
+NAMESPACE = "default"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+
+class Program:
+    """One of the Go programs; what it says is in a file, and shown when it doesn't get ready."""
+
+    def __init__(self, folder: Path, name: str, *command: str) -> None:
+        self.name, self._log = name, folder / f"{name}.log"
+        # Dies with this script, even with one that was killed.
+        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*tied, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, ready: Any, what: str) -> None:
+        end = time.monotonic() + 60
+        while not ready():
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise NoNumber(f"{what}; {self.last_words()}")
+            time.sleep(0.05)
+
+    def last_words(self) -> str:
+        return f"{self.name} said last: {self._log.read_text(errors='replace')[-1500:]}"
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        # One that is stopped would never see it.
+        self._process.send_signal(signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def running(program: Program) -> Iterator[Program]:
+    try:
+        yield program
+    finally:
+        program.stop()
+
+
+class Watch:
+    """The third party: when each pod is bound, by the API server alone."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._bound: dict[str, float] = {}
+        self._news = threading.Condition()
+        self._closed = False
+        self._stream: Stream | None = None
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        # Only pods that are bound: the others, and what is said of them, would cost time here.
+        bound = f"{PODS}?fieldSelector=spec.nodeName!%3D"
+        while not self._closed:
+            # The API server ends the watch of one that is too slow, and on a busy machine everybody is.
+            with contextlib.suppress(KubeError):
+                listed = self._kube.get(bound)
+                self._see(listed["items"])
+                version = listed["metadata"]["resourceVersion"]
+                self._stream = self._kube.watch(f"{bound}&watch=1&resourceVersion={version}")
+                for event in self._stream:
+                    self._see([event["object"]])
+
+    def _see(self, pods: list[Json]) -> None:
+        now = time.perf_counter()
+        with self._news:
+            for pod in pods:
+                self._bound.setdefault(str(pod["metadata"].get("name")), now)
+            self._news.notify_all()
+
+    def last_of(self, count: int) -> float:
+        """When the last of so many pods was bound."""
+        end = time.monotonic() + LONGEST
+        with self._news:
+            while len(self._bound) < count:
+                if time.monotonic() > end:
+                    raise NoNumber(f"only {len(self._bound)} of {count} pods were bound within {LONGEST:.0f} s.")
+                self._news.wait(1)
+            return max(self._bound.values())
+
+    def close(self) -> None:
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+
+class Bench:
+    def __init__(self, api: ApiServer, folder: Path, options: argparse.Namespace) -> None:
+        self.api, self.folder, self.options = api, folder, options
+        # It has time: on a busy machine a thousand requests of this script aren't what is measured.
+        self.kube = from_environment(str(api.kubeconfig), 120.0)
+        self.made = 0
+        # What runs through all runs: name and process.
+        self.standing: dict[str, int] = {}
+
+    # What is there all the time.
+
+    def nodes(self) -> None:
+        def make(number: int) -> None:
+            size = CARD_UNITS * contract.MIB_PER_UNIT["GiB"], CARD_UNITS
+            cards = [contract.Card(at, f"GPU-{number:08x}-0-0-0-{at:012x}", at, *size) for at in range(CARDS)]
+            name = f"gpu-node-{number:04d}"
+            annotations = {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
+            self.kube.post(
+                "/api/v1/nodes",
+                {"metadata": {"name": name, "annotations": annotations, "labels": {"kubernetes.io/hostname": name}}},
+            )
+            resources = {
+                "cpu": "64",
+                "memory": "512Gi",
+                "pods": "250",
+                contract.RESOURCE_MEMORY: str(CARDS * CARD_UNITS),
+                contract.RESOURCE_COUNT: str(CARDS),
+            }
+            status = {"status": {"capacity": resources, "allocatable": resources}}
+            self.kube.patch(f"/api/v1/nodes/{name}/status", status)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(make, range(self.options.nodes)))
+
+    def kwok(self, program: Path) -> Program:
+        stages = [f"--config={path}" for path in STAGES]
+        flags = [f"--kubeconfig={self.api.kubeconfig}", *stages, "--manage-all-nodes=true"]
+        started = Program(self.folder, "kwok", str(program), *flags)
+        started.wait(self._all_ready, "kwok doesn't make the nodes ready")
+        return started
+
+    def _all_ready(self) -> bool:
+        nodes = self.kube.get("/api/v1/nodes")["items"]
+        return all(
+            any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"].get("conditions", ()))
+            for node in nodes
+        )
+
+    @cached_property
+    def account(self) -> Path:
+        return account_of(self.kube, self.api, self.folder)
+
+    # One run.
+
+    def scheduler(self, extender: int) -> Program:
+        """A kube-scheduler that is ready; with the extender at this port, or none where it is 0."""
+        config: Json = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {
+                "kubeconfig": str(self.api.kubeconfig),
+                "qps": self.options.qps,
+                "burst": 2 * self.options.qps,
+            },
+        }
+        if extender:
+            config["extenders"] = [
+                {
+                    "urlPrefix": f"http://127.0.0.1:{extender}{contract.EXTENDER_PREFIX}",
+                    "filterVerb": "filter",
+                    "bindVerb": "bind",
+                    "nodeCacheCapable": True,
+                    "httpTimeout": "30s",
+                    "managedResources": [{"name": contract.RESOURCE_MEMORY, "ignoredByScheduler": False}],
+                }
+            ]
+        file = self.folder / "scheduler.yaml"
+        file.write_text(yaml.safe_dump(config))
+        port = _free_port()
+        flags = [f"--config={file}", f"--secure-port={port}", "--bind-address=127.0.0.1", f"--cert-dir={self.folder}"]
+        started = Program(self.folder, "kube-scheduler", self.api.programs["kube-scheduler"], *flags)
+        started.wait(lambda: _answers(f"https://127.0.0.1:{port}/readyz"), "kube-scheduler doesn't get ready")
+        return started
+
+    def run(self, with_extender: bool) -> tuple[float, dict[str, float], dict[str, float]]:
+        """Pods bound per second; for each pod, milliseconds of a processor by program, and the extender's requests."""
+        with contextlib.ExitStack() as stack:
+            port = 0
+            programs: dict[str, int] = {}
+            servers: list[Server] = []
+            if with_extender:
+                flags = ["--port=0", *self.options.flag]
+                server = stack.enter_context(Server("gpushare.extender", *flags, account=self.account))
+                port = int(server.wait_for("serving")["port"])
+                server.wait_for("ready")
+                programs["extender"] = server.pid
+                servers.append(server)
+            scheduler = stack.enter_context(running(self.scheduler(port)))
+            programs["kube-scheduler"] = scheduler.pid
+            programs |= self.standing
+            scheduler.signal(signal.SIGSTOP)
+            watch = Watch(self.kube)
+            stack.callback(watch.close)
+            names = self._make_pods()
+            before = {name: cpu(pid) for name, pid in programs.items()}
+            began = time.perf_counter()
+            scheduler.signal(signal.SIGCONT)
+            try:
+                rate = len(names) / (watch.last_of(len(names)) - began)
+            except NoNumber as error:
+                said = [scheduler.last_words(), *(server.last_words() for server in servers)]
+                raise NoNumber(f"{error} {' '.join(said)}") from None
+            taken = {name: (cpu(pid) - before[name]) / len(names) * 1000 for name, pid in programs.items()}
+            asked = {what: count / len(names) for what, count in _requests(port).items()} if port else {}
+            self._check(with_extender)
+        self._remove_pods()
+        return rate, taken, asked
+
+    def _make_pods(self) -> list[str]:
+        first, self.made = self.made, self.made + self.options.pods
+        names = [f"pod-{number}" for number in range(first, self.made)]
+        limits = {"limits": {contract.RESOURCE_MEMORY: "1"}}
+        spec = {"containers": [{"name": "main", "image": "none", "resources": limits}]}
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: self.kube.post(PODS, {"metadata": {"name": name}, "spec": spec}), names))
+        return names
+
+    def _check(self, with_extender: bool) -> None:
+        pods = self.kube.get(PODS)["items"]
+        if any(not contract.pod_node(pod) for pod in pods):
+            raise NoNumber("a pod that was seen as bound isn't.")
+        if not with_extender:
+            return
+        held: Counter[tuple[str, int]] = Counter()
+        for pod in pods:
+            booked = contract.booking(pod)
+            if booked is None:
+                raise NoNumber(f"pod {contract.pod_key(pod)} has no card.")
+            held[contract.pod_node(pod), booked.index] += contract.pod_units(pod)
+        if over := {card: units for card, units in held.items() if units > CARD_UNITS}:
+            raise NoNumber(f"cards over their size: {over}.")
+
+    def _remove_pods(self) -> None:
+        self.kube.delete(f"{PODS}?gracePeriodSeconds=0")
+        end = time.monotonic() + 60
+        while self.kube.get(f"{PODS}?limit=1")["items"]:
+            if time.monotonic() > end:
+                raise NoNumber("the pods of a run don't go.")
+            time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _requests(port: int) -> dict[str, float]:
+    """What the extender has asked of the API, by method and answer; watches aside."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    found = re.findall(r'^gpushare_api_requests_total{code="(\d+)",method="(\w+)"} (\S+)$', text, re.MULTILINE)
+    return {f"{method} {code}": float(count) for code, method, count in found if method != "WATCH"}
+
+
+def _answers(url: str) -> bool:
+    context = ssl.create_default_context()
+    # It signs its own certificate.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5, context=context) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def api_processes(api: ApiServer) -> dict[str, int]:
+    """etcd and kube-apiserver, found by the folder that they work in."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").resolve() == api.folder.resolve():
+                found[Path(os.readlink(entry / "exe")).name] = int(entry.name)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--pods", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--qps", type=int, default=5000, help="of the scheduler's client; 50 is Kubernetes' default")
+    parser.add_argument("--flag", action="append", default=[], help="more flags for the extender")
+    options = parser.parse_args()
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    costs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    try:
+        kwok = build.built(KWOK) / "kwok"
+        # Taints of nodes that aren't ready yet would be taken off by a controller manager, which there is none.
+        server = ApiServer(["--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"])
+        with server as api, tempfile.TemporaryDirectory(prefix="kubegpu-bench-") as folder:
+            bench = Bench(api, Path(folder), options)
+            bench.nodes()
+            with running(bench.kwok(kwok)) as player:
+                bench.standing = {"kwok": player.pid, **api_processes(api)}
+                print(
+                    f"{options.pods} pods of 1 GiB on {options.nodes} nodes; "
+                    f"scheduler's client {options.qps} a second; "
+                    f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}\n"
+                )
+                # The first run warms etcd, API server and page cache up and isn't counted.
+                bench.run(True)
+                for turn in range(options.rounds):
+                    for with_extender in (False, True) if turn % 2 == 0 else (True, False):
+                        rate, taken, asked = bench.run(with_extender)
+                        rates[with_extender].append(rate)
+                        costs[with_extender].append(taken)
+                        told = ", ".join(f"{name} {spent:.1f}" for name, spent in sorted(taken.items()))
+                        what = "with extender" if with_extender else "without"
+                        print(f"{what:<14} {rate:6.0f} pods/s   ms of CPU per pod: {told}", flush=True)
+                        if asked:
+                            told = ", ".join(f"{what} {count:.2f}" for what, count in sorted(asked.items()))
+                            print(f"{'':<23}requests of the extender per pod: {told}", flush=True)
+    except (NoNumber, KubeError, LabError, Missing) as error:
+        print(f"no number: {error}", file=sys.stderr)
+        return 2
+    without, with_it = statistics.median(rates[False]), statistics.median(rates[True])
+    print(f"\nmedians: {with_it:.0f} with the extender, {without:.0f} without")
+    # On a machine that does other things besides, this says more than the rates.
+    less, more = (statistics.median(sum(one.values()) for one in costs[which]) for which in (False, True))
+    print(f"ms of CPU per pod: {more:.1f} with the extender, {less:.1f} without: {less / more:.0%}\n")
+    return verdict(
+        [
+            (
+                f"with the extender at least {GOAL:.0%} of the rate without: {with_it / without:.0%}",
+                with_it >= GOAL * without,
+            )
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
