@@ -14,6 +14,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+import real_dockerd
 from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
 
 # What an engine makes outside of the folders that it is given.
@@ -62,6 +63,7 @@ class Dockerd:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd="/",
+                env=real_dockerd.environment(self.binary),
                 start_new_session=True,
             )
         end = time.monotonic() + 60

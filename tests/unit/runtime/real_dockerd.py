@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -41,8 +42,13 @@ def binaries() -> tuple[str, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
+def environment(binary: str) -> dict[str, str]:
+    """What a dockerd runs with: it takes no configuration where its PATH has no docker-proxy."""
+    return {**os.environ, "PATH": f"{Path(binary).parent}:{os.environ['PATH']}"}
+
+
 def validate(binary: str, path: str | Path) -> tuple[bool, str]:
     """Whether dockerd takes this daemon.json, and its own words; it doesn't look whether the default runtime exists."""
     command = [binary, "--validate", "--config-file", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment(binary))
     return done.returncode == 0, (done.stdout + done.stderr).strip()

@@ -18,11 +18,8 @@ from lab.paths import cache_root, made_once
 from lab.shell import LabError, run, step
 
 # What is taken out of which package of which suite of Debian; they run on any later Debian or Ubuntu too.
-SUITES = {
-    "bookworm": {"containerd": "usr/bin/containerd"},
-    "trixie": {"containerd": "usr/bin/containerd", "docker.io": "usr/sbin/dockerd"},
-    "sid": {"containerd": "usr/bin/containerd", "docker.io": "usr/sbin/dockerd"},
-}
+_DOCKER = {"containerd": ("usr/bin/containerd",), "docker.io": ("usr/sbin/dockerd", "usr/sbin/docker-proxy")}
+SUITES = {"bookworm": {"containerd": ("usr/bin/containerd",)}, "trixie": _DOCKER, "sid": _DOCKER}
 _CONTAINERD = build.SETS["containerd"]
 # Releases beside the lab's, each a Go module in lab/go/.
 TOOL_SETS = {
@@ -94,11 +91,12 @@ def private_apt(kind: str, suite: str, parent: Path) -> Iterator[tuple[Path, dic
 
 def _fetch(suite: str, target: Path) -> None:
     with private_apt("deb", suite, target.parent) as (folder, environment):
-        for package, path in SUITES[suite].items():
+        for package, paths in SUITES[suite].items():
             run(["apt-get", "download", package], env=environment, cwd=str(folder))
             (archive,) = folder.glob(f"{package}_*.deb")
             run(["dpkg", "-x", str(archive), str(folder / package)])
-            shutil.move(folder / package / path, target / Path(path).name)
+            for path in paths:
+                shutil.move(folder / package / path, target / Path(path).name)
 
 
 @cache
