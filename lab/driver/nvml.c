@@ -11,9 +11,11 @@
  *   # comment
  *   driver 580.95.05                 what the lab offers; not read here: a library knows its own version
  *   cuda 13000                       what the driver says of CUDA
- *   card <index> uuid=GPU-... minor=<n> memory=<MiB> bus=0000:01:00.0 name=Simulated_GPU [mig=disabled|enabled]
+ *   card <index> uuid=GPU-... minor=<n> memory=<MiB> bus=0000:01:00.0 name=Simulated_GPU [mig=disabled|enabled] [mode=<0 to 3>]
+ *        [ecc=<volatile>:<aggregate>] [remapped=<correctable>:<uncorrectable>:<pending>:<failed>]     "not supported" where they aren't said
  *   process <index> <pid> <MiB> [compute|graphics|mps]
- *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code>
+ *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code> | hang:init | hang:<index>
+ *                                    what hangs gives no answer until the line is gone; nobody else waits for it
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
  *   limits misc|dmem|off             how limits per cgroup are kept, since branch 615; misc where it isn't said (see limits.c)
  *
@@ -99,7 +101,11 @@ struct card {
     unsigned minor, domain, bus, device;
     uint64_t memory_mib;
     enum mig mig;
+    int mode; /* compute mode */
+    int has_ecc, has_remapped;
+    unsigned ecc[2], remapped[4];
     Return fault;
+    int hangs;
 };
 
 struct process {
@@ -124,7 +130,7 @@ struct hardware {
     struct xid xids[MAX_LINES];
     int xid_count;
     Return init_fault;
-    int no_cards;
+    int no_cards, init_hangs;
     double slow;
     enum limits limits;
 };
@@ -180,6 +186,24 @@ static int parse_bus(const char *text, unsigned *domain, unsigned *bus, unsigned
     return sscanf(text, "%8x:%2x:%2x.%1x%n", domain, bus, device, &function, &used) == 4 && !text[used] && function == 0;
 }
 
+/* Exactly so many numbers with colons between them. */
+static int numbers(char *text, unsigned *values, int count)
+{
+    uint64_t number;
+    for (int i = 0; i < count; i++) {
+        char *end = strchr(text, ':');
+        if (!end == (i < count - 1))
+            return 0;
+        if (end)
+            *end = 0;
+        if (!whole(text, UINT32_MAX, &number))
+            return 0;
+        values[i] = (unsigned)number;
+        text = end + 1;
+    }
+    return 1;
+}
+
 static const char *parse_card(struct hardware *h, char **words, int count)
 {
     uint64_t number;
@@ -212,6 +236,12 @@ static const char *parse_card(struct hardware *h, char **words, int count)
             has_bus = 1;
         else if (!strcmp(words[i], "mig") && (!strcmp(value, "disabled") || !strcmp(value, "enabled")))
             card->mig = *value == 'd' ? MIG_DISABLED : MIG_ENABLED;
+        else if (!strcmp(words[i], "mode") && whole(value, 3, &number))
+            card->mode = (int)number;
+        else if (!strcmp(words[i], "ecc") && numbers(value, card->ecc, 2))
+            card->has_ecc = 1;
+        else if (!strcmp(words[i], "remapped") && numbers(value, card->remapped, 4))
+            card->has_remapped = 1;
         else
             return "a card's property is unknown, or its value is";
     }
@@ -252,7 +282,9 @@ static const char *parse_process(struct hardware *h, char **words, int count)
     return NULL;
 }
 
-/* `faults` collects codes by card index, because a card may be described below its fault. */
+enum { HANGS = -1 }; /* among the faults, which are codes else */
+
+/* `faults` collects them by card index, because a card may be described below its fault. */
 static const char *parse_fault(struct hardware *h, const char *what, Return *faults)
 {
     uint64_t code;
@@ -266,6 +298,14 @@ static const char *parse_fault(struct hardware *h, const char *what, Return *fau
         h->init_fault = (Return)code;
         return NULL;
     }
+    if (!strcmp(what, "hang:init")) {
+        h->init_hangs = 1;
+        return NULL;
+    }
+    if (!strncmp(what, "hang:", 5) && whole(what + 5, MAX_CARDS - 1, &code)) {
+        faults[code] = HANGS;
+        return NULL;
+    }
     if (!strncmp(what, "slow:", 5)) {
         char *end;
         h->slow = strtod(what + 5, &end);
@@ -276,7 +316,7 @@ static const char *parse_fault(struct hardware *h, const char *what, Return *fau
         faults[index] = (Return)code;
         return NULL;
     }
-    return "fault is init:<code>, count0, slow:<seconds> or card:<index>:<code>";
+    return "fault is init:<code>, count0, slow:<seconds>, card:<index>:<code>, hang:init or hang:<index>";
 }
 
 static const char *parse_limits(struct hardware *h, const char *how)
@@ -348,7 +388,9 @@ static int parse(FILE *file, const char *path)
     }
     for (int i = 0; i < MAX_CARDS; i++) {
         struct card *card = card_numbered(&fresh, i);
-        if (card)
+        if (card && faults[i] == HANGS)
+            card->hangs = 1;
+        else if (card)
             card->fault = faults[i];
     }
     qsort(fresh.cards, (size_t)fresh.card_count, sizeof *fresh.cards, by_index);
@@ -492,12 +534,22 @@ static Return card_of(const Handle *handle, struct card **card)
     return GPU_IS_LOST;
 }
 
+/* Gives the lock away for a moment; what was read of the file before is void. */
+static void wait_a_moment(void)
+{
+    pthread_mutex_unlock(&lock);
+    nap(POLL_MS / 1000.0);
+    pthread_mutex_lock(&lock);
+    refresh();
+}
+
 static Return enter_card(const Handle *handle, struct card **card)
 {
     Return code = enter();
     if (code)
         return code;
-    code = card_of(handle, card);
+    while (!(code = card_of(handle, card)) && (*card)->hangs)
+        wait_a_moment();
     return code ? leave(code) : OK;
 }
 
@@ -543,6 +595,8 @@ API const char *nvmlErrorString(Return code)
 API Return nvmlInitWithFlags(unsigned wanted)
 {
     take();
+    while (hw_state == OK && hw.init_hangs)
+        wait_a_moment();
     Return code = hw_state == OK ? hw.init_fault : hw_state;
     if (!code)
         code = module_state();
@@ -715,7 +769,7 @@ NUMBER(nvmlDeviceGetIndex, unsigned, card->position)
 NUMBER(nvmlDeviceGetBrand, int, 14)       /* "NVIDIA" */
 NUMBER(nvmlDeviceGetArchitecture, unsigned, 6) /* Turing, as the compute capability says */
 NUMBER(nvmlDeviceGetPersistenceMode, int, access(PERSISTENCE_FILE, F_OK) == 0)
-NUMBER(nvmlDeviceGetComputeMode, int, 0)  /* default: shared by processes */
+NUMBER(nvmlDeviceGetComputeMode, int, card->mode) /* 0: shared by processes */
 NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
 /* As the interface says: zero where MIG isn't there or isn't on. */
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, card->mig == MIG_ENABLED ? 7 : 0)
@@ -912,31 +966,45 @@ struct process_v2 {
     uint32_t gpu_instance, compute_instance;
 };
 
-/* `list` holds *count entries of version 1 or 2; too few of them is an answer too: how many it would take. */
+/* A list to be filled: `size` entries of version 1 or 2 from `at`, and how many it would take. */
+struct filling {
+    void *at;
+    unsigned size, found;
+    int version;
+};
+
+static void add_process(struct filling *list, unsigned pid, uint64_t mib)
+{
+    if (list->found < list->size && list->version == 1)
+        ((struct process_v1 *)list->at)[list->found] = (struct process_v1){pid, mib * MIB};
+    else if (list->found < list->size)
+        ((struct process_v2 *)list->at)[list->found] = (struct process_v2){pid, mib * MIB, NO_INSTANCE, NO_INSTANCE};
+    list->found++;
+}
+
+#if DRIVER_MAJOR >= 615
+static void add_holders(const struct card *card, struct filling *list);
+#else
+#define add_holders(card, list) ((void)0)
+#endif
+
+/* `list` holds *count entries; too few of them is an answer too. What is held here is held for computing. */
 static Return list_processes(Handle *handle, enum kind kind, unsigned *count, void *list, int version)
 {
     struct card *card;
-    unsigned found = 0;
     Return code = enter_card(handle, &card);
     if (code)
         return code;
     if (!count || (*count && !list))
         return leave(INVALID_ARGUMENT);
-    for (int i = 0; i < hw.process_count; i++) {
-        const struct process *process = &hw.processes[i];
-        if (process->index != card->index || process->kind != kind)
-            continue;
-        if (found < *count) {
-            if (version == 1)
-                ((struct process_v1 *)list)[found] = (struct process_v1){process->pid, process->mib * MIB};
-            else
-                ((struct process_v2 *)list)[found] = (struct process_v2){process->pid, process->mib * MIB, NO_INSTANCE, NO_INSTANCE};
-        }
-        found++;
-    }
-    code = found > *count ? INSUFFICIENT_SIZE : OK;
-    *count = found;
-    return leave(code);
+    struct filling filling = {list, *count, 0, version};
+    for (int i = 0; i < hw.process_count; i++)
+        if (hw.processes[i].index == card->index && hw.processes[i].kind == kind)
+            add_process(&filling, hw.processes[i].pid, hw.processes[i].mib);
+    if (kind == COMPUTE)
+        add_holders(card, &filling);
+    *count = filling.found;
+    return leave(filling.found > filling.size ? INSUFFICIENT_SIZE : OK);
 }
 
 #define PROCESSES(name, kind, version)                                \
@@ -957,7 +1025,39 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, 2)
 
 #if DRIVER_MAJOR >= 615
 #include "limits.c"
+#include "holders.c"
 #endif
+
+/* ---------------------------------------------------------------------------------------------------------------------- health */
+
+enum { UNCORRECTED = 1 }; /* kind of error; of the two counters, 0 is since the driver was loaded, 1 since the card was made */
+
+API Return nvmlDeviceGetTotalEccErrors(Handle *handle, int error, int counter, uint64_t *errors)
+{
+    struct card *card;
+    Return code = enter_card(handle, &card);
+    if (code)
+        return code;
+    if (!errors || error < 0 || error > UNCORRECTED || counter < 0 || counter > 1)
+        return leave(INVALID_ARGUMENT);
+    *errors = error == UNCORRECTED ? card->ecc[counter] : 0;
+    return leave(card->has_ecc ? OK : NOT_SUPPORTED);
+}
+
+API Return nvmlDeviceGetRemappedRows(Handle *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+    struct card *card;
+    Return code = enter_card(handle, &card);
+    if (code)
+        return code;
+    if (!corrected || !uncorrected || !pending || !failed)
+        return leave(INVALID_ARGUMENT);
+    *corrected = card->remapped[0];
+    *uncorrected = card->remapped[1];
+    *pending = card->remapped[2];
+    *failed = card->remapped[3];
+    return leave(card->has_remapped ? OK : NOT_SUPPORTED);
+}
 
 /* ------------------------------------------------------------------------------------------------ MIG, links, other cards */
 
