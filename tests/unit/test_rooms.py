@@ -14,8 +14,17 @@ PREFIX = "ansible_collections.kubegpu.share.plugins."
 
 # What a pure room may take from the standard library and from libraries that edit text.
 IO_MODULES = {"os", "subprocess", "socket", "shutil", "tempfile", "urllib", "http", "ssl", "select", "threading"}
-# The files that touch something: the machine, the Kubernetes API, local health endpoints, archives of images.
-DOORS = {"_system", "_kube", "_probe", "_image_archives"}
+# The files that touch something: the machine, the Kubernetes API, local health endpoints, archives, kubelet, NVML.
+DOORS = {
+    "_system",
+    "_kube",
+    "_probe",
+    "_image_archives",
+    "_kubelet_door",
+    "_nvml_child",
+    "_nvml_door",
+    "_nvml_proc",
+}
 
 
 def imports(path: Path) -> set[str]:
