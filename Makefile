@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test lint unit test-faults test-servers test-upgrade docs bench bench-servers build
+.PHONY: help setup lab-up lab-down lab-status demo test lint unit test-faults test-servers test-upgrade docs bench bench-servers bench-allocation build
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -51,6 +51,9 @@ bench: setup  ## what a run with nothing to do costs (the lab must be up, after 
 
 bench-servers: setup  ## extender and device plugin under load, some 15 minutes; needs the machine for itself
 	@for each in device_plugin extender_filter extender_large scheduling; do $(PY) bench/$$each.py || exit 1; done
+
+bench-allocation: setup  ## gpu_allocation_info beside a plain list, on a real API server with 20,000 pods
+	@$(PY) bench/allocation.py
 
 build: setup  ## the collection's tarball
 	@.venv/bin/ansible-galaxy collection build --force

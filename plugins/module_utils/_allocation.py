@@ -6,8 +6,8 @@
 
 """Who holds how much of which card: computed from nodes and pods of the API alone. No I/O.
 
-The numbers are those of ``kubectl inspect gpushare -d`` where its assumptions hold (equal cards, all of them healthy);
-where they don't, each card has its own size.
+The numbers of gpushare's nodes are those of ``kubectl inspect gpushare -d`` where its assumptions hold (equal cards,
+all of them healthy); where they don't, each card has its own size.
 """
 
 from __future__ import annotations
@@ -15,55 +15,63 @@ from __future__ import annotations
 import re
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
-from ansible_collections.kubegpu.share.plugins.module_utils._memory_limit import told
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation_nodes import (
+    Node,
+    Part,
+    card_unit,
+    node_unit,
+    read_node,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation_pods import (
+    GPUSHARE,
+    HAMI,
+    NVIDIA,
+    Claim,
+    PodReader,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
 
-# Without the cards' own sizes, kubectl inspect's guess: more than so many units on a card are MiB.
-MOST_GIB_ON_A_CARD = 100
+__all__ = ["allocation", "assembled", "card_unit", "natural", "node_unit", "percent"]
 
-
-def card_unit(units: int, memory_mib: int) -> str | None:
-    """In which memory unit a card is announced, or None where its size isn't known."""
-    if memory_mib <= 0 or units <= 0:
-        return None
-    return next((unit for unit in contract.MIB_PER_UNIT if contract.units_of(memory_mib, unit) == units), None)
-
-
-def node_unit(cards: t.Sequence[Card]) -> str | None:
-    """In which memory unit a node counts: told by its cards, or guessed where they don't tell."""
-    told = {unit for unit in (card_unit(card.units, card.memory_mib) for card in cards) if unit}
-    if told:
-        return told.pop() if len(told) == 1 else None
-    largest = max((card.units for card in cards), default=0)
-    return None if largest <= 0 else "MiB" if largest > MOST_GIB_ON_A_CARD else "GiB"
+BACKENDS = (GPUSHARE, HAMI, NVIDIA)
+_DIGITS = re.compile(r"([0-9]+)")
 
 
-def allocation(nodes: t.Iterable[Json], pods: t.Iterable[Json]) -> Json:
+def allocation(nodes: t.Iterable[t.Any], pods: t.Iterable[t.Any]) -> Json:
     """The allocation of a cluster, as plain data; nodes in natural order of their names."""
-    by_node: dict[str, list[Json]] = {}
+    read = PodReader()
+    return assembled([one for node in nodes for one in read_node(node)], (one for pod in pods for one in read(pod)))
+
+
+def assembled(nodes: t.Sequence[Node], claims: t.Iterable[Claim]) -> Json:
+    """The same from nodes and pods that have been read."""
+    by_name = {node.name: node for node in nodes}
     waiting = []
-    for pod in pods:
-        if contract.counts(pod):
-            by_node.setdefault(contract.pod_node(pod), []).append(pod)
-        elif not contract.pod_node(pod) and not contract.finished(pod) and contract.pod_units(pod) > 0:
-            waiting.append({**_name(pod), "units": contract.pod_units(pod), "reason": _unscheduled(pod)})
-    found = [_node(node, by_node.get(node["metadata"]["name"], [])) for node in nodes]
-    shown = sorted((one for one in found if one is not None), key=lambda one: natural(one["name"]))
-    units = {one["unit"] for one in shown if one["unit"]}
+    for claim in claims:
+        if claim.waits:
+            waiting.append(_waiting(claim))
+        node = by_name.get(claim.node)
+        if node:
+            _put(node, claim)
+    shown = [_node(node) for node in sorted(nodes, key=lambda node: natural(node.name)) if node.parts or node.problems]
+    totals = _totals(nodes)
+    first = totals[0] if totals else {"unit": None, "total": 0, "used": 0}
     return {
-        "unit": units.pop() if len(units) == 1 else None,
+        "unit": first["unit"],
         "nodes": shown,
-        "waiting": sorted(waiting, key=lambda one: (one["namespace"], natural(one["name"]))),
-        "total": sum(one["total"] for one in shown),
-        "used": sum(one["used"] for one in shown),
+        "waiting": sorted(waiting, key=_by_name),
+        "total": first["total"],
+        "used": first["used"],
+        "totals": totals,
     }
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
+def natural(text: str) -> list[str | int]:
     """A sort key in which gpu2 comes before gpu10."""
-    parts = re.findall(r"([0-9]+)|([^0-9]+)", text)
-    return [(0, int(number), "") if number else (1, 0, word) for number, word in parts]
+    # No name of Kubernetes is longer; and Python reads no longer numbers.
+    parts: list[str | int] = list(_DIGITS.split(text[:300]))
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def percent(used: int, total: int) -> int:
@@ -71,72 +79,94 @@ def percent(used: int, total: int) -> int:
     return used * 100 // total if total > 0 else 0
 
 
-def _node(node: Json, pods: list[Json]) -> Json | None:
-    capacity = contract.node_resource(node, contract.RESOURCE_MEMORY)
-    allocatable = contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
-    cards = contract.node_cards(node)
-    if not (cards or capacity or allocatable or pods):
-        return None
-    held: dict[int, list[Json]] = {card.index: [] for card in cards}
-    pending: list[Json] = []
-    for pod in sorted(pods, key=lambda one: (str(one["metadata"].get("namespace")), natural(one["metadata"]["name"]))):
-        shares = contract.shares(pod) or {-1: contract.pod_units(pod)}
-        for index, units in shares.items():
-            held.get(index, pending).append(_pod(pod, units))
-    used, unknown = contract.used_units(cards, pods)
+def _put(node: Node, claim: Claim) -> None:
+    """Put what a pod holds on the cards that it is of."""
+    backend = claim.backend
+    if backend == NVIDIA and NVIDIA not in node.parts and HAMI in node.parts:
+        # There, its resource is HAMi's.
+        backend = HAMI
+        claim.entry["problem"] = claim.entry["problem"] or "it has a GPU here that HAMi's scheduler didn't choose"
+        claim = claim._replace(shares=((None, claim.shares[0][1]._replace(mib=0)),))
+        claim.entry["state"] = "unassigned" if claim.entry["state"] == "assigned" else claim.entry["state"]
+    if not backend:
+        backend = next(iter(node.parts), "")
+    part = node.parts.setdefault(backend, Part())
+    several = len(claim.shares) > 1
+    for key, held in claim.shares:
+        entry = {**claim.entry} if several else claim.entry
+        entry["units"] = held.mib
+        part.used += held.mib
+        card = part.keys.get(key)
+        if card is None:
+            part.pending.append(entry)
+            continue
+        card["pods"].append(entry)
+        card["used"] += held.mib
+        if backend == HAMI:
+            entry["cores"], entry["slots"] = held.cores, held.slots
+            card["cores_used"] += held.cores
+            card["slots_used"] += held.slots
+    resources = {one["name"]: one for one in part.more.get("resources", ())}
+    for name, count in (claim.entry.get("resources") or {}).items():
+        if name in resources:
+            resources[name]["used"] += count
+
+
+def _waiting(claim: Claim) -> Json:
+    return {**claim.entry, "units": claim.units, "reason": claim.reason, "backend": claim.backend}
+
+
+def _node(node: Node) -> Json:
+    """A node as it is told; of several backends the first one is the node's own, the others are beside it."""
+    order = sorted(node.parts, key=lambda name: BACKENDS.index(name) if name in BACKENDS else len(BACKENDS))
+    backends = [node.parts[name].backend for name in order if node.parts[name].backend]
+    parts = [_part(node.parts[name]) for name in order] or [_part(Part())]
     return {
-        "name": node["metadata"]["name"],
-        "address": _address(node),
-        "unit": node_unit(cards),
-        "memory_limit": told(node),
-        "capacity": capacity,
-        "allocatable": allocatable,
-        "total": sum(card.units for card in cards),
-        "used": sum(used.values()) + unknown,
-        "cards": [
-            {
-                "index": card.index,
-                "uuid": card.uuid,
-                "model": card.model,
-                "memory_mib": card.memory_mib,
-                "healthy": card.healthy,
-                "reason": card.reason,
-                "total": card.units,
-                "used": used[card.index],
-                "pods": held[card.index],
-            }
-            for card in cards
-        ],
-        "pending": pending,
+        "name": node.name,
+        "address": node.address,
+        "backend": "mixed" if len(backends) > 1 else backends[0] if backends else "none",
+        "backends": backends,
+        "problem": "; ".join(node.problems),
+        "memory_limit": node.memory_limit,
+        **{key: value for key, value in parts[0].items() if key != "backend"},
+        "also": parts[1:],
     }
 
 
-def _pod(pod: Json, units: int) -> Json:
-    """A pod and what it holds of one card; a pod of several cards is on each of them."""
-    booked = contract.booking(pod)
+def _part(part: Part) -> Json:
+    for place in [*(card["pods"] for card in part.cards), part.pending]:
+        if len(place) > 1:
+            place.sort(key=_by_name)
     return {
-        **_name(pod),
-        "units": units,
-        "phase": str((pod.get("status") or {}).get("phase", "Unknown")),
-        "assigned": booked is not None and booked.assigned,
-        "terminating": bool((pod.get("metadata") or {}).get("deletionTimestamp")),
+        "backend": part.backend or "none",
+        "unit": part.unit,
+        "capacity": part.capacity,
+        "allocatable": part.allocatable,
+        "total": part.total,
+        "used": part.used,
+        "cards": part.cards,
+        "pending": part.pending,
+        **part.more,
     }
 
 
-def _name(pod: Json) -> dict[str, str]:
-    metadata = pod.get("metadata") or {}
-    return {"namespace": str(metadata.get("namespace", "")), "name": str(metadata.get("name", ""))}
+def _by_name(entry: Json) -> tuple[str, list[str | int]]:
+    return entry["namespace"], natural(entry["name"])
 
 
-def _address(node: Json) -> str:
-    for one in (node.get("status") or {}).get("addresses") or []:
-        if one.get("type") == "InternalIP":
-            return str(one.get("address", ""))
-    return ""
-
-
-def _unscheduled(pod: Json) -> str:
-    for one in (pod.get("status") or {}).get("conditions") or []:
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return " ".join(str(one.get("message") or one.get("reason") or "").split())
-    return ""
+def _totals(nodes: t.Sequence[Node]) -> list[Json]:
+    """What each backend has and has given away in the cluster: their units can't be added."""
+    found: list[Json] = []
+    for backend in BACKENDS:
+        parts = [node.parts[backend] for node in nodes if backend in node.parts]
+        if parts:
+            units = {part.unit for part in parts} - {None}
+            found.append(
+                {
+                    "backend": backend,
+                    "unit": units.pop() if len(units) == 1 else None,
+                    "total": sum(part.total for part in parts),
+                    "used": sum(part.used for part in parts),
+                }
+            )
+    return found

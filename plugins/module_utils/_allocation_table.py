@@ -4,83 +4,199 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The allocation of a cluster as a table for people, and the question to the cluster that both are made from."""
+"""The allocation of a cluster as tables for people, and the question to the cluster that they are made from."""
 
 from __future__ import annotations
 
+import gc
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import allocation, percent
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import assembled, percent
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation_nodes import read_node
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation_pods import HAMI, NVIDIA, WORDS, PodReader
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import Streams, listed
 
 NO_NODES = (
     "No node announces shared GPU memory (aliyun.com/gpu-mem): nothing is set up yet, or no device plugin is running.\n"
 )
+TABLES = ("table", "wide")
+BAR = 10
+# Of names, in the narrow table only.
+LONGEST = 48
+WHAT = {HAMI: "GPU memory of HAMi's nodes", NVIDIA: "GPUs of NVIDIA's plugin", "": "GPU memory of the cluster"}
 
 
-def look(kube: Kube) -> Json:
-    """Ask the cluster: the allocation as data and as a table."""
-    found = allocation(kube.list_all("v1", "Node"), kube.list_all("v1", "Pod", field_selector=UNFINISHED))
-    return {**found, "table": table(found), "requests": dict(kube.requests)}
+def look(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> Json:
+    """Ask the cluster: the allocation as data and as tables.
+
+    :param tables: which of ``TABLES`` are wanted.
+    """
+    # Nothing that is read points back to what holds it, and looking for that among so many objects takes its time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        nodes = listed(kube, "Node", read_node)
+        claims = listed(kube, "Pod", PodReader(), UNFINISHED, WORDS)
+        found = assembled(nodes, claims)
+        made = {name: table(found, wide=name == "wide") for name in TABLES if name in tables}
+    finally:
+        if collecting:
+            gc.enable()
+    return {**found, **made, "requests": dict(kube.requests)}
 
 
-def table(found: Json) -> str:
-    """One block per node: its pods and what each holds of each card; then what waits, then the whole cluster."""
+def table(found: Json, wide: bool = False) -> str:
+    """One block per node: its cards, its pods and what each holds of each card; then what waits, then the cluster.
+
+    :param wide: nothing is cut, and all is told: UUIDs, states, containers.
+    """
     if not found["nodes"]:
         return NO_NODES + _waiting(found["waiting"])
-    blocks = [_node(node) for node in found["nodes"]]
+    blocks = ["".join(_blocks(node, wide)) for node in found["nodes"]]
     rule = "-" * max(len(line) for block in blocks for line in block.splitlines())
-    used, total = found["used"], found["total"]
-    share = f"{used}/{total} ({percent(used, total)}%)"
-    cluster = f"Allocated/Total GPU memory of the cluster{_of(found['unit'])}: {share}\n"
-    return f"{rule}\n".join([*blocks, _waiting(found["waiting"]) + cluster])
+    return f"{rule}\n".join([*blocks, _waiting(found["waiting"]) + "".join(_sums(found))])
 
 
-def _node(node: Json) -> str:
-    cards, pending = node["cards"], node["pending"]
-    header = ["NAMESPACE", "POD", "STATUS", *(f"GPU{card['index']}(Allocated)" for card in cards)]
-    header += ["PENDING(Allocated)"] if pending else []
+def drawn(used: int, total: int, width: int = BAR) -> str:
+    """A card as a bar; anything that is held shows, and only what is full looks full."""
+    if total <= 0:
+        return "[" + ("#" if used > 0 else ".") * width + "]"
+    filled = min(width, used * width // total)
+    if filled == 0 and used > 0:
+        filled = 1
+    return f"[{'#' * filled}{'.' * (width - filled)}]"
+
+
+# --------------------------------------------------------------------------- one node
+
+
+def _blocks(node: Json, wide: bool) -> t.Iterator[str]:
+    yield f"NAME:       {node['name']}\nIPADDRESS:  {node['address'] or '-'}\n"
+    if node["memory_limit"]:
+        yield f"LIMIT:      {node['memory_limit']}\n"
+    if wide or node["backend"] not in ("gpushare", "gpushare-upstream"):
+        yield f"BACKEND:    {', '.join(node['backends']) or 'none'}\n"
+    if node["problem"]:
+        yield f"PROBLEM:    {node['problem']}\n"
+    yield _part(node, wide, node["unit"])
+    for part in node["also"]:
+        yield f"\nBeside it, of {part['backend']}:\n"
+        yield _part(part, wide, part["unit"])
+
+
+def _part(part: Json, wide: bool, unit: str | None) -> str:
+    """The cards of one backend on a node, and what pods hold of them."""
+    cards, pending = part["cards"], part["pending"]
+    header = ["NAMESPACE", "POD", "STATUS"]
+    header += ["STATE", "UID", "CONTAINERS"] if wide else []
+    first = len(header)
+    header += [f"GPU{card['index']}(Allocated)" for card in cards]
+    counted = part.get("resources") is not None
+    header += ["GPU(Allocated)"] if counted else ["PENDING(Allocated)"] if pending else []
     rows = [header]
     # A pod of several cards is one row, where its first card is.
     lines: dict[tuple[str, str], list[str]] = {}
+    problems = {}
     for place, pods in enumerate([*(card["pods"] for card in cards), pending]):
         for pod in pods:
-            line = lines.setdefault((pod["namespace"], pod["name"]), _pod(pod, len(header)))
-            line[3 + place] = str(pod["units"])
+            key = (pod["namespace"], pod["name"])
+            line = lines.get(key)
+            if line is None:
+                line = lines[key] = _pod(pod, len(header), wide)
+            line[first + place] = str(pod["units"])
+            if pod["problem"]:
+                problems[key] = pod["problem"]
     rows += lines.values()
-    rows.append(["Allocated/Total", "", "", *(f"{card['used']}/{card['total']}" for card in cards)])
-    if pending:
+    rows.append(["Allocated/Total", *[""] * (first - 1), *(f"{card['used']}/{card['total']}" for card in cards)])
+    if counted:
+        rows[-1].append(f"{part['used']}/{part['total']}")
+    elif pending:
         rows[-1].append(str(sum(pod["units"] for pod in pending)))
-    head = f"NAME:       {node['name']}\nIPADDRESS:  {node['address'] or '-'}\n"
-    head += f"LIMIT:      {node['memory_limit']}\n" if node["memory_limit"] else ""
-    for card in cards:
-        size = f"{card['memory_mib']} MiB" if card["memory_mib"] else ""
-        bad = "" if card["healthy"] else f"UNHEALTHY: {card['reason']}" if card["reason"] else "UNHEALTHY"
-        about = [text for text in (card["model"], size, card["uuid"], bad) if text]
-        head += f"GPU{card['index']}:       {', '.join(about)}\n" if about else ""
-    share = f"{node['used']}/{node['total']} ({percent(node['used'], node['total'])}%)"
-    return f"{head}\n{_columns(rows)}\nAllocated/Total of the node{_of(node['unit'])}: {share}\n"
+    text = "".join(f"{line}\n" for line in _cards(part, wide))
+    text += f"\n{_columns(rows)}"
+    text += "".join(f"{space}/{name}: {problem}\n" for (space, name), problem in problems.items())
+    share = f"{part['used']}/{part['total']} ({percent(part['used'], part['total'])}%)"
+    return f"{text}\nAllocated/Total of the node{_of(unit)}: {share}\n"
 
 
-def _pod(pod: Json, columns: int) -> list[str]:
-    words = [pod["namespace"], pod["name"], "Terminating" if pod["terminating"] else pod["phase"]]
+def _cards(part: Json, wide: bool) -> t.Iterator[str]:
+    """A line per card: a bar, its numbers, and what it is."""
+    cards = part["cards"]
+    names = [f"GPU{card['index']}" for card in cards]
+    shares = [f"{card['used']}/{card['total']}" for card in cards]
+    for card, name, share in zip(cards, names, shares):
+        start = f"{name.ljust(max(map(len, names)))} {drawn(card['used'], card['total'])} "
+        about = [_cut(card["model"], wide)]
+        if wide:
+            about += [f"{card['memory_mib']} MiB" if card["memory_mib"] else "", card["uuid"]]
+            if "slots" in card:
+                about += [f"places {card['slots_used']}/{card['slots']}", f"cores {card['cores_used']}/{card['cores']}"]
+        if not card["healthy"]:
+            about.append(f"UNHEALTHY: {card['reason']}" if card["reason"] else "UNHEALTHY")
+        tail = ", ".join(text for text in about if text)
+        yield start + (f"{share.ljust(max(map(len, shares)))}  {tail}" if tail else share)
+    for one in part.get("resources") or []:
+        share = f"{one['used']}/{one['capacity']}{_kind(part['gpus'])}"
+        yield f"{one['name']} {drawn(one['used'], one['capacity'])} {share}"
+
+
+def _kind(gpus: Json) -> str:
+    """What labels tell of the cards that a count is of."""
+    about = [
+        gpus["product"],
+        f"{gpus['memory_mib']} MiB" if gpus["memory_mib"] else "",
+        f"{gpus['count']} cards" if gpus["count"] is not None else "",
+        f"{gpus['sharing']}, {gpus['replicas']} replicas" if gpus["sharing"] not in (None, "none") else "",
+    ]
+    text = ", ".join(one for one in about if one)
+    return f"  {text}" if text else ""
+
+
+def _pod(pod: Json, columns: int, wide: bool) -> list[str]:
+    words = [_cut(pod["namespace"], wide), _cut(pod["name"], wide), _status(pod)]
+    if wide:
+        held = ",".join(f"{one['name']}={one['units']}" for one in pod["containers"])
+        words += [pod["state"], pod["uid"] or "-", held or "-"]
     return [*words, *["0"] * (columns - len(words))]
+
+
+def _status(pod: Json) -> str:
+    return "Terminating" if pod["terminating"] else str(pod["phase"])
+
+
+# --------------------------------------------------------------------------- the cluster
 
 
 def _waiting(pods: t.Sequence[Json]) -> str:
     if not pods:
         return ""
     lines = [
-        f"  {pod['namespace']}/{pod['name']} asks for {pod['units']}: {pod['reason'] or 'not scheduled yet'}\n"
+        f"  {pod['namespace']}/{pod['name']} asks for {pod['units'] or 'a GPU'}: "
+        f"{pod['reason'] or pod['problem'] or 'not scheduled yet'}\n"
         for pod in pods
     ]
     return "Waiting for a card:\n" + "".join(lines)
 
 
+def _sums(found: Json) -> t.Iterator[str]:
+    for one in found["totals"] or [found]:
+        what = WHAT.get(one.get("backend", ""), WHAT[""])
+        share = f"{one['used']}/{one['total']} ({percent(one['used'], one['total'])}%)"
+        yield f"Allocated/Total {what}{_of(one['unit'])}: {share}\n"
+
+
 def _of(unit: str | None) -> str:
     return f" ({unit})" if unit else ""
+
+
+def _cut(text: str, wide: bool) -> str:
+    """A name that isn't too long; of a longer one the beginning and the end, where pods of one owner differ."""
+    if wide or len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - 15]}...{text[-12:]}"
 
 
 def _columns(rows: t.Sequence[t.Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ API server for what we know, and without a time limit.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import typing as t
@@ -64,6 +65,16 @@ def _credentials(kubeconfig: Json) -> set[str]:
     users = kubeconfig.get("users")
     entries = [one.get("user") for one in users if isinstance(one, dict)] if isinstance(users, list) else []
     return {text for entry in entries for text in texts(entry) if text}
+
+
+def hide_credentials(module: t.Any) -> None:
+    """Keep what a kubeconfig that is a dictionary holds of keys and tokens out of all that the module returns."""
+    if isinstance(module.params.get("kubeconfig"), dict):
+        module.no_log_values.update(_credentials(module.params["kubeconfig"]))
+
+
+class Expired(ShareError):
+    """The rest of a list can't be had any more: it was begun too long ago (410 Gone)."""
 
 
 class Kube(t.Protocol):
@@ -125,10 +136,9 @@ class RealKube:
 
         :raises ShareError: a library is missing, or the options name no usable kubeconfig.
         """
+        hide_credentials(module)
         if MISSING:
             raise ShareError(f"the Python that runs this module lacks kubernetes.core or kubernetes: {MISSING}")
-        if isinstance(module.params.get("kubeconfig"), dict):
-            module.no_log_values.update(_credentials(module.params["kubeconfig"]))
         try:
             configuration = core._create_configuration(core._create_auth_spec(module))
             # Refused connections are told at once; waiting is the caller's decision.
@@ -166,6 +176,25 @@ class RealKube:
             if not more:
                 # Items of a list carry neither.
                 return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+
+    def chunks(self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Iterator[bytes]:
+        """The answer to one request for a list of all namespaces, so many bytes at a time while it comes in.
+
+        :raises Expired: the query's ``continue`` is too old.
+        """
+        ref = Ref(api_version, kind, "", "")
+        self._demand(ref)
+        path = self._path(ref)
+        self.requests["GET"] += 1
+        with self._told(f"GET {path}"):
+            answer = self._client.request(
+                "GET", path, query_params=list(query), _request_timeout=TIMEOUT, serialize=False
+            )
+            try:
+                yield from iter(lambda: answer.read(size), b"")
+            finally:
+                # Not read to its end, the connection can't serve another request.
+                answer.close()
 
     def apply(self, definition: Json, manager: str) -> Json:
         query = [("fieldManager", manager), ("force", "true"), ("fieldValidation", "Strict")]
@@ -278,6 +307,17 @@ class RealKube:
         except urllib3.exceptions.HTTPError as error:
             raise BadInput(f"{KUBECONFIG}: the API server at {host} can't be reached: {_reason(error)}") from error
 
+    @contextlib.contextmanager
+    def _told(self, subject: str) -> t.Iterator[None]:
+        """The library's errors as ours."""
+        host = str(self._client.configuration.host)
+        try:
+            yield
+        except kubernetes.client.rest.ApiException as error:
+            raise _refusal(error, host, subject) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise BadInput(f"{KUBECONFIG}: the API server at {host} can't be reached: {_reason(error)}") from error
+
 
 class _NoDiscovery:
     """In the place of the client's discovery, which would ask before anything is asked of it."""
@@ -305,7 +345,8 @@ def _refusal(error: t.Any, host: str, subject: str) -> ShareError:
         return ShareError(f"{KUBECONFIG}: its user may not do this: {_one_line(said)}")
     if error.status == 404:
         return ShareError(f"{subject}: {_one_line(said)} (404)")
-    return ShareError(f"{subject}: the API server refuses it: {_one_line(said)} ({error.status})")
+    refused = f"{subject}: the API server refuses it: {_one_line(said)} ({error.status})"
+    return Expired(refused) if error.status == 410 else ShareError(refused)
 
 
 def _stranger(host: str) -> str:

@@ -154,7 +154,18 @@ def test_pods_are_told_with_what_is_known_of_them():
     pods = [pod("late", 2, index=1, assigned=False, terminating=True), pod("lost", 1, index=7), pod("new", 3)]
     found = allocation.allocation([node()], pods)["nodes"][0]
     assert found["cards"][1]["pods"] == [
-        {"namespace": "default", "name": "late", "units": 2, "phase": "Running", "assigned": False, "terminating": True}
+        {
+            "namespace": "default",
+            "name": "late",
+            "units": 2,
+            "phase": "Running",
+            "assigned": False,
+            "terminating": True,
+            "uid": "",
+            "containers": [{"name": "c0", "units": 2}],
+            "state": "terminating",
+            "problem": "",
+        }
     ]
     assert [one["name"] for one in found["pending"]] == ["lost", "new"]
 
@@ -163,7 +174,9 @@ def test_pods_that_wait_are_told_with_the_schedulers_reason():
     waiting = pod("w", 20, on=None, phase="Pending")
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card\nhas 20"}]
     found = allocation.allocation([node()], [waiting, pod("none", 0, on=None)])
-    assert found["waiting"] == [{"namespace": "default", "name": "w", "units": 20, "reason": "no card has 20"}]
+    (told,) = found["waiting"]
+    assert told.items() >= {"namespace": "default", "name": "w", "units": 20, "reason": "no card has 20"}.items()
+    assert (told["state"], told["phase"], told["backend"]) == ("pending", "Pending", "gpushare")
     assert found["used"] == 0
 
 
@@ -202,8 +215,8 @@ def test_the_table():
         == """\
 NAME:       gpu1
 IPADDRESS:  192.0.2.1
-GPU0:       Model, 16384 MiB, GPU-00
-GPU1:       Model, 16384 MiB, GPU-11, UNHEALTHY
+GPU0 [#.........] 3/16  Model
+GPU1 [#####.....] 8/16  Model, UNHEALTHY
 
 NAMESPACE        POD        STATUS       GPU0(Allocated)  GPU1(Allocated)
 default          binpack-0  Running      2                0
@@ -215,6 +228,7 @@ Allocated/Total of the node (GiB): 11/32 (34%)
 -------------------------------------------------------------------------
 NAME:       gpu2
 IPADDRESS:  192.0.2.1
+GPU0 [..........] 0/16
 
 NAMESPACE        POD  STATUS  GPU0(Allocated)
 Allocated/Total               0/16
@@ -258,7 +272,8 @@ def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
         ["default", "both", "Running", "6", "6"],
         ["default", "one", "Running", "0", "3"],
     ]
-    assert "GPU1:       Model, 16384 MiB, GPU-11, UNHEALTHY: MIG is on" in text
+    assert "GPU1 [#####.....] 9/16  Model, UNHEALTHY: MIG is on" in text
+    assert "GPU1 [#####.....] 9/16  Model, 16384 MiB, GPU-11, UNHEALTHY: MIG is on" in table(found, wide=True)
 
 
 def test_a_share_on_a_card_that_is_gone_is_pending() -> None:

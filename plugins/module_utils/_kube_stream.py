@@ -1,0 +1,222 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Lists of a large cluster, item by item while they come in: few requests, and never a page in memory.
+
+kube-apiserver writes an item as ``{"metadata":{"…`` right after the one before, and inside of strings every quote is
+escaped, so bytes in which one item ends and the next begins can be found without reading what is between them. That
+lets an item that has none of the words looked for go by unread, and others without what is long and of no use here.
+What another server writes differently is read to the letter, which takes longer.
+"""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import json
+import re
+import typing as t
+
+from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import Expired, Kube
+
+try:
+    # Some four times as fast, where it is installed.
+    from orjson import loads as _loads  # type: ignore[import-not-found,unused-ignore]
+except ImportError:
+    _loads = json.loads
+
+# The most that the API server takes from etcd at once; a longer page would cost it, and save nothing.
+PAGE = 10000
+# What is in memory at a time.
+CHUNK = 256 * 1024
+# etcd takes objects of 1.5 MiB; nothing that is longer than this is one of the API server's.
+LONGEST = 16 * 1024 * 1024
+
+_ITEMS = re.compile(rb'"items"\s*:\s*(\[|null)')
+_START = b'{"metadata":{"'
+_BETWEEN = b"}," + _START
+# What is long and of no use here, from where to where. Each is a list in which nothing but its end ends like that;
+# where a string in it does, what is left isn't JSON any more, since the quote that ends that string begins one then.
+_MANAGED = (b',"managedFields":[', b'}]},"spec":')
+_LISTS = tuple((b',"%s":[{' % name, b"}]") for name in (b"images", b"env", b"tolerations"))
+# Why a pod is on no node is in its conditions.
+_CONDITIONS, _BOUND = (b',"conditions":[{', b"}]"), b'"nodeName":"'
+
+Kept = t.TypeVar("Kept")
+
+
+@t.runtime_checkable
+class Streams(t.Protocol):
+    """A cluster that hands an answer over while it comes in."""
+
+    requests: collections.Counter[str]
+
+    def chunks(
+        self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
+    ) -> t.Iterator[bytes]: ...
+
+
+class _Odd(Exception):
+    """Items aren't written as kube-apiserver does it."""
+
+
+def listed(
+    kube: Kube | Streams,
+    kind: str,
+    keep: t.Callable[[t.Any], t.Iterable[Kept]],
+    field_selector: str = "",
+    words: t.Sequence[bytes] = (),
+) -> list[Kept]:
+    """What ``keep`` makes of all objects of a kind (of v1) in all namespaces.
+
+    No ``resourceVersion`` is sent: what is read is at least as new as the question, and one state of the cluster over
+    all pages.
+
+    :param keep: gives what is worth keeping of an item, which may be any JSON.
+    :param words: an item in which none of these occurs may be left out unread; none means that all are read.
+    :raises ShareError: the cluster says no, or nothing that can be read; the list's token expired twice.
+    """
+    if not isinstance(kube, Streams):
+        return [one for item in kube.list_all("v1", kind, field_selector=field_selector) for one in keep(item)]
+    exact, expired = False, False
+    while True:
+        try:
+            return _all_pages(kube, kind, keep, field_selector, words, exact)
+        except _Odd:
+            exact = True
+        except Expired as error:
+            if expired:
+                raise ShareError(
+                    f"the list of {kind}s expired twice while it was read: the API server, or the way to it, is slower "
+                    "than etcd forgets"
+                ) from error
+            expired = True
+
+
+def _all_pages(
+    kube: Streams,
+    kind: str,
+    keep: t.Callable[[t.Any], t.Iterable[Kept]],
+    field_selector: str,
+    words: t.Sequence[bytes],
+    exact: bool,
+) -> list[Kept]:
+    query = [("limit", str(PAGE))] + ([("fieldSelector", field_selector)] if field_selector else [])
+    kept: list[Kept] = []
+    more: list[tuple[str, str]] = []
+    while True:
+        about: Json = {}
+        for item in items(kube.chunks("v1", kind, query + more, CHUNK), about, words, exact):
+            kept += keep(item)
+        metadata = about.get("metadata")
+        token = metadata.get("continue") if isinstance(metadata, dict) else None
+        if not token or not isinstance(token, str):
+            return kept
+        more = [("continue", token)]
+
+
+def items(
+    chunks: t.Iterator[bytes], about: Json, words: t.Sequence[bytes] = (), exact: bool = False
+) -> t.Iterator[t.Any]:
+    """The items of a list whose text comes in pieces.
+
+    :param about: gets the list's own fields (``metadata`` among them) when the last item has been taken.
+    :param exact: take no short cut.
+    :raises ShareError: it isn't a list, or ends early.
+    """
+    text = b""
+    found = None
+    for chunk in chunks:
+        text += chunk
+        found = _ITEMS.search(text)
+        if found or len(text) > LONGEST:
+            break
+    if not found or found.group(1) == b"null":
+        about.update(_envelope(text + b"".join(chunks)))
+        return
+    head, text = text[: found.start()], text[found.end() :]
+    while not exact:
+        # First what there is: a short list comes in one piece.
+        end = text.rfind(_BETWEEN)
+        if end > 0:
+            yield from _written_as_usual(text[: end + 1], words)
+            text = text[end + 2 :]
+        elif len(text) > 4 * 1024 * 1024:
+            break
+        chunk = next(chunks, b"")
+        if not chunk:
+            break
+        text += chunk
+    yield from _to_the_letter(text, chunks, head, about)
+
+
+def _written_as_usual(text: bytes, words: t.Sequence[bytes]) -> list[t.Any]:
+    """Items without brackets around them."""
+    pieces = text[:-1].split(_BETWEEN)
+    if not pieces[0].startswith(_START):
+        raise _Odd
+    pieces[0] = pieces[0][len(_START) :]
+    if words:
+        pieces = [piece for piece in pieces if any(word in piece for word in words)]
+    if not pieces:
+        return []
+    for leave_out in (_shortened, bytes):
+        short = b"},".join([_START + leave_out(piece) for piece in pieces])
+        try:
+            read = t.cast("list[t.Any]", _loads(b"[" + short + b"}]"))
+            # Where fields have another order, more than managedFields may be missing now.
+            if all(item["metadata"].get("name") for item in read):
+                return read
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+    raise _Odd
+
+
+def _shortened(piece: bytes) -> bytes:
+    piece = _without(piece, *_MANAGED)
+    for first, last in _LISTS:
+        piece = _without(piece, first, last)
+    return _without(piece, *_CONDITIONS) if _BOUND in piece else piece
+
+
+def _without(piece: bytes, first: bytes, last: bytes) -> bytes:
+    begin = piece.find(first)
+    end = piece.find(last, begin) if begin >= 0 else -1
+    return piece[:begin] + piece[end + 2 :] if end >= 0 else piece
+
+
+def _to_the_letter(text: bytes, chunks: t.Iterator[bytes], head: bytes, about: Json) -> t.Iterator[t.Any]:
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    scan = json.JSONDecoder().raw_decode
+    rest = decode(text)
+    while True:
+        rest = rest.lstrip(" \t\r\n,")
+        if rest.startswith("]"):
+            break
+        try:
+            item, end = scan(rest)
+        except (ValueError, RecursionError) as error:
+            chunk = next(chunks, b"")
+            if not chunk or len(rest) > LONGEST or isinstance(error, RecursionError):
+                raise ShareError("the API server's answer isn't a list of objects, or ends in the middle") from error
+            rest += decode(chunk)
+            continue
+        rest = rest[end:]
+        yield item
+    tail = (rest[1:] + decode(b"".join(chunks), True)).encode(errors="replace")
+    about.update(_envelope(head + b'"items":[]' + tail))
+
+
+def _envelope(text: bytes) -> Json:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShareError("the API server's answer isn't JSON, or ends in the middle") from error
+    if not isinstance(answer, dict):
+        raise ShareError("the API server's answer isn't a list of objects")
+    return answer
