@@ -36,6 +36,8 @@ SLOW = (
     "test_driver_role",
     "test_kubeadm_action",
     "test_nouveau_real",
+    "test_verify_playbook",
+    "test_reader",
 )
 
 

@@ -18,12 +18,13 @@ def read(role, name):
     return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
 
 
-def specification(role):
-    return read(role, "meta/argument_specs.yml")["argument_specs"]["main"]
+def specifications(role):
+    """What each entry point says of itself."""
+    return read(role, "meta/argument_specs.yml")["argument_specs"].values()
 
 
 def options(role):
-    return specification(role).get("options") or {}
+    return {name: one for entry in specifications(role) for name, one in (entry.get("options") or {}).items()}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -37,7 +38,7 @@ def test_defaults_are_those_of_the_argument_specs(role):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_argument_is_described_typed_and_prefixed(role):
-    assert specification(role).get("short_description")
+    assert all(entry.get("short_description") for entry in specifications(role))
     for name, one in options(role).items():
         assert name.startswith(f"{role}_") or name in COLLECTION_WIDE, name
         assert one.get("description"), name
