@@ -111,7 +111,7 @@ def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> N
         folders.update(build.build_all(wanted.kubernetes_version))
 
     def debootstrap_all() -> None:
-        systems["node"] = rootfs.rootfs("node", rootfs.NODE_PACKAGES, source)
+        systems["node"] = rootfs.rootfs("node", rootfs.CLUSTER_PACKAGES, source)
         systems["base"] = rootfs.rootfs("base", rootfs.BASE_PACKAGES, source)
 
     each(lambda work: work(), [compile_all, debootstrap_all])

@@ -17,9 +17,9 @@ NODE_PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "python3", "openssh-server", "ca-certificates", "gnupg"),
     *("iproute2", "iputils-ping", "iptables", "ipset", "ebtables", "ethtool", "socat", "conntrack", "kmod", "procps"),
     *("containernetworking-plugins", "runc", "curl", "less"),
-    # By it kubelet_devices_info speaks with kubelet.
-    "python3-grpcio",
 )
+# What kubelet_devices_info speaks with kubelet by; debootstrap can't configure that of every suite.
+CLUSTER_PACKAGES = (*NODE_PACKAGES, "python3-grpcio")
 BASE_PACKAGES = ("python3", "python3-pip", "iptables", "kmod")
 # Bump when the steps below change what comes out.
 RECIPE = 2
