@@ -11,6 +11,7 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
+from fake_clock import FakeClock
 
 
 @dataclasses.dataclass
@@ -31,22 +32,6 @@ class Broken:
     says_nothing: bool = False
     namespace_stays: bool = False
     scheduler_words: bool = False
-
-
-class FakeClock:
-    """Time that passes only by sleeping; the cluster moves on with it."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.listeners: list[t.Callable[[], None]] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
-        for one in self.listeners:
-            one()
 
 
 class FakeCluster:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.kubegpu.share.plugins.modules import gpu_acceptance
+from fake_clock import FakeClock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from acceptance_cluster import Broken, FakeClock, FakeCluster
+from acceptance_cluster import Broken, FakeCluster
 
 
 def outcome(

@@ -14,10 +14,11 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as 
 from ansible_collections.kubegpu.share.plugins.module_utils._acceptance import Wish, run
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
+from fake_clock import FakeClock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from acceptance_cluster import Broken, FakeClock, FakeCluster
+from acceptance_cluster import Broken, FakeCluster
 
 TWO_BY_TWO = {"gpu1": [16, 16], "gpu2": [16, 16]}
 

@@ -6,21 +6,11 @@ from __future__ import annotations
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
-
-
-class Clock:
-    def __init__(self):
-        self.time = 0.0
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
+from fake_clock import FakeClock
 
 
 def waiting(timeout, pause=2.0):
-    clock = Clock()
+    clock = FakeClock()
     return clock, Waiting(timeout, pause, clock.sleep, clock.now)
 
 

@@ -16,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadIn
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Card, Json
 from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref, ref_of
 from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
+from fake_clock import FakeClock
 
 SPACE = "gpushare-canary"
 
@@ -49,22 +50,6 @@ class Broken:
     late_account: int = 0
 
 
-class Clock:
-    """Time that passes only by sleeping; the cluster moves on with it."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.listeners: list[t.Callable[[], None]] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
-        for one in list(self.listeners):
-            one()
-
-
 def node(name: str, sizes: list[int], **annotations: str) -> Json:
     # Minors that aren't the index, so that a check of the wrong one shows.
     cards = [Card(n, f"GPU-{name}-{n}", n + 3, units * 1024, units) for n, units in enumerate(sizes)]
@@ -90,7 +75,7 @@ class Cluster:
 
     def __init__(self, nodes: t.Sequence[Json], broken: Broken | None = None) -> None:
         self.requests: collections.Counter[str] = collections.Counter()
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.broken = broken or Broken()
         self.nodes = {one["metadata"]["name"]: one for one in nodes}
         self.pods: dict[str, Json] = {}

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A clock for what waits: nobody has to wait for it."""
+
+from __future__ import annotations
+
+import typing as t
+
+
+class FakeClock:
+    """Time that passes only by sleeping; whoever listens moves on with it."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.listeners: list[t.Callable[[], None]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        # A listener may take itself off.
+        for one in list(self.listeners):
+            one()
