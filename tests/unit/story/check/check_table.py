@@ -44,7 +44,7 @@ stack.
 | PASS | looked at, and right; with `n` = 0 there was nothing to look at |
 
 With two samples FAIL and WARN count only where both have them at the same node, card, pod and container; the others
-are counted as transient.
+are counted as transient. What is too much in sum counts only if what both samples share of it is too much.
 
 The last column says what was done to a recorded healthy cluster so that exactly this check found it, and no other had
 a FAIL; where the level isn't FAIL it is named. This page is written by `tests/unit/story/check/check_table.py --write`,
