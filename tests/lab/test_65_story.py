@@ -240,13 +240,13 @@ def test_an_extender_with_a_stale_memory(lab: Lab, namespace: str, verify: Run) 
 @pytest.mark.long
 def test_a_node_that_is_gone(lab: Lab, verify: Run) -> None:
     node = lab.gpu_nodes[-1]
-    lab.ssh(node, "sudo systemctl stop kubelet")
+    lab.ssh(node, "systemctl stop kubelet")
     try:
         until(lambda: "Ready" not in ready(lab, node), f"{node} isn't ready", 120)
         found = verify()
         assert any(one["node"] == node for one in found.findings(level="FAIL")), found.report["findings"]
     finally:
-        lab.ssh(node, "sudo systemctl start kubelet")
+        lab.ssh(node, "systemctl start kubelet")
         lab.wait_ready()
         until(lambda: lab.allocatable(node) > 0, f"{node} has its units back", 90)
 
