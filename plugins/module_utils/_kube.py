@@ -177,7 +177,9 @@ class RealKube:
                 # Items of a list carry neither.
                 return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
 
-    def chunks(self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Iterator[bytes]:
+    def chunks(
+        self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
+    ) -> t.Generator[bytes, None, None]:
         """The answer to one request for a list of all namespaces, so many bytes at a time while it comes in.
 
         :raises Expired: the query's ``continue`` is too old.
@@ -188,7 +190,13 @@ class RealKube:
         self.requests["GET"] += 1
         with self._told(f"GET {path}"):
             answer = self._client.request(
-                "GET", path, query_params=list(query), _request_timeout=TIMEOUT, serialize=False
+                "GET",
+                path,
+                query_params=list(query),
+                # A tenth of the bytes, which cost both ends more than to make them small.
+                header_params={"Accept-Encoding": "gzip"},
+                _request_timeout=TIMEOUT,
+                serialize=False,
             )
             try:
                 yield from iter(lambda: answer.read(size), b"")

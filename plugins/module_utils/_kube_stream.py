@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import json
 import re
 import typing as t
+from concurrent.futures import ThreadPoolExecutor
 
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
@@ -58,7 +60,7 @@ class Streams(t.Protocol):
 
     def chunks(
         self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
-    ) -> t.Iterator[bytes]: ...
+    ) -> t.Generator[bytes, None, None]: ...
 
 
 class _Odd(Exception):
@@ -108,16 +110,39 @@ def _all_pages(
 ) -> list[Kept]:
     query = [("limit", str(PAGE))] + ([("fieldSelector", field_selector)] if field_selector else [])
     kept: list[Kept] = []
-    more: list[tuple[str, str]] = []
-    while True:
-        about: Json = {}
-        for item in items(kube.chunks("v1", kind, query + more, CHUNK), about, words, exact):
-            kept += keep(item)
-        metadata = about.get("metadata")
-        token = metadata.get("continue") if isinstance(metadata, dict) else None
-        if not token or not isinstance(token, str):
-            return kept
-        more = [("continue", token)]
+    # Who is asked ahead must have answered before its answer can be closed.
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
+
+        def ask(more: str) -> t.Iterator[bytes]:
+            """A page's text; the question is on its way when this comes back."""
+            chunks = kube.chunks("v1", kind, query + ([("continue", more)] if more else []), CHUNK)
+            opened.callback(chunks.close)
+            first = pool.submit(next, chunks, b"")
+
+            def answered() -> t.Iterator[bytes]:
+                yield first.result()
+                yield from chunks
+
+            return answered()
+
+        page: t.Iterator[bytes] | None = ask("")
+        while page:
+            about: Json = {}
+            following: t.Iterator[bytes] | None = None
+            for item in items(page, about, words, exact):
+                # The API server makes one page ready while the other is read here.
+                if not following and _token(about):
+                    following = ask(_token(about))
+                kept += keep(item)
+            page = following or (ask(_token(about)) if _token(about) else None)
+    return kept
+
+
+def _token(about: Json) -> str:
+    """What the next page is asked for with; empty after the last."""
+    metadata = about.get("metadata")
+    token = metadata.get("continue") if isinstance(metadata, dict) else None
+    return token if isinstance(token, str) else ""
 
 
 def items(
@@ -125,7 +150,8 @@ def items(
 ) -> t.Iterator[t.Any]:
     """The items of a list whose text comes in pieces.
 
-    :param about: gets the list's own fields (``metadata`` among them) when the last item has been taken.
+    :param about: gets the list's own fields (``metadata`` among them): before the first item where they are written
+        there, as kube-apiserver does it, and else when the last item has been taken.
     :param exact: take no short cut.
     :raises ShareError: it isn't a list, or ends early.
     """
@@ -140,6 +166,9 @@ def items(
         about.update(_envelope(text + b"".join(chunks)))
         return
     head, text = text[: found.start()], text[found.end() :]
+    # Where the list's fields aren't before its items, they are known at the end.
+    with contextlib.suppress(ShareError):
+        about.update(_envelope(head + b'"items":[]}'))
     while not exact:
         # First what there is: a short list comes in one piece.
         end = text.rfind(_BETWEEN)
