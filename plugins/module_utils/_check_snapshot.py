@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
@@ -50,7 +51,7 @@ def snapshot(
 
     :param nodes: Nodes as the API has them.
     :param pods: Pods, finished ones may be left out.
-    :param evidence: by node's name, ``nvml``, ``kubelet`` and ``problem``.
+    :param evidence: by node's name, ``nvml``, ``kubelet`` and ``problem``; of each an object, or that as JSON text.
     :param now: seconds since 1970.
     :param configmaps: of kube-system; None where nobody may read them.
     """
@@ -221,7 +222,7 @@ def _node(raw: Json, by_node: t.Mapping[str, list[Pod]], seen: Json, whole: Read
         "status": {field: reader.quantities(status.get(field), field) for field in ("capacity", "allocatable")},
     }
     has = name in seen
-    evidence = reader.obj(seen.get(name), "its evidence")
+    evidence = reader.obj(_unpacked(seen.get(name), reader), "its evidence")
     problem = reader.text(evidence.get("problem"), "its evidence's problem")
     absent = problem or ("" if has else "its machine wasn't looked at in this run")
     nvml = nvml_of(evidence.get("nvml"), reader, absent)
@@ -243,6 +244,17 @@ def _node(raw: Json, by_node: t.Mapping[str, list[Pod]], seen: Json, whole: Read
         kubelet=kubelet,
         damage=tuple(reader.damage),
     )
+
+
+def _unpacked(evidence: t.Any, reader: Reader) -> t.Any:
+    """A machine's evidence, which may be JSON text."""
+    if not isinstance(evidence, str):
+        return evidence
+    try:
+        return json.loads(evidence)
+    except (ValueError, RecursionError):
+        reader.bad("its evidence", "JSON", evidence)
+        return None
 
 
 def _ready(reader: Reader, status: Json) -> str:

@@ -27,6 +27,7 @@ options:
       - The evidence by name of the node. V(nvml) and V(kubelet) are the return values RV(kubegpu.share.nvml_info#module:nvml) and
         RV(kubegpu.share.kubelet_devices_info#module:kubelet), null where there are none; V(problem) says in a sentence why the machine couldn't
         be looked at.
+      - What is known of a node may also be one JSON text (C(to_json)). Of a thousand nodes, Ansible hands that on in a fraction of the time.
       - A node with cards that isn't in it is C(UNKNOWN).
     type: dict
     default: {}

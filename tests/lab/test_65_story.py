@@ -18,6 +18,8 @@ from _lab import REPORT, ROOT, Json, Lab, until
 from _pods import body, container, create, plugin, pods, removed, restarted_plugin
 from _upstream import upstream
 
+from lab import engine as engines
+
 PLAYBOOK = "playbooks/verify.yml"
 NAMESPACE = "lab-story"
 # Seconds between two looks: what is wrong for a moment only has mended itself by then.
@@ -238,7 +240,7 @@ def test_an_extender_with_a_stale_memory(lab: Lab, namespace: str, verify: Run) 
 
 
 @pytest.mark.long
-def test_a_node_that_is_gone(lab: Lab, verify: Run) -> None:
+def test_a_kubelet_that_is_gone(lab: Lab, verify: Run) -> None:
     node = lab.gpu_nodes[-1]
     lab.ssh(node, "systemctl stop kubelet")
     try:
@@ -247,8 +249,31 @@ def test_a_node_that_is_gone(lab: Lab, verify: Run) -> None:
         assert any(one["node"] == node for one in found.findings(level="FAIL")), found.report["findings"]
     finally:
         lab.ssh(node, "systemctl start kubelet")
-        lab.wait_ready()
-        until(lambda: lab.allocatable(node) > 0, f"{node} has its units back", 90)
+        returned(lab, node)
+
+
+@pytest.mark.long
+def test_a_machine_that_is_gone(lab: Lab, verify: Run) -> None:
+    node, engine = lab.gpu_nodes[-1], engines.find()
+    assert engine is not None
+    engine.docker("kill", lab.nodes[node]["container"])
+    try:
+        until(lambda: "Ready" not in ready(lab, node), f"{node} isn't ready", 120)
+        found = verify()
+        told = [one for one in found.report["findings"] if one["node"] == node]
+        assert "FAIL" in {one["level"] for one in told}, told
+        unknown = [f"{one['what']} {one['evidence']}" for one in told if one["level"] == "UNKNOWN"]
+        assert any("its machine can't be reached" in one for one in unknown), told
+        # Nobody else is blamed.
+        assert {one["node"] for one in found.findings(level="FAIL")} == {node}, found.findings(level="FAIL")
+    finally:
+        lab.manage("up")
+        returned(lab, node)
+
+
+def returned(lab: Lab, node: str) -> None:
+    lab.wait_ready()
+    until(lambda: lab.allocatable(node) > 0, f"{node} has its units back", 90)
 
 
 def ready(lab: Lab, node: str) -> list[str]:

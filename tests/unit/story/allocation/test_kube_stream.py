@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import threading
 import tracemalloc
 
 import pytest
@@ -195,6 +196,42 @@ def test_pages_follow_each_other_and_the_selector_is_sent():
     assert stream.listed(cluster, "Pod", names, "status.phase!=Failed") == ["a", "b", "c"]
     first = {"limit": str(stream.PAGE), "fieldSelector": "status.phase!=Failed"}
     assert cluster.queries == [first, {**first, "continue": "two"}, {**first, "continue": "three"}]
+
+
+def test_the_next_page_is_asked_for_while_one_is_read():
+    asked = threading.Event()
+
+    class Watched(Cluster):
+        def chunks(self, api_version, kind, query, size):
+            if dict(query).get("continue"):
+                asked.set()
+            yield from super().chunks(api_version, kind, query, size)
+
+    def keep(item):
+        assert item["metadata"]["name"] == "a" or asked.wait(10)
+        return names(item)
+
+    cluster = Watched(written([pod("a"), pod("b"), pod("c")], "two"), written([pod("d")]))
+    assert stream.listed(cluster, "Pod", keep) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("size", [60, 100000])
+def test_all_answers_are_closed_where_one_cant_be_read(size):
+    closed = []
+
+    class Watched(Cluster):
+        def chunks(self, *arguments):
+            number = self.requests["GET"]
+            try:
+                yield from super().chunks(*arguments)
+            finally:
+                closed.append(number)
+
+    broken = written([pod("a"), pod("b")], "two")[:-20]
+    cluster = Watched(broken, written([pod("c")]), size=size)
+    with pytest.raises(ShareError, match="ends in the middle"):
+        stream.listed(cluster, "Pod", names)
+    assert sorted(closed) == list(range(cluster.requests["GET"]))
 
 
 def test_a_list_that_expired_is_begun_again_once():

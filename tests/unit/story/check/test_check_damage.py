@@ -75,6 +75,21 @@ def test_junk_anywhere_breaks_nothing(name: str, at: int, junk: int) -> None:
     assert again["result"] == "PASS"
 
 
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_evidence_as_text_is_the_same_evidence(name: str) -> None:
+    world = recorded(name)
+    as_text = {**world, "evidence": {node: json.dumps(one) for node, one in world["evidence"].items()}}
+    assert checked(as_text) == checked(world)
+
+
+@pytest.mark.parametrize("text", ["", "{", '"x"', "[]", "null", "[" * 100000, "9" * 5000])
+def test_text_that_is_no_evidence_is_unknown(text: str) -> None:
+    world = recorded(sorted(WORLDS)[0])
+    report = checked({**world, "evidence": dict.fromkeys(world["evidence"], text)})
+    assert report["result"] == "UNKNOWN" and not failing(report)
+    assert {one["node"] for one in report["findings"]} >= set(world["evidence"])
+
+
 @settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(WORLDS)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from verify_kit import UUID, Extender, Stage, chosen, finding, report, stats
+from verify_kit import UUID, Extender, Stage, chosen, evidence, finding, report, stats
 
 # Nobody listens on port 1; the host's own words are ssh's.
 AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
@@ -44,7 +44,7 @@ def test_what_passes_by_itself_is_looked_at_twice_and_machines_that_fail_are_unk
     one, two = stage.calls("gpu_allocation_check")
     assert one["before"] is None and two["before"] == first
     for call in (one, two):
-        nodes = call["nodes"]
+        nodes = evidence(call)
         assert sorted(nodes) == ["cp1", "gpu2", "gpu3", "node-one"]
         assert nodes["node-one"]["nvml"]["cards"] == [{"uuid": UUID.format(1)}] and nodes["node-one"]["problem"] == ""
         assert nodes["node-one"]["kubelet"] == {"root": "/var/lib/kubelet"}
@@ -84,9 +84,9 @@ def test_what_stays_fails_and_is_named(stage):
     assert "FAIL: 13 findings (G6 on gpu1, C2 on n0," in text and "C2 on n8 and more), told above" in text
     assert "G9 on" not in text.split("told above")[0].rsplit("FAIL: ", 1)[1]
     for call in stage.calls("gpu_allocation_check"):
-        assert call["nodes"]["gpu1"]["problem"] == ""
+        assert evidence(call)["gpu1"]["problem"] == ""
         # Not named, so not asked.
-        assert call["nodes"]["gpu2"]["problem"] == "its machine wasn't looked at in this run"
+        assert evidence(call)["gpu2"]["problem"] == "its machine wasn't looked at in this run"
         assert call["extender"] == {"cp1": "its answer isn't JSON"}
         assert call["allowed_processes"] == ["Xorg", "dcgm"] and call["allowed_pods"] is None
     assert stats(text)["result"] == "FAIL"

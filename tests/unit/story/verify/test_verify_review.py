@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _reader_kubec
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
 from ansible_collections.kubegpu.share.plugins.modules import reader_kubeconfig
-from verify_kit import PLAYBOOK, ROOT, Stage, chosen, finding, report, stats
+from verify_kit import PLAYBOOK, ROOT, Stage, chosen, evidence, finding, report, stats
 
 SECRET = "a-token-that-nobody-may-see"
 KUBECONFIG = {
@@ -113,7 +113,8 @@ def test_what_was_found_is_told_where_a_report_cannot_be_written_and_a_second_ti
     assert len(calls) == 3, text
     first, again, second = calls
     assert first["before"] is None and again["before"] == report(*findings)
-    assert first["nodes"]["gpu1"]["problem"] == "" and "wasn't looked at" in first["nodes"]["gpu2"]["problem"]
+    problems = {node: one["problem"] for node, one in evidence(first).items()}
+    assert problems["gpu1"] == "" and "wasn't looked at" in problems["gpu2"]
     assert first["allowed_processes"] == ["Xorg", "dcgm"] and first["allowed_pods"] == ["monitoring/*"]
     assert first["hami_schedulers"] is None and first["schedulers"] is None
     assert "how this cluster runs its scheduler can't be told" in first["story"]["unknown"][0]

@@ -121,6 +121,11 @@ def chosen(mode: str = "static_pod", ours: bool = True, **more: t.Any) -> dict[s
     return {"scheduler": {**found, **more}}
 
 
+def evidence(call: dict[str, t.Any]) -> dict[str, t.Any]:
+    """What gpu_allocation_check was told of each node, which may be text."""
+    return {name: json.loads(one) if isinstance(one, str) else one for name, one in call["nodes"].items()}
+
+
 class Stage:
     """A folder with an inventory, and a collection of which some modules are stand-ins.
 
