@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import gc
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import assembled, percent
@@ -17,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation_pods imp
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
-from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import Streams, listed
+from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import Streams, listed, uncollected
 
 NO_NODES = (
     "No node announces shared GPU memory (aliyun.com/gpu-mem): nothing is set up yet, or no device plugin is running.\n"
@@ -34,17 +33,11 @@ def look(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> Json:
 
     :param tables: which of ``TABLES`` are wanted.
     """
-    # Nothing that is read points back to what holds it, and looking for that among so many objects takes its time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         nodes = listed(kube, "Node", read_node)
         claims = listed(kube, "Pod", PodReader(), UNFINISHED, WORDS)
         found = assembled(nodes, claims)
         made = {name: table(found, wide=name == "wide") for name in TABLES if name in tables}
-    finally:
-        if collecting:
-            gc.enable()
     return {**found, **made, "requests": dict(kube.requests)}
 
 

@@ -12,13 +12,14 @@ import datetime
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._check_model import Options
-from ansible_collections.kubegpu.share.plugins.module_utils._check_read import shorten
+from ansible_collections.kubegpu.share.plugins.module_utils._check_read import Reader, shorten
 from ansible_collections.kubegpu.share.plugins.module_utils._check_run import report
-from ansible_collections.kubegpu.share.plugins.module_utils._check_snapshot import snapshot
+from ansible_collections.kubegpu.share.plugins.module_utils._check_snapshot import read_pods, snapshot
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import NODE_CARDS, RESOURCE_COUNT, Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import listed, uncollected
 
 PROCESSES = (
     "nvidia-persistenced",
@@ -54,11 +55,16 @@ def look(kube: Kube, params: Json, now: int | None = None, cluster: str = "") ->
     """
     if params["grace_seconds"] < 0:
         raise BadInput(f"grace_seconds: {params['grace_seconds']} is less than none")
-    nodes = kube.list_all("v1", "Node")
-    pods = kube.list_all("v1", "Pod", field_selector=UNFINISHED)
-    configmaps, problem = _configmaps(kube, nodes)
-    seen = snapshot(nodes, pods, params["nodes"], _options(params), _now() if now is None else now, configmaps, problem)
-    return {"report": report(seen, cluster, params["before"]), "requests": dict(kube.requests)}
+    reader = Reader()
+    with uncollected():
+        nodes = listed(kube, "Node", lambda raw: [raw])
+        # Who wrote spec.nodeName is in managedFields.
+        pods = listed(kube, "Pod", lambda raw: read_pods([raw], reader), UNFINISHED, whole=True)
+        configmaps, problem = _configmaps(kube, nodes)
+        moment = _now() if now is None else now
+        seen = snapshot(nodes, pods, params["nodes"], _options(params), moment, reader, configmaps, problem)
+        told = report(seen, cluster, params["before"])
+    return {"report": told, "requests": dict(kube.requests)}
 
 
 def _options(params: Json) -> Options:

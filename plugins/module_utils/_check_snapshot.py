@@ -40,30 +40,30 @@ VARIABLES = (VISIBLE, "CUDA_DISABLE_CONTROL", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA
 
 def snapshot(
     nodes: t.Any,
-    pods: t.Any,
+    pods: t.Iterable[Pod],
     evidence: t.Any,
     options: Options,
     now: int,
+    reader: Reader,
     configmaps: t.Any = None,
     configmaps_problem: str = "",
 ) -> Snapshot:
-    """Read everything.
+    """Read everything else, and put it together.
 
     :param nodes: Nodes as the API has them.
-    :param pods: Pods, finished ones may be left out.
+    :param pods: as ``read_pods`` gives them; finished ones may be left out.
     :param evidence: by node's name, ``nvml``, ``kubelet`` and ``problem``; of each an object, or that as JSON text.
     :param now: seconds since 1970.
+    :param reader: that the pods were read with.
     :param configmaps: of kube-system; None where nobody may read them.
     """
-    reader = Reader()
     seen = reader.obj(evidence, "the evidence")
     by_node: dict[str, list[Pod]] = {}
     waiting = []
-    for raw in reader.objs(pods, "the list of pods"):
-        pod = pod_of(raw, reader)
-        if pod is not None and pod.node:
+    for pod in pods:
+        if pod.node:
             by_node.setdefault(pod.node, []).append(pod)
-        elif pod is not None and not pod.finished:
+        elif not pod.finished:
             waiting.append(pod)
     found: dict[str, Node] = {}
     for raw in reader.objs(nodes, "the list of nodes"):
@@ -92,6 +92,12 @@ def _configmap(raw: Json, reader: Reader) -> tuple[str, Json]:
 
 
 # --------------------------------------------------------------------------- pods
+
+
+def read_pods(pods: t.Any, reader: Reader) -> list[Pod]:
+    """Of Pods as the API has them what the checks ask for, which is little."""
+    found = (pod_of(raw, reader) for raw in reader.objs(pods, "the list of pods"))
+    return [pod for pod in found if pod is not None]
 
 
 def pod_of(raw: Json, reader: Reader) -> Pod | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import codecs
 import collections
 import contextlib
+import gc
 import json
 import re
 import typing as t
@@ -63,6 +64,18 @@ class Streams(t.Protocol):
     ) -> t.Generator[bytes, None, None]: ...
 
 
+@contextlib.contextmanager
+def uncollected() -> t.Iterator[None]:
+    """Objects by the million and none that points back to what holds it: looking for such ones takes its time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class _Odd(Exception):
     """Items aren't written as kube-apiserver does it."""
 
@@ -73,6 +86,7 @@ def listed(
     keep: t.Callable[[t.Any], t.Iterable[Kept]],
     field_selector: str = "",
     words: t.Sequence[bytes] = (),
+    whole: bool = False,
 ) -> list[Kept]:
     """What ``keep`` makes of all objects of a kind (of v1) in all namespaces.
 
@@ -81,6 +95,8 @@ def listed(
 
     :param keep: gives what is worth keeping of an item, which may be any JSON.
     :param words: an item in which none of these occurs may be left out unread; none means that all are read.
+    :param whole: all of an item is wanted; else it has no managedFields, images, environment and tolerations, and no
+        conditions where it is on a node.
     :raises ShareError: the cluster says no, or nothing that can be read; the list's token expired twice.
     """
     if not isinstance(kube, Streams):
@@ -88,7 +104,7 @@ def listed(
     exact, expired = False, False
     while True:
         try:
-            return _all_pages(kube, kind, keep, field_selector, words, exact)
+            return _all_pages(kube, kind, keep, field_selector, words, whole, exact)
         except _Odd:
             exact = True
         except Expired as error:
@@ -106,6 +122,7 @@ def _all_pages(
     keep: t.Callable[[t.Any], t.Iterable[Kept]],
     field_selector: str,
     words: t.Sequence[bytes],
+    whole: bool,
     exact: bool,
 ) -> list[Kept]:
     query = [("limit", str(PAGE))] + ([("fieldSelector", field_selector)] if field_selector else [])
@@ -129,7 +146,7 @@ def _all_pages(
         while page:
             about: Json = {}
             following: t.Iterator[bytes] | None = None
-            for item in items(page, about, words, exact):
+            for item in items(page, about, words, whole, exact):
                 # The API server makes one page ready while the other is read here.
                 if not following and _token(about):
                     following = ask(_token(about))
@@ -146,12 +163,13 @@ def _token(about: Json) -> str:
 
 
 def items(
-    chunks: t.Iterator[bytes], about: Json, words: t.Sequence[bytes] = (), exact: bool = False
+    chunks: t.Iterator[bytes], about: Json, words: t.Sequence[bytes] = (), whole: bool = False, exact: bool = False
 ) -> t.Iterator[t.Any]:
     """The items of a list whose text comes in pieces.
 
     :param about: gets the list's own fields (``metadata`` among them): before the first item where they are written
         there, as kube-apiserver does it, and else when the last item has been taken.
+    :param words: as in ``listed``, and so is ``whole``.
     :param exact: take no short cut.
     :raises ShareError: it isn't a list, or ends early.
     """
@@ -173,7 +191,7 @@ def items(
         # First what there is: a short list comes in one piece.
         end = text.rfind(_BETWEEN)
         if end > 0:
-            yield from _written_as_usual(text[: end + 1], words)
+            yield from _written_as_usual(text[: end + 1], words, whole)
             text = text[end + 2 :]
         elif len(text) > 4 * 1024 * 1024:
             break
@@ -184,7 +202,7 @@ def items(
     yield from _to_the_letter(text, chunks, head, about)
 
 
-def _written_as_usual(text: bytes, words: t.Sequence[bytes]) -> list[t.Any]:
+def _written_as_usual(text: bytes, words: t.Sequence[bytes], whole: bool) -> list[t.Any]:
     """Items without brackets around them."""
     pieces = text[:-1].split(_BETWEEN)
     if not pieces[0].startswith(_START):
@@ -194,7 +212,7 @@ def _written_as_usual(text: bytes, words: t.Sequence[bytes]) -> list[t.Any]:
         pieces = [piece for piece in pieces if any(word in piece for word in words)]
     if not pieces:
         return []
-    for leave_out in (_shortened, bytes):
+    for leave_out in (bytes,) if whole else (_shortened, bytes):
         short = b"},".join([_START + leave_out(piece) for piece in pieces])
         try:
             read = t.cast("list[t.Any]", _loads(b"[" + short + b"}]"))

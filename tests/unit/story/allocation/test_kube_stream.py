@@ -92,6 +92,13 @@ def test_managed_fields_are_dropped_before_anything_is_read_of_them():
     assert ["managedFields" in one["metadata"] for one in found] == [False, False, True]
 
 
+@pytest.mark.parametrize("size", [50, 100000])
+def test_nothing_is_dropped_where_all_of_it_is_wanted(size):
+    wanted = [{**pod(name), "status": {"images": [{"names": ["x"]}], "conditions": [{"type": "a"}]}} for name in "abc"]
+    assert list(stream.items(pieces(written(wanted), size), {}, whole=True)) == wanted
+    assert stream.listed(Cluster(written(wanted), size=size), "Pod", lambda item: [item], whole=True) == wanted
+
+
 def test_what_is_long_and_of_no_use_is_dropped_too():
     images = [{"names": [f"x/{at}", "y]}"], "sizeBytes": at} for at in range(3)]
     made = [{"metadata": {"name": name}, "status": {"a": 1, "images": images, "b": [{}]}} for name in "abc"]

@@ -9,8 +9,9 @@ from typing import Any
 
 from ansible_collections.kubegpu.share.plugins.module_utils import _check_cluster as cluster
 from ansible_collections.kubegpu.share.plugins.module_utils._check_model import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._check_read import Reader
 from ansible_collections.kubegpu.share.plugins.module_utils._check_run import report
-from ansible_collections.kubegpu.share.plugins.module_utils._check_snapshot import snapshot
+from ansible_collections.kubegpu.share.plugins.module_utils._check_snapshot import read_pods, snapshot
 
 Json = dict[str, Any]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -32,7 +33,9 @@ def checked(world: Json, before: Json | None = None, **options: Any) -> Json:
             **options,
         }
     )
-    seen = snapshot(world["nodes"], world["pods"], world["evidence"], given, world["now"], world["configmaps"])
+    reader = Reader()
+    pods = read_pods(world["pods"], reader)
+    seen = snapshot(world["nodes"], pods, world["evidence"], given, world["now"], reader, world["configmaps"])
     return json.loads(json.dumps(report(seen, "https://192.0.2.1:6443", before), allow_nan=False))
 
 
