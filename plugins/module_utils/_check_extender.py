@@ -88,9 +88,15 @@ def _node(name: str, node: Node, row: Json | None, snapshot: Snapshot, reader: R
                 extender=f"{total} units",
             )
         for one in reader.objs(dev.get("pods"), "devs pods"):
-            namespace, pod = (reader.text(one.get(key), f"devs pods {key}") for key in ("namespace", "name"))
-            uids[f"{namespace}/{pod}"] = reader.text(one.get("uid"), "devs pods uid")
-            believed.setdefault(f"{namespace}/{pod}", {})[index] = reader.number(one.get("usedGPU"), "usedGPU") or 0
+            namespace, pod, uid = (
+                reader.text(one.get(key), f"devs pods {key}") for key in ("namespace", "name", "uid")
+            )
+            key = f"{namespace}/{pod}"
+            # Ours tells which pod of that name it means, upstream's doesn't.
+            if uid and key in held and held[key].uid != uid:
+                key = f"{key} ({uid})"
+            uids[key] = uid
+            believed.setdefault(key, {})[index] = reader.number(one.get("usedGPU"), "usedGPU") or 0
     _pods(name, node, held, believed, uids, snapshot, tally)
 
 

@@ -199,7 +199,7 @@ def _inspected(view: NodeView, rows: list[PodRow]) -> Json:
     unplaced: list[Json] = []
     for row in rows:
         for index, units in row.cards or ((NO_CARD, row.units),):
-            shown = {"name": row.name, "namespace": row.namespace, "usedGPU": units}
+            shown = {"name": row.name, "namespace": row.namespace, "usedGPU": units, "uid": row.uid}
             on_card.get(index, unplaced).append(shown)
     return {
         "name": view.name,

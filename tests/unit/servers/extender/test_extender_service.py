@@ -423,8 +423,8 @@ def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("plain"))
     api.put("nodes", make_node("b", 10))
     api.put("nodes", make_node("a", 10, 10))
-    api.put("pods", make_pod("binpack-1-0", 3, "a", 0))
-    api.put("pods", make_pod("stray", 2, "a"))
+    placed = api.put("pods", make_pod("binpack-1-0", 3, "a", 0))
+    stray = api.put("pods", make_pod("stray", 2, "a"))
     status, value = start().json("GET", "/gpushare-scheduler/inspect")
     assert status == 200
     assert [node["name"] for node in value["nodes"]] == ["a", "b"]
@@ -435,12 +435,12 @@ def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
         "id": 0,
         "totalGPU": 10,
         "usedGPU": 3,
-        "pods": [{"name": "binpack-1-0", "namespace": "default", "usedGPU": 3}],
+        "pods": [{"name": "binpack-1-0", "namespace": "default", "usedGPU": 3, "uid": placed["metadata"]["uid"]}],
     }
     assert node["unplaced"] == {
         "id": -1,
         "usedGPU": 2,
-        "pods": [{"name": "stray", "namespace": "default", "usedGPU": 2}],
+        "pods": [{"name": "stray", "namespace": "default", "usedGPU": 2, "uid": stray["metadata"]["uid"]}],
     }
 
 

@@ -118,47 +118,47 @@ def shift(world: Json, at: int = 0, seconds: int = 70) -> None:
 
 
 @breaks("C1", "ours_envvar", "HAMi's device plugin runs beside gpushare's", "device plugins of HAMi and gpushare")
-def mutation_01(world: Json) -> None:
+def mutation_1(world: Json) -> None:
     world["pods"].append(plugin(HAMI_PLUGIN))
 
 
 @breaks("C1", "nvidia_exclusive", "gpushare's resource is registered with kubelet too", "of two stacks")
-def mutation_02(world: Json) -> None:
+def mutation_2(world: Json) -> None:
     checkpoint(world)["registered"][MEM] = ["5a4d7f21-0"]
 
 
 @breaks("C1", "ours_cdi", "two pods of the device plugin run on one node", "2 device plugins of gpushare")
-def mutation_03(world: Json) -> None:
+def mutation_3(world: Json) -> None:
     world["pods"].append({**plugin(OUR_PLUGIN), "metadata": {**plugin(OUR_PLUGIN)["metadata"], "name": "second"}})
 
 
 @breaks("C2", "ours_envvar", "a process outside any pod uses a card", "process 4711 (python3) outside all pods")
-def mutation_04(world: Json) -> None:
+def mutation_4(world: Json) -> None:
     card(world)["processes"].append(host_process(4711, "python3", 200))
 
 
 @breaks("C2", "hami_json", "a process of a pod that asks for nothing uses a card", "its pod asks for no card")
-def mutation_05(world: Json) -> None:
+def mutation_5(world: Json) -> None:
     card(world)["processes"].append(process(80, 811, 200))
 
 
 @breaks("C2", "nvidia_exclusive", "a process of a pod that has gone goes on", "is finished, or not this cluster's")
-def mutation_06(world: Json) -> None:
+def mutation_6(world: Json) -> None:
     card(world)["processes"].append(process(70, 711, 200))
 
 
 @breaks("C3", "ours_envvar", "a pod's process is on another card", "and the pod was given GPU-5a4d7f21")
-def mutation_07(world: Json) -> None:
+def mutation_7(world: Json) -> None:
     card(world, 1)["processes"].append(process(1, 102, 100))
 
 
 @breaks("C3", "upstream_2019", "a pod's process is on another card", "and the pod was given GPU-5a4d7f22")
-def mutation_08(world: Json) -> None:
+def mutation_8(world: Json) -> None:
     card(world, 0)["processes"].append(process(2, 202, 100))
 
 
 @breaks("C4", "ours_envvar", "kubelet's checkpoint has no entry of a running container", "given it none")
-def mutation_09(world: Json) -> None:
+def mutation_9(world: Json) -> None:
     checkpoint(world)["entries"].pop(0)
 
 
@@ -443,24 +443,29 @@ def mutation_50(world: Json) -> None:
     world["extender"]["cp1"]["nodes"][0]["devs"][1]["totalGPU"] = 0
 
 
-@breaks("G11", "upstream_head", "the ConfigMap of unhealthy cards can't be read", "isn't a list of the node's cards")
+@breaks("G10", "ours_envvar", "the extender means an older pod of that name", "no such pod holds anything")
 def mutation_51(world: Json) -> None:
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"][0]["uid"] = "0d3f6b0e-0000-4000-8000-00000000dead"
+
+
+@breaks("G11", "upstream_head", "the ConfigMap of unhealthy cards can't be read", "isn't a list of the node's cards")
+def mutation_52(world: Json) -> None:
     world["configmaps"].append({"metadata": {"name": f"unhealthy-gpu-{NODE}"}, "data": {"gpus": "0, 1"}})
 
 
 @breaks("G11", "upstream_head", "a pod was given a card that is unhealthy", "after that was said to be unhealthy")
-def mutation_52(world: Json) -> None:
+def mutation_53(world: Json) -> None:
     metadata = {"name": f"unhealthy-gpu-{NODE}", "creationTimestamp": "2026-11-22T10:00:00Z"}
     world["configmaps"].append({"metadata": metadata, "data": {"gpus": "1"}})
 
 
 @breaks("G12", "ours_envvar", "a pod has a scheduler that doesn't ask the extender", "isn't known to ask the extender")
-def mutation_53(world: Json) -> None:
+def mutation_54(world: Json) -> None:
     the_pod(world)["spec"]["schedulerName"] = "volcano"
 
 
 @breaks("G12", "ours_envvar", "a pod was made with nodeName", "it went around the scheduler", "WARN")
-def mutation_54(world: Json) -> None:
+def mutation_55(world: Json) -> None:
     the_pod(world)["metadata"]["managedFields"] = ["junk", {"fieldsV1": {"f:spec": {"f:nodeName": {}}}}]
 
 
@@ -468,7 +473,7 @@ def mutation_54(world: Json) -> None:
 
 
 @breaks("H1", "hami_json", "the register has a card that NVML hasn't", "and NVML doesn't")
-def mutation_55(world: Json) -> None:
+def mutation_56(world: Json) -> None:
     rows = json.loads(node(world)["metadata"]["annotations"]["hami.io/node-nvidia-register"])
     rows.append({**rows[1], "id": uuid(9), "index": 2})
     node(world)["metadata"]["annotations"]["hami.io/node-nvidia-register"] = json.dumps(rows)
@@ -476,7 +481,7 @@ def mutation_55(world: Json) -> None:
 
 
 @breaks("H1", "hami_text", "the register has a card's memory too small", "and it has 16384")
-def mutation_56(world: Json) -> None:
+def mutation_57(world: Json) -> None:
     annotations = node(world)["metadata"]["annotations"]
     annotations["hami.io/node-nvidia-register"] = annotations["hami.io/node-nvidia-register"].replace(
         "16384", "16000", 1
@@ -484,17 +489,17 @@ def mutation_56(world: Json) -> None:
 
 
 @breaks("H2", "hami_json", "kubelet has other numbers than the register", "kubelet has 2 of 2 places")
-def mutation_57(world: Json) -> None:
+def mutation_58(world: Json) -> None:
     resource(world, GPU, 2)
 
 
 @breaks("H3", "hami_json", "HAMi chose another node", "HAMi chose node gpu9")
-def mutation_58(world: Json) -> None:
+def mutation_59(world: Json) -> None:
     notes(world)["hami.io/vgpu-node"] = "gpu9"
 
 
 @breaks("H3", "hami_text", "a container has fewer GPUs than it asks for", "asks for 3 GPUs, and was given 2")
-def mutation_59(world: Json) -> None:
+def mutation_60(world: Json) -> None:
     the_pod(world, 1)["spec"]["containers"][0]["resources"]["limits"][GPU] = "3"
     for one in (entry(world, 1)["ids"], listed(world, 1)):
         one.append(f"{uuid(1)}-7")
@@ -502,71 +507,71 @@ def mutation_59(world: Json) -> None:
 
 
 @breaks("H4", "hami_json", "the device plugin failed", "failed to give it its GPUs")
-def mutation_60(world: Json) -> None:
+def mutation_61(world: Json) -> None:
     notes(world)["hami.io/bind-phase"] = "failed"
 
 
 @breaks("H4", "hami_text", "a container waits for its GPU", "doesn't have its GPUs yet")
-def mutation_61(world: Json) -> None:
+def mutation_62(world: Json) -> None:
     notes(world)["hami.io/vgpu-devices-to-allocate"] = notes(world)["hami.io/vgpu-devices-allocated"]
 
 
 @breaks("H5", "hami_json", "a GPU is given away twice", "pods hold 19000 MiB")
-def mutation_62(world: Json) -> None:
+def mutation_63(world: Json) -> None:
     notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,15000,30:;"
     entry(world)["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"] = "15000m"
 
 
 @breaks("H5", "hami_text", "a GPU's cores are given away twice", "pods hold 130 % of the cores")
-def mutation_63(world: Json) -> None:
+def mutation_64(world: Json) -> None:
     notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,3000,90:;"
     entry(world)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "90"
 
 
 @breaks("H6", "hami_json", "a container sees another GPU than HAMi chose", "and HAMi chose others")
-def mutation_64(world: Json) -> None:
+def mutation_65(world: Json) -> None:
     entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(2)
     card(world)["processes"].pop(0)
 
 
 @breaks("H6", "hami_text", "a container's limit is another than HAMi chose", "is limited to 9000m")
-def mutation_65(world: Json) -> None:
+def mutation_66(world: Json) -> None:
     entry(world)["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"] = "9000m"
 
 
 @breaks("H7", "hami_json", "the node is locked for ten minutes", "the node is locked for 600 s")
-def mutation_66(world: Json) -> None:
+def mutation_67(world: Json) -> None:
     node(world)["metadata"]["annotations"]["hami.io/mutex.lock"] = "2026-11-22T19:50:00+08:00,default,work-1"
 
 
 @breaks("H7", "hami_text", "the node is locked for a pod that is gone", "which doesn't exist")
-def mutation_67(world: Json) -> None:
+def mutation_68(world: Json) -> None:
     node(world)["metadata"]["annotations"]["hami.io/mutex.lock"] = "2026-11-22T11:59:30Z,default,ghost"
 
 
 @breaks("H8", "hami_json", "HAMi's library isn't in a process", "without HAMi's library")
-def mutation_68(world: Json) -> None:
+def mutation_69(world: Json) -> None:
     card(world)["processes"][0]["libvgpu"] = False
 
 
 @breaks("H8", "hami_text", "a pod turns HAMi's limits off", "CUDA_DISABLE_CONTROL", level="WARN")
-def mutation_69(world: Json) -> None:
+def mutation_70(world: Json) -> None:
     the_pod(world)["spec"]["containers"][0]["env"] = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]
 
 
 @breaks("H9", "hami_json", "a pod uses more than its part", "its part is 3000 MiB")
-def mutation_70(world: Json) -> None:
+def mutation_71(world: Json) -> None:
     card(world)["processes"][0]["used_mib"] = 5000
     card(world)["memory"]["used_mib"] = 9200
 
 
 @breaks("H10", "hami_json", "the webhook didn't see a pod", "HAMi's webhook didn't see it")
-def mutation_71(world: Json) -> None:
+def mutation_72(world: Json) -> None:
     the_pod(world)["spec"]["schedulerName"] = "default-scheduler"
 
 
 @breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "NVML doesn't have the MIG device")
-def mutation_72(world: Json) -> None:
+def mutation_73(world: Json) -> None:
     # kubelet's answer is another's: C5 looks at the UUID, this at the instances.
     card(world)["mig"]["devices"][1]["gi"] = 5
 
@@ -575,32 +580,32 @@ def mutation_72(world: Json) -> None:
 
 
 @breaks("N1", "nvidia_exclusive", "more is announced than there are cards", "announces nvidia.com/gpu 4")
-def mutation_73(world: Json) -> None:
+def mutation_74(world: Json) -> None:
     resource(world, GPU, 4)
 
 
 @breaks("N1", "nvidia_mig_mixed", "a MIG device isn't announced", "2 MIG devices")
-def mutation_74(world: Json) -> None:
+def mutation_75(world: Json) -> None:
     resource(world, "nvidia.com/mig-1g.10gb", 1)
 
 
 @breaks("N2", "nvidia_time_slicing", "two containers hold one place", "which default/work-1 holds too")
-def mutation_75(world: Json) -> None:
+def mutation_76(world: Json) -> None:
     entry(world, 1)["ids"] = [f"{uuid(1)}::0"]
 
 
 @breaks("N2", "nvidia_mps", "a container holds a place that a card hasn't", "a card has 4 places")
-def mutation_76(world: Json) -> None:
+def mutation_77(world: Json) -> None:
     entry(world, 1)["ids"] = [f"{uuid(1)}::9"]
 
 
 @breaks("N3", "nvidia_exclusive", "a container sees another card than kubelet counts", "kubelet counts GPU-5a4d7f21")
-def mutation_77(world: Json) -> None:
+def mutation_78(world: Json) -> None:
     entry(world)["cdi_devices"] = [f"nvidia.com/gpu={uuid(2)}"]
 
 
 @breaks("N4", "nvidia_mps", "a container holds two places with MPS", "with MPS one is the most")
-def mutation_78(world: Json) -> None:
+def mutation_79(world: Json) -> None:
     the_pod(world)["spec"]["containers"][0]["resources"]["limits"][GPU] = "2"
     entry(world)["ids"].append(f"{uuid(1)}::2")
     entry(world)["count"] = 2
@@ -608,34 +613,34 @@ def mutation_78(world: Json) -> None:
 
 
 @breaks("N5", "nvidia_time_slicing", "a pod uses more than a fair share", "its fair share is 4096", level="WARN")
-def mutation_79(world: Json) -> None:
+def mutation_80(world: Json) -> None:
     card(world)["processes"][0]["used_mib"] = 9000
     card(world)["memory"]["used_mib"] = 13000
 
 
 @breaks("N6", "nvidia_mps", "a card's compute mode lets programs past MPS", "compute mode default")
-def mutation_80(world: Json) -> None:
+def mutation_81(world: Json) -> None:
     card(world)["compute_mode"] = "default"
 
 
 @breaks("N6", "nvidia_mps", "the MPS server is gone", "no nvidia-cuda-mps-server does")
-def mutation_81(world: Json) -> None:
+def mutation_82(world: Json) -> None:
     card(world)["processes"].pop(0)
 
 
 @breaks("N6", "nvidia_mps", "a process uses more than MPS should allow", "MPS should allow it 4096")
-def mutation_82(world: Json) -> None:
+def mutation_83(world: Json) -> None:
     card(world)["processes"][1]["used_mib"] = 6000
     card(world)["memory"]["used_mib"] = 10000
 
 
 @breaks("N7", "nvidia_mig_mixed", "a process is in another MIG device than its pod", "its pod was given MIG-")
-def mutation_83(world: Json) -> None:
+def mutation_84(world: Json) -> None:
     card(world)["processes"][1]["gi"] = 1
 
 
 @breaks("N7", "nvidia_mig_mixed", "the MIG layout couldn't be made", "mig.config.state=failed")
-def mutation_84(world: Json) -> None:
+def mutation_85(world: Json) -> None:
     node(world)["metadata"]["labels"]["nvidia.com/mig.config.state"] = "failed"
 
 
@@ -643,5 +648,5 @@ def mutation_84(world: Json) -> None:
 
 
 @breaks("S1", "ours_envvar", "the extender doesn't run", "extender doesn't run on cp1")
-def mutation_85(world: Json) -> None:
+def mutation_86(world: Json) -> None:
     world["story"]["problems"].append("extender doesn't run on cp1")

@@ -266,8 +266,8 @@ def limit(number: int, hard: int, used: int) -> Json:
     }
 
 
-def inspected(pods: list[Json], cards: list[contract.Card]) -> Json:
-    """What ours answers to /inspect."""
+def inspected(pods: list[Json], cards: list[contract.Card], upstream: bool = False) -> Json:
+    """What ours answers to /inspect, or upstream's, which tells no UID."""
     devs = []
     for card in cards:
         rows = [
@@ -275,6 +275,7 @@ def inspected(pods: list[Json], cards: list[contract.Card]) -> Json:
                 "name": one["metadata"]["name"],
                 "namespace": one["metadata"]["namespace"],
                 "usedGPU": contract.shares(one)[card.index],
+                **({} if upstream else {"uid": one["metadata"]["uid"]}),
             }
             for one in pods
             if contract.counts(one) and card.index in contract.shares(one)
@@ -384,7 +385,14 @@ def upstream_head() -> Json:
     entries = [upstream_entry(1, 0, 15, 2, "0", ids_of=2), upstream_entry(2, 1, 15, 10, "1")]
     gpus = [gpu(0, 16127, [process(1, 101, 1500)]), gpu(1, 16127, [process(2, 201, 9000)])]
     cards = [contract.Card(at, "", at, 0, 15) for at in (0, 1)]
-    return world(upstream_node(2, 15), pods, gpus, entries, {MEM: [f"{uuid(1)}-_-0"]}, extender=inspected(pods, cards))
+    return world(
+        upstream_node(2, 15),
+        pods,
+        gpus,
+        entries,
+        {MEM: [f"{uuid(1)}-_-0"]},
+        extender=inspected(pods, cards, upstream=True),
+    )
 
 
 def upstream_single() -> Json:
@@ -398,7 +406,7 @@ def upstream_single() -> Json:
         [gpu(0, 11178, [process(1, 101, 1500)])],
         entries,
         {MEM: [f"{uuid(1)}-_-0"]},
-        extender=inspected(pods, cards),
+        extender=inspected(pods, cards, upstream=True),
     )
 
 
