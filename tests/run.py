@@ -221,6 +221,9 @@ def main() -> int:
             lint(count)
             asides = [pool.submit(check_aside, count, "ansible-test sanity", "python", "tests/sanity.py")]
         if "unit" in stages:
+            if "lab" in stages:
+                # The lab would install it later; many unit tests are left out without it.
+                check(count, "the lab's packages", "python", "-c", "from lab import host; host.prepare(rpm=True)")
             unit(count)
     for one in asides:
         one.result()
