@@ -2,9 +2,10 @@
 """What it costs to ask who holds how much: 1,000 nodes of 8 cards with 20,000 pods in a real kube-apiserver, then 5,000
 with 100,000.
 
-``gpu_allocation_info`` as a whole process, as Ansible starts it, beside a plain full list of the same nodes and pods by
-the Python client that it uses itself: seconds, the most memory that the process had, and requests. As a yardstick, on a
-machine of two cores kubectl-inspect-gpushare took 2.3 to 4.4 s and 310 MB for the first size.
+``gpu_allocation_info`` and ``gpu_allocation_check`` as whole processes, as Ansible starts them, and for the first size
+a plain full list of the same nodes and pods by the Python client that they use themselves: seconds, the most memory
+that the process had, and requests. As a yardstick, on a machine of two cores kubectl-inspect-gpushare took 2.3 to 4.4 s
+and 310 MB for the first size.
 
     python bench/allocation.py [--nodes N] [--pods N] [--factor N] [--rounds N] [--clients N]
 """
@@ -32,7 +33,7 @@ from real_apiserver import ApiServer, Missing  # isort: skip
 
 CARDS, CARD_UNITS, UNITS = 8, 80, 2
 SECONDS, MEGABYTES = 1.5, 103.0
-MODULE = "ansible_collections.kubegpu.share.plugins.modules.gpu_allocation_info"
+MODULES = "ansible_collections.kubegpu.share.plugins.modules"
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 PLAIN = f"""
 import json, sys
@@ -225,15 +226,19 @@ def cost(command: list[str], text: str) -> Cost:
     return Cost(told["seconds"], told["cpu"], told["kib"] * 1024 / 1e6, requests, answer)
 
 
-def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int) -> Cost:
-    """Both ways in turns; gives what the module costs, the median of each number."""
+def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool = True) -> Cost:
+    """All ways in turns; gives what the module costs, the median of each number.
+
+    :param plain: beside a plain list, which of 100,000 pods takes ten gigabytes.
+    """
+    arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {"kubeconfig": str(kubeconfig)}})
     ways = {
-        "gpu_allocation_info": (
-            ["-m", MODULE],
-            json.dumps({"ANSIBLE_MODULE_ARGS": {"kubeconfig": str(kubeconfig)}}),
-        ),
-        "plain list": (["-c", PLAIN, str(kubeconfig)], ""),
+        "gpu_allocation_info": (["-m", f"{MODULES}.gpu_allocation_info"], arguments),
+        # With no evidence of the machines: what the API alone costs it.
+        "gpu_allocation_check": (["-m", f"{MODULES}.gpu_allocation_check"], arguments),
     }
+    if plain:
+        ways["plain list"] = (["-c", PLAIN, str(kubeconfig)], "")
     print(f"\n{nodes:,} nodes x {CARDS} cards, {pods:,} pods")
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for _round in range(rounds):
@@ -243,7 +248,7 @@ def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int) -> Cost:
     told = len(found["nodes"]), found["used"], found["total"]
     if told != (nodes, pods * UNITS, nodes * CARDS * CARD_UNITS):
         raise NoNumber(f"the module tells {told} (nodes, used, total), which isn't what was written.")
-    listed = costs["plain list"][0].answer
+    listed = costs["plain list"][0].answer if plain else {"nodes": nodes, "pods": pods}
     if (listed["nodes"], listed["pods"]) != (nodes, pods):
         raise NoNumber(f"the plain list has {listed['nodes']} nodes and {listed['pods']} pods.")
     medians = {}
@@ -284,7 +289,7 @@ def main() -> int:
             if options.factor > 1:
                 nodes, pods = options.nodes * options.factor, options.pods * options.factor
                 fill(kube, range(options.nodes, nodes), range(options.pods, pods), options.clients)
-                large = compared(api.kubeconfig, nodes, pods, options.rounds)
+                large = compared(api.kubeconfig, nodes, pods, options.rounds, plain=False)
                 for what, first, second in (
                     ("time", small.seconds, large.seconds),
                     ("memory", small.megabytes, large.megabytes),
