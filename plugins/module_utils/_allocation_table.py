@@ -16,7 +16,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation_pods imp
 from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
-from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import Streams, listed, uncollected
+from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import (
+    Streams,
+    Wanted,
+    listed,
+    uncollected,
+)
 
 NO_NODES = (
     "No node announces shared GPU memory (aliyun.com/gpu-mem): nothing is set up yet, or no device plugin is running.\n"
@@ -34,8 +39,7 @@ def look(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> Json:
     :param tables: which of ``TABLES`` are wanted.
     """
     with uncollected():
-        nodes = listed(kube, "Node", read_node)
-        claims = listed(kube, "Pod", PodReader(), UNFINISHED, WORDS)
+        nodes, claims = listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, WORDS))
         found = assembled(nodes, claims)
         made = {name: table(found, wide=name == "wide") for name in TABLES if name in tables}
     return {**found, **made, "requests": dict(kube.requests)}

@@ -19,7 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import
 from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import NODE_CARDS, RESOURCE_COUNT, Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Kube
-from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import listed, uncollected
+from ansible_collections.kubegpu.share.plugins.module_utils._kube_stream import Wanted, listed, uncollected
 
 PROCESSES = (
     "nvidia-persistenced",
@@ -57,9 +57,12 @@ def look(kube: Kube, params: Json, now: int | None = None, cluster: str = "") ->
         raise BadInput(f"grace_seconds: {params['grace_seconds']} is less than none")
     reader = Reader()
     with uncollected():
-        nodes = listed(kube, "Node", lambda raw: [raw])
-        # Who wrote spec.nodeName is in managedFields.
-        pods = listed(kube, "Pod", lambda raw: read_pods([raw], reader), UNFINISHED, whole=True)
+        nodes, pods = listed(
+            kube,
+            Wanted("Node", lambda raw: [raw]),
+            # Who wrote spec.nodeName is in managedFields.
+            Wanted("Pod", lambda raw: read_pods([raw], reader), UNFINISHED, whole=True),
+        )
         configmaps, problem = _configmaps(kube, nodes)
         moment = _now() if now is None else now
         seen = snapshot(nodes, pods, params["nodes"], _options(params), moment, reader, configmaps, problem)

@@ -50,8 +50,6 @@ _LISTS = tuple((b',"%s":[{' % name, b"}]") for name in (b"images", b"env", b"tol
 # Why a pod is on no node is in its conditions.
 _CONDITIONS, _BOUND = (b',"conditions":[{', b"}]"), b'"nodeName":"'
 
-Kept = t.TypeVar("Kept")
-
 
 @t.runtime_checkable
 class Streams(t.Protocol):
@@ -80,59 +78,51 @@ class _Odd(Exception):
     """Items aren't written as kube-apiserver does it."""
 
 
-def listed(
-    kube: Kube | Streams,
-    kind: str,
-    keep: t.Callable[[t.Any], t.Iterable[Kept]],
-    field_selector: str = "",
-    words: t.Sequence[bytes] = (),
-    whole: bool = False,
-) -> list[Kept]:
-    """What ``keep`` makes of all objects of a kind (of v1) in all namespaces.
-
-    No ``resourceVersion`` is sent: what is read is at least as new as the question, and one state of the cluster over
-    all pages.
+class Wanted(t.NamedTuple):
+    """A list of all objects of a kind (of v1) in all namespaces.
 
     :param keep: gives what is worth keeping of an item, which may be any JSON.
     :param words: an item in which none of these occurs may be left out unread; none means that all are read.
     :param whole: all of an item is wanted; else it has no managedFields, images, environment and tolerations, and no
         conditions where it is on a node.
-    :raises ShareError: the cluster says no, or nothing that can be read; the list's token expired twice.
+    """
+
+    kind: str
+    keep: t.Callable[[t.Any], t.Iterable[t.Any]]
+    field_selector: str = ""
+    words: t.Sequence[bytes] = ()
+    whole: bool = False
+
+
+Ask = t.Callable[[Wanted, str], t.Iterator[bytes]]
+
+
+def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
+    """What is worth keeping, list by list. The API server makes what comes next ready while one is read here.
+
+    No ``resourceVersion`` is sent: what is read is at least as new as the question, and one state of the cluster over
+    all pages of a list.
+
+    :raises ShareError: the cluster says no, or nothing that can be read; a list's token expired twice.
     """
     if not isinstance(kube, Streams):
-        return [one for item in kube.list_all("v1", kind, field_selector=field_selector) for one in keep(item)]
-    exact, expired = False, False
-    while True:
-        try:
-            return _all_pages(kube, kind, keep, field_selector, words, whole, exact)
-        except _Odd:
-            exact = True
-        except Expired as error:
-            if expired:
-                raise ShareError(
-                    f"the list of {kind}s expired twice while it was read: the API server, or the way to it, is slower "
-                    "than etcd forgets"
-                ) from error
-            expired = True
-
-
-def _all_pages(
-    kube: Streams,
-    kind: str,
-    keep: t.Callable[[t.Any], t.Iterable[Kept]],
-    field_selector: str,
-    words: t.Sequence[bytes],
-    whole: bool,
-    exact: bool,
-) -> list[Kept]:
-    query = [("limit", str(PAGE))] + ([("fieldSelector", field_selector)] if field_selector else [])
-    kept: list[Kept] = []
+        return [
+            [
+                kept
+                for item in kube.list_all("v1", one.kind, field_selector=one.field_selector)
+                for kept in one.keep(item)
+            ]
+            for one in wanted
+        ]
     # Who is asked ahead must have answered before its answer can be closed.
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
 
-        def ask(more: str) -> t.Iterator[bytes]:
+        def ask(one: Wanted, more: str) -> t.Iterator[bytes]:
             """A page's text; the question is on its way when this comes back."""
-            chunks = kube.chunks("v1", kind, query + ([("continue", more)] if more else []), CHUNK)
+            query = [("limit", str(PAGE))]
+            query += [("fieldSelector", one.field_selector)] if one.field_selector else []
+            query += [("continue", more)] if more else []
+            chunks = kube.chunks("v1", one.kind, query, CHUNK)
             opened.callback(chunks.close)
             first = pool.submit(next, chunks, b"")
 
@@ -142,16 +132,36 @@ def _all_pages(
 
             return answered()
 
-        page: t.Iterator[bytes] | None = ask("")
-        while page:
-            about: Json = {}
-            following: t.Iterator[bytes] | None = None
-            for item in items(page, about, words, whole, exact):
-                # The API server makes one page ready while the other is read here.
-                if not following and _token(about):
-                    following = ask(_token(about))
-                kept += keep(item)
-            page = following or (ask(_token(about)) if _token(about) else None)
+        return [_kept(one, page, ask) for one, page in [(one, ask(one, "")) for one in wanted]]
+
+
+def _kept(one: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
+    exact, expired = False, False
+    while True:
+        try:
+            return _all_pages(one, page, ask, exact)
+        except _Odd:
+            exact = True
+        except Expired as error:
+            if expired:
+                raise ShareError(
+                    f"the list of {one.kind}s expired twice while it was read: the API server, or the way to it, is "
+                    "slower than etcd forgets"
+                ) from error
+            expired = True
+        page = ask(one, "")
+
+
+def _all_pages(one: Wanted, page: t.Iterator[bytes] | None, ask: Ask, exact: bool) -> list[t.Any]:
+    kept: list[t.Any] = []
+    while page:
+        about: Json = {}
+        following: t.Iterator[bytes] | None = None
+        for item in items(page, about, one.words, one.whole, exact):
+            if not following and _token(about):
+                following = ask(one, _token(about))
+            kept += one.keep(item)
+        page = following or (ask(one, _token(about)) if _token(about) else None)
     return kept
 
 
@@ -169,7 +179,7 @@ def items(
 
     :param about: gets the list's own fields (``metadata`` among them): before the first item where they are written
         there, as kube-apiserver does it, and else when the last item has been taken.
-    :param words: as in ``listed``, and so is ``whole``.
+    :param words: as ``Wanted`` has it, and so is ``whole``.
     :param exact: take no short cut.
     :raises ShareError: it isn't a list, or ends early.
     """

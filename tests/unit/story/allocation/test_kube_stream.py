@@ -61,6 +61,11 @@ class Cluster:
         yield from pieces(answer, self.size)
 
 
+def listed(cluster, keep, *rest, **more):
+    (found,) = stream.listed(cluster, stream.Wanted("Pod", keep, *rest, **more))
+    return found
+
+
 def names(item):
     return [item["metadata"]["name"]]
 
@@ -96,7 +101,7 @@ def test_managed_fields_are_dropped_before_anything_is_read_of_them():
 def test_nothing_is_dropped_where_all_of_it_is_wanted(size):
     wanted = [{**pod(name), "status": {"images": [{"names": ["x"]}], "conditions": [{"type": "a"}]}} for name in "abc"]
     assert list(stream.items(pieces(written(wanted), size), {}, whole=True)) == wanted
-    assert stream.listed(Cluster(written(wanted), size=size), "Pod", lambda item: [item], whole=True) == wanted
+    assert listed(Cluster(written(wanted), size=size), lambda item: [item], whole=True) == wanted
 
 
 def test_what_is_long_and_of_no_use_is_dropped_too():
@@ -200,7 +205,7 @@ def test_an_item_that_never_ends_is_given_up(monkeypatch):
 
 def test_pages_follow_each_other_and_the_selector_is_sent():
     cluster = Cluster(written([pod("a")], "two"), written([pod("b"), pod("c")], "three"), written([]))
-    assert stream.listed(cluster, "Pod", names, "status.phase!=Failed") == ["a", "b", "c"]
+    assert listed(cluster, names, "status.phase!=Failed") == ["a", "b", "c"]
     first = {"limit": str(stream.PAGE), "fieldSelector": "status.phase!=Failed"}
     assert cluster.queries == [first, {**first, "continue": "two"}, {**first, "continue": "three"}]
 
@@ -219,7 +224,35 @@ def test_the_next_page_is_asked_for_while_one_is_read():
         return names(item)
 
     cluster = Watched(written([pod("a"), pod("b"), pod("c")], "two"), written([pod("d")]))
-    assert stream.listed(cluster, "Pod", keep) == ["a", "b", "c", "d"]
+    assert listed(cluster, keep) == ["a", "b", "c", "d"]
+
+
+def test_the_first_pages_of_all_lists_are_asked_for_at_once():
+    asked = threading.Event()
+
+    class Both(Cluster):
+        def chunks(self, api_version, kind, query, size):
+            if kind == "Pod":
+                asked.set()
+            yield from super().chunks(api_version, kind, query, size)
+
+    def keep(item):
+        assert asked.wait(10)
+        return names(item)
+
+    cluster = Both(written([pod("n1"), pod("n2")]), written([pod("a")]))
+    wanted = stream.Wanted("Node", keep), stream.Wanted("Pod", names, "f")
+    assert stream.listed(cluster, *wanted) == [["n1", "n2"], ["a"]]
+    assert cluster.requests == {"GET": 2}
+
+
+def test_of_two_lists_only_the_one_that_expired_is_begun_again():
+    gone = Expired("gone (410)")
+    # The other list is asked for before the page that is gone.
+    cluster = Cluster(written([pod("n")], "two"), written([pod("a")]), gone, written([pod("n"), pod("m")]))
+    wanted = stream.Wanted("Node", names), stream.Wanted("Pod", names)
+    assert stream.listed(cluster, *wanted) == [["n", "m"], ["a"]]
+    assert cluster.requests == {"GET": 4}
 
 
 @pytest.mark.parametrize("size", [60, 100000])
@@ -237,17 +270,17 @@ def test_all_answers_are_closed_where_one_cant_be_read(size):
     broken = written([pod("a"), pod("b")], "two")[:-20]
     cluster = Watched(broken, written([pod("c")]), size=size)
     with pytest.raises(ShareError, match="ends in the middle"):
-        stream.listed(cluster, "Pod", names)
+        listed(cluster, names)
     assert sorted(closed) == list(range(cluster.requests["GET"]))
 
 
 def test_a_list_that_expired_is_begun_again_once():
     gone = Expired("gone (410)")
     cluster = Cluster(written([pod("a")], "two"), gone, written([pod("a"), pod("b")]))
-    assert stream.listed(cluster, "Pod", names) == ["a", "b"]
+    assert listed(cluster, names) == ["a", "b"]
     cluster = Cluster(written([pod("a")], "two"), gone, written([pod("a")], "two"), gone)
     with pytest.raises(ShareError, match="the list of Pods expired twice"):
-        stream.listed(cluster, "Pod", names)
+        listed(cluster, names)
     assert cluster.requests == {"GET": 4}
 
 
@@ -258,7 +291,7 @@ def test_items_in_an_order_that_the_short_cut_doesnt_know_are_read_whole():
         return {"metadata": metadata, "spec": {}}
 
     cluster = Cluster(written([odd("a"), odd("b"), odd("c")]))
-    assert stream.listed(cluster, "Pod", names) == ["a", "b", "c"]
+    assert listed(cluster, names) == ["a", "b", "c"]
     assert cluster.requests == {"GET": 1}
 
 
@@ -266,7 +299,7 @@ def test_lists_inside_of_items_that_look_like_items_are_read_to_the_letter():
     nested = {"metadata": {"name": "a"}, "spec": {"parts": [{"metadata": {"name": "x"}}, {"metadata": {"name": "y"}}]}}
     text = written([nested, pod("b")])
     cluster = Cluster(text, text, size=20)
-    assert stream.listed(cluster, "Pod", names) == ["a", "b"]
+    assert listed(cluster, names) == ["a", "b"]
     assert cluster.requests == {"GET": 2}
 
 
@@ -279,13 +312,13 @@ def test_a_cluster_that_hands_out_whole_lists_is_served_too():
             assert (api_version, kind, field_selector) == ("v1", "Pod", "f")
             return [pod("a"), pod("b")]
 
-    assert stream.listed(Whole(), "Pod", names, "f") == ["a", "b"]
+    assert listed(Whole(), names, "f") == ["a", "b"]
 
 
 def test_without_a_faster_library_it_is_the_same(monkeypatch):
     text = written([pod("a", "\N{GRINNING FACE}"), pod("b", "NaN"), pod("c")])
     monkeypatch.setattr(stream, "_loads", json.loads)
-    assert stream.listed(Cluster(text), "Pod", names) == ["a", "b", "c"]
+    assert listed(Cluster(text), names) == ["a", "b", "c"]
 
 
 def test_only_a_piece_and_what_is_kept_is_in_memory():
@@ -306,7 +339,7 @@ def test_only_a_piece_and_what_is_kept_is_in_memory():
             return endless()
 
     tracemalloc.start()
-    found = stream.listed(Large(), "Pod", lambda item: [len(item)])
+    found = listed(Large(), lambda item: [len(item)])
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(found) == 6001
