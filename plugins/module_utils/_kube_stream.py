@@ -27,11 +27,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._errors import Share
 from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import Expired, Kube
 
-try:
-    # Some four times as fast, where it is installed.
-    from orjson import loads as _loads  # type: ignore[import-not-found,unused-ignore]
-except ImportError:
-    _loads = json.loads
+_loads: t.Callable[[bytes], t.Any] = json.loads
+with contextlib.suppress(ImportError):
+    # In half the time, where it is installed.
+    import orjson  # type: ignore[import-not-found,unused-ignore]
+
+    _loads = orjson.loads
 
 # The most that the API server takes from etcd at once; a longer page would cost it, and save nothing.
 PAGE = 10000
