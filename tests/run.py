@@ -155,7 +155,8 @@ def lint(count: Count) -> None:
     check(count, "mypy --strict plugins", *mypy, plugins, cwd=collections, MYPYPATH=".")
     check(count, "mypy --strict servers", *mypy, "src/gpushare", cwd=ROOT / "images/gpushare", MYPYPATH="src")
     check(count, "mypy --strict lab", *mypy, "lab", MYPYPATH=".")
-    check(count, "ansible-lint", "ansible-lint", "--strict")
+    # The lab, whose inventory is the default, isn't up: imported playbooks would not be looked at.
+    check(count, "ansible-lint", "ansible-lint", "--strict", ANSIBLE_INVENTORY=str(ROOT / "inventories" / "example"))
     check(count, "docs are current", "python", "docs/generate.py", "--check")
     check(count, "built collection", "python", "tests/built_collection.py")
 
