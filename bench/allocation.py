@@ -248,9 +248,10 @@ def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool =
     told = len(found["nodes"]), found["used"], found["total"]
     if told != (nodes, pods * UNITS, nodes * CARDS * CARD_UNITS):
         raise NoNumber(f"the module tells {told} (nodes, used, total), which isn't what was written.")
-    listed = costs["plain list"][0].answer if plain else {"nodes": nodes, "pods": pods}
-    if (listed["nodes"], listed["pods"]) != (nodes, pods):
-        raise NoNumber(f"the plain list has {listed['nodes']} nodes and {listed['pods']} pods.")
+    if plain:
+        listed = costs["plain list"][0].answer
+        if (listed["nodes"], listed["pods"]) != (nodes, pods):
+            raise NoNumber(f"the plain list has {listed['nodes']} nodes and {listed['pods']} pods.")
     medians = {}
     for name, each in costs.items():
         one = medians[name] = Cost(
