@@ -130,7 +130,7 @@ class Admission:
         subject = steering.identify(ask.size, pods, listing)
         promises = steering.promised(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
         try:
-            decision = steering.choose(cards, ask, subject, promises)
+            decision = steering.choose(cards, ask, subject, promises, steering.strangers(pods, listing))
         except steering.Refused as error:
             log.error("refused: %s", error)
             self.on_refused(str(error))
@@ -219,8 +219,8 @@ class Admission:
             return None
 
     def _unknown(self, listing: t.Sequence[Entry], pods: t.Mapping[str, Json]) -> dict[str, Json]:
-        """Pods that kubelet lists without units and our mirror of the API hasn't got (yet)."""
-        missing = [entry.key for entry in listing if entry.key not in pods and not entry.ids]
+        """Pods that kubelet may be about to ask for units for and our mirror of the API hasn't got (yet)."""
+        missing = [entry.key for entry in listing if entry.key not in pods and entry.lacking]
         if not missing:
             return {}
         if len(missing) == 1:

@@ -34,6 +34,11 @@ class Entry:
         return tuple(one for ids in self.containers.values() for one in ids)
 
     @functools.cached_property
+    def lacking(self) -> bool:
+        """A container has none (yet): kubelet may be about to ask for some."""
+        return not all(self.containers.values())
+
+    @functools.cached_property
     def counts(self) -> t.Mapping[str, t.Mapping[str, int]]:
         """How many IDs of which card each container has; the cards as the IDs name them, see :func:`grouped`."""
         return {

@@ -121,6 +121,15 @@ def _oldest_assumed(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[E
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
+def strangers(pods: t.Mapping[str, Json], listing: t.Sequence[Entry] | None) -> tuple[str, ...]:
+    """IDs of the pod that kubelet is in the middle of, where the API hasn't told of that pod; empty if there is none.
+
+    So that a pod of which nothing is known has all of its containers on the cards of the first.
+    """
+    unknown = [entry for entry in listing or () if entry.key not in pods and entry.lacking]
+    return unknown[0].ids if len(unknown) == 1 else ()
+
+
 # --------------------------------------------------------------------------- which units
 
 
@@ -206,26 +215,34 @@ def promised(
     return Promises(booked, foreign)
 
 
-def choose(cards: t.Sequence[contract.Card], ask: wire.Ask, subject: Subject | None, promises: Promises) -> Decision:
+def choose(
+    cards: t.Sequence[contract.Card],
+    ask: wire.Ask,
+    subject: Subject | None,
+    promises: Promises,
+    strangers: t.Sequence[str] = (),
+) -> Decision:
     """The IDs that kubelet shall take: all available, equally many of each of as many cards as the pod asks for.
 
     In this order: the cards that the pod is on already; those that it is booked on; else best fit, the cards that are
     left with least (or with most, where the pod wants to be spread), among those that hold all of the pod's rest and,
     where possible, without what others have booked. What pods of another plugin use is never given.
 
+    :param strangers: IDs that the pod has already, where nothing else is known of it.
     :raises Refused: no cards will do. kubelet then fails the pod's admission, and whoever owns the pod makes a new one
         that is placed anew. Answering with units of other cards, or with none, would end in a refusal by Allocate.
     """
     who = f"pod {subject.key}" if subject else "a pod"
+    slots = slots_of(cards)
+    held = slots.by_card(subject.held if subject else strangers)
     try:
-        wish = contract.wish(subject.pod) if subject else contract.Wish(ask.size)
+        wish = contract.wish(subject.pod) if subject else contract.Wish(ask.size, max(1, len(held)))
     except contract.ContractError as error:
         raise Refused(f"{who} can't be served: {error}") from error
     if ask.size % wish.count:
         raise Refused(f"{who} wants {ask.size} units, which can't be spread equally over {wish.count} cards")
     part = ask.size // wish.count
 
-    slots = slots_of(cards)
     free = slots.by_card(dict.fromkeys([*ask.available, *ask.must_include]) if ask.must_include else ask.available)
     room = {card.uuid: len(free.get(card.uuid, ())) - promises.foreign.get(card.uuid, 0) for card in cards}
 
@@ -235,7 +252,7 @@ def choose(cards: t.Sequence[contract.Card], ask: wire.Ask, subject: Subject | N
         ids = [_take(part, must.get(card.uuid, ()), free.get(card.uuid, ())) for card in ordered]
         return Decision(tuple(one for each in ids for one in each), ordered, reason)
 
-    fixed = slots.by_card(ask.must_include) or slots.by_card(subject.held if subject else ())
+    fixed = slots.by_card(ask.must_include) or held
     if fixed:
         chosen = [card for card in cards if card.uuid in fixed]
         if len(chosen) != len(fixed) or len(chosen) != wish.count:

@@ -93,6 +93,33 @@ def test_fault_01_without_a_booking_too(node: Node) -> None:
     until(lambda: node.agrees(pod))
 
 
+@pytest.mark.parametrize("booked", [1, None])
+def test_fault_01_while_the_mirror_has_not_got_the_pod_yet(node: Node, booked: int | None) -> None:
+    """kubelet heard of the pod before we did: each of its containers needs the API's word, not the first alone."""
+    node.run(make_pod("filler", 10, booked=0))
+    pod = make_pod("two", 5, 5, booked=booked)
+    assert node.plugin is not None
+    mirrored = node.plugin.pods.items
+    node.plugin.pods.items = lambda: [one for one in mirrored() if one["metadata"]["name"] != "two"]  # type: ignore[method-assign]
+    node.kube.put(pod)
+    node.admit(pod)
+    assert node.visible(pod) == {seen(1).uuid}
+    node.plugin.pods.items = mirrored  # type: ignore[method-assign]
+    until(lambda: node.agrees(pod))
+
+
+def test_fault_01_while_nobody_tells_of_the_pod(node: Node) -> None:
+    """Neither the mirror nor the API itself: the first container's card is a guess, and the second follows it."""
+    node.run(make_pod("filler", 10, booked=0))
+    node.kube.refuse["/pods"] = KubeError(500, "InternalError", "no")
+    unknown = make_pod("unknown", 2, 2)
+    node.kubelet.add(unknown)
+    assert node.visible(unknown) == {seen(0).uuid}
+    # The first container fills the card; the second would fit on the other one alone.
+    with pytest.raises(Rejected, match=r"wants 3 more units of it, of which 0 are free"):
+        node.kubelet.add(make_pod("torn", 2, 3))
+
+
 def test_fault_02_two_pods_of_one_size_end_with_the_truth(make: t.Callable[..., Node]) -> None:
     """kubelet that isn't steered swaps them; what the annotations say afterwards is what happened."""
     node = make().up()

@@ -135,6 +135,15 @@ def test_hidden_containers_are_done_when_the_pod_is(known: dict[str, t.Any]) -> 
     assert steering.pending(pod, Entry("default/pod", {"c0": ()})) == []
 
 
+def test_strangers() -> None:
+    known, unknown, served = make_pod("known", 4, 4), make_pod("unknown", 2, 2), make_pod("served", 1)
+    listing = [entry(known, ids(0, 0)), entry(unknown, ids(1, 0, 1)), entry(served, ids(1, 9))]
+    assert steering.strangers(by_key(known), listing) == ids(1, 0, 1)
+    # Of two that nobody tells of, either may be asked for.
+    assert steering.strangers(by_key(known), [*listing, entry(make_pod("other", 1))]) == ()
+    assert steering.strangers(by_key(known, unknown), listing) == steering.strangers({}, None) == ()
+
+
 # --------------------------------------------------------------------------- which units
 
 
@@ -150,6 +159,16 @@ def test_what_must_be_included_decides() -> None:
     subject = steering.Subject(make_pod("pod", 3, booked=0))
     got = steering.choose(cards, wire.Ask(everything(cards), ids(1, 9), 3), subject, NOTHING)
     assert got.ids == ids(1, 9, 0, 1)
+
+
+def test_what_a_stranger_has_decides_over_best_fit() -> None:
+    cards, ask = [card(0), card(1)], wire.Ask((*ids(0, 0, 1), *ids(1, 0, 1, 2, 3)), (), 2)
+    for held, expected in (
+        ((), ids(0, 0, 1)),
+        (ids(1, 9), ids(1, 0, 1)),
+        ((*ids(0, 8), *ids(1, 9)), (*ids(0, 0), *ids(1, 0))),
+    ):
+        assert steering.choose(cards, ask, None, NOTHING, held).ids == expected
 
 
 def test_what_the_pod_has_decides_over_its_booking() -> None:
