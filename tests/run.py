@@ -35,7 +35,8 @@ host.prepare(rpm=True)
 rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
 """
 LAST_LINES = 60
-REASON = 180
+# Characters of each failure's reason at the end, which is often all that is kept of a run.
+REASON = 600
 
 
 class Count:

@@ -337,9 +337,13 @@ class Reconciler:
         try:
             self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
         except KubeError as error:
-            if error.status in (404, 409):
-                log.info("%s: gone or replaced before it could be corrected", key)
+            if error.status == 404:
+                log.info("%s: gone before it could be corrected", key)
                 return True
+            if error.status == 409:
+                # Replaced, which the mirror will show; or changed so often that the API server gave up.
+                log.info("%s: replaced or changed while it was corrected: %s", key, error)
+                return False
             self._fail(f"{key} can't be corrected: {error}")
             return False
         self._sent[uid] = (dict(correction.annotations), have, time.monotonic())

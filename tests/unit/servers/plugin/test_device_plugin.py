@@ -490,6 +490,17 @@ def test_patch_of_a_replaced_pod_is_refused_by_its_uid(node: Node) -> None:
     )
 
 
+def test_a_conflict_is_tried_again(make: t.Callable[..., Node]) -> None:
+    """The API server merges a patch a few times and gives up where the pod changes ever again; nobody else wakes us."""
+    node = make().up(resync=3600)
+    node.kube.refuse["/pods/pod"] = KubeError(409, "Conflict", "the object has been modified")
+    pod = node.run(make_pod("pod", 4, booked=0))
+    time.sleep(reconcile.HOT_SECONDS + 0.5)
+    assert node.annotations(pod)[contract.POD_ASSIGNED] == "false"
+    node.kube.refuse.clear()
+    until(lambda: node.agrees(pod))
+
+
 def test_late_annotation_of_the_extender_is_corrected_at_once(make: t.Callable[..., Node]) -> None:
     """A bind that timed out is tried again: the extender's second booking lands on a pod that runs already."""
     node = make().up(resync=3600)
