@@ -6,6 +6,7 @@ Others are in test_40 (02, 15), test_41 (04, 05), test_43 (16, 20) and test_44 (
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -16,6 +17,7 @@ from _hardware import fault
 from _lab import RESOURCE, Json, Lab, indices_of, until
 from _pods import (
     MERGE,
+    STRATEGIC,
     announced,
     body,
     container,
@@ -30,9 +32,27 @@ from _pods import (
     settled,
     unschedulable,
 )
+from _upstream import DAEMONSET
 
 NAMESPACE = "lab-faults"
 INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+LATE = """# gpushare-device-plugin, told of every change half a second after kubelet was
+import sys, time
+from gpushare import device_plugin, kube
+
+class Late:
+    def __init__(self, stream):
+        self.stream, self.close = stream, stream.close
+
+    def __iter__(self):
+        for event in self.stream:
+            time.sleep(0.5)
+            yield event
+
+watch = kube.KubeApi.watch
+kube.KubeApi.watch = lambda api, path: Late(watch(api, path))
+sys.exit(device_plugin.main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +87,39 @@ def test_fault_01_two_containers_of_a_pod_on_one_card(lab: Lab, namespace: str, 
                 given = lab.checkpoint(node)[pod["metadata"]["uid"], name].variables
                 assert given["ALIYUN_COM_GPU_MEM_CONTAINER"] == "5" and given["ALIYUN_COM_GPU_MEM_POD"] == "10"
                 assert re.findall(r"GPU-[0-9a-f-]+", lab.inside(namespace, "both", name, "nvidia-smi", "-L")) == [uuid]
+
+
+@contextlib.contextmanager
+def late_plugins(lab: Lab, node: str) -> Iterator[None]:
+    """All device plugins hear of pods late; those as they were are back afterwards."""
+    (one,) = lab.api.call("GET", DAEMONSET)["spec"]["template"]["spec"]["containers"]
+
+    def run(command: list[str]) -> None:
+        changed = {"containers": [{"name": one["name"], "command": command}]}
+        lab.api.call("PATCH", DAEMONSET, {"spec": {"template": {"spec": changed}}}, STRATEGIC)
+
+        def at_work() -> bool:
+            found = [plugin(lab, name) for name in lab.gpu_nodes]
+            return all(pod["spec"]["containers"][0]["command"] == command and is_ready(pod) for pod in found)
+
+        until(at_work, f"every plugin runs {command[0]}", 180)
+        until(lambda: announced(lab, node, 2), "the cards", 60)
+
+    try:
+        run(["python3", "-c", LATE, *one["command"][1:]])
+        yield
+    finally:
+        run(one["command"])
+
+
+def test_fault_01_while_the_plugin_hears_of_pods_late(lab: Lab, namespace: str, node: str) -> None:
+    """kubelet asks for both containers before the watch tells of the pod; best fit would tear it in two."""
+    with late_plugins(lab, node), pods(lab, namespace, body("filler", container(lab, 10), node=node)) as (filler,):
+        own = plugin(lab, node)
+        both = body("both", container(lab, 5, "c0"), container(lab, 5, "c1"), node=node)
+        with pods(lab, namespace, both) as (pod,):
+            assert (indices_of(filler), indices_of(pod)) == ([0], [1])
+            assert "best fit" not in lab.log(own)
 
 
 def test_fault_03_more_used_than_there_is(lab: Lab, namespace: str, node: str) -> None:
