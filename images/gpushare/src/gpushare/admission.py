@@ -125,8 +125,7 @@ class Admission:
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
         cards = self._inventory.cards
         listing = self._listing()
-        pods = pod_facts.by_key(self._pods.items())
-        pods.update(self._unknown(listing or [], pods))
+        pods = self._known(ask.size, listing)
         subject = steering.identify(ask.size, pods, listing)
         promises = steering.promised(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
         try:
@@ -205,9 +204,7 @@ class Admission:
     def _recognised(self, size: int, several: bool) -> Grant | None:
         """Whom kubelet gives so many units to; the API is only asked where units of several cards need a reason."""
         listing = self._listing()
-        pods = pod_facts.by_key(self._pods.items())
-        if several:
-            pods.update(self._unknown(listing or [], pods))
+        pods = self._known(size, listing) if several else pod_facts.by_key(self._pods.items())
         subject = steering.identify(size, pods, listing)
         return grant_of(subject) if subject else None
 
@@ -218,22 +215,32 @@ class Admission:
             log.warning("%s; the oldest assumed pod of this size is taken", error)
             return None
 
-    def _unknown(self, listing: t.Sequence[Entry], pods: t.Mapping[str, Json]) -> dict[str, Json]:
-        """Pods that kubelet may be about to ask for units for and our mirror of the API hasn't got (yet)."""
-        missing = [entry.key for entry in listing if entry.key not in pods and entry.lacking]
-        if not missing:
-            return {}
-        if len(missing) == 1:
+    def _known(self, size: int, listing: t.Sequence[Entry] | None) -> dict[str, Json]:
+        """The pods of this node; from the API itself where our mirror of it is behind kubelet.
+
+        It is where it lacks a listed pod that may be asked for, knows nobody who can be, or only one that has started,
+        which is asked for no more: that is the predecessor of one of its name.
+        """
+        pods = pod_facts.by_key(self._pods.items())
+        if listing is None:
+            return pods
+        missing = [entry.key for entry in listing if entry.lacking and entry.key not in pods]
+        subject = steering.listed(size, pods, listing)
+        doubtful = pod_facts.started(subject.pod) if subject else not missing
+        if doubtful or len(missing) > 1:
+            path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._node}"
+        elif missing:
             namespace, _slash, name = missing[0].partition("/")
             path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         else:
-            path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._node}"
+            return pods
         answer = within(self._lookup_seconds, lambda: self._kube.get(path))
         if answer is None:
-            return {}
+            return pods
         found = [slim_pod(pod) for pod in answer.get("items", [answer])]
         # A pod of this name on another node is one that kubelet doesn't mean.
-        return {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
+        here: dict[str, Json] = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
+        return here if "items" in answer else {**pods, **here}
 
 
 def _check_shares(ids: t.Sequence[str], found: t.Mapping[str, t.Sequence[str]], grant: Grant | None) -> None:

@@ -94,8 +94,13 @@ def identify(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[Entry] |
     :param pods: the node's pods by key, finished ones too.
     :param listing: what PodResources say, None where they can't be read.
     """
+    return listed(size, pods, listing or ()) or _oldest_assumed(size, pods, listing)
+
+
+def listed(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[Entry]) -> Subject | None:
+    """The pod among those in kubelet's list; None if it is none of these."""
     found: list[tuple[bool, tuple[str, int, str], Subject]] = []
-    for entry in listing or ():
+    for entry in listing:
         pod = pods.get(entry.key)
         if pod is None or contract.finished(pod):
             continue
@@ -103,9 +108,7 @@ def identify(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[Entry] |
         if name is not None:
             # A pod rejected a moment ago may linger: the one under admission hasn't started, and is the latest.
             found.append((not pod_facts.started(pod), pod_facts.recency(pod), Subject(pod, name, entry.ids)))
-    if found:
-        return max(found, key=lambda one: one[:2])[2]
-    return _oldest_assumed(size, pods, listing)
+    return max(found, key=lambda one: one[:2])[2] if found else None
 
 
 def _oldest_assumed(size: int, pods: t.Mapping[str, Json], listing: t.Sequence[Entry] | None) -> Subject | None:

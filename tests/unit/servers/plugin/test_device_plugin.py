@@ -433,6 +433,32 @@ def test_pod_that_the_mirror_has_not_got_yet_is_asked_for(node: Node) -> None:
     assert "/api/v1/namespaces/default/pods/pod" in node.kube.gets
 
 
+@pytest.mark.parametrize("before", [4, 3, 0])
+def test_successor_that_the_mirror_has_not_got_yet_is_not_taken_for_its_predecessor(node: Node, before: int) -> None:
+    """As a StatefulSet's pods are: one name, other cards; the first may have wanted no units at all."""
+    old = node.run(make_pod("web-0", *([before] if before else [0]), booked=0 if before else None))
+    assert node.plugin is not None
+    until(lambda: node.plugin and any(one["status"]["startTime"] for one in node.plugin.pods.items()))
+    mirrored = node.plugin.pods.items()
+    node.plugin.pods.items = lambda: mirrored  # type: ignore[method-assign]
+    node.kubelet.remove(old)
+    node.kube.remove(old)
+    new = make_pod("web-0", 4, booked=1)
+    node.kube.put(new)
+    node.kubelet.add(new)
+    assert node.visible(new) == {seen(1).uuid}
+
+
+def test_nobody_is_asked_about_pods_that_the_mirror_has(node: Node) -> None:
+    for name in ("first", "second"):
+        pod = make_pod(name, 2, 2, booked=1)
+        node.kube.put(pod)
+        until(lambda name=name: node.plugin and node.plugin.pods.get(f"default/{name}"))
+        asked = len(node.kube.gets)
+        node.admit(pod)
+        assert len(node.kube.gets) == asked
+
+
 def test_pod_of_the_same_name_on_another_node_is_not_meant(node: Node) -> None:
     """kubelet lists one that the API has no longer; what the API has by that name runs elsewhere."""
     node.kube.put(make_pod("pod", 4, booked=1, node="gpu2"))
