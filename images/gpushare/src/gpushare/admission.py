@@ -146,9 +146,13 @@ class Admission:
                 }
             },
         )
-        if subject is not None:
-            with self._lock:
-                _remember(self._asked, frozenset(decision.ids), grant_of(subject), ASKED)
+        ids = frozenset(decision.ids)
+        with self._lock:
+            if subject is not None:
+                _remember(self._asked, ids, grant_of(subject), ASKED)
+            else:
+                # They aren't any more whose they were.
+                self._asked.pop(ids, None)
         return decision.ids
 
     def allocate(self, ids: tuple[str, ...]) -> wire.Answer:

@@ -597,6 +597,16 @@ def test_plugin_killed_between_the_two_calls(node: Node) -> None:
     until(lambda: node.agrees(pod))
 
 
+def test_units_of_a_pod_that_nobody_knows_are_not_taken_for_those_of_the_last_one(node: Node) -> None:
+    last = node.run(make_pod("last", 4, 3))
+    node.kubelet.remove(last)
+    node.kube.remove(last)
+    until(lambda: node.plugin and not node.plugin.pods.items())
+    node.kube.refuse["/pods"] = KubeError(500, "InternalError", "no")
+    node.kubelet.add(unknown := make_pod("unknown", 4))
+    assert node.kubelet.envs[unknown["metadata"]["uid"]]["c0"]["ALIYUN_COM_GPU_MEM_POD"] == "4"
+
+
 def test_plugin_killed_after_allocate(node: Node) -> None:
     """Killed before it could patch: the next one reads everything from kubelet and the API."""
     node.kube.refuse["/pods/pod"] = KubeError(500, "InternalError", "no")
