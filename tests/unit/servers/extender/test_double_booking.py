@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ PODS = 10_000 if os.environ.get("KUBEGPU_LONG") else 1000
 NODES = {"gpu1": (16, 16), "gpu2": (16, 16), "gpu3": (24,), "gpu4": (8, 8, 8)}
 NAMESPACE = "default"
 LATE = (0.6, 2.5)
+DISTURBANCES = ("leader", "leader", "leader", "calm", "bad", "worse", "pause", "pause", "kill")
 HERE = Path(__file__).parent
 POD = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
 Json = dict[str, Any]
@@ -288,10 +289,12 @@ class Cluster:
 
     def disturb(self) -> None:
         """Leaders change, extenders are killed and paused, the API has good times and bad ones."""
-        chance = random.Random(self.random.random())
+        chance, left = random.Random(self.random.random()), list[str]()
         while not self.ending.wait(chance.uniform(0.3, 1.2)):
             extender = chance.choice(self.extenders)
-            what = chance.choice(("leader", "leader", "leader", "calm", "bad", "worse", "pause", "pause", "kill"))
+            # All of them in any order, and again: of those chosen one by one, a run may lack one.
+            left = left or chance.sample(DISTURBANCES, len(DISTURBANCES))
+            what = left.pop()
             self.chaos[what] += 1
             if what == "leader":
                 self.leader = 1 - self.leader
@@ -336,8 +339,21 @@ def server() -> Iterator[ApiServer]:
         yield running
 
 
+@pytest.fixture
+def build(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Makes a cluster, by seed and options; what it leaves behind is cleared for who comes next."""
+    made: list[Cluster] = []
+
+    def build(seed: int, *options: str) -> Cluster:
+        made.append(Cluster(server, tmp_path, seed, *options))
+        return made[-1]
+
+    yield build
+    for cluster in made:
+        clear(cluster)
+
+
 def clear(cluster: Cluster) -> None:
-    """For who comes next."""
     direct, body = cluster.direct, {"gracePeriodSeconds": 0}
     for pod in direct.ask("GET", "/api/v1/pods")[1]["items"]:
         direct.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", body)
@@ -346,8 +362,8 @@ def clear(cluster: Cluster) -> None:
             direct.ask("DELETE", f"{kind}/{one['metadata']['name']}")
 
 
-def test_fault_12_no_card_is_ever_over_its_size(server: ApiServer, tmp_path: Path) -> None:
-    cluster = Cluster(server, tmp_path, seed=PODS)
+def test_fault_12_no_card_is_ever_over_its_size(build: Callable[..., Cluster]) -> None:
+    cluster = build(PODS)
     auditor, made, began = cluster.auditor, 0, time.monotonic()
     limit = began + 60 + PODS * 0.3
     with cluster.running():
@@ -369,12 +385,11 @@ def test_fault_12_no_card_is_ever_over_its_size(server: ApiServer, tmp_path: Pat
     assert min(cluster.chaos[what] for what in ("leader", "pause", "kill", "worse")) > 0, facts
     assert min(cluster.proxy.done[what] for what in ("409", "429", "500", "500 after", "slow", "dropped after")) > 0
     assert not disagreement, disagreement
-    clear(cluster)
 
 
-def test_fault_12_what_looks_for_it_finds_it(server: ApiServer, tmp_path: Path) -> None:
+def test_fault_12_what_looks_for_it_finds_it(build: Callable[..., Cluster]) -> None:
     """The same without compare-and-swap: the ledger alone doesn't help, and the audit sees that."""
-    cluster = Cluster(server, tmp_path, 1, "--without-compare-and-swap")
+    cluster = build(1, "--without-compare-and-swap")
     auditor, made, end = cluster.auditor, 0, time.monotonic() + 90
     with cluster.running():
         while not auditor.over and time.monotonic() < end:
@@ -384,7 +399,6 @@ def test_fault_12_what_looks_for_it_finds_it(server: ApiServer, tmp_path: Path) 
                 made += 50
             time.sleep(0.05)
     assert auditor.over, f"not found: {len(auditor.bound)} pods bound, {cluster.answers}"
-    clear(cluster)
 
 
 def test_the_real_api_server_takes_the_pods_version_as_a_precondition(server: ApiServer) -> None:
