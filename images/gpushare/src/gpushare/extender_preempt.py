@@ -13,7 +13,8 @@ Either way the memory is *claimed* for the pod: pods of its priority or a lower 
 bound, is gone, or hasn't come for it. Other extenders hear of it (see ``extender_claims``). Besides, nobody is evicted
 while what ending pods hold would do.
 
-Never victims: pods of the same or a higher priority, static pods, and bookings that aren't bound yet.
+Never victims: pods of the same or a higher priority, static pods, and bookings that aren't bound yet. The latter are
+waited for, a moment, where evicting them then costs less than whoever would have to go now.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpushare import contract
@@ -31,7 +32,7 @@ from gpushare.events import Events
 from gpushare.extender_claims import Claims
 from gpushare.extender_fence import pod_path
 from gpushare.extender_filter import judge
-from gpushare.extender_state import LOWEST_PRIORITY, Claim, PodRow, State
+from gpushare.extender_state import LOWEST_PRIORITY, Claim, NodeView, PodRow, State
 from gpushare.kube import Json, Kube, KubeError
 from gpushare.preemption import Cost, Plan, cost, needed, plan
 
@@ -40,6 +41,8 @@ DELAY_SECONDS = 1.0
 # A pod for which nobody could be evicted isn't looked at again before; later looks are further and further apart, and
 # the last one comes before kube-scheduler, which hears of no budget and of no booking, asks again by itself.
 REST_SECONDS, LOOKS = 15.0, 5
+# So long, and so often, bookings under way are waited for that may be better victims.
+MOMENT_SECONDS, MOMENTS = 0.3, 10
 # What the scheduler was offered, and hasn't taken, is forgotten.
 OFFER_SECONDS = 30.0
 # How long memory is kept for a pod that doesn't come, from when its last victim has gone; and in any case.
@@ -111,6 +114,7 @@ class Preemption:
         self._waiting: dict[str, _Waiting] = {}
         self._rests: dict[str, float] = {}
         self._tries: dict[str, int] = {}
+        self._moments: dict[str, int] = {}
         self._offered: dict[str, float] = {}
         self._claimed: dict[str, float] = {}
         self._freed: dict[str, float] = {}
@@ -142,14 +146,18 @@ class Preemption:
         uid, priority = contract.pod_uid(pod), contract.pod_priority(pod)
         if self._coming(uid):
             return {}
-        view = self._state.viewer(uid, priority)
+        view, coming = self._state.viewer(uid, priority), self._state.coming()
         ranked: list[tuple[Cost, str]] = []
+        soon: list[Cost] = []
         for name, victims in offered.items():
             node, rows = view(name), self._state.evictable(name)
             if node is None:
                 continue
             stay = needed(node, [row for row in rows if row.uid in victims.uids], wish)
-            found = plan(node, rows, wish, priority, gone={row.uid for row in stay}, exact=False)
+            gone = {row.uid for row in stay}
+            if name in coming and (then := self._once_bound(node, uid, wish, priority, gone)) is not None:
+                soon.append(cost([*then.evict, *stay]))
+            found = plan(node, rows, wish, priority, gone=gone, exact=False)
             if found is None:
                 continue
             if not found.evict and not stay and set(victims.uids) <= {row.uid for row in rows}:
@@ -157,6 +165,11 @@ class Preemption:
                 self._state.claim(_claim(pod, name, found, priority, ()))
                 return {}
             ranked.append((cost([*found.evict, *stay]), name))
+        if soon and all(min(soon) < price for price, _name in ranked) and self._put_off(uid):
+            with self._lock:
+                self._rests.pop(uid, None)
+            self.refused(pod, wish, list(offered), list(offered), 0)
+            return {}
         answers: dict[str, Victims] = {}
         claims = []
         budgets = _Budgets(self._kube, self._clock, self._clock() + ANSWER_SECONDS)
@@ -182,6 +195,7 @@ class Preemption:
         if answers:
             with self._lock:
                 self._waiting.pop(uid, None)
+                self._moments.pop(uid, None)
                 self._offered[uid] = self._clock()
             self._state.offer(uid, claims)
             self._wake.set()
@@ -222,8 +236,9 @@ class Preemption:
             for one in due:
                 del self._waiting[one.uid]
             self._rests = {uid: until for uid, until in self._rests.items() if until > now}
-            if len(self._tries) > MOST_WAITING:
-                self._tries.clear()
+            for counted in (self._tries, self._moments):
+                if len(counted) > MOST_WAITING:
+                    counted.clear()
         for one in due:
             if not self._make_room(one):
                 at, looks = self._clock(), one.looks + 1
@@ -265,6 +280,12 @@ class Preemption:
             return True
         self._tries.pop(one.uid, None)
         found = self._best(one)
+        if self._better_soon(one, found[1] if found else None) and self._put_off(one.uid):
+            with self._lock:
+                self._waiting.setdefault(one.uid, one._replace(due=self._clock() + MOMENT_SECONDS))
+            return True
+        with self._lock:
+            self._moments.pop(one.uid, None)
         if found is None:
             return False
         name, best = found
@@ -289,6 +310,32 @@ class Preemption:
         asked = set(one.asked)
         others = [view.name for view in self._state.views() if view.name not in asked]
         return bool(judge(others, self._state.viewer(one.uid, one.priority), one.wish).passed)
+
+    def _put_off(self, uid: str) -> bool:
+        """Whether a pod waits for bookings under way: a few times, for there may always be some."""
+        with self._lock:
+            self._moments[uid] = self._moments.get(uid, 0) + 1
+            return self._moments[uid] <= MOMENTS
+
+    def _better_soon(self, one: _Waiting, now: Plan | None) -> bool:
+        """Whether a node's bookings under way, once they can be evicted, make a plan that costs less."""
+        view, coming = self._state.viewer(one.uid, one.priority), self._state.coming()
+        for name in one.nodes:
+            if name in coming and (node := view(name)) is not None:
+                then = self._once_bound(node, one.uid, one.wish, one.priority)
+                if then is not None and (now is None or then.cost < now.cost):
+                    return True
+        return False
+
+    def _once_bound(
+        self, node: NodeView, uid: str, wish: Wish, priority: int, gone: Collection[str] = ()
+    ) -> Plan | None:
+        """The plan for a node as if its bookings under way were bound pods; None where there are none, too."""
+        whole = self._state.whole(node.name)
+        rows = [row for row in whole[1] if row.uid != uid] if whole else []
+        if all(self._state.bound(row.uid) for row in rows):
+            return None
+        return plan(node, rows, wish, priority, gone=gone, exact=False)
 
     def _best(self, one: _Waiting) -> tuple[str, Plan] | None:
         """The node and the plan that cost least, with nobody in it whom a budget protects."""

@@ -444,6 +444,11 @@ class State:
             tally = self._tallies.get(name)
             return [row for row in tally.pods.values() if row.uid in self._pods] if tally else []
 
+    def coming(self) -> set[str]:
+        """The nodes with bookings under way, and perhaps some that had any a moment ago."""
+        with self._lock:
+            return {hold.row.node for hold in self._holds.values()}.union(self._others_on)
+
     # What is read.
 
     def view(self, name: str) -> NodeView | None:

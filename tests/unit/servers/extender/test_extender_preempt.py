@@ -10,7 +10,8 @@ import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
 from gpushare import contract
-from gpushare.extender_preempt import Preemption
+from gpushare.extender_preempt import MOMENTS, Preemption
+from gpushare.extender_state import PodRow
 from gpushare.kube import Json
 
 Start = Callable[..., Client]
@@ -262,6 +263,81 @@ def test_where_the_total_fits_and_no_card_does_the_extender_evicts(api: ApiDoubl
     assert client.bind(high, "a") == ""
     assert api.pod("high")["metadata"]["annotations"][contract.POD_INDEX] == "0"
     eventually(lambda: client.extender.state.claims() == [])
+
+
+def booked(client: Client, name: str, card: int, units: int, priority: int) -> PodRow:
+    """A pod's booking that a bind is at just now."""
+    row = PodRow(f"uid-{name}", "default", name, "a", units, ((card, units),), priority)
+    assert client.extender.state.reserve(row.uid, "a", lambda _view: row, priority).row == row
+    return row
+
+
+def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, Json]:
+    """Card 1 is the cheaper one to free, once two small pods that are being bound there can be evicted."""
+    api.put("nodes", make_node("a", 16, 16))
+    api.put("pods", make_pod("stays", 10, "a", 0, priority=5))
+    api.put("pods", make_pod("goes", 9, "a", 1, priority=1))
+    client, preemption, clock = quiet()
+    for name in ("eager-0", "eager-1"):
+        booked(client, name, 1, 3, 1)
+    return client, preemption, clock, api.put("pods", make_pod("high", 12, priority=10))
+
+
+def test_bookings_under_way_are_waited_for_rather_than_that_somebody_more_important_goes(
+    api: ApiDouble, quiet: Quiet
+) -> None:
+    client, preemption, clock, high = crowded(api, quiet)
+    client.filter(high, "a")
+    for _look in range(5):
+        clock.now += 2
+        preemption.tick()
+        assert gone(api) == set()
+    for name in ("eager-0", "eager-1"):
+        api.put("pods", {**make_pod(name, 3, "a", 1, priority=1)})
+        client.extender.state.release(f"uid-{name}")
+    eventually(lambda: client.used("a") == [10, 15])
+    clock.now += 2
+    preemption.tick()
+    assert "stays" not in gone(api) and "goes" in gone(api)
+
+
+def test_they_are_not_waited_for_ever(api: ApiDouble, quiet: Quiet) -> None:
+    client, preemption, clock, high = crowded(api, quiet)
+    client.filter(high, "a")
+    for _look in range(MOMENTS + 2):
+        clock.now += 2
+        preemption.tick()
+    assert gone(api) == {"stays"}
+
+
+def test_nobody_waits_for_bookings_that_change_nothing(api: ApiDouble, quiet: Quiet) -> None:
+    client, preemption, clock, high = crowded(api, quiet)
+    client.extender.state.release("uid-eager-1")
+    client.filter(high, "a")
+    clock.now += 2
+    preemption.tick()
+    # Without the one that is still under way, too, the card has room enough.
+    assert gone(api) == {"goes"}
+
+
+def test_kube_scheduler_is_told_to_wait_for_them_too(api: ApiDouble, quiet: Quiet) -> None:
+    client, preemption, clock, high = crowded(api, quiet)
+    offered = {"a": [api.pod("goes")]}
+    assert preempt(client, high, offered) == {}
+    # What it doesn't ask again, is looked at here.
+    for name in ("eager-0", "eager-1"):
+        client.extender.state.release(f"uid-{name}")
+    clock.now += 2
+    preemption.tick()
+    assert gone(api) == {"goes"}
+
+
+def test_kube_scheduler_is_not_told_to_wait_for_ever(api: ApiDouble, quiet: Quiet) -> None:
+    client, _preemption, _clock, high = crowded(api, quiet)
+    offered = {"a": [api.pod("goes")]}
+    for _look in range(MOMENTS):
+        assert preempt(client, high, offered) == {}
+    assert names(api, preempt(client, high, offered)) == {"a": ["stays"]}
 
 
 def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
