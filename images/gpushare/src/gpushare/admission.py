@@ -125,8 +125,7 @@ class Admission:
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
         cards = self._inventory.cards
         listing = self._listing()
-        pods = self._known(ask.size, listing)
-        subject = steering.identify(ask.size, pods, listing)
+        pods, subject = self._asking(ask.size, listing)
         promises = steering.promised(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
         try:
             decision = steering.choose(cards, ask, subject, promises, steering.strangers(pods, listing))
@@ -208,8 +207,10 @@ class Admission:
     def _recognised(self, size: int, several: bool) -> Grant | None:
         """Whom kubelet gives so many units to; the API is only asked where units of several cards need a reason."""
         listing = self._listing()
-        pods = self._known(size, listing) if several else pod_facts.by_key(self._pods.items())
-        subject = steering.identify(size, pods, listing)
+        if several:
+            _pods, subject = self._asking(size, listing)
+        else:
+            subject = steering.identify(size, pod_facts.by_key(self._pods.items()), listing)
         return grant_of(subject) if subject else None
 
     def _listing(self) -> list[Entry] | None:
@@ -219,15 +220,16 @@ class Admission:
             log.warning("%s; the oldest assumed pod of this size is taken", error)
             return None
 
-    def _known(self, size: int, listing: t.Sequence[Entry] | None) -> dict[str, Json]:
-        """The pods of this node; from the API itself where our mirror of it is behind kubelet.
+    def _asking(self, size: int, listing: t.Sequence[Entry] | None) -> tuple[dict[str, Json], steering.Subject | None]:
+        """The pods of this node, and the one of them that kubelet asks so many units for, None if there is no telling.
 
-        It is where it lacks a listed pod that may be asked for, knows nobody who can be, or only one that has started,
-        which is asked for no more: that is the predecessor of one of its name.
+        They are from the API itself where our mirror of it is behind kubelet: where it lacks a listed pod that may be
+        asked for, knows nobody who can be, or only one that has started, which is asked for no more: that is the
+        predecessor of one of its name.
         """
         pods = pod_facts.by_key(self._pods.items())
         if listing is None:
-            return pods
+            return pods, steering.identify(size, pods, None)
         missing = [entry.key for entry in listing if entry.lacking and entry.key not in pods]
         subject = steering.listed(size, pods, listing)
         doubtful = pod_facts.started(subject.pod) if subject else not missing
@@ -237,14 +239,14 @@ class Admission:
             namespace, _slash, name = missing[0].partition("/")
             path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         else:
-            return pods
+            return pods, subject
         answer = within(self._lookup_seconds, lambda: self._kube.get(path))
-        if answer is None:
-            return pods
-        found = [slim_pod(pod) for pod in answer.get("items", [answer])]
-        # A pod of this name on another node is one that kubelet doesn't mean.
-        here: dict[str, Json] = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
-        return here if "items" in answer else {**pods, **here}
+        if answer is not None:
+            found = [slim_pod(pod) for pod in answer.get("items", [answer])]
+            # A pod of this name on another node is one that kubelet doesn't mean.
+            here = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
+            pods = {**({} if "items" in answer else pods), **here}
+        return pods, steering.identify(size, pods, listing)
 
 
 def _check_shares(ids: t.Sequence[str], found: t.Mapping[str, t.Sequence[str]], grant: Grant | None) -> None:

@@ -436,7 +436,7 @@ def test_pod_that_the_mirror_has_not_got_yet_is_asked_for(node: Node) -> None:
 @pytest.mark.parametrize("before", [4, 3, 0])
 def test_successor_that_the_mirror_has_not_got_yet_is_not_taken_for_its_predecessor(node: Node, before: int) -> None:
     """As a StatefulSet's pods are: one name, other cards; the first may have wanted no units at all."""
-    old = node.run(make_pod("web-0", *([before] if before else [0]), booked=0 if before else None))
+    old = node.run(make_pod("web-0", before, booked=0 if before else None))
     assert node.plugin is not None
     until(lambda: node.plugin and any(one["status"]["startTime"] for one in node.plugin.pods.items()))
     mirrored = node.plugin.pods.items()
