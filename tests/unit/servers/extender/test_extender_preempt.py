@@ -265,11 +265,7 @@ def test_where_the_total_fits_and_no_card_does_the_extender_evicts(api: ApiDoubl
     eventually(lambda: client.extender.state.claims() == [])
 
 
-def booked(client: Client, name: str, card: int, units: int, priority: int) -> PodRow:
-    """A pod's booking that a bind is at just now."""
-    row = PodRow(f"uid-{name}", "default", name, "a", units, ((card, units),), priority)
-    assert client.extender.state.reserve(row.uid, "a", lambda _view: row, priority).row == row
-    return row
+EAGER = ("eager-0", "eager-1")
 
 
 def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, Json]:
@@ -278,8 +274,9 @@ def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, Js
     api.put("pods", make_pod("stays", 10, "a", 0, priority=5))
     api.put("pods", make_pod("goes", 9, "a", 1, priority=1))
     client, preemption, clock = quiet()
-    for name in ("eager-0", "eager-1"):
-        booked(client, name, 1, 3, 1)
+    for name in EAGER:
+        row = PodRow(f"uid-{name}", "default", name, "a", 3, ((1, 3),), 1)
+        assert client.extender.state.reserve(row.uid, "a", lambda _view, row=row: row, 1).row == row
     return client, preemption, clock, api.put("pods", make_pod("high", 12, priority=10))
 
 
@@ -292,8 +289,8 @@ def test_bookings_under_way_are_waited_for_rather_than_that_somebody_more_import
         clock.now += 2
         preemption.tick()
         assert gone(api) == set()
-    for name in ("eager-0", "eager-1"):
-        api.put("pods", {**make_pod(name, 3, "a", 1, priority=1)})
+    for name in EAGER:
+        api.put("pods", make_pod(name, 3, "a", 1, priority=1))
         client.extender.state.release(f"uid-{name}")
     eventually(lambda: client.used("a") == [10, 15])
     clock.now += 2
@@ -312,7 +309,7 @@ def test_they_are_not_waited_for_ever(api: ApiDouble, quiet: Quiet) -> None:
 
 def test_nobody_waits_for_bookings_that_change_nothing(api: ApiDouble, quiet: Quiet) -> None:
     client, preemption, clock, high = crowded(api, quiet)
-    client.extender.state.release("uid-eager-1")
+    client.extender.state.release(f"uid-{EAGER[1]}")
     client.filter(high, "a")
     clock.now += 2
     preemption.tick()
@@ -325,7 +322,7 @@ def test_kube_scheduler_is_told_to_wait_for_them_too(api: ApiDouble, quiet: Quie
     offered = {"a": [api.pod("goes")]}
     assert preempt(client, high, offered) == {}
     # What it doesn't ask again, is looked at here.
-    for name in ("eager-0", "eager-1"):
+    for name in EAGER:
         client.extender.state.release(f"uid-{name}")
     clock.now += 2
     preemption.tick()
