@@ -12,6 +12,8 @@ from _lab import RESOURCE, Json, Lab, indices_of, until
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+SERVERS = "gpushare-system"
+DAEMONSET = f"/apis/apps/v1/namespaces/{SERVERS}/daemonsets/gpushare-device-plugin"
 
 
 def container(lab: Lab, units: int = 0, name: str = "c0", **more: t.Any) -> Json:
@@ -154,6 +156,18 @@ def plugin(lab: Lab, node: str) -> Json:
 
 def is_ready(pod: Json) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
+
+
+def plugin_template(lab: Lab) -> Json:
+    """The spec of the device plugin's pods, as its DaemonSet has it."""
+    found: Json = lab.api.call("GET", DAEMONSET)["spec"]["template"]["spec"]
+    return found
+
+
+def plugins_run(lab: Lab, command: list[str]) -> None:
+    """Another command for the device plugins, past the roles; their pods are replaced one by one."""
+    changed = {"containers": [{"name": plugin_template(lab)["containers"][0]["name"], "command": command}]}
+    lab.api.call("PATCH", DAEMONSET, {"spec": {"template": {"spec": changed}}}, STRATEGIC)
 
 
 def restarted_plugin(lab: Lab, node: str) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from _lab import RESOURCE, Json, Lab, until
-from _pods import MERGE, STRATEGIC, announced, plugin
+from _pods import DAEMONSET, MERGE, STRATEGIC, announced, plugin, plugin_template
 
 PROGRAM = Path(__file__).with_name("upstream_plugin.py")
-NAMESPACE, SERVERS = "lab-upstream", "gpushare-system"
-DAEMONSET = f"/apis/apps/v1/namespaces/{SERVERS}/daemonsets/gpushare-device-plugin"
+NAMESPACE = "lab-upstream"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterrole"
 
 
@@ -76,7 +75,7 @@ def _without_plugin(lab: Lab, node: str) -> bool:
 @contextlib.contextmanager
 def upstream(lab: Lab, node: str) -> Iterator[None]:
     cards = len(lab.cards(node))
-    affinity = lab.api.call("GET", DAEMONSET)["spec"]["template"]["spec"].get("affinity")
+    affinity = plugin_template(lab).get("affinity")
     assert affinity is None, "our DaemonSet has an affinity of its own, which this would overwrite"
     with lab.api.namespace(NAMESPACE) as name:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from _lab import RESOURCE, Json, Lab, until
 from _pods import (
+    SERVERS,
     announced,
     body,
     container,
@@ -17,13 +18,14 @@ from _pods import (
     inspected,
     is_ready,
     plugin,
+    plugin_template,
+    plugins_run,
     pods,
     removed,
     settled,
 )
 
-NAMESPACE, SERVERS = "lab-limits", "gpushare-system"
-DAEMONSET = f"/apis/apps/v1/namespaces/{SERVERS}/daemonsets/gpushare-device-plugin"
+NAMESPACE = "lab-limits"
 LIMIT, CARDS, COUNT = "kubegpu.share/memory-limit", "kubegpu.share/cards", "aliyun.com/gpu-count"
 # What the plugin has to say of this lab's nodes.
 WHY = (
@@ -68,12 +70,10 @@ def test_fault_20_required_is_refused_before_anything_changes(lab: Lab) -> None:
 
 def command(lab: Lab, old: str, new: str) -> None:
     """Another option for the device plugin, past the roles."""
-    live = lab.api.call("GET", DAEMONSET)["spec"]["template"]["spec"]["containers"][0]
-    words = [new if word == old else word for word in live["command"]]
-    assert new in words, f"{old} isn't among {live['command']}"
-    changed = {"containers": [{"name": live["name"], "command": words}]}
-    kind = "application/strategic-merge-patch+json"
-    lab.api.call("PATCH", DAEMONSET, {"spec": {"template": {"spec": changed}}}, kind)
+    live = plugin_template(lab)["containers"][0]["command"]
+    words = [new if word == old else word for word in live]
+    assert new in words, f"{old} isn't among {live}"
+    plugins_run(lab, words)
 
 
 def test_fault_20_required_gives_no_memory_where_it_cannot_be_kept(lab: Lab, namespace: str) -> None:
@@ -111,7 +111,7 @@ def test_fault_20_required_gives_no_memory_where_it_cannot_be_kept(lab: Lab, nam
 
 def cleaned(lab: Lab, node: str) -> tuple[str, str]:
     """``--cleanup`` on a node, in a pod like the plugin's: how it ended, and what it said."""
-    template = lab.api.call("GET", DAEMONSET)["spec"]["template"]["spec"]
+    template = plugin_template(lab)
     one: Json = {**template["containers"][0]}
     for probe in ("livenessProbe", "readinessProbe", "ports"):
         one.pop(probe, None)

@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 from _lab import REPORT, Json, Lab, until
 from _load import LEDGER, Auditor, Load, Pulse, nodes
-from _pods import MERGE, announced, body, container, containers, inspected, is_ready, pods, settled, shares_of
+from _pods import MERGE, SERVERS, announced, body, container, containers, inspected, is_ready, pods, settled, shares_of
 from _schedulers import Inside, holder, processes
 
-SERVERS = "gpushare-system"
 DAEMONSETS = f"/apis/apps/v1/namespaces/{SERVERS}/daemonsets"
 EXTENDER, PLUGIN = "gpushare-extender", "gpushare-device-plugin"
 RESTART = "kubectl.kubernetes.io/restartedAt"

@@ -17,7 +17,6 @@ from _hardware import fault
 from _lab import RESOURCE, Json, Lab, indices_of, until
 from _pods import (
     MERGE,
-    STRATEGIC,
     announced,
     body,
     container,
@@ -27,12 +26,13 @@ from _pods import (
     inspected,
     is_ready,
     plugin,
+    plugin_template,
+    plugins_run,
     pods,
     removed,
     settled,
     unschedulable,
 )
-from _upstream import DAEMONSET
 
 NAMESPACE = "lab-faults"
 INDEX = "ALIYUN_COM_GPU_MEM_IDX"
@@ -92,11 +92,10 @@ def test_fault_01_two_containers_of_a_pod_on_one_card(lab: Lab, namespace: str, 
 @contextlib.contextmanager
 def late_plugins(lab: Lab, node: str) -> Iterator[None]:
     """All device plugins hear of pods late; those as they were are back afterwards."""
-    (one,) = lab.api.call("GET", DAEMONSET)["spec"]["template"]["spec"]["containers"]
+    before = plugin_template(lab)["containers"][0]["command"]
 
     def run(command: list[str]) -> None:
-        changed = {"containers": [{"name": one["name"], "command": command}]}
-        lab.api.call("PATCH", DAEMONSET, {"spec": {"template": {"spec": changed}}}, STRATEGIC)
+        plugins_run(lab, command)
 
         def at_work() -> bool:
             found = [plugin(lab, name) for name in lab.gpu_nodes]
@@ -106,10 +105,10 @@ def late_plugins(lab: Lab, node: str) -> Iterator[None]:
         until(lambda: announced(lab, node, 2), "the cards", 60)
 
     try:
-        run(["python3", "-c", LATE, *one["command"][1:]])
+        run(["python3", "-c", LATE, *before[1:]])
         yield
     finally:
-        run(one["command"])
+        run(before)
 
 
 def test_fault_01_while_the_plugin_hears_of_pods_late(lab: Lab, namespace: str, node: str) -> None:
