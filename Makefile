@@ -4,56 +4,57 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test lint unit test-faults test-servers test-upgrade docs bench bench-servers bench-allocation build
+.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs bench bench-servers bench-allocation build
 
-help:  ## say what there is
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
 
-setup:  ## the virtual environment and what else this machine lacks
+setup:  ## create the virtual environment and install missing system packages
 	@.ci/setup
 
-lab-up: setup  ## a real Kubernetes cluster with simulated GPUs on this machine
+lab-up: setup  ## start a real Kubernetes cluster with simulated GPUs on this machine
 	@$(PY) -m lab up
 
-lab-down: setup  ## take the lab away, with all that it started
+lab-down: setup  ## remove the lab and everything that it started
 	@$(PY) -m lab down
 
-lab-status: setup  ## what of the lab is there
+lab-status: setup  ## show the state of the lab
 	@$(PY) -m lab status
 
-demo: lab-up  ## lab, site.yml, acceptance.yml, inspect.yml
+demo: lab-up  ## start the lab and run site.yml, acceptance.yml and inspect.yml
 	@$(PLAY) playbooks/site.yml
 	@$(PLAY) playbooks/acceptance.yml
 	@$(PLAY) lab/demo.yml
 	@$(PLAY) playbooks/inspect.yml
 	@cat lab/next.txt
 
-test: setup  ## everything: lint, unit tests, the lab end to end, molecule; replaces a lab that is up, and takes it down
+test: setup  ## run lint, unit tests and the lab's tests; replaces a lab that is up, and removes it
 	@$(PY) tests/run.py
 
-lint unit: setup  ## one part of the tests
+test-all: setup  ## run every test: long ones, sanity, molecule and the upgrade of a cluster too (hours)
+	@$(PY) tests/run.py --all
+
+test-changed: setup  ## run the unit tests that the changes since main touch, by their imports
+	@$(PY) tests/changed.py
+
+lint unit: setup  ## run one stage of the tests
 	@$(PY) tests/run.py $@
 
-test-faults: lab-up  ## what takes minutes (timeouts, kills at every step, another driver and back); needs a lab that nothing has touched
-	@$(PY) -m pytest $(sort $(wildcard tests/lab/test_[12]0_*.py) $(shell grep -l 'mark\.long' tests/lab/test_*.py)) -v -p no:cacheprovider
+lab-test: lab-up  ## run the lab's tests on a lab that is up and that nothing has touched, and keep it
+	@$(PY) -m pytest tests/lab -v -p no:cacheprovider -m "not long"
 
-test-servers: setup  ## 10,000 pods against double booking, and the image by the real tools; after make lab-up, which leaves what they need
-	@KUBEGPU_LONG=1 KUBEGPU_IMAGE_BUILD=1 $(PY) -m pytest tests/unit/servers/extender/test_double_booking.py tests/unit/runtime/test_image_build_real.py -v -s -p no:cacheprovider
-
-test-upgrade: setup  ## kubeadm upgrade keeps the change; builds another Kubernetes, brings up a lab of its own; not part of `make test`
-	@$(PY) -m pytest tests/upgrade -v -s -p no:cacheprovider
-
-docs: setup  ## write docs/ anew from the modules and roles
+docs: setup  ## regenerate docs/reference and docs/layers.svg
 	@$(PY) docs/generate.py
+	@$(PY) docs/layers.py
 
-bench: setup  ## what a run with nothing to do costs (the lab must be up, after make demo)
+bench: setup  ## measure a run with nothing to do (the lab must be up, after make demo)
 	@$(PY) bench/noop.py
 
-bench-servers: setup  ## extender and device plugin under load, some 15 minutes; needs the machine for itself
+bench-servers: setup  ## measure extender and device plugin under load (15 minutes, on an otherwise idle machine)
 	@for each in device_plugin extender_filter extender_large scheduling; do $(PY) bench/$$each.py || exit 1; done
 
-bench-allocation: setup  ## gpu_allocation_info beside a plain list, on a real API server with 20,000 pods
+bench-allocation: setup  ## compare gpu_allocation_info with a plain list, on a real API server with 20,000 pods
 	@$(PY) bench/allocation.py
 
-build: setup  ## the collection's tarball
+build: setup  ## build the collection's tarball
 	@.venv/bin/ansible-galaxy collection build --force

@@ -27,8 +27,8 @@ from typing import Any
 import ansible
 from processes import ROOT, NoNumber, verdict
 
-from gpushare import contract  # isort: skip
-from gpushare.kube import Kube, KubeError, from_environment  # isort: skip
+from gpushare.shared._contracts import gpushare as contract  # isort: skip
+from gpushare.api.client import Kube, KubeError, connect  # isort: skip
 from real_apiserver import ApiServer, Missing  # isort: skip
 
 CARDS, CARD_UNITS, UNITS = 8, 80, 2
@@ -279,7 +279,7 @@ def main() -> int:
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
     try:
         with ApiServer() as api:
-            kube = from_environment(str(api.kubeconfig), 120.0)
+            kube = connect(api.url, str(api.service_account(api.folder / "account")), 120.0)
             kube.post("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "training"}})
             fill(kube, range(options.nodes), range(options.pods), options.clients)
             small = compared(api.kubeconfig, options.nodes, options.pods, options.rounds)

@@ -28,11 +28,12 @@ from typing import Any
 
 from processes import ROOT, NoNumber, Server, cpu, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
-sys.path.append(str(ROOT / "tests" / "unit" / "servers" / "plugin"))
+sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("servers/plugin", "kubelet")]
 
 import grpc
-from gpushare import contract, wire
-from gpushare.kube import KubeError
+from gpushare.api.client import KubeError
+from gpushare.kubelet import wire
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, FakeKube, FakeKubelet, make_pod, seen
 
 from lab.packages import compile_driver
@@ -166,7 +167,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[tuple[str, bool]]
     with api(kube, folder) as account:
         flags = ["--node-name", NODE, "--address=127.0.0.1", "--port=0", f"--kubelet-dir={folder}"]
         environment = driver(folder, options.cards, options.gib)
-        with Server("gpushare.device_plugin", *flags, account=account, environment=environment) as server:
+        with Server("gpushare.plugin.command", *flags, account=account, environment=environment) as server:
             port = int(server.wait_for("started")["port"])
             until(lambda: len(kubelet.healthy) == total, "kubelet has all device IDs")
             print(f"registered with {total} device IDs after {time.perf_counter() - server.began:.1f} s")

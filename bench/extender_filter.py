@@ -32,20 +32,20 @@ from urllib.parse import parse_qs, urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "images" / "gpushare" / "src"))
 
-from gpushare import contract
-from gpushare.extender_bind import Outcome
-from gpushare.extender_http import Api, Metrics
-from gpushare.extender_preempt import Preemption, Victims
-from gpushare.extender_state import State, node_row, pod_row
-from gpushare.service import Request
+from gpushare.extender.bind import Outcome
+from gpushare.extender.preemption import Preemption, Victims
+from gpushare.extender.routes import Api, Metrics
+from gpushare.extender.state import State, node_row, pod_row
+from gpushare.http.service import Request
+from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import CollectorRegistry
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 CARD_UNITS = 80
 FILLER = "x" * 2500
 
 
-def node(number: int, cards: int) -> Json:
+def node(number: int, cards: int) -> JsonObject:
     listed = [
         contract.Card(
             index,
@@ -69,7 +69,7 @@ def node(number: int, cards: int) -> Json:
     }
 
 
-def pod(number: int, nodes: int, cards: int) -> Json:
+def pod(number: int, nodes: int, cards: int) -> JsonObject:
     """A running pod; on even nodes the cards are nearly full."""
     home, card = number % nodes, (number // nodes) % cards
     return {
@@ -90,7 +90,7 @@ def pod(number: int, nodes: int, cards: int) -> Json:
     }
 
 
-def asking(units: int, nodes: int, priority: int = 0, **wishes: str) -> Json:
+def asking(units: int, nodes: int, priority: int = 0, **wishes: str) -> JsonObject:
     """A pod that waits, of an ordinary size."""
     waiting = pod(10**6, nodes, 1)
     waiting["metadata"]["annotations"] = {"filler": FILLER, **wishes}
@@ -99,7 +99,7 @@ def asking(units: int, nodes: int, priority: int = 0, **wishes: str) -> Json:
     return waiting
 
 
-def wanted(waiting: Json, nodes: int) -> bytes:
+def wanted(waiting: JsonObject, nodes: int) -> bytes:
     """A scheduler's request."""
     names = [f"gpu-node-{number:04d}" for number in range(nodes)]
     return json.dumps({"Pod": waiting, "Nodes": None, "NodeNames": names}).encode()
@@ -111,7 +111,7 @@ def victims(state: State, nodes: int, requests: int) -> tuple[list[float], int]:
     class Allowing:
         """An API that would let everybody be evicted."""
 
-        def post(self, _path: str, _body: Json) -> Json:
+        def post(self, _path: str, _body: JsonObject) -> JsonObject:
             return {}
 
     allowing: Any = Allowing()
@@ -125,7 +125,7 @@ def victims(state: State, nodes: int, requests: int) -> tuple[list[float], int]:
     answer: dict[str, Victims] = {}
     for _round in range(requests):
         began = time.perf_counter()
-        answer = preemption.answer(high, contract.wish(high), offered)
+        answer = preemption.answer(high, contract.demand(high), offered)
         times.append((time.perf_counter() - began) * 1000)
         state.unclaim(contract.pod_uid(high))
     return sorted(times), len(answer)
@@ -175,16 +175,10 @@ def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
 
 
 def extender(server: ThreadingHTTPServer, folder: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    kubeconfig = Path(folder) / "kubeconfig"
-    kubeconfig.write_text(json.dumps(config))
+    (Path(folder) / "token").write_text("any")
+    account = [f"--api-server=http://127.0.0.1:{server.server_address[1]}", f"--service-account={folder}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpushare.extender", "--port=0", "--log-format=json", f"--kubeconfig={kubeconfig}"],
+        [sys.executable, "-m", "gpushare.extender.command", "--port=0", "--log-format=json", *account],
         env={**os.environ, "PYTHONPATH": sys.path[0]},
         stderr=subprocess.PIPE,
         text=True,
@@ -216,7 +210,7 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float], float, Json]:
+def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float], float, JsonObject]:
     times = []
     for _warmup in range(requests // 10):
         ask()
@@ -229,7 +223,7 @@ def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float
     return sorted(times), (cpu(pid) - before) / requests * 1000, json.loads(answer)
 
 
-def report(what: str, times: list[float], taken: float, answer: Json) -> None:
+def report(what: str, times: list[float], taken: float, answer: JsonObject) -> None:
     passed, refused = len(answer["NodeNames"]), len(answer["FailedNodes"]) + len(answer["FailedAndUnresolvableNodes"])
     middle, late, last = times[len(times) // 2], times[int(len(times) * 0.99)], times[-1]
     print(

@@ -30,8 +30,8 @@ from urllib.parse import parse_qs, urlsplit
 from processes import NoNumber, Server, account_of, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
 from extender_filter import node, pod, wanted  # isort: skip
-from gpushare import contract
-from gpushare.kube import Kube, KubeError, from_environment
+from gpushare.api.client import Kube, KubeError, connect
+from gpushare.shared._contracts import gpushare as contract
 
 CARDS = 8
 READY_SECONDS, MEMORY_MB, FILTER_MS = 5.0, 100.0, 3.0
@@ -103,7 +103,7 @@ def recorded_api(nodes: int, pods: int, folder: Path) -> Iterator[Path]:
 
 
 def extender(account: Path) -> Server:
-    return Server("gpushare.extender", "--port=0", account=account)
+    return Server("gpushare.extender.command", "--port=0", account=account)
 
 
 class Asker:
@@ -189,8 +189,8 @@ def binds(nodes: int, count: int, clients: int, rounds: int) -> float:
     except Missing as error:
         raise NoNumber(f"no bind rate: {error}.") from None
     with server as api, tempfile.TemporaryDirectory() as folder:
-        kube = from_environment(str(api.kubeconfig), 120.0)
-        account = account_of(kube, api, Path(folder))
+        account = account_of(api, Path(folder))
+        kube = connect(api.url, str(account), 120.0)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda number: _make_node(kube, number), range(nodes)))
         direct, through, asked = [], [], []

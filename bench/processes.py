@@ -22,51 +22,37 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "images" / "gpushare" / "src"
 sys.path[:0] = [str(SOURCE), str(ROOT), str(ROOT / "tests" / "unit")]
 
-from gpushare.kube import Kube  # noqa: E402
 from real_apiserver import ApiServer, _Authority  # noqa: E402
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 class NoNumber(Exception):
     """Why there is no number, in one sentence."""
 
 
-# Where a pod's service account is can't be told to a server, which is in a pod when it needs that.
-AS_IN_A_POD = """
-import pathlib, runpy, sys
-import gpushare.account
-gpushare.account.FOLDER = pathlib.Path(sys.argv[1])
-module = sys.argv[2]
-del sys.argv[1:3]
-runpy.run_module(module, run_name="__main__")
-"""
-
-
 class Server:
     """One of the servers as a process of its own, with its log in JSON.
 
-    :param account: the folder of its service account; without one it needs a kubeconfig among its flags.
+    :param account: the folder of its service account, with the API server's URL in the file ``url``.
     """
 
-    def __init__(
-        self, module: str, *flags: str, account: Path | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, module: str, *flags: str, account: Path, environment: Mapping[str, str] | None = None) -> None:
         self.module = module
-        start = ["-c", AS_IN_A_POD, str(account), module] if account else ["-m", module]
-        own = dict(environment or {})
-        if account:
-            own |= json.loads((account / "environment").read_text())
+        url = (account / "url").read_text()
         self.began = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, *start, "--log-format=json", *flags],
-            env={**os.environ, "PYTHONPATH": str(SOURCE), **own},
+            [
+                *(sys.executable, "-m", module, "--log-format=json"),
+                *(f"--api-server={url}", f"--service-account={account}", *flags),
+            ],
+            env={**os.environ, "PYTHONPATH": str(SOURCE), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
         self._said: deque[str] = deque(maxlen=20)
-        self._rows: dict[str, Json] = {}
+        self._rows: dict[str, JsonObject] = {}
         self._news = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -84,7 +70,7 @@ class Server:
                     self._rows.setdefault(row["message"], row)
                 self._news.notify_all()
 
-    def wait_for(self, message: str, seconds: float = 300) -> Json:
+    def wait_for(self, message: str, seconds: float = 300) -> JsonObject:
         """The first line of its log with this message.
 
         :raises NoNumber: it ended, or said nothing of the kind.
@@ -181,33 +167,14 @@ def service_account(folder: Path, server: ThreadingHTTPServer) -> Path:
     account.mkdir()
     shutil.copy(folder / "pki" / "ca.crt", account)
     (account / "token").write_text("anybody")
-    service = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.server_address[1])}
-    (account / "environment").write_text(json.dumps(service))
+    (account / "url").write_text(f"https://127.0.0.1:{server.server_address[1]}")
     return account
 
 
-def account_of(kube: Kube, api: ApiServer, folder: Path) -> Path:
+def account_of(api: ApiServer, folder: Path) -> Path:
     """A service account at a real API server, as a server has one in its pod; its rights aren't what is measured."""
-    namespace = "default"
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    kube.post(accounts, {"metadata": {"name": "server"}})
-    kube.post(
-        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        {
-            "metadata": {"name": "server"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-            "subjects": [{"kind": "ServiceAccount", "name": "server", "namespace": namespace}],
-        },
-    )
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
-    token = kube.post(f"{accounts}/server/token", request)["status"]["token"]
-    account = folder / "account"
-    account.mkdir()
-    (account / "token").write_text(token)
-    shutil.copy(api.folder / "pki" / "ca.crt", account)
-    host, _colon, port = api.url.partition("//")[2].partition(":")
-    service = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    (account / "environment").write_text(json.dumps(service))
+    account = api.service_account(folder / "account")
+    (account / "url").write_text(api.url)
     return account
 
 

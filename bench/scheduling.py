@@ -40,8 +40,9 @@ from typing import Any
 import yaml
 from processes import NoNumber, Server, account_of, cpu, verdict
 
-from gpushare import contract  # isort: skip
-from gpushare.kube import Json, Kube, KubeError, Stream, from_environment
+from gpushare.shared._contracts import gpushare as contract  # isort: skip
+from gpushare.api.client import Kube, KubeError, Stream, connect
+from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, Missing
 
 from lab import build
@@ -129,7 +130,7 @@ class Watch:
                 for event in self._stream:
                     self._see([event["object"]])
 
-    def _see(self, pods: list[Json]) -> None:
+    def _see(self, pods: list[JsonObject]) -> None:
         now = time.perf_counter()
         with self._news:
             for pod in pods:
@@ -156,7 +157,7 @@ class Bench:
     def __init__(self, api: ApiServer, folder: Path, options: argparse.Namespace) -> None:
         self.api, self.folder, self.options = api, folder, options
         # It has time: on a busy machine a thousand requests of this script aren't what is measured.
-        self.kube = from_environment(str(api.kubeconfig), 120.0)
+        self.kube = connect(api.url, str(self.account), 120.0)
         self.made = 0
         # What runs through all runs: name and process.
         self.standing: dict[str, int] = {}
@@ -202,13 +203,13 @@ class Bench:
 
     @cached_property
     def account(self) -> Path:
-        return account_of(self.kube, self.api, self.folder)
+        return account_of(self.api, self.folder)
 
     # One run.
 
     def scheduler(self, extender: int) -> Program:
         """A kube-scheduler that is ready; with the extender at this port, or none where it is 0."""
-        config: Json = {
+        config: JsonObject = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "leaderElection": {"leaderElect": False},
@@ -245,7 +246,7 @@ class Bench:
             servers: list[Server] = []
             if with_extender:
                 flags = ["--port=0", *self.options.flag]
-                server = stack.enter_context(Server("gpushare.extender", *flags, account=self.account))
+                server = stack.enter_context(Server("gpushare.extender.command", *flags, account=self.account))
                 port = int(server.wait_for("serving")["port"])
                 server.wait_for("ready")
                 programs["extender"] = server.pid

@@ -58,8 +58,8 @@ May be ignored
 def findings(folder: Path) -> None:
     """The page of what preflight can find, from the checks themselves."""
     sys.path.insert(0, str(ROOT / ".collections"))
-    rooms = importlib.import_module("ansible_collections.kubegpu.share.plugins.module_utils._preflight")
-    groups = (rooms.INPUT, rooms.described())
+    preflight = importlib.import_module("ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate")
+    groups = (preflight.INPUT, preflight.described())
     tables = ["".join(f"``{id}``\n    {meaning}\n\n" for id, meaning in group.items()) for group in groups]
     (folder / "preflight_findings.rst").write_text(FINDINGS.format(*tables))
 

@@ -15,7 +15,7 @@ from lab.shell import LabError
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """Go at once, as after SIGKILL: what runs for us dies with us, and waiting for it could take minutes."""
+    """Exit at once, as after SIGKILL; child processes end with this one."""
     print("lab: interrupted; the next `up` or `down` finishes the job.", file=sys.stderr, flush=True)
     os._exit(128 + number)
 
@@ -23,18 +23,18 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab", description="A real Kubernetes cluster with simulated GPUs.")
     commands = parser.add_subparsers(dest="command", required=True)
-    bring = commands.add_parser("up", help="bring the lab up, or see that it is")
+    bring = commands.add_parser("up", help="start the lab, or check that it is up")
     defaults = Settings().as_dict()
     for name, text in HELP.items():
         flag = f"--{name.replace('_', '-')}"
         bring.add_argument(flag, dest=name, help=f"{text} (default {defaults[name]}; also {variable(name)})")
-    commands.add_parser("down", help="take the lab down and leave nothing but the cache")
-    commands.add_parser("status", help="say what is up")
+    commands.add_parser("down", help="remove the lab and keep only the cache")
+    commands.add_parser("status", help="show what is up")
     commands.add_parser("image", help="build the servers' image again if its sources changed")
     commands.add_parser("packages", help="build the driver and toolkit packages again if their sources changed")
     machine = commands.add_parser("machine", help="machines without a cluster, of several distributions")
-    machine.add_argument("what", choices=("up", "down"), help="bring up, or take away")
-    machine.add_argument("kinds", nargs="*", metavar="kind", help="which; all where none is named")
+    machine.add_argument("what", choices=("up", "down"), help="start or remove")
+    machine.add_argument("kinds", nargs="*", metavar="kind", help="kinds or groups (default all)")
     arguments = vars(parser.parse_args())
     command = arguments.pop("command")
     signal.signal(signal.SIGINT, _leave)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The machine's own apt sources, deb822 and one-line: they say which mirror and suite nodes are made from."""
+"""The machine's own apt sources, deb822 and one-line: the mirror and suite that nodes are built from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Source:
 
 
 def parse_one_line(text: str) -> list[Source]:
-    """Lines like `deb [signed-by=/a] http://mirror/debian bookworm main`."""
+    """Parse lines like `deb [signed-by=/a] http://mirror/debian bookworm main`."""
     found = []
     for line in text.splitlines():
         match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line)
@@ -32,7 +32,7 @@ def parse_one_line(text: str) -> list[Source]:
 
 
 def parse_deb822(text: str) -> list[Source]:
-    """Stanzas with Types, URIs, Suites and Components."""
+    """Parse stanzas with Types, URIs, Suites and Components."""
     found = []
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for stanza in re.split(r"\n\s*\n", "\n".join(lines)):
@@ -48,7 +48,7 @@ def parse_deb822(text: str) -> list[Source]:
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in ("no", "false"):
             continue
         signed = fields.get("signed-by", "")
-        # A key may be written out in the stanza; only a file can be handed to debootstrap.
+        # The key may stand in the stanza itself; debootstrap takes only a file.
         keyring = signed if signed.startswith("/") and "\n" not in signed else ""
         for uri in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():
@@ -57,26 +57,26 @@ def parse_deb822(text: str) -> list[Source]:
 
 
 def choose(sources: list[Source], codename: str) -> Source:
-    """The archive of the machine's own release: the suite is its codename and main is among the components."""
+    """Choose the archive of the machine's own release: the suite is its codename and main is among the components."""
     for source in sources:
         if source.suite == codename and "main" in source.components and re.match(r"(https?|file|copy)://?", source.uri):
             return source
-    raise LabError(f"this machine's apt sources name no archive of its own release {codename!r} to make nodes from.")
+    raise LabError(f"this machine's apt sources name no archive of its own release {codename!r} to build nodes from.")
 
 
 def of_suite(source: Source, suite: str) -> Source:
-    """Another release from the same archive."""
+    """Return the same archive with another release."""
     return replace(source, suite=suite)
 
 
 def codename(os_release: str) -> str:
-    """VERSION_CODENAME of /etc/os-release."""
+    """Return VERSION_CODENAME of /etc/os-release."""
     match = re.search(r'^VERSION_CODENAME="?([a-z]+)', os_release, re.MULTILINE)
     return match[1] if match else ""
 
 
 def read_machine(etc: Path = Path("/etc")) -> Source:
-    """The source of this machine."""
+    """Read this machine's source."""
     found: list[Source] = []
     listed = etc / "apt" / "sources.list"
     if listed.exists():

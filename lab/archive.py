@@ -22,7 +22,7 @@ class Image:
 
 
 def layer_of(binaries: dict[str, Path], target: Path) -> Path:
-    """A layer with programs at the given paths; the same programs make the same bytes."""
+    """Write a layer with programs at the given paths; the same programs give the same bytes."""
     with tarfile.open(target, "w") as tar:
         folders: set[str] = set()
         for name in binaries:
@@ -47,7 +47,7 @@ def _digest(path: Path) -> str:
 
 
 def write(images: list[Image], target: Path, architecture: str) -> None:
-    """One archive with all images; layers that they share are written once."""
+    """Write one archive with all images; a shared layer is written once."""
     digests = {layer: _digest(layer) for image in images for layer in image.layers}
     manifest = []
     with tarfile.open(target, "w") as tar:

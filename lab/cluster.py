@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kubernetes on the nodes, by kubeadm as anybody would run it."""
+"""Form the Kubernetes cluster with kubeadm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def render(template: str, **values: object) -> str:
 
 
 def node_files(name: str, cidrs: dict[str, str], table: dict[str, str], pause: str) -> tuple[tuple[str, int, str], ...]:
-    """What a node has before kubeadm comes: its runtime's configuration, its pod network, the ways to the others."""
+    """Return the files that a node needs before kubeadm: runtime configuration, pod network, routes to other nodes."""
     ways = "".join(f"{cidr} {address}\n" for cidr, address in network.routes(name, cidrs, table))
     containerd = render(
         "containerd.toml.j2", pause_image=pause, restrict_oom_score_adj=not may_raise_limits(bounding_set())
@@ -60,7 +60,7 @@ def load_images(engine: Engine, nodes: list[Node], control_planes: set[str], arc
 
 
 def form(engine: Engine, nodes: list[Node], control_planes: list[str], kubernetes_version: str) -> None:
-    """kubeadm init on the first node, join on the others; ends when all are Ready."""
+    """Run kubeadm init on the first node and join on the others; return when all are Ready."""
     first, *others = nodes
     token = f"{secrets.token_hex(3)}.{secrets.token_hex(8)}"
     certificate_key = secrets.token_hex(32)
@@ -110,7 +110,7 @@ def form(engine: Engine, nodes: list[Node], control_planes: list[str], kubernete
             with step(f"kubeadm join of {node.name}"):
                 join(node)
 
-    # etcd takes one new member at a time; those that are no members join beside them.
+    # etcd accepts one new member at a time; GPU nodes aren't members and join in parallel.
     members = [node for node in others if node.name in control_planes]
     each(in_turn, [members, *([node] for node in others if node.name not in control_planes)])
 
@@ -127,7 +127,7 @@ def _kubeadm(engine: Engine, node: Node, *arguments: str) -> None:
 
 
 class Api:
-    """Questions to the cluster, asked with kubectl inside the first control plane: the machine needs none."""
+    """Query the cluster with kubectl inside the first control plane, since the machine may have no kubectl."""
 
     def __init__(self, engine: Engine, container: str) -> None:
         self._engine, self._container = engine, container
@@ -145,12 +145,12 @@ class Api:
         return done.stdout if done.returncode == 0 else None
 
     def ready_nodes(self) -> set[str]:
-        """The nodes that are Ready; none where the API does not answer."""
+        """Return the names of Ready nodes; empty when the API doesn't answer."""
         text = self._get("get", "nodes", "-o", "json")
         return _with_condition(text, "Ready") if text else set()
 
     def ready_system_pods(self, label: str) -> int:
-        """How many pods of kube-system with this label are Ready."""
+        """Count the Ready pods of kube-system with this label."""
         text = self._get("get", "pods", "-n", "kube-system", "-l", label, "-o", "json")
         return len(_with_condition(text, "Ready")) if text else 0
 
@@ -164,7 +164,7 @@ def _with_condition(text: str, kind: str) -> set[str]:
 
 
 def wait_until_ready(engine: Engine, first: str, names: list[str], control_planes: int, seconds: float = 240) -> None:
-    """Until every node is Ready and the control plane's and the proxies' pods are too."""
+    """Wait until every node and every pod of the control plane and of kube-proxy is Ready."""
     api = Api(engine, first)
 
     def pods() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `up`, `down` and `status` do, in order."""
+"""Run `up`, `down` and `status`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from lab.paths import CHECKOUT, LAB, only_one
 from lab.settings import Settings, differences, parse
 from lab.shell import LabError, each, say, step
 
-MEND = "run `python -m lab down` and then `python -m lab up`"
+REMEDY = "run `python -m lab down` and then `python -m lab up`"
 
 
 def up(flags: Mapping[str, str | None]) -> None:
-    """Bring the lab up; with nothing to do it only looks."""
+    """Start the lab; change nothing when it is up."""
     wanted, given = parse(os.environ, flags)
-    # Known before anything is made.
+    # Validate before anything is created.
     build.kubernetes(wanted.kubernetes_version)
     host.prepare(need_engine=engine.find() is None)
     with only_one():
@@ -52,13 +52,13 @@ def up(flags: Mapping[str, str | None]) -> None:
         if laid:
             wanted = _beside_machines(laid, wanted, given)
         elif known or (found and found.containers()):
-            say("clearing away what an `up` that did not end left")
+            say("removing the remains of an interrupted `up`")
             remove()
         _create(wanted, "subnet" in given, laid)
 
 
 def _beside_machines(known: state.State, wanted: Settings, given: set[str]) -> Settings:
-    """The settings of a cluster beside machines that are up: network and repository are one for all."""
+    """Return the settings of a cluster beside machines that are up: they share network and repository."""
     shared = {name: known["settings"][name] for name in ("subnet", "driver_version")}
     other = differences(shared, wanted, given & set(shared))
     if other:
@@ -68,7 +68,7 @@ def _beside_machines(known: state.State, wanted: Settings, given: set[str]) -> S
 
 
 def _keep(known: state.State, wanted: Settings, given: set[str]) -> None:
-    """The lab is up, or was: leave it, start it again, or say what mends it."""
+    """Handle a lab that is or was up: leave it, start it again, or name the remedy."""
     other = differences(known["settings"], wanted, given)
     if other:
         raise LabError(f"the lab is up with other values ({'; '.join(other)}); run `python -m lab down` first.")
@@ -78,7 +78,7 @@ def _keep(known: state.State, wanted: Settings, given: set[str]) -> None:
     expected = [*(node["container"] for node in known["nodes"].values()), repository.CONTAINER]
     lost = [name for name in expected if name not in running]
     if lost:
-        raise LabError(f"the lab has lost {', '.join(lost)}; {MEND}.")
+        raise LabError(f"containers of the lab are missing: {', '.join(lost)}; {REMEDY}.")
     settings = Settings(**known["settings"])
     first = known["nodes"]["cp1"]["container"]
     names = settings.node_names()
@@ -90,20 +90,20 @@ def _keep(known: state.State, wanted: Settings, given: set[str]) -> None:
                 nodes.wait_until_reachable({name: node["address"] for name, node in known["nodes"].items()})
             cluster.wait_until_ready(found, first, names, settings.control_planes)
         except LabError as error:
-            raise LabError(f"the lab does not start again ({error}); {MEND}.") from None
+            raise LabError(f"the lab does not start again ({error}); {REMEDY}.") from None
     elif not set(names) <= cluster.Api(found, first).ready_nodes():
-        say("the API does not answer, or a node is not Ready; giving it time")
+        say("the API doesn't answer or a node isn't Ready; waiting")
         try:
             cluster.wait_until_ready(found, first, names, settings.control_planes, 120)
         except LabError as error:
-            raise LabError(f"the lab is broken ({error}); {MEND}.") from None
+            raise LabError(f"the lab is broken ({error}); {REMEDY}.") from None
     images.ensure(found)
     say(f"the lab is up: {', '.join(names)}")
 
 
 def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> None:
     source = aptsources.read_machine()
-    # The network brings the one and the processor makes the other: side by side.
+    # One waits for the network, the other for the processor: run both in parallel.
     folders: dict[str, Path] = {}
     systems: dict[str, Path] = {}
 
@@ -149,7 +149,7 @@ def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> N
         cluster.wait_until_ready(running, made[0].container, wanted.node_names(), wanted.control_planes)
 
     def beside() -> None:
-        _offer_kubectl(folders["kubernetes"])
+        _link_kubectl(folders["kubernetes"])
         _fill_repository(known, folders["toolkit"])
         repository.ensure(running, image, known["repository"]["address"])
         images.ensure(running)
@@ -160,21 +160,21 @@ def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> N
 
 
 def free_subnet(wanted: Settings, fixed: bool) -> str:
-    """A network of the lab's own that this machine doesn't use."""
+    """Return a network for the lab that this machine doesn't use."""
     used = network.routed_networks(json.loads(engine.used_networks()))
     return network.free_subnet(wanted.subnet, used, fixed)
 
 
-def _offer_kubectl(folder: Path) -> None:
-    """A kubectl of the cluster's version for whoever looks at the lab from this machine."""
+def _link_kubectl(folder: Path) -> None:
+    """Link a kubectl of the cluster's version into .lab/bin."""
     link = LAB / "bin" / "kubectl"
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(folder / "kubectl")
 
 
-def ground(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
-    """What a cluster and machines without one have in common: network, repository, SSH."""
+def shared_state(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
+    """Return the state that a cluster and machines without one share: network, repository, SSH."""
     table = network.addresses(subnet, [], [])
     return {
         "format": 2,
@@ -195,12 +195,12 @@ def ground(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.
 
 
 def _plan(wanted: Settings, subnet: str, running: Engine, suite: str) -> state.State:
-    """Everything that is known before anything is made."""
+    """Return everything that is known before anything is created."""
     table = network.addresses(subnet, wanted.control_plane_names(), wanted.gpu_node_names())
     cidrs = network.pod_cidrs(wanted.node_names())
     relative = LAB.relative_to(CHECKOUT)
     return {
-        **ground(wanted, subnet, running, suite),
+        **shared_state(wanted, subnet, running, suite),
         "api": f"https://{table['cp1']}:6443",
         "kubeconfig": str(relative / "kubeconfig"),
         "gpushare_image": images.reference(),
@@ -228,7 +228,7 @@ def _cards(name: str, wanted: Settings) -> list[str]:
 
 
 def refuse_foreign(found: Engine | None) -> None:
-    """One machine holds one lab: leave that of another checkout alone, if that checkout still exists."""
+    """Refuse to touch the lab of another checkout that still exists; a machine has one lab."""
     if found is None:
         return
     label = '{{.Label "kubegpu-lab.checkout"}}'
@@ -245,10 +245,10 @@ def down() -> None:
     with only_one():
         refuse_foreign(engine.find())
         if engine.find() is None and engine.leftovers() and shutil.which("dockerd"):
-            # An engine of ours that died, with containers and volumes that only an engine can remove in good order.
+            # The lab's own engine died; only an engine can remove its containers and volumes.
             engine.start()
         remove()
-        say("the lab is down; what was built stays in the cache")
+        say("the lab is down; its builds stay in the cache")
 
 
 def remove() -> None:
@@ -264,7 +264,7 @@ def remove() -> None:
 
 
 def status() -> int:
-    """Say what is there; the exit code is 0 only for a lab that is wholly up."""
+    """Print the state of the lab; return 0 only when all of it is up."""
     known = state.read()
     if not known:
         print("The lab is down.")
@@ -297,7 +297,7 @@ def status() -> int:
         print(f"kubeconfig: {CHECKOUT / known['kubeconfig']}")
     if not healthy:
         starts = "machine up" if known["phase"] == "machines" else "up"
-        print(f"The lab is not wholly up; `python -m lab {starts}` starts what is stopped.")
+        print(f"Some containers are stopped; `python -m lab {starts}` starts them.")
     return 0 if healthy else 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The images that kubeadm names, made of our own binaries, as archives in the cache that nodes import."""
+"""Write the images that kubeadm names, from the lab's own binaries, as archives that nodes import."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lab.paths import cache_root, made_once
 from lab.shell import LabError, output, run, step
 
 HERE = Path(__file__).resolve().parent
-# What pods of tests can be made of: Debian with Python, without anything of a GPU.
+# For the pods of tests: Debian with Python, and nothing about GPUs.
 BASE_IMAGE = "localhost/kubegpu-lab/base:1"
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
 @dataclass(frozen=True)
 class Archives:
-    """What each kind of node imports, and the sandbox image's name."""
+    """The archives that each kind of node imports, and the name of the sandbox image."""
 
     control_plane: Path
     every_node: Path
@@ -27,7 +27,7 @@ class Archives:
 
 
 def references(listed: str, etcd_version: str) -> dict[str, str]:
-    """Component -> image, from what `kubeadm config images list` prints; etcd's tag is that of our etcd."""
+    """Map components to images from `kubeadm config images list`; etcd's tag becomes that of the lab's etcd."""
     found: dict[str, str] = {}
     for line in listed.split():
         name = line.rpartition(":")[0].rpartition("/")[2]
@@ -39,7 +39,7 @@ def references(listed: str, etcd_version: str) -> dict[str, str]:
 
 
 def archives(kubernetes: Path, etcd: Path, base: Path, version: str) -> Archives:
-    """The archives for this set of binaries of Kubernetes ``version``, written on first use."""
+    """Return the archives for these binaries of Kubernetes ``version``, writing them on first use."""
     kubeadm = str(kubernetes / "kubeadm")
     listed = output([kubeadm, "config", "images", "list", "--kubernetes-version", f"v{version}"])
     names = references(listed, build.SETS["etcd"].version)
@@ -54,7 +54,7 @@ def archives(kubernetes: Path, etcd: Path, base: Path, version: str) -> Archives
 
 
 def _stamps(*folders: Path) -> list[tuple[str, int, int]]:
-    """Folders that the cache didn't name by their content (LAB_BIN) are known by their files' sizes and times."""
+    """Identify folders outside the cache (LAB_BIN) by the sizes and times of their files."""
     files = [folder / name for folder in folders for name in (*CONTROL_PLANE, "kube-proxy", "etcd")]
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
 
@@ -71,7 +71,7 @@ def _write(folder: Path, kubernetes: Path, etcd: Path, base: Path, names: dict[s
     control_plane.append(archive.Image(names["etcd"], (layer("etcd", etcd / "etcd"),)))
     everywhere = [
         archive.Image(names["pause"], (layer("pause", pause),), entrypoint=("/usr/local/bin/pause",)),
-        # The proxy calls iptables.
+        # kube-proxy calls iptables.
         archive.Image(names["kube-proxy"], (base, layer("kube-proxy", kubernetes / "kube-proxy"))),
         archive.Image(BASE_IMAGE, (base,)),
     ]

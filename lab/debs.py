@@ -45,7 +45,7 @@ from lab.shell import run
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package; `control` has the fields beyond the ones that all have, `scripts` what dpkg runs."""
+    """A Debian package; `control` has its additional fields, `scripts` its maintainer scripts."""
 
     name: str
     version: str
@@ -57,13 +57,13 @@ class Package:
 
 
 def _service(unit: str, start: str, stop: str) -> dict[str, str]:
-    """The maintainer scripts of a package with one unit."""
+    """Return the maintainer scripts of a package with one unit."""
     words = {"@UNIT@": unit, "@START@": start, "@STOP@": stop}
     return {name: filled(f"service.{name}", words) for name in ("postinst", "prerm", "postrm")}
 
 
 def driver_packages(built: Path, driver: str, architecture: Architecture) -> list[Package]:
-    """The packages of one driver version, from what compile_driver made."""
+    """Return the packages of one driver version, from the output of compile_driver."""
     version = f"{driver}-1"
     branch = driver.split(".")[0]
     here = {"@VERSION@": driver}
@@ -130,7 +130,7 @@ def driver_packages(built: Path, driver: str, architecture: Architecture) -> lis
                 f"{units}/nvidia-persistenced.service": Text(filled("nvidia-persistenced.service", here)),
             },
             {},
-            # Without systemd there is nothing to start: the daemon of a machine that isn't booted has nobody to serve.
+            # No systemd, no boot: there is nothing to start.
             _service("nvidia-persistenced.service", ":", ":"),
         ),
         Package(
@@ -165,8 +165,8 @@ def driver_packages(built: Path, driver: str, architecture: Architecture) -> lis
 
 
 def _pin(name: str, version: str, packages: str, wanted: str) -> Package:
-    """A package whose installation holds the driver's packages at some versions; above 1000 apt downgrades too."""
-    # apt reads no file whose name has a dot but in front of pref.
+    """Return a package that pins the driver's packages; a priority above 1000 lets apt downgrade."""
+    # apt ignores files with a dot in their names, except before pref.
     text = f"# Simulated driver of the kubegpu.share lab.\nPackage: {packages}\nPin: version {wanted}\n"
     return Package(
         name,
@@ -185,7 +185,7 @@ _CONFIGURE = f'#!/bin/sh\nset -e\nif [ "$1" = configure ]; then\n    {CONFIGURE}
 
 
 def toolkit_packages(binaries: Path, toolkit: str) -> list[Package]:
-    """NVIDIA's container toolkit from its real programs; the two packages of its old C library are empty."""
+    """Package NVIDIA's real container toolkit; the two packages of its old C library are empty."""
     version = f"{toolkit}-1"
     real = "The programs are NVIDIA's, built from their source; only the package is the lab's."
     empty = "Empty: the toolkit's CDI modes don't use it."
@@ -230,7 +230,7 @@ def toolkit_packages(binaries: Path, toolkit: str) -> list[Package]:
 
 
 def make_deb(package: Package, architecture: Architecture, target: Path) -> None:
-    """One .deb in the target folder."""
+    """Write one .deb into the target folder."""
     with tempfile.TemporaryDirectory(prefix="kubegpu-deb-") as scratch:
         root = Path(scratch) / package.name
         copyright_file = f"usr/share/doc/{package.name}/copyright"

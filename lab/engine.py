@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Docker engine: the machine's if one answers, else one of our own that `down` stops again."""
+"""Use the machine's Docker engine if it answers, else start one for the lab, which `down` stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "kubegpu-lab"
 _SOCKET = f"unix://{RUN}/docker.sock"
 _PIDFILE = RUN / "docker.pid"
 _BEFORE = RUN / "before.json"
-# What an engine makes outside of the folders that it is given.
+# What an engine creates outside of its own folders.
 _TRACES = ("/etc/docker/key.json", "/opt/containerd", "/run/containerd", "/run/docker")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _CAP_SYS_RESOURCE = 24
@@ -30,7 +30,7 @@ _CAP_SYS_RESOURCE = 24
 
 @dataclass(frozen=True)
 class Engine:
-    """How to reach the engine; an empty host is whatever the docker command finds by itself."""
+    """How to reach the engine; an empty host means the default of the docker command."""
 
     host: str = ""
 
@@ -63,7 +63,7 @@ class Engine:
         return done.returncode == 0 and bool(done.stdout.strip())
 
     def containers(self) -> dict[str, bool]:
-        """Our containers by name, and whether each runs."""
+        """Map the names of the lab's containers to whether each runs."""
         lines = self.out("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}\t{{.State}}").splitlines()
         return {name: state == "running" for name, _tab, state in (line.partition("\t") for line in lines)}
 
@@ -71,7 +71,7 @@ class Engine:
         return self.docker("image", "inspect", tag, check=False).returncode == 0
 
     def make_network(self, subnet: str, gateway: str) -> None:
-        """The lab's own network, with a bridge of its name on the machine."""
+        """Create the lab's network, with a bridge of its name on the machine."""
         self.docker(
             "network",
             "create",
@@ -85,13 +85,13 @@ class Engine:
 
 
 def bounding_set() -> int:
-    """The capabilities that any process of this machine can have."""
+    """Return the capabilities that a process of this machine can have."""
     found = re.search(r"^CapBnd:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1], 16) if found else 0
 
 
 def may_raise_limits(bounding: int) -> bool:
-    """Whether CAP_SYS_RESOURCE is there; without it no engine can start a privileged container."""
+    """Test for CAP_SYS_RESOURCE, without which no engine can start a privileged container."""
     return bool(bounding >> _CAP_SYS_RESOURCE & 1)
 
 
@@ -100,7 +100,7 @@ def cgroup_v2() -> bool:
 
 
 def node_flags(bounding: int, unified: bool) -> list[str]:
-    """What makes a container a node: systemd, a kubelet and a container runtime inside it."""
+    """Return the flags that let a container run systemd, a kubelet and a container runtime."""
     if may_raise_limits(bounding):
         rights = ["--privileged"]
     else:
@@ -112,14 +112,14 @@ def node_flags(bounding: int, unified: bool) -> list[str]:
             "--security-opt=systempaths=unconfined",
             "--device-cgroup-rule=a *:* rwm",
         ]
-    # On v1, systemd mounts the hierarchies itself in a place where it may.
+    # On v1 systemd mounts the hierarchies itself, where it is allowed to.
     cgroups = ["--cgroupns=private", *([] if unified else ["--tmpfs=/sys/fs/cgroup:rw,exec,dev"])]
     volumes = [f"--volume=/var/lib/{each}" for each in ("containerd", "kubelet", "etcd")]
     return [*rights, *cgroups, "--tmpfs=/run", "--tmpfs=/tmp:exec", *volumes]
 
 
 def find() -> Engine | None:
-    """The engine that answers, ours first."""
+    """Find an engine that answers, the lab's own first."""
     own = Engine(_SOCKET)
     if shutil.which("docker") is None:
         return None
@@ -130,7 +130,7 @@ def find() -> Engine | None:
 
 
 def folder() -> Path:
-    """Where an engine of our own keeps its data and its log."""
+    """Return the folder of the lab's own engine: its data and its log."""
     try:
         return Path(json.loads(_BEFORE.read_text())["folder"])
     except (FileNotFoundError, ValueError, KeyError):
@@ -138,18 +138,18 @@ def folder() -> Path:
 
 
 def leftovers() -> bool:
-    """Whether an engine of ours, dead or alive, left something."""
+    """Test whether an engine of the lab, dead or alive, left something."""
     return _BEFORE.exists() or folder().exists()
 
 
 def ensure() -> Engine:
-    """An engine that answers: found or started."""
+    """Find an engine, or start one."""
     return find() or start()
 
 
 def start() -> Engine:
-    """Start an engine of our own, on a socket, a data folder and a cgroup of its own."""
-    say("no Docker engine answers on this machine; starting one of the lab's own")
+    """Start the lab's own engine, with its own socket, data folder and cgroup."""
+    say("no Docker engine answers on this machine; starting one for the lab")
     _stop_process()
     place = folder()
     place.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def start() -> Engine:
         fresh = _BEFORE.with_suffix(".new")
         fresh.write_text(json.dumps(before))
         fresh.replace(_BEFORE)
-    # Empty, so that a daemon.json of the machine's has no say.
+    # Empty, so that the machine's daemon.json has no effect.
     (RUN / "daemon.json").write_text("{}\n")
     command = [
         "dockerd",
@@ -186,7 +186,7 @@ def start() -> Engine:
 
     def ready() -> bool:
         if process.poll() is not None:
-            raise LabError(f"the Docker engine ended at once; its log is {log}: {_last_line(log)}")
+            raise LabError(f"the Docker engine exited at once: {_last_line(log)} (log: {log})")
         return engine.answers()
 
     wait_for("the lab's own Docker engine", ready, 60, 0.3)
@@ -199,7 +199,7 @@ def _last_line(log: Path) -> str:
 
 
 def _own_pid() -> int | None:
-    """The process id of our engine, if that process is still ours."""
+    """Return the process id of the lab's engine, if it still belongs to that engine."""
     try:
         pid = int(_PIDFILE.read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -221,24 +221,26 @@ def _stop_process() -> None:
 
 
 def clean(engine: Engine) -> None:
-    """Remove our containers with their volumes, our network and our images."""
+    """Remove the lab's containers with their volumes, its network and its images."""
     names = list(engine.containers())
     if names:
         engine.docker("rm", "--force", "--volumes", *names)
     for network in engine.out("network", "ls", "--quiet", "--filter", f"label={LABEL}").split():
         engine.docker("network", "rm", network)
     if engine.own:
-        # They go with its data folder.
+        # They are removed with its data folder.
         return
-    # A build that failed leaves images under images, which go from the top down.
+    # A failed build leaves images with parents; remove the topmost first.
     while images := engine.out("images", "--all", "--quiet", "--filter", f"label={LABEL}").split():
         engine.docker("rmi", "--force", *dict.fromkeys(images), check=False)
         if set(images) == set(engine.out("images", "--all", "--quiet", "--filter", f"label={LABEL}").split()):
-            raise LabError(f"the images {' '.join(dict.fromkeys(images))} can't be removed; a container uses them.")
+            raise LabError(
+                f"the images {' '.join(dict.fromkeys(images))} can't be removed, since a container uses them."
+            )
 
 
 def stop() -> None:
-    """Stop our own engine and take back all that it set on the machine."""
+    """Stop the lab's own engine and undo its changes to the machine."""
     place = folder()
     _stop_process()
     _end_shims()
@@ -251,11 +253,11 @@ def stop() -> None:
     _remove_cgroups()
     shutil.rmtree(RUN, ignore_errors=True)
     if place.exists():
-        raise LabError(f"{place} could not be removed wholly.")
+        raise LabError(f"{place} could not be removed completely.")
 
 
 def _end_shims() -> None:
-    """An engine that was killed leaves its containerd and shims behind; they name our folder on their command lines."""
+    """End the containerd and the shims of a killed engine; their command lines name the lab's folder."""
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = each.read_bytes().decode(errors="replace")
@@ -275,7 +277,7 @@ def _restore_machine() -> None:
         return
     run(["ip", "link", "delete", NAME], check=False)
     if Engine().answers():
-        # Another engine was started meanwhile: what is left is its own now.
+        # Another engine was started meanwhile and owns the rest.
         return
     for path in map(Path, before.get("absent", [])):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -287,7 +289,7 @@ def _restore_machine() -> None:
 
 
 def chain_removal(rules: str) -> list[list[str]]:
-    """The commands that take an engine's chains out of what `iptables -S` prints: rules first, then chains."""
+    """Return the commands that remove an engine's chains from the output of `iptables -S`: rules first, then chains."""
     lines = [line.replace('"', "").split() for line in rules.splitlines()]
     ours = [words[1] for words in lines if words[:1] == ["-N"] and words[1].startswith("DOCKER")]
     commands = []
@@ -302,7 +304,7 @@ def chain_removal(rules: str) -> list[list[str]]:
 def _remove_cgroups() -> None:
     roots = [Path("/sys/fs/cgroup") / NAME, *Path("/sys/fs/cgroup").glob(f"*/{NAME}")]
     for root in roots:
-        # Processes that were killed leave their groups a moment later.
+        # Killed processes leave their cgroups a moment later.
         end = time.monotonic() + 5
         while root.exists() and time.monotonic() < end:
             for path, _folders, _files in os.walk(root, topdown=False):
@@ -313,5 +315,5 @@ def _remove_cgroups() -> None:
 
 
 def used_networks() -> str:
-    """The machine's routes, as JSON."""
+    """Return the machine's routes as JSON."""
     return output(["ip", "-4", "-json", "route"]) or "[]"

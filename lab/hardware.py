@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated hardware of a GPU node: the cards that the driver's stand-in reads, and the PCI devices."""
+"""The simulated hardware of a GPU node: the GPUs that the simulated driver reads, and the PCI devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PCI = {
 
 
 def card_uuid(node: str, index: int) -> str:
-    """The same card has the same UUID in every lab."""
+    """Return a GPU's UUID, which is the same in every lab."""
     return f"GPU-{uuid.uuid5(NAMESPACE, f'{node}/{index}')}"
 
 
@@ -32,13 +32,13 @@ def bus_address(index: int) -> str:
 
 
 def card_name(mib: int) -> str:
-    """A name that says that the card is simulated."""
+    """Return a name that says that the GPU is simulated."""
     size = f"{mib // 1024}GiB" if mib % 1024 == 0 else f"{mib}MiB"
     return f"Simulated_NVIDIA_GPU_{size}"
 
 
 def cards_file(node: str, cards: int, mib: int, driver_version: str) -> str:
-    """The file that stands for the silicon."""
+    """Return the file that stands in for the hardware."""
     lines = [
         f"# The simulated GPUs of {node}; the driver's stand-in reads this again whenever it changes.",
         f"driver {driver_version}",
@@ -52,7 +52,7 @@ def cards_file(node: str, cards: int, mib: int, driver_version: str) -> str:
 
 
 def write_node(folder: Path, node: str, cards: int, mib: int, driver_version: str) -> None:
-    """Fill a node's folder: hardware/ and pci/ (which stays empty where there are no cards)."""
+    """Fill a node's folder: hardware/ and pci/ (empty on a node without GPUs)."""
     pci = folder / "pci"
     pci.mkdir(parents=True, exist_ok=True)
     if not cards:

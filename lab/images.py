@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The servers' image, built from the checkout on the lab's own Debian and saved for import into nodes."""
+"""Build the servers' image from the checkout on the lab's Debian, and save it for import into nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def reference() -> str:
-    """The image's name; the version is that of the package."""
+    """Return the image's name, with the package's version as its tag."""
     return f"localhost/kubegpu/gpushare:{version()}"
 
 
@@ -39,7 +39,7 @@ def version() -> str:
 def ensure(engine: Engine) -> None:
     """Build and save the image unless the same sources were built before."""
     if not (SOURCES / "Containerfile").exists():
-        say("images/gpushare has no Containerfile; the servers' image is left out")
+        say("images/gpushare has no Containerfile; skipping the servers' image")
         return
     base = rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
     target = cache_root() / "images" / f"gpushare-{_key(base)}"
@@ -47,7 +47,7 @@ def ensure(engine: Engine) -> None:
         if fresh:
             with step("building the servers' image"):
                 _build(engine, base, fresh)
-            _forget_old(target.parent)
+            _remove_old(target.parent)
     ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
     made = target / "gpushare.tar"
     if ARCHIVE.exists() and ARCHIVE.samefile(made):
@@ -59,15 +59,15 @@ def ensure(engine: Engine) -> None:
         shutil.copy2(made, ARCHIVE)
 
 
-def _forget_old(folder: Path, keep: int = 2) -> None:
-    """Each change of the sources makes a new archive; only the last ones are worth their space."""
+def _remove_old(folder: Path, keep: int = 2) -> None:
+    """Remove old archives; each change of the sources writes a new one."""
     made = sorted(folder.glob("gpushare-*"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in made[keep:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _key(base: Path) -> str:
-    """All that goes into the image: the base, the sources (links followed), nothing of what was built from them."""
+    """Hash the inputs of the image: the base and the sources (following links), without build output."""
     digest = hashlib.sha256(base.parent.name.encode())
     files = [CHECKOUT / ".dockerignore", *SOURCES.rglob("*")]
     for path in sorted(files):
@@ -90,7 +90,7 @@ def _build(engine: Engine, base: Path, folder: Path) -> None:
         "--network=none",
         f"--file={SOURCES / 'Containerfile'}",
         f"--build-arg=BASE={tag}",
-        # BuildKit tells this by itself; the old builder doesn't.
+        # BuildKit sets this by itself; the classic builder doesn't.
         f"--build-arg=BUILDPLATFORM=linux/{ARCHITECTURES.get(os.uname().machine, os.uname().machine)}",
         f"--build-arg=PIP_ARGS=--no-index --find-links {WHEELS.relative_to(CHECKOUT)}",
         f"--label={LABEL}",
@@ -102,13 +102,13 @@ def _build(engine: Engine, base: Path, folder: Path) -> None:
 
 
 def platforms(machine: str, newest: int = 36) -> list[str]:
-    """pip's names of the platforms whose wheels a Debian of this machine can use, newest first."""
+    """List pip's platform names of wheels that a Debian on this machine can use, newest first."""
     tags = [f"manylinux_2_{minor}" for minor in range(newest, 4, -1)]
     return [f"{tag}_{machine}" for tag in (*tags, "manylinux2014", "linux")]
 
 
 def _download_wheels(python: str) -> None:
-    """Fetch on this machine, with its own settings for pip, what the build in the image may not fetch."""
+    """Download the wheels with this machine's pip settings, since the image's build has no network."""
     pinned = b"".join(file.read_bytes() for file in REQUIREMENTS)
     digest = hashlib.sha256(pinned + python.encode()).hexdigest()[:16]
     cached = cache_root() / "wheels" / f"py{python}-{digest}"

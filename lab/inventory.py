@@ -18,9 +18,9 @@ GROUPS = {"control_plane": "control_plane", "gpu_node": "gpu_nodes"}
 
 
 def _connection(state: dict[str, Any]) -> dict[str, str]:
-    """How SSH reaches any of them."""
+    """Return the SSH settings of all hosts."""
     ssh = state["ssh"]
-    # The user's own known_hosts and ssh configuration have no say over the lab's addresses, and learn nothing of them.
+    # The user's known_hosts and ssh configuration are neither used nor changed.
     options = (f"UserKnownHostsFile={CHECKOUT / ssh['known_hosts']}", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes")
     return {
         "ansible_user": ssh["user"],
@@ -31,7 +31,7 @@ def _connection(state: dict[str, Any]) -> dict[str, str]:
 
 
 def inventory(state: dict[str, Any]) -> dict[str, Any]:
-    """The groups of the cluster's nodes, and per host how SSH reaches it."""
+    """Return the groups of the cluster's nodes with the SSH settings of each host."""
     common = _connection(state)
     groups: dict[str, dict[str, list[str]]] = {name: {"hosts": []} for name in GROUPS.values()}
     hostvars = {}
@@ -49,7 +49,7 @@ def inventory(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def machines(state: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """The machines without a cluster, all or those of one group; none where none is up."""
+    """Return the machines without a cluster, all or those of one group."""
     wanted = {name: one for name, one in state.get("machines", {}).items() if not group or one["group"] == group}
     groups: dict[str, dict[str, list[str]]] = {"gpu_nodes": {"hosts": list(wanted)}}
     hostvars = {}

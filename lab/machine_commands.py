@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `machine up` and `machine down` do: machines without a cluster, beside a cluster's nodes or alone."""
+"""Run `machine up` and `machine down`: machines without a cluster, beside a cluster's nodes or alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab import (
     state,
 )
 from lab.aptsources import Source
-from lab.commands import free_subnet, ground, refuse_foreign, remove
+from lab.commands import free_subnet, refuse_foreign, remove, shared_state
 from lab.engine import NAME, Engine
 from lab.machines import Kind
 from lab.paths import CHECKOUT, LAB, only_one
@@ -32,7 +32,7 @@ from lab.shell import say, step
 
 
 def up(names: list[str]) -> None:
-    """Bring machines up; those that are up stay as they are."""
+    """Start machines; those that are up stay as they are."""
     wanted, given = parse(os.environ)
     kinds = machines.chosen(names)
     host.prepare(need_engine=engine.find() is None, rpm=any(kind.family != "debian" for kind in kinds))
@@ -41,7 +41,7 @@ def up(names: list[str]) -> None:
         refuse_foreign(found)
         known = state.read()
         if (known and known.get("phase") == "starting") or (not known and found and found.containers()):
-            say("clearing away what an `up` that did not end left")
+            say("removing the remains of an interrupted `up`")
             remove()
             known = None
         source = aptsources.read_machine()
@@ -49,7 +49,7 @@ def up(names: list[str]) -> None:
         host.raise_limits()
         running = engine.ensure()
         if not known:
-            known = _lay_ground(wanted, "subnet" in given, running, source)
+            known = _create_shared(wanted, "subnet" in given, running, source)
         images = {name: nodeimage.imported(running, name, system) for name, system in systems.items()}
         for kind in kinds:
             _offer_packages(known, kind, source, systems[kind.name])
@@ -58,9 +58,9 @@ def up(names: list[str]) -> None:
         say(f"up: {', '.join(kind.name for kind in kinds)}")
 
 
-def _lay_ground(wanted: Settings, fixed_subnet: bool, running: Engine, source: Source) -> state.State:
+def _create_shared(wanted: Settings, fixed_subnet: bool, running: Engine, source: Source) -> state.State:
     subnet = free_subnet(wanted, fixed_subnet)
-    known = {**ground(wanted, subnet, running, source.suite), "phase": "machines"}
+    known = {**shared_state(wanted, subnet, running, source.suite), "phase": "machines"}
     state.write(known)
     running.make_network(subnet, known["gateway"])
     return known
@@ -71,14 +71,14 @@ def _tree(known: state.State, kind: Kind) -> Tree:
 
 
 def _offer_packages(known: state.State, kind: Kind, source: Source, system: Path) -> None:
-    """Driver and toolkit for a machine of this kind."""
+    """Return the driver and toolkit packages for a machine of this kind."""
     place = machines.sysroot(kind, source, system)
     driver, toolkit = known["settings"]["driver_version"], build.SETS["toolkit"].version
     repository.fill(build.binaries("toolkit", place), driver, toolkit, _tree(known, kind), place)
 
 
 def _described(known: state.State, kind: Kind) -> dict[str, object]:
-    """What is kept of a machine."""
+    """Return a machine's entry of the state file."""
     wanted = _tree(known, kind)
     return {
         "address": network.machine_address(known["settings"]["subnet"], machines.number(kind)),
@@ -125,7 +125,7 @@ def _bring_up(running: Engine, known: state.State, kinds: list[Kind], images: di
 
 
 def down(names: list[str]) -> None:
-    """Take machines away; network and repository stay for others, until the lab is taken down."""
+    """Remove machines; network and repository stay until `lab down`."""
     kinds = machines.chosen(names)
     with only_one():
         known, found = state.read(), engine.find()

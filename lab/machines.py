@@ -17,10 +17,10 @@ from lab.shell import LabError, output, run
 
 HERE = Path(__file__).resolve().parent
 CARDS = 2
-# Bump when what is unpacked for the compiler changes.
+# Increase when the contents of the compiler's sysroot change.
 SYSROOT = 2
 FIRST_ADDRESS = 41
-# What a machine has in common with the cluster's nodes.
+# Packages of every machine and every node of the cluster.
 _OF_NODES = (
     "etc/ssh/sshd_config.d/lab.conf",
     "etc/systemd/system/kubegpu-lab-node.service",
@@ -31,20 +31,20 @@ _OF_NODES = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A machine as a platform team would hand it over: a runtime and nothing of any GPU."""
+    """A machine as a platform team provides it: a container runtime, and nothing for GPUs."""
 
     name: str
-    # Debian's suite that its programs are from, whatever its os-release says.
+    # The Debian suite of its programs; its os-release may name another distribution.
     suite: str
-    # Whose ways it has: debian, el or suse.
+    # The family that it behaves like: debian, el or suse.
     family: str
-    # The folder of NVIDIA's repository.
+    # The folder in NVIDIA's repository.
     distribution: str
-    # Ansible's group, and the molecule scenario that it is for.
+    # Ansible's group and the molecule scenario.
     group: str
     packages: tuple[str, ...]
     services: tuple[str, ...]
-    # Beside those that every node has.
+    # In addition to those of every node.
     volumes: tuple[str, ...] = ()
 
 
@@ -98,22 +98,22 @@ KINDS = {
 
 
 def chosen(names: list[str]) -> list[Kind]:
-    """The kinds of these names or groups, all where none is named."""
+    """Return the kinds with these names or groups; all by default."""
     groups = dict.fromkeys(kind.group for kind in KINDS.values())
     unknown = sorted(set(names) - set(KINDS) - set(groups))
     if unknown:
         known = f"there are {', '.join(KINDS)}, in the groups {', '.join(groups)}"
-        raise LabError(f"no kind of machine is named {', '.join(unknown)}; {known}.")
+        raise LabError(f"no kind or group of machines is named {', '.join(unknown)}; {known}.")
     return [kind for kind in KINDS.values() if not names or {kind.name, kind.group} & set(names)]
 
 
 def number(kind: Kind) -> int:
-    """Its place in the lab's network."""
+    """Its number in the lab's network."""
     return FIRST_ADDRESS + list(KINDS).index(kind.name)
 
 
 def files(kind: Kind, repository: str) -> tuple[tuple[str, int, str], ...]:
-    """What a machine has of its own: where its distribution's packages come from."""
+    """Return a machine's own files: its distribution's package sources."""
     empty = ("etc/kubegpu-lab/routes", 0o644, "")
     if kind.family != "el":
         return (empty,)
@@ -127,24 +127,24 @@ def files(kind: Kind, repository: str) -> tuple[tuple[str, int, str], ...]:
 
 
 def is_older(suite: str, than: str) -> bool:
-    """Whether what is built on the one release can't be relied on to run on the other."""
+    """Test whether programs built on one release may fail to run on the other."""
     order = list(DEBIAN)
     if than not in order:
-        raise LabError(f"the lab makes machines on Debian {', '.join(order)}, and this machine is {than}.")
+        raise LabError(f"the lab builds machines on Debian {', '.join(order)}, and this machine is {than}.")
     return order.index(suite) < order.index(than)
 
 
 def _base(kind: Kind, machine: Source) -> Path:
-    """What it has in common with the cluster's nodes, of its own release."""
+    """Return the packages that it shares with the cluster's nodes, in its own release."""
     return rootfs.rootfs("node", rootfs.NODE_PACKAGES, of_suite(machine, kind.suite))
 
 
 def system(kind: Kind, machine: Source) -> Path:
-    """The machine's root filesystem, made on first use."""
+    """Return the machine's root filesystem, building it on first use."""
     base = _base(kind, machine)
     wanted = list(kind.packages)
     if is_older(kind.suite, machine.suite):
-        # Its own headers are what programs for its C library are compiled with.
+        # Programs for its C library are compiled with its own headers.
         wanted.append("libc6-dev")
     kernel = os.uname().release
     with tempfile.TemporaryDirectory(prefix="kubegpu-machine-") as scratch:
@@ -165,10 +165,10 @@ def system(kind: Kind, machine: Source) -> Path:
 
 
 def sysroot(kind: Kind, machine: Source, made: Path) -> Path | None:
-    """Headers and libraries of a machine's system, unpacked for the compiler, where those here are too new for it."""
+    """Unpack headers and libraries of a machine's system for the compiler, when this machine's are too new for it."""
     if not is_older(kind.suite, machine.suite):
         return None
-    # By the release alone: other changes of a machine are nothing to what is compiled for it.
+    # Keyed by the release alone, which decides what is compiled.
     target = cache_root() / "sysroot" / f"{_base(kind, machine).parent.name}-{SYSROOT}"
     with made_once(target) as fresh:
         if fresh:
@@ -176,7 +176,7 @@ def sysroot(kind: Kind, machine: Source, made: Path) -> Path | None:
             names = ("./lib", "./lib64", "./usr/lib64", "./usr/include", f"./usr/lib/{triplet}")
             run(["tar", "-C", str(fresh), "--no-same-owner", "-xf", str(made), *names])
             for link in [path for path in fresh.rglob("*") if path.is_symlink()]:
-                # Meant from the root of the system that it is of.
+                # An absolute link is relative to the root of its own system.
                 if os.readlink(link).startswith("/"):
                     inside = fresh / os.readlink(link).lstrip("/")
                     link.unlink()

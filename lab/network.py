@@ -15,7 +15,7 @@ REPOSITORY_PORT = 8080
 
 
 def free_subnet(wanted: str, used: Iterable[str], fixed: bool) -> str:
-    """The wanted /24 if no route of the machine touches it, else, unless it was asked for, the next free one."""
+    """Return the wanted /24 if no route overlaps it, else, unless it was requested explicitly, the next free one."""
     taken = [ipaddress.IPv4Network(each, strict=False) for each in used]
     first = ipaddress.IPv4Network(wanted)
     if not _touches(first, taken):
@@ -30,18 +30,18 @@ def free_subnet(wanted: str, used: Iterable[str], fixed: bool) -> str:
 
 
 def _touches(network: ipaddress.IPv4Network, taken: list[ipaddress.IPv4Network]) -> bool:
-    # The default route touches everything and says nothing.
+    # The default route overlaps everything.
     return any(each.prefixlen > 0 and each.overlaps(network) for each in taken)
 
 
 def routed_networks(routes: list[Mapping[str, object]]) -> list[str]:
-    """The destinations in what `ip -json route` prints."""
+    """Parse the destinations in the output of `ip -json route`."""
     found = [str(route.get("dst", "default")) for route in routes]
     return [each for each in found if each != "default" and ":" not in each]
 
 
 def addresses(subnet: str, control_planes: list[str], gpu_nodes: list[str]) -> dict[str, str]:
-    """Fixed addresses: the gateway is .1, the repository .2, control planes from .11, GPU nodes from .21."""
+    """Return the fixed addresses: the gateway is .1, the repository .2, control planes from .11, GPU nodes from .21."""
     hosts = ipaddress.IPv4Network(subnet).network_address
     table = {"gateway": str(hosts + 1), "repository": str(hosts + 2)}
     table.update({name: str(hosts + 11 + index) for index, name in enumerate(control_planes)})
@@ -50,22 +50,22 @@ def addresses(subnet: str, control_planes: list[str], gpu_nodes: list[str]) -> d
 
 
 def machine_address(subnet: str, number: int) -> str:
-    """The fixed address of a machine without a cluster."""
+    """Return the fixed address of a machine without a cluster."""
     return str(ipaddress.IPv4Network(subnet).network_address + number)
 
 
 def pod_cidrs(names: Iterable[str]) -> dict[str, str]:
-    """A /24 of the pod network for each node."""
+    """Return a /24 of the pod network for each node."""
     return {name: f"10.244.{number}.0/24" for number, name in enumerate(names)}
 
 
 def routes(node: str, cidrs: Mapping[str, str], table: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The other nodes' pod ranges and the addresses behind which they are."""
+    """Return the other nodes' pod ranges and the addresses that they are reached by."""
     return [(cidr, table[name]) for name, cidr in cidrs.items() if name != node]
 
 
 def conflist(cidr: str) -> str:
-    """The bridge network of a node's pods."""
+    """Return the CNI configuration of a node's bridge network."""
     return (
         json.dumps(
             {

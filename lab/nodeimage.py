@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The nodes' image in the engine: the cached root filesystem, and on it containerd, kubeadm's tools and the units."""
+"""Build the nodes' image: the cached root filesystem with containerd, kubeadm's tools and the units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BINARIES = {
 
 
 def imported(engine: Engine, name: str, rootfs: Path) -> str:
-    """The tag of a root filesystem in the engine, imported on first use."""
+    """Return the tag of a root filesystem in the engine, importing it on first use."""
     tag = f"kubegpu-lab/{name}:{rootfs.parent.name.rpartition('-')[2]}"
     if not engine.has_image(tag):
         with step(f"importing the {name} system into the engine"):
@@ -30,12 +30,12 @@ def imported(engine: Engine, name: str, rootfs: Path) -> str:
 
 
 def node_image(engine: Engine, rootfs: Path, folders: dict[str, Path]) -> str:
-    """The tag of the nodes' image, built on first use."""
+    """Return the tag of the nodes' image, building it on first use."""
     base = imported(engine, "system", rootfs)
     tag = f"kubegpu-lab/node:{_key(rootfs, folders)}"
     if engine.has_image(tag):
         return tag
-    # One name for all, so that what a killed run left is swept here; only one `lab` command is at work at a time.
+    # A fixed name, so that this run removes what a killed one left; only one `lab` command runs at a time.
     context = cache_root() / "node-context"
     shutil.rmtree(context, ignore_errors=True)
     with step("building the nodes' image"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node containers: made, filled with what is a node's own, started, reachable by SSH."""
+"""Create the node containers, copy each node's own files into them, start them, and wait for SSH."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ KNOWN_HOSTS = SSH / "known_hosts"
 
 @dataclass(frozen=True)
 class Node:
-    """A node as it will be."""
+    """The specification of a node."""
 
     name: str
     address: str
     cards: int
     pod_cidr: str
     files: tuple[tuple[str, int, str], ...]
-    # Folders of /var/lib with a file system of their own, beside those that every node has.
+    # Folders of /var/lib that get a file system of their own, in addition to those of every node.
     volumes: tuple[str, ...] = ()
-    # What answers once the node is up.
+    # The command that succeeds once the node is up.
     services: tuple[str, ...] = ("containerd",)
 
     @property
@@ -46,7 +46,7 @@ class Node:
 
 
 def keypair(path: Path, comment: str) -> str:
-    """An SSH key made on first use; the public half."""
+    """Return the public half of the lab's SSH key, creating the key on first use."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.with_suffix(".pub").exists():
         path.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def _tar(files: tuple[tuple[str, int, str], ...]) -> io.BytesIO:
 
 
 def copy_in(engine: Engine, container: str, files: tuple[tuple[str, int, str], ...]) -> None:
-    """Put files into a container, running or not; no secret shows on a command line."""
+    """Copy files into a container, running or not; no secret appears on a command line."""
     with tempfile.TemporaryFile() as file:
         file.write(_tar(files).getvalue())
         file.seek(0)
@@ -74,7 +74,7 @@ def copy_in(engine: Engine, container: str, files: tuple[tuple[str, int, str], .
 
 
 def create(engine: Engine, image: str, node: Node, table: dict[str, str], cards: tuple[int, str]) -> None:
-    """Make and fill one container; it is not started yet."""
+    """Create one container and copy its files, without starting it."""
     mib, driver_version = cards
     hardware.write_node(node.folder, node.name, node.cards, mib, driver_version)
     host_key = SSH / "hosts" / node.name
@@ -109,7 +109,7 @@ def create(engine: Engine, image: str, node: Node, table: dict[str, str], cards:
 
 
 def known_hosts(addresses: Mapping[str, str]) -> str:
-    """The host keys of nodes, by address and by name."""
+    """Write the nodes' host keys, by address and by name."""
     lines = []
     for name, address in addresses.items():
         kind, key = (SSH / "hosts" / f"{name}.pub").read_text().split()[:2]
@@ -125,7 +125,7 @@ def bring_up(
     cards: tuple[int, str],
     others: Mapping[str, str] | None = None,
 ) -> None:
-    """All nodes, side by side, until SSH answers on each.
+    """Start all nodes in parallel, and wait until SSH answers on each.
 
     :param images: the image of each node.
     :param others: addresses of what is up already and stays known.
@@ -140,7 +140,7 @@ def bring_up(
 
 
 def ssh(address: str, *command: str) -> list[str]:
-    """The command line that runs something on a node as Ansible reaches it."""
+    """Return the SSH command line by which Ansible reaches a node."""
     options = ("BatchMode=yes", f"UserKnownHostsFile={KNOWN_HOSTS}", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
     return ["ssh", "-F", "none", "-i", str(KEY), *(f"-o{each}" for each in options), f"root@{address}", *command]
 
@@ -148,7 +148,7 @@ def ssh(address: str, *command: str) -> list[str]:
 def wait_until_reachable(
     addresses: Mapping[str, str], services: Mapping[str, Sequence[str]] | None = None, seconds: float = 90
 ) -> None:
-    """Until every node takes an SSH login and has its runtime up."""
+    """Wait until every node accepts an SSH login and its container runtime runs."""
 
     def one(name: str) -> None:
         wanted = (services or {}).get(name, ("containerd",))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What goes into the lab's packages of the simulated driver and of the real toolkit, whichever format they have."""
+"""The contents of the lab's packages (simulated driver, real toolkit), independent of the package format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAINTAINER = "The kubegpu.share authors <lab@kubegpu.share>"
 NOUVEAU = "# Simulated driver of the kubegpu.share lab.\nblacklist nouveau\n"
 SIMULATED = "There is no GPU and no code of NVIDIA's behind it."
 
-# Releases of NVIDIA's branches, so that the older version in the repository is one that exists.
+# Real releases of NVIDIA's branches, for the older version in the repository.
 RELEASES = {
     "550": ("550.90.07", "550.127.05", "550.144.03", "550.163.01"),
     "570": ("570.86.15", "570.133.20", "570.158.01"),
@@ -28,7 +28,7 @@ RELEASES = {
     "590": ("590.44.01", "590.48.01"),
     "610": ("610.43.02", "610.57.04"),
 }
-# The newest CUDA that a branch supports, as cuDriverGetVersion counts: branch and all after it.
+# The newest CUDA of a branch and of later ones, as cuDriverGetVersion counts.
 CUDA = {
     0: 12000,
     535: 12020,
@@ -43,13 +43,13 @@ CUDA = {
 }
 
 C_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden")
-# Files of a package are as old as this, whenever it is built.
+# The time stamp of all packaged files, so that builds are reproducible.
 EPOCH = "1767225600"
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one machine architecture is called by Debian, its C libraries and NVIDIA's repository."""
+    """The names of one architecture for Debian, its C libraries and NVIDIA's repository."""
 
     debian: str
     triplet: str
@@ -64,7 +64,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Text:
-    """A file made from words."""
+    """A file with the given text."""
 
     content: str
     mode: int = 0o644
@@ -72,7 +72,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Copy:
-    """A file made from another one."""
+    """A copy of another file."""
 
     source: Path
     mode: int = 0o755
@@ -89,13 +89,13 @@ File = Text | Copy | Link
 
 
 def older_than(version: str) -> str:
-    """A version of the same branch before this one; NVIDIA's, or an invented one where none is known."""
+    """Return an earlier version of the same branch: a real one, or an invented one if none is known."""
     branch, second, *_rest = version.split(".")
     before = [release for release in RELEASES.get(branch, ()) if _numbers(release) < _numbers(version)]
     if before:
         return before[-1]
     if int(second) == 0:
-        raise LabError(f"driver version {version} has none before it in its branch; choose a later one.")
+        raise LabError(f"driver version {version} is the first of its branch; choose a later one.")
     return f"{branch}.{int(second) - 1:02d}.01"
 
 
@@ -111,7 +111,7 @@ def _cuda(version: str) -> int:
 
 
 def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> None:
-    """The two libraries and nvidia-smi of one driver version; with a sysroot, for the C library of that system."""
+    """Compile the two libraries and nvidia-smi of one driver version, against a sysroot's C library if one is given."""
     folder.mkdir(parents=True, exist_ok=True)
     nvml, cuda = folder / f"libnvidia-ml.so.{version}", folder / f"libcuda.so.{version}"
     place = sysroot_flags(sysroot) if sysroot else ()
@@ -124,29 +124,29 @@ def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> N
 
 
 def firmware(driver: str) -> dict[str, File]:
-    """What the toolkit mounts into containers as the driver's firmware: the simulated cards and their limits."""
+    """Return the files that the toolkit mounts into containers as firmware: the simulated GPUs and their limits."""
     folder = f"usr/lib/firmware/nvidia/{driver}"
     files: dict[str, File] = {f"{folder}/gsp_sim.bin": Link(CARDS)}
-    # The first branch with limits per cgroup.
+    # The first branch with memory limits per cgroup.
     if _numbers(driver)[0] >= 615:
         files[f"{folder}/gsp_sim_limits.bin"] = Link(f"{CARDS}.limits")
     return files
 
 
 def sysroot_flags(sysroot: Path) -> tuple[str, ...]:
-    """What makes gcc take headers, start files and libraries from another system; Debian's looks at its own first."""
+    """Return the gcc flags that select another system's headers, start files and libraries."""
     triplet = output(["gcc", "-dumpmachine"])
     folders = (sysroot / "usr/lib" / triplet, sysroot / "lib" / triplet)
     return (f"--sysroot={sysroot}", f"-B{folders[0]}", *(f"-L{folder}" for folder in folders))
 
 
 def _compile(source: str, target: Path, *flags: str) -> None:
-    # Libraries stand behind the source that needs them.
+    # Libraries follow the source that needs them.
     run(["gcc", *C_FLAGS, "-o", str(target), str(SOURCES / source), *flags])
 
 
 def filled(name: str, words: Mapping[str, str]) -> str:
-    """A file of driver/ with its placeholders replaced."""
+    """Return a file of driver/ with its placeholders replaced."""
     text = (SOURCES / name).read_text()
     for placeholder, word in words.items():
         text = text.replace(placeholder, word)
@@ -154,7 +154,7 @@ def filled(name: str, words: Mapping[str, str]) -> str:
 
 
 def library(built: Path, folder: str, name: str, driver: str) -> dict[str, File]:
-    """A library of the driver and the link by which programs load it."""
+    """Return a driver library and the link by which programs load it."""
     return {
         f"{folder}/{name}.{driver}": Copy(built / f"{name}.{driver}", 0o644),
         f"{folder}/{name}.1": Link(f"{name}.{driver}"),
@@ -166,22 +166,22 @@ def library(built: Path, folder: str, name: str, driver: str) -> dict[str, File]
 
 BASE_BINARIES = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-cdi-hook")
 HOOK_BINARY = "nvidia-container-runtime-hook"
-# The runtime in one fixed mode; not everybody's build of the toolkit has them.
+# Runtimes with one fixed mode; not every build of the toolkit has them.
 OPTIONAL_BINARIES = ("nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 CONFIGURE = "/usr/bin/nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.toml --in-place"
 
 
 def toolkit_base(binaries: Path) -> dict[str, File]:
-    """The programs of nvidia-container-toolkit-base."""
+    """Return the programs of nvidia-container-toolkit-base."""
     missing = [name for name in (*BASE_BINARIES, HOOK_BINARY) if not (binaries / name).is_file()]
     if missing:
-        raise LabError(f"the container toolkit's folder {binaries} lacks {', '.join(missing)}.")
+        raise LabError(f"the container toolkit's folder {binaries} has no {', '.join(missing)}.")
     present = [name for name in (*BASE_BINARIES, *OPTIONAL_BINARIES) if (binaries / name).is_file()]
     return {f"usr/bin/{name}": Copy(binaries / name) for name in present}
 
 
 def toolkit_hook(binaries: Path) -> dict[str, File]:
-    """The programs of nvidia-container-toolkit."""
+    """Return the programs of nvidia-container-toolkit."""
     return {
         f"usr/bin/{HOOK_BINARY}": Copy(binaries / HOOK_BINARY),
         "usr/bin/nvidia-container-toolkit": Link(HOOK_BINARY),
@@ -192,7 +192,7 @@ def toolkit_hook(binaries: Path) -> dict[str, File]:
 
 
 def about(name: str, details: str) -> Text:
-    """The copyright file of a package."""
+    """Return the copyright file of a package."""
     return Text(
         f"{name} of the kubegpu.share lab: simulated.\n{details}\n\n"
         "Copyright (c) the kubegpu.share authors, GPL-3.0-or-later. The programs of NVIDIA's container toolkit:\n"
@@ -201,7 +201,7 @@ def about(name: str, details: str) -> Text:
 
 
 def write_files(root: Path, files: Mapping[str, File]) -> None:
-    """The files of a package, in a folder that stands for the root."""
+    """Write the files of a package below a folder that represents the root."""
     for name, file in files.items():
         target = root / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def write_files(root: Path, files: Mapping[str, File]) -> None:
 
 
 class Signer:
-    """A signing key that lives in a folder of its own for as long as the repositories are made."""
+    """A temporary signing key in its own folder."""
 
     def __init__(self, home: Path, name: str) -> None:
         home.mkdir(mode=0o700)
@@ -233,7 +233,7 @@ class Signer:
         self._gpg("--armor", "--output", str(target), "--export", self._name)
 
     def sign(self, target: Path, file: Path, how: str = "--detach-sign") -> None:
-        """A signature of a file: detached, or around its text."""
+        """Sign a file: detached, or as clear text."""
         self._gpg("--local-user", self._name, "--armor", how, "--output", str(target), str(file))
 
     @property
@@ -242,7 +242,7 @@ class Signer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs that call gpg themselves."""
+        """The environment for programs that call gpg themselves."""
         return self._environment
 
     def close(self) -> None:

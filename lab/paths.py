@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the lab keeps things: what `down` removes is in .lab/, what is made once is in a cache outside the checkout."""
+"""The lab's paths: `down` removes .lab/; builds are cached outside the checkout."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lab.shell import LabError, say
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LAB = CHECKOUT / ".lab"
-# Sockets and process ids of an engine of our own; gone after a reboot, as they should be.
+# Sockets and process ids of the lab's own engine; a reboot removes them.
 RUN = Path("/run/kubegpu-lab")
 
 
 def cache_root() -> Path:
-    """The cache folder: $KUBEGPU_CACHE, else the XDG one."""
+    """Return the cache folder: $KUBEGPU_CACHE, else the XDG one."""
     if os.environ.get("KUBEGPU_CACHE"):
         return Path(os.environ["KUBEGPU_CACHE"]).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -29,7 +29,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def made_once(target: Path) -> Iterator[Path | None]:
-    """Give a folder to fill that takes the target's place when all went well, or None when the target is there.
+    """Yield a folder to fill, which becomes the target on success, or None when the target exists.
 
     A half-filled folder never carries the target's name, and what a killed run left is swept by the next.
     """
@@ -56,16 +56,16 @@ def made_once(target: Path) -> Iterator[Path | None]:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Let one command work on the machine's lab at a time; the kernel frees the lock of a killed one."""
+    """Lock the machine's lab for one command; the kernel releases the lock of a killed one."""
     root = cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabError(f"the cache folder {root} can't be made: {error.strerror} (KUBEGPU_CACHE names it).") from None
+        raise LabError(f"the cache folder {root} can't be created: {error.strerror} (set by KUBEGPU_CACHE).") from None
     with (root / "lab.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another `lab` command is at work; waiting for it")
+            say("another `lab` command is running; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

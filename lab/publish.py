@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The trees that the lab's package repository serves, each made once and kept in the cache.
+"""Build the trees that the lab's package repository serves, and cache each.
 
 One tree for each distribution: cuda/<distribution>/<arch>/ with two driver versions, and the toolkit beside it in
 libnvidia-container/stable/. Each repository has a key of its own, as NVIDIA's have.
@@ -28,7 +28,7 @@ RPM = ("rhel9", "opensuse15")
 
 @dataclass(frozen=True)
 class Tree:
-    """What is asked for: a distribution's driver and toolkit."""
+    """A requested tree: a distribution's driver and toolkit."""
 
     distribution: str
     # Of the toolkit: libnvidia-container/stable/<this>; NVIDIA's is one for all Debians and one for all RPMs.
@@ -40,7 +40,7 @@ class Tree:
 
 
 def tree(distribution: str, own: bool = False) -> Tree:
-    """The tree of a distribution; only that of this machine's own release has the toolkit where NVIDIA has it.
+    """Return the tree of a distribution; only that of this machine's release has the toolkit at NVIDIA's path.
 
     NVIDIA's folder is one for all Debians, but each tree here has a key of its own, and programs for its own C library.
     """
@@ -61,13 +61,13 @@ def architecture_here() -> Architecture:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the parts of a tree lie under its root."""
+    """The paths of a tree's parts below its root."""
 
     cuda: Path
     toolkit: Path
     cuda_key: Path
     toolkit_key: Path
-    # What NVIDIA's packages need of the distribution itself, where a machine has no other source of it.
+    # Packages of the distribution that NVIDIA's need, for machines without another source of them.
     own: Path
 
     @property
@@ -76,7 +76,7 @@ class Folders:
 
 
 def folders(root: Path, wanted: Tree, architecture: Architecture) -> Folders:
-    """As NVIDIA's servers have them; the toolkit's key lies above all of its folders, or in a folder of its own."""
+    """Return NVIDIA's own layout; the toolkit's key is above its folders, or in one of its own."""
     cuda = root / "cuda" / wanted.distribution / architecture.cuda
     stable = root / "libnvidia-container" / "stable" / wanted.toolkit_folder
     toolkit = stable / (architecture.debian if wanted.debian else os.uname().machine)
@@ -93,7 +93,7 @@ def build(
     wanted: Tree,
     sysroot: Path | None = None,
 ) -> None:
-    """Make a tree under root, unless what it is made from is what it was made from.
+    """Build a tree below root, unless its inputs are unchanged.
 
     :param toolkit_bin: the folder with the real programs of NVIDIA's container toolkit.
     :param driver_version: the driver to serve, beside an older one of the same branch.
@@ -101,7 +101,7 @@ def build(
     :param sysroot: the system whose C library the driver is built for, if not this machine's.
     """
     if not re.fullmatch(r"[0-9]{3}\.[0-9]{2,3}(\.[0-9]{2})?", driver_version):
-        raise LabError(f"driver version {driver_version!r} isn't one like 580.95.05.")
+        raise LabError(f"driver version {driver_version!r} isn't of the form 580.95.05.")
     architecture = architecture_here()
     packages.toolkit_base(toolkit_bin)
     stamp = root / ".made-from"
@@ -109,7 +109,7 @@ def build(
     if stamp.is_file() and stamp.read_text() == inputs:
         return
     root.mkdir(parents=True, exist_ok=True)
-    with step(f"making the repositories of the simulated driver and the container toolkit for {wanted.distribution}"):
+    with step(f"building the driver and toolkit repositories for {wanted.distribution}"):
         stamp.unlink(missing_ok=True)
         fresh = root / ".new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -128,9 +128,9 @@ def build(
 
 
 def _inputs(toolkit_bin: Path, driver: str, toolkit: str, wanted: Tree, sysroot: Path | None) -> str:
-    """All that a tree is made from, as text."""
+    """Return all inputs of a tree as text."""
     here = Path(__file__).resolve().parent
-    # What the driver's programs are made from, whichever format the packages have.
+    # Sources of the driver's programs, for every package format.
     sources = [here / "packages.py", here / ("debs.py" if wanted.debian else "rpms.py"), Path(__file__).resolve()]
     sources += sorted(path for path in SOURCES.iterdir() if path.is_file())
     programs = {**packages.toolkit_base(toolkit_bin), **packages.toolkit_hook(toolkit_bin)}
@@ -154,7 +154,7 @@ def _digest(path: Path) -> str:
 
 
 def _signers(scratch: Path, places: Folders) -> list[tuple[str, Path, Signer]]:
-    """A label, a folder and a new key for each of the repositories."""
+    """Return a label, a folder and a new key for each repository."""
     made = []
     wanted = [
         ("NVIDIA CUDA", places.cuda, places.cuda_key),
@@ -228,7 +228,7 @@ def _fill_rpm(
 
 
 def _swap(fresh: Path, root: Path) -> None:
-    """Put the new folders in the old ones' place; the root itself stays, because a server may have it open."""
+    """Replace the old folders by the new ones; the root stays, since a server may have it open."""
     old = root / ".old"
     shutil.rmtree(old, ignore_errors=True)
     old.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's package repository: filled from publish.py, served on the lab's network by a container."""
+"""Serve the lab's package repository, built by publish.py, from a container on the lab's network."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def url(address: str) -> str:
 
 
 def fill(toolkit: Path, driver_version: str, toolkit_version: str, wanted: Tree, sysroot: Path | None = None) -> None:
-    """Serve a distribution's packages, made anew if what they are made from changed."""
+    """Rebuild a distribution's packages if their inputs changed."""
     made = cache_root() / "repos" / f"{wanted.distribution}-{wanted.toolkit_folder}"
     publish.build(made, toolkit, driver_version, toolkit_version, wanted, sysroot)
     FOLDER.mkdir(parents=True, exist_ok=True)
     architecture = publish.architecture_here()
     served, fresh = publish.folders(FOLDER, wanted, architecture), publish.folders(made, wanted, architecture)
-    # Each build has new keys: what has the same is the same, and others may be downloading from it.
+    # Each build has new keys; an unchanged one stays, since others may be downloading from it.
     keys = ((served.cuda_key, fresh.cuda_key), (served.toolkit_key, fresh.toolkit_key))
     if all(old.exists() and old.read_bytes() == new.read_bytes() for old, new in keys):
         return
@@ -41,7 +41,7 @@ def fill(toolkit: Path, driver_version: str, toolkit_version: str, wanted: Tree,
 
 
 def places(wanted: Tree) -> dict[str, str]:
-    """Where a distribution's packages are served, without the server, and what their keys are."""
+    """Return the URL paths of a distribution's packages and of their keys."""
     served = publish.folders(FOLDER, wanted, publish.architecture_here())
 
     def inside(path: Path) -> str:
@@ -62,7 +62,7 @@ def places(wanted: Tree) -> dict[str, str]:
 
 
 def serve(engine: Engine, image: str, address: str) -> None:
-    """Start the server over the filled folder, and see that it answers."""
+    """Start the server on the filled folder, and wait until it answers."""
     engine.docker(
         "run",
         "--detach",
@@ -85,7 +85,7 @@ def serve(engine: Engine, image: str, address: str) -> None:
 
 
 def ensure(engine: Engine, image: str, address: str) -> None:
-    """The server, unless somebody has started it before."""
+    """Start the server if it isn't running."""
     there = engine.containers().get(CONTAINER)
     if there is None:
         serve(engine, image, address)
@@ -94,7 +94,7 @@ def ensure(engine: Engine, image: str, address: str) -> None:
 
 
 def answers(address: str) -> bool:
-    # The address is on this machine's own bridge: no proxy of the environment's has a say.
+    # The address is on this machine's bridge; ignore proxies of the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url(address), timeout=3) as reply:

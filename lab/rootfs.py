@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian root filesystems as tar files in the cache: one for nodes, a small one that images are built on."""
+"""Build Debian root filesystems as tar files in the cache: one for nodes, a small one as the base of images."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ NODE_PACKAGES = (
     *("iproute2", "iputils-ping", "iptables", "ipset", "ebtables", "ethtool", "socat", "conntrack", "kmod", "procps"),
     *("containernetworking-plugins", "runc", "curl", "less"),
 )
-# What kubelet_devices_info speaks with kubelet by; debootstrap can't configure that of every suite.
+# kubelet_devices_info needs it; debootstrap can't configure it in every suite.
 CLUSTER_PACKAGES = (*NODE_PACKAGES, "python3-grpcio")
 BASE_PACKAGES = ("python3", "python3-pip", "iptables", "kmod")
-# Bump when the steps below change what comes out.
+# Increase when the steps below change the result.
 RECIPE = 2
 
 
 def rootfs(name: str, packages: Sequence[str], source: Source) -> Path:
-    """The tar file of a minimal system with these packages, made on first use."""
+    """Return the tar file of a minimal system with these packages, building it on first use."""
     architecture = output(["dpkg", "--print-architecture"])
     wanted = repr((RECIPE, sorted(packages), source.uri, source.suite, source.components, architecture))
     key = hashlib.sha256(wanted.encode()).hexdigest()[:16]
     target = cache_root() / "rootfs" / f"{name}-{source.suite}-{key}"
     with made_once(target) as fresh:
         if fresh:
-            with step(f"making the {name} system from {source.suite} ({len(packages)} packages and what they need)"):
+            with step(f"building the {name} system from {source.suite} ({len(packages)} packages and what they need)"):
                 _debootstrap(fresh, packages, source)
     return target / "rootfs.tar"
 
@@ -60,11 +60,11 @@ def _debootstrap(folder: Path, packages: Sequence[str], source: Source) -> None:
 
 
 def _pack(folder: Path, system: Path) -> None:
-    """The tar file of a system, without what each machine makes for itself."""
+    """Write the tar file of a system, without files that each machine generates."""
     unwanted = ("etc/ssh/ssh_host_*", "etc/hostname", "var/cache/apt/*.bin", "var/lib/apt/lists/*_*", "var/log/*.log")
     for path in [path for pattern in unwanted for path in system.glob(pattern)]:
         path.unlink()
-    # Empty means that each node makes its own at its first boot.
+    # Empty: each node generates its own at its first boot.
     (system / "etc" / "machine-id").write_text("")
     exclude = ["./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/archives/*.deb"]
     exclude += [f"./usr/share/{each}/*" for each in ("doc", "info", "locale", "man")]
@@ -73,13 +73,13 @@ def _pack(folder: Path, system: Path) -> None:
     run(["rm", "-rf", str(system)])
 
 
-# Bump when the steps below change what comes out.
+# Increase when the steps below change the result.
 GROWN = 2
-_IN_A_ROOM_OF_ITS_OWN = """\
+_IN_A_NAMESPACE = """\
 set -eu
 system=$1; debs=$2; laid=$3; shift 3
 mount -t proc proc "$system/proc"
-# Devices of its own: what a package does to /dev is nothing to this machine's.
+# Its own devices, so that packages can't change this machine's /dev.
 mount -t tmpfs -o mode=755 dev "$system/dev"
 for each in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0"; do
     mknod -m 666 "$system/dev/${each%% *}" c ${each#* }
@@ -88,13 +88,13 @@ ln -s /proc/self/fd "$system/dev/fd"
 mkdir -p "$system/var/cache/apt/archives" "$debs/partial"
 mount --bind "$debs" "$system/var/cache/apt/archives"
 cp /etc/resolv.conf "$system/etc/resolv.conf"
-# Nothing is started in a system that only is made.
+# Start no service in a system under construction.
 printf '#!/bin/sh\\nexit 101\\n' >"$system/usr/sbin/policy-rc.d"
 chmod 755 "$system/usr/sbin/policy-rc.d"
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C
 chroot "$system" apt-get -q update
 chroot "$system" apt-get -q -y --no-install-recommends -o APT::Keep-Downloaded-Packages=true install "$@"
-# After the packages, which would ask about files that are there before them.
+# After the packages, which would ask about existing files.
 cp -a "$laid/." "$system/"
 chroot "$system" /machine/finish $FINISH
 rm -f "$system/usr/sbin/policy-rc.d"
@@ -102,7 +102,7 @@ rm -f "$system/usr/sbin/policy-rc.d"
 
 
 def grown(name: str, base: Path, packages: Sequence[str], parts: Sequence[Path], finish: Sequence[str]) -> Path:
-    """A system made of another one: packages from where that one came from, folders laid over it, /machine/finish run.
+    """Derive a system from another one: install packages, copy folders over it, run /machine/finish.
 
     :param parts: folders whose content is laid over the system, later ones over earlier ones; one has machine/finish.
     :param finish: the arguments of /machine/finish.
@@ -116,14 +116,14 @@ def grown(name: str, base: Path, packages: Sequence[str], parts: Sequence[Path],
     target = cache_root() / "rootfs" / f"{name}-{digest.hexdigest()[:16]}"
     with made_once(target) as fresh:
         if fresh:
-            with step(f"making the {name} system"):
+            with step(f"building the {name} system"):
                 _grow(fresh, base, packages, parts, finish)
             _forget_other(target)
     return target / "rootfs.tar"
 
 
 def _forget_other(target: Path) -> None:
-    """A system that was changed isn't needed any more as it was; it takes hundreds of megabytes."""
+    """Remove earlier versions of a system, which take hundreds of megabytes."""
     for other in target.parent.glob(f"{target.name.rpartition('-')[0]}-{'[0-9a-f]' * 16}"):
         if other != target:
             shutil.rmtree(other, ignore_errors=True)
@@ -140,6 +140,6 @@ def _grow(folder: Path, base: Path, packages: Sequence[str], parts: Sequence[Pat
     run(["chmod", "-R", "u=rwX,go=rX", str(laid)])
     environment = {**os.environ, "FINISH": " ".join(finish)}
     arguments = (str(system), str(debs), str(laid), *packages)
-    run(["sh", "-c", _IN_A_ROOM_OF_ITS_OWN, "grow", *arguments], tied=True, env=environment)
+    run(["sh", "-c", _IN_A_NAMESPACE, "grow", *arguments], tied=True, env=environment)
     shutil.rmtree(laid)
     _pack(folder, system)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What can be chosen about the lab, from the environment or from flags. No I/O."""
+"""The lab's settings, from the environment or from flags. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.shell import LabError
 
 @dataclass(frozen=True)
 class Settings:
-    """The lab's parameters; each can be given as LAB_<NAME> or --<name>."""
+    """The lab's settings; each can be given as LAB_<NAME> or --<name>."""
 
     gpu_nodes: int = 2
     cards: int = 2
@@ -27,7 +27,7 @@ class Settings:
         return asdict(self)
 
     def node_names(self) -> list[str]:
-        """Control planes first: the order in which the nodes are made."""
+        """Return the nodes in the order of creation, control planes first."""
         return [*self.control_plane_names(), *self.gpu_node_names()]
 
     def control_plane_names(self) -> list[str]:
@@ -50,12 +50,12 @@ _RANGES = {"gpu_nodes": (1, 9), "cards": (1, 16), "card_mib": (256, 1048576)}
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"LAB_{name.upper()}"
 
 
 def parse(environment: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> tuple[Settings, set[str]]:
-    """The settings, flags before environment, and the names of those that were given."""
+    """Return the settings (flags win over the environment) and the names of those that were given."""
     given: dict[str, int | str] = {}
     for field in fields(Settings):
         raw = (flags or {}).get(field.name)
@@ -69,11 +69,11 @@ def parse(environment: Mapping[str, str], flags: Mapping[str, str | None] | None
 def _checked(name: str, raw: str) -> int | str:
     if name == "driver_version":
         if not re.fullmatch(r"\d{3}\.\d{1,3}(\.\d{2})?", raw):
-            raise LabError(f"{variable(name)} is {raw!r}, which is no driver version like 580.95.05.")
+            raise LabError(f"{variable(name)} is {raw!r}, which isn't a driver version such as 580.95.05.")
         return raw
     if name == "kubernetes_version":
         if not re.fullmatch(r"1\.\d+\.\d+", raw):
-            raise LabError(f"{variable(name)} is {raw!r}, which is no version like 1.36.3.")
+            raise LabError(f"{variable(name)} is {raw!r}, which isn't a version such as 1.36.3.")
         return raw
     if name == "subnet":
         return _subnet(raw)
@@ -82,7 +82,7 @@ def _checked(name: str, raw: str) -> int | str:
     number = int(raw)
     if name == "control_planes":
         if number not in (1, 3):
-            raise LabError(f"{variable(name)} is {number}, but must be 1 or 3: etcd needs an odd number to agree.")
+            raise LabError(f"{variable(name)} is {number}, but must be 1 or 3: etcd needs an odd number of members.")
         return number
     low, high = _RANGES[name]
     if not low <= number <= high:
@@ -94,14 +94,16 @@ def _subnet(raw: str) -> str:
     try:
         network = ipaddress.IPv4Network(raw)
     except ValueError:
-        raise LabError(f"{variable('subnet')} is {raw!r}, which is no IPv4 network like 172.30.77.0/24.") from None
+        raise LabError(
+            f"{variable('subnet')} is {raw!r}, which isn't an IPv4 network such as 172.30.77.0/24."
+        ) from None
     if network.prefixlen != 24 or not network.is_private:
         raise LabError(f"{variable('subnet')} is {raw!r}, but must be a private /24.")
     return str(network)
 
 
 def differences(running: Mapping[str, int | str], wanted: Settings, given: set[str]) -> list[str]:
-    """Which of the values that were given differ from the running lab's; those not given are taken from it."""
+    """List the given values that differ from the running lab's."""
     now = wanted.as_dict()
     return [
         f"{variable(name)} is {now[name]} but the running lab has {running.get(name)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running commands, telling progress, and the one error that users see."""
+"""Run commands, print progress, and define the error that users see."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Result = TypeVar("Result")
 _START = time.monotonic()
 _LOCK = threading.Lock()
 
-# A command behind these dies with us, and with it all that it started and mounted: no stray builder after SIGKILL.
+# A command behind these ends with this process, with all that it started and mounted, even after SIGKILL.
 _DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _ROOM_OF_ITS_OWN = ("unshare", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child", "--")
 
 
 class LabError(Exception):
-    """Something stops the lab; the message is the one sentence that the user reads."""
+    """The lab can't go on; the message is one sentence for the user."""
 
 
 def say(text: str) -> None:
@@ -34,12 +34,12 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(text: str, every: float = 30.0) -> Iterator[None]:
-    """Announce a step, say that it is still going on now and then, and how long it took."""
+    """Print a step's name, its progress every ``every`` seconds, and its duration."""
     began, done = time.monotonic(), threading.Event()
 
     def remind() -> None:
         while not done.wait(every):
-            say(f"{text}: still at it after {time.monotonic() - began:.0f} s")
+            say(f"{text}: still running after {time.monotonic() - began:.0f} s")
 
     say(text)
     reminder = threading.Thread(target=remind, daemon=True)
@@ -62,7 +62,10 @@ def run(
     cwd: str | None = None,
     source: IO[bytes] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command quietly; a failure carries the last lines that it printed."""
+    """Run a command without output.
+
+    :raises LabError: it failed; the message has its last lines.
+    """
     full = [*_DIE_WITH_US, *_ROOM_OF_ITS_OWN, *command] if tied else list(command)
     try:
         done = subprocess.run(
@@ -84,21 +87,24 @@ def run(
 
 
 def output(command: Sequence[str]) -> str:
-    """What a command prints, stripped."""
+    """Return the stripped output of a command."""
     return run(command).stdout.strip()
 
 
 def each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Do the work for all items side by side; the first failure is raised after all have ended."""
+    """Run the work for all items in parallel; raise the first failure after all have ended."""
     with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
         futures = [pool.submit(work, item) for item in items]
     return [future.result() for future in futures]
 
 
 def wait_for(what: str, ready: Callable[[], bool], seconds: float, pause: float = 1.0) -> None:
-    """Ask until it is so, or say what did not come about."""
+    """Poll until a condition holds.
+
+    :raises LabError: it didn't within ``seconds``.
+    """
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
-            raise LabError(f"{what} did not come about within {seconds:.0f} s.")
+            raise LabError(f"{what}: not within {seconds:.0f} s.")
         time.sleep(pause)

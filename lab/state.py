@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known of the lab that is up: .lab/state.json. Paths in it are relative to the checkout."""
+"""Read and write .lab/state.json, the state of the lab. Its paths are relative to the checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = LAB / "state.json"
 
 
 def read() -> State | None:
-    """The state, or None where no lab is up or half up."""
+    """Read the state; None when no lab is up or partly up."""
     try:
         found = json.loads(FILE.read_text())
     except (FileNotFoundError, ValueError):
@@ -24,7 +24,7 @@ def read() -> State | None:
 
 
 def write(state: State) -> None:
-    """Put the state in place in one step."""
+    """Write the state atomically."""
     LAB.mkdir(mode=0o755, exist_ok=True)
     fresh = FILE.with_suffix(".new")
     fresh.write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
@@ -32,11 +32,11 @@ def write(state: State) -> None:
 
 
 def private_file(path: Path, text: str) -> None:
-    """A file that only root can read, from its first byte on."""
+    """Write a file that only root can read, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-    # In one step: others may be reading it.
+    # Atomically, since others may be reading it.
     fresh.replace(path)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The whole test run, or some stages of it: lint, unit, lab, molecule.
+"""Run the tests, or some stages of them: lint, unit, lab, molecule, upgrade.
 
-Goes on after a failure, takes the lab down whatever happens, and ends with what failed, a line each, and with one line:
-``N passed, N failed, N skipped``. A check of the lint stage counts as one test, and so does a scenario of molecule.
+Without ``--all`` the tests marked ``long``, ansible-test's sanity, molecule and the upgrade of a cluster are left out.
+
+A failure doesn't stop the run. The lab is taken down in every case. The last lines name each failure, and the last one
+is ``N passed, N failed, N skipped``. A check of the lint stage counts as one test, and so does a molecule scenario.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -25,43 +27,46 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-STAGES = ("lint", "unit", "lab", "molecule")
+STAGES = ("lint", "unit", "lab", "molecule", "upgrade")
+# What a run without --all consists of.
+ORDINARY = STAGES[:3]
 PRINTING = threading.Lock()
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# The lab would install and make it later; many unit tests are left out without it.
-OF_THE_LAB = """
+# System packages and the base system, which many unit tests unpack; the lab takes the same ones from the cache.
+PREPARE = """
 from lab import aptsources, host, rootfs
 host.prepare(rpm=True)
 rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
 """
 LAST_LINES = 60
-# Characters of each failure's reason at the end, which is often all that is kept of a run.
+# Characters of each failure's reason in the summary, which is often all that is kept of a run.
 REASON = 600
 
 
 class Count:
-    """What passed, failed (with the reasons, told again at the end) and was skipped so far."""
+    """Count results, and keep the reasons of failures for the summary."""
 
     def __init__(self) -> None:
         self.passed = self.failed = self.skipped = 0
-        self.broken: list[str] = []
+        self.reasons: list[str] = []
         self._lock = threading.Lock()
 
-    def add(self, passed: int, failed: int, skipped: int, broken: list[str]) -> None:
+    def add(self, passed: int, failed: int, skipped: int, reasons: list[str]) -> None:
         with self._lock:
             self.passed += passed
             self.failed += failed
             self.skipped += skipped
-            self.broken += broken
+            self.reasons += reasons
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
 def run(*command: str, cwd: Path = ROOT, sink: IO[bytes] | None = None, **environment: str) -> tuple[int, list[str]]:
-    """Run one command of the virtual environment, its output going on to ours or into a file.
+    """Run one command of the virtual environment.
 
-    Returns its exit code and the last lines that it printed.
+    :param sink: where its output goes; this process's standard output by default.
+    :returns: its exit code and the last lines of its output.
     """
     # PYTHON* of the caller would leak another interpreter's packages into the tools.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
@@ -70,38 +75,40 @@ def run(*command: str, cwd: Path = ROOT, sink: IO[bytes] | None = None, **enviro
     process = subprocess.Popen(
         command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    reader = threading.Thread(target=passed_on, args=(process.stdout, sink or sys.stdout.buffer, last), daemon=True)
+    reader = threading.Thread(target=_forward, args=(process.stdout, sink or sys.stdout.buffer, last), daemon=True)
     reader.start()
     process.wait()
-    # Not longer: what a command left running (a lasting SSH connection) may hold the pipe open.
+    # A process that the command left running (a persistent SSH connection) may hold the pipe open for longer.
     reader.join(timeout=5)
     return process.returncode, [line for line in last if line]
 
 
-def passed_on(lines: IO[bytes] | None, sink: IO[bytes], last: deque[str]) -> None:
-    """Write every line on as it comes, and keep the last ones."""
+def _forward(lines: IO[bytes] | None, sink: IO[bytes], last: deque[str]) -> None:
     for line in lines or ():
         sink.write(line)
         sink.flush()
         last.append(COLOUR.sub("", line.decode(errors="replace")).strip())
 
 
-def shortened(text: str) -> str:
-    """The text in one line that leaves room for the others."""
+def shorten(text: str) -> str:
+    """Fold a reason into one line of at most REASON characters."""
     return " ".join(text.split())[:REASON]
 
 
 def check(count: Count, name: str, *command: str, cwd: Path = ROOT, **environment: str) -> None:
-    """One command that has to end well, counted as one test."""
+    """Run one command and count it as one test."""
     started = time.monotonic()
     print(f"==> {name}", flush=True)
     code, last = run(*command, cwd=cwd, **environment)
     print(f"    {name}: {'FAILED' if code else 'ok'} after {time.monotonic() - started:.0f} s", flush=True)
-    verdict(count, name, code, last)
+    count_command(count, name, code, last)
 
 
-def check_aside(count: Count, name: str, *command: str) -> None:
-    """The same beside something else: its output is shown when it has ended."""
+def check_in_background(count: Count, name: str, *command: str) -> bool:
+    """Run one command beside others, print its output when it has ended, and count it as one test.
+
+    :returns: whether it succeeded.
+    """
     started = time.monotonic()
     print(f"==> {name}: started", flush=True)
     with tempfile.TemporaryFile() as log:
@@ -110,44 +117,47 @@ def check_aside(count: Count, name: str, *command: str) -> None:
         ended = f"{name}: {'FAILED' if code else 'ok'} after {time.monotonic() - started:.0f} s"
         with PRINTING:
             print(f"==> {name}\n{log.read().decode(errors='replace')}    {ended}", flush=True)
-            verdict(count, name, code, last)
+        count_command(count, name, code, last)
+    return code == 0
 
 
-def verdict(count: Count, name: str, code: int, last: list[str]) -> None:
-    """Count a command as one test, told again by the lines in which it speaks of an error, else by its last one."""
-    telling = [line for line in last if re.search("error|fatal|failed", line, re.IGNORECASE)] or last[-1:]
-    broken = [shortened(f"{name}: {line}") for line in telling[:3]] if code else []
-    count.add(int(not code), int(code != 0), 0, broken)
+def count_command(count: Count, name: str, code: int, last: list[str]) -> None:
+    """Count a command as one test; its reason is the lines that mention an error, else the last line."""
+    lines = [line for line in last if re.search("error|fatal|failed", line, re.IGNORECASE)] or last[-1:]
+    reasons = [shorten(f"{name}: {line}") for line in lines[:3]] if code else []
+    count.add(int(not code), int(code != 0), 0, reasons)
 
 
 def pytest(count: Count, name: str, *arguments: str) -> None:
-    """A pytest run, its tests counted one by one."""
+    """Run pytest and count its tests one by one."""
+    started = time.monotonic()
     print(f"==> {name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        code, last = run("python", "-m", "pytest", "-ra", f"--junitxml={report}", *arguments)
+        code, last = run("python", "-m", "pytest", "-ra", f"--junitxml={report}", "-p", "no:cacheprovider", *arguments)
+        print(f"    {name}: ended after {time.monotonic() - started:.0f} s", flush=True)
         if not report.exists():
-            verdict(count, name, code or 1, last)
+            count_command(count, name, code or 1, last)
             return
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
         total, errors, failures, skipped = (
             sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "errors", "failures", "skipped")
         )
         failed = errors + failures
-        broken = [
-            shortened(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason.get('message')}")
+        reasons = [
+            shorten(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {reason.get('message')}")
             for suite in suites
             for case in suite.iter("testcase")
             for reason in (*case.findall("error"), *case.findall("failure"))
         ]
         # An exit code that no test explains (nothing collected, interrupted) is a failure too.
         if code and not failed:
-            failed, broken = 1, [shortened(f"{name}: pytest exited with {code}")]
-        count.add(total - errors - failures - skipped, failed, skipped, broken)
+            failed, reasons = 1, [shorten(f"{name}: pytest exited with {code}")]
+        count.add(total - errors - failures - skipped, failed, skipped, reasons)
 
 
 def lint(count: Count) -> None:
-    """All but ansible-test's sanity, which takes longer than the rest and goes on beside the unit tests."""
+    """Run every static check but ansible-test's sanity."""
     collections = ROOT / ".collections"
     check(count, "ruff check", "ruff", "check", ".")
     check(count, "ruff format", "ruff", "format", "--check", ".")
@@ -156,22 +166,28 @@ def lint(count: Count) -> None:
     check(count, "mypy --strict plugins", *mypy, plugins, cwd=collections, MYPYPATH=".")
     check(count, "mypy --strict servers", *mypy, "src/gpushare", cwd=ROOT / "images/gpushare", MYPYPATH="src")
     check(count, "mypy --strict lab", *mypy, "lab", MYPYPATH=".")
-    # The lab, whose inventory is the default, isn't up: imported playbooks would not be looked at.
+    # The lab's inventory is the default and may not exist yet; imported playbooks would not be checked then.
     check(count, "ansible-lint", "ansible-lint", "--strict", ANSIBLE_INVENTORY=str(ROOT / "inventories" / "example"))
-    check(count, "docs are current", "python", "docs/generate.py", "--check")
+    check(count, "docs/reference is current", "python", "docs/generate.py", "--check")
+    check(count, "docs/layers.svg is current", "python", "docs/layers.py", "--check")
     check(count, "built collection", "python", "tests/built_collection.py")
 
 
-def unit(count: Count) -> None:
-    # Most of them wait for programs that they start; a file's tests share what they made. xdist would begin with the
-    # files of the most tests; what takes longest are few tests, and conftest.py has them come first.
+def unit(count: Count, everything: bool) -> None:
+    # Most tests wait for programs that they start; tests of one file share what they built. xdist would begin with the
+    # files of the most tests, while the slowest files have few: conftest.py puts those first.
     chosen = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25")
-    pytest(count, "unit tests", "tests/unit", "-q", "-p", "no:cacheprovider", *chosen)
+    pytest(count, "unit tests", "tests/unit", "-q", *chosen, *(() if everything else ("-m", "not long")))
+
+
+def lab_tests(count: Count, everything: bool) -> None:
+    chosen = () if everything else ("-m", "not long")
+    pytest(count, "lab tests", "tests/lab", "-v", "--durations=40", *chosen)
 
 
 @contextmanager
 def own_connections() -> Iterator[None]:
-    """Ansible's lasting SSH connections in a folder of this run, closed at its end: nothing is left running."""
+    """Keep Ansible's persistent SSH connections in a folder of this run, and close them at its end."""
     with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder:
         os.environ["ANSIBLE_SSH_CONTROL_PATH_DIR"] = folder
         try:
@@ -187,27 +203,30 @@ def own_connections() -> Iterator[None]:
 
 
 @contextmanager
-def fresh_lab(count: Count) -> Iterator[bool]:
-    """A lab that nothing has touched, taken down at the end."""
+def fresh_lab(count: Count, pool: ThreadPoolExecutor) -> Iterator[Future[bool]]:
+    """Build and start a new lab beside other work, and take it down at the end.
+
+    :returns: when it is up, whether it is.
+    """
+    run("python", "-m", "lab", "down")
+    starting = pool.submit(check_in_background, count, "lab up", "python", "-m", "lab", "up")
     try:
-        run("python", "-m", "lab", "down")
-        before = count.failed
-        check(count, "lab up", "python", "-m", "lab", "up")
-        yield count.failed == before
+        yield starting
     finally:
+        starting.result()
         check(count, "lab down", "python", "-m", "lab", "down")
 
 
 def molecule(count: Count, cluster: bool) -> None:
-    """Every scenario; all but `default` bring up machines of their own, need no cluster and run two at a time."""
+    """Run every scenario; all but `default` start machines of their own, need no cluster and run two at a time."""
     names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
     if cluster:
         check(count, "molecule default", "molecule", "test", "--scenario-name", "default")
     else:
-        print("==> molecule default: left out, its lab isn't up", flush=True)
+        print("==> molecule default: left out, since its lab isn't up", flush=True)
     with ThreadPoolExecutor(max_workers=2) as pool:
         scenarios = [
-            pool.submit(check_aside, count, f"molecule {name}", "molecule", "test", "--scenario-name", name)
+            pool.submit(check_in_background, count, f"molecule {name}", "molecule", "test", "--scenario-name", name)
             for name in names
             if name != "default"
         ]
@@ -217,32 +236,46 @@ def molecule(count: Count, cluster: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stages", nargs="*", metavar="stage", help=f"any of {', '.join(STAGES)}; all by default")
-    stages = parser.parse_args().stages or STAGES
-    if not set(stages) <= set(STAGES):
+    parser.add_argument("--all", action="store_true", help="every stage, with sanity and the tests marked long")
+    ordinary = ", ".join(ORDINARY)
+    parser.add_argument("stages", nargs="*", metavar="stage", help=f"any of {', '.join(STAGES)} (default {ordinary})")
+    arguments = parser.parse_args()
+    everything = arguments.all
+    stages = set(arguments.stages or (STAGES if everything else ORDINARY))
+    if not stages <= set(STAGES):
         parser.error(f"stages are {', '.join(STAGES)}")
     count = Count()
     started = time.monotonic()
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        asides = []
-        if "lint" in stages:
-            lint(count)
-            asides = [pool.submit(check_aside, count, "ansible-test sanity", "python", "tests/sanity.py")]
+    with ThreadPoolExecutor(max_workers=2) as pool, own_connections():
+        sanity = None
         if "unit" in stages:
-            if "lab" in stages:
-                check(count, "what unit tests take of the lab", "python", "-c", OF_THE_LAB)
-            unit(count)
-    for one in asides:
-        one.result()
-    if "lab" in stages or "molecule" in stages:
-        with own_connections(), fresh_lab(count) as up:
-            if up and "lab" in stages:
-                chosen = ("-m", "not long", "--durations=40")
-                pytest(count, "lab tests", "tests/lab", "-v", "-p", "no:cacheprovider", *chosen)
-            if "molecule" in stages:
-                molecule(count, up)
-    print(f"{time.monotonic() - started:.0f} s; broken: {len(count.broken) or 'nothing'}", flush=True)
-    print(*(f"  {line}" for line in count.broken), sep="\n", end="\n" if count.broken else "")
+            check(count, "prepare the machine", "python", "-c", PREPARE)
+
+        def without_lab() -> None:
+            nonlocal sanity
+            if "lint" in stages:
+                lint(count)
+                if everything:
+                    sanity = pool.submit(check_in_background, count, "ansible-test sanity", "python", "tests/sanity.py")
+            if "unit" in stages:
+                unit(count, everything)
+            if sanity:
+                sanity.result()
+
+        if stages & {"lab", "molecule"}:
+            with fresh_lab(count, pool) as starting:
+                without_lab()
+                up = starting.result()
+                if up and "lab" in stages:
+                    lab_tests(count, everything)
+                if "molecule" in stages:
+                    molecule(count, up)
+        else:
+            without_lab()
+        if "upgrade" in stages:
+            pytest(count, "upgrade by kubeadm", "tests/upgrade", "-v")
+    print(f"{time.monotonic() - started:.0f} s; failures: {len(count.reasons) or 'none'}", flush=True)
+    print(*(f"  {line}" for line in count.reasons), sep="\n", end="\n" if count.reasons else "")
     print(count, flush=True)
     return int(count.failed > 0)
 

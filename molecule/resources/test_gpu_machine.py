@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What any machine is after nodes.yml, as its own tools tell it."""
+"""The state of any machine after nodes.yml, as its own tools report it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def test_nvidia_smi_lists_the_cards(host: Any) -> None:
     assert all(row[1].startswith("GPU-") for row in rows)
 
 
-def test_the_persistence_daemon_is_at_work(host: Any) -> None:
+def test_the_persistence_daemon_runs(host: Any) -> None:
     assert host.service("nvidia-persistenced").is_running
     assert host.service("nvidia-persistenced").is_enabled
 
 
-def test_nouveau_stays_away(host: Any) -> None:
+def test_nouveau_is_disabled(host: Any) -> None:
     assert "blacklist nouveau" in host.check_output("PATH=$PATH:/sbin modprobe --showconfig").splitlines()
     assert not host.file("/sys/module/nouveau").exists
 
 
-def test_the_initramfs_keeps_nouveau_away(host: Any) -> None:
-    """Made anew by the family's own tool: one that lacks the file loads nouveau before the root is there."""
+def test_the_initramfs_disables_nouveau(host: Any) -> None:
+    """An initramfs without the file would load nouveau before the root file system is mounted."""
     listed = host.check_output(INITRAMFS)
     assert "etc/modprobe.d/blacklist-nouveau.conf" in listed or "/nouveau.ko" not in listed
 
 
-def test_the_toolkit_knows_the_cards(host: Any) -> None:
+def test_the_toolkit_lists_the_cards(host: Any) -> None:
     assert TOOLKIT in host.check_output("nvidia-ctk --version")
     listed = host.check_output("nvidia-ctk --quiet cdi generate --device-name-strategy=uuid")
     assert len(re.findall(r"^ *- name: GPU-", listed, re.MULTILINE)) == 2
 
 
-def test_nothing_half_written_is_left(host: Any) -> None:
+def test_no_temporary_files_are_left(host: Any) -> None:
     assert host.check_output("find /etc /usr/local /opt -xdev -name '.kubegpu-*'") == ""

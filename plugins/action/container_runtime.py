@@ -4,23 +4,24 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import ARGUMENTS, wanted_of
-from ansible_collections.kubegpu.share.plugins.plugin_utils._handed_plan import HandedPlan, Json
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime_plan import make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, options_of
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.controller_plan import ControllerPlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
 
 
-class ActionModule(HandedPlan):
-    """Edits the files of a node's container runtime on the controller."""
+class ActionModule(ControllerPlan):
+    """Edit the files of a node's container runtime on the controller."""
 
     arguments = ARGUMENTS
 
-    def make(self, params: Json, task_vars: Json | None) -> tuple[Plan, Json]:
+    def make_plan(self, params: JsonObject, task_vars: JsonObject | None) -> tuple[Plan, JsonObject]:
         observed = params["observed"]
         if not observed or "runtimes" not in observed:
-            raise BadInput("observed: this isn't what gpu_node_info returned")
-        planned = make_plan(params["runtime"], wanted_of(params), observed["runtimes"], observed.get("kubelet"))
+            raise BadInput("observed: it isn't a result of gpu_node_info")
+        planned = make_plan(params["runtime"], options_of(params), observed["runtimes"], observed.get("kubelet"))
         self.notices = list(planned.warnings)
         handed = {"runtime": planned.runtime, "files": list(planned.files), "restart": planned.restart}
         return planned.plan, handed

@@ -6,12 +6,17 @@
 
 from __future__ import annotations
 
-import typing as t
-
 from ansible.plugins.action import ActionBase
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _report_files as files
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report_outcome import ARGUMENTS, plain, prepare
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._report import write as files
+from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome import (
+    ARGUMENTS,
+    MUTUALLY_EXCLUSIVE,
+    REQUIRED_ONE_OF,
+    render,
+    untagged,
+)
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
@@ -20,26 +25,28 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
     _supports_check_mode = True
     _VALID_ARGS = frozenset(ARGUMENTS)
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
-        result: dict[str, t.Any] = super().run(tmp, task_vars)
-        _spec, params = self.validate_argument_spec(argument_spec=ARGUMENTS, required_one_of=[["report", "allocation"]])
+    def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
+        result: JsonObject = super().run(tmp, task_vars)
+        _spec, params = self.validate_argument_spec(
+            argument_spec=ARGUMENTS, required_one_of=REQUIRED_ONE_OF, mutually_exclusive=MUTUALLY_EXCLUSIVE
+        )
         try:
-            view_text, outcome, targets = prepare(plain(params))
-            result.update(text=view_text, result=outcome)
-            if not params["quiet"]:
-                # Before the files: where one of them can't be written, what was found is told all the same.
-                self._display.display(view_text.rstrip("\n"))
-            seen = files.look(targets)
-            result["changed"] = any(one.changed for one in seen)
+            rendered = render(untagged(params))
+            result.update(text=rendered.text, result=rendered.result)
+            if rendered.text and not params["quiet"]:
+                # Before the files, so that it is printed even if one of them can't be written.
+                self._display.display(rendered.text.rstrip("\n"))
+            planned = files.plan(rendered.targets)
+            result["changed"] = any(one.changed for one in planned)
             result["files"] = [
-                {"argument": one.target.argument, "path": one.target.path, "changed": one.changed} for one in seen
+                {"argument": one.target.argument, "path": one.target.path, "changed": one.changed} for one in planned
             ]
-            result["diff"] = [one.diff() for one in seen if one.changed]
+            result["diff"] = [one.diff() for one in planned if one.changed]
             if self._task.check_mode:
                 if result["changed"]:
                     result["msg"] = "Check mode: no file was written."
             else:
-                files.write(seen)
+                files.write(planned)
         except ShareError as error:
             result.update(error.details, failed=True, msg=str(error))
         return result

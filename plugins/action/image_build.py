@@ -5,37 +5,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._image_build import ARGUMENTS, check
-from ansible_collections.kubegpu.share.plugins.plugin_utils._image_sources import packed
-from ansible_collections.kubegpu.share.plugins.plugin_utils._transfer import Transferring
-
-Json = dict[str, t.Any]
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._images.build import ARGUMENTS, validate
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._images.sources import pack
 
 
-class ActionModule(Transferring):
-    """Brings the image's sources to the machine that builds it, when it has something to build."""
+class ActionModule(ShareAction):
+    """Copies the image's sources to the machine that builds it, if there is something to build."""
 
-    def run(self, tmp: str | None = None, task_vars: Json | None = None) -> Json:
-        result: Json = super().run(tmp, task_vars)
-        _spec, params = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        folder = tempfile.mkdtemp(prefix="kubegpu-")
-        try:
-            check(params)
-            result.update(self._work(params, os.path.join(folder, "sources.tar"), task_vars))
-        except ShareError as error:
-            result.update(error.details, failed=True, msg=str(error))
-        finally:
-            shutil.rmtree(folder)
-        return result
+    arguments = ARGUMENTS
 
-    def _work(self, params: Json, sources: str, task_vars: Json | None) -> Json:
-        arguments = {**params, "sources": packed(sources)}
-        look: Json = self._execute_module(module_args=arguments, task_vars=task_vars)
-        if look.get("failed") or not look.get("changed") or self._task.check_mode:
-            return look
-        return self.execute_with_files([sources], lambda _folder, there: {**arguments, "context": there[0]}, task_vars)
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        validate(params)
+        with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder:
+            sources = os.path.join(folder, "sources.tar")
+            arguments = {**params, "sources": pack(sources)}
+            predicted = self.execute_module(arguments, task_vars)
+            if predicted.get("failed") or not predicted.get("changed") or self._task.check_mode:
+                return predicted
+            return self.execute_with_files(
+                [sources], lambda _folder, copies: {**arguments, "context": copies[0]}, task_vars
+            )

@@ -4,28 +4,30 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubegpu.share.plugins.module_utils._embedded import PLACES
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_apply import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _embedded_plan, _scheduler_plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._handed_plan import HandedPlan, Json
-from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import Lease, SchedulerLease
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_config import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import LookAgain, Options, Planned
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.control_plane import ControlPlane
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.embedded import PLACES
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.controller_plan import ControllerPlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import embedded, plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
 
 
-class ActionModule(HandedPlan):
-    """Edits kube-scheduler's files on the controller, and looks at its lease afterwards."""
+class ActionModule(ControllerPlan):
+    """Edits kube-scheduler's files on the controller, and waits for its lease after the change."""
 
     arguments = ARGUMENTS
-    only_here = ("observed", "kubeconfig")
+    controller_options = ("observed", "kubeconfig")
 
-    def make(self, params: Json, task_vars: Json | None) -> tuple[Plan, Json]:
+    def make_plan(self, params: JsonObject, task_vars: JsonObject | None) -> tuple[Plan, JsonObject]:
         observed = params["observed"]
         if not observed or "manifest" not in observed:
-            raise BadInput("observed: this isn't what control_plane_info returned")
+            raise BadInput("observed: this isn't a result of control_plane_info")
         options = Options(
             present=params["state"] == "present",
             extender=Extender(params["extender_url"], params["extender_timeout"], params["extender_preemption"]),
@@ -35,34 +37,34 @@ class ActionModule(HandedPlan):
             patches_dir=params["patches_dir"],
         )
         self._planned = self._make_plan(options, observed, task_vars)
-        return self._planned.plan, self._planned.handed()
+        return self._planned.plan, self._planned.to_module()
 
-    def _make_plan(self, options: Options, observed: Json, task_vars: Json | None) -> Planned:
-        """The plan; the machine is looked at again for what else it needs."""
-        make_plan = _embedded_plan.make_plan if observed.get("kind") in PLACES else _scheduler_plan.make_plan
+    def _make_plan(self, options: Options, observed: ControlPlane, task_vars: JsonObject | None) -> SchedulerPlan:
+        """Make the plan, and observe the machine again where it needs another file."""
+        make_plan = embedded.make_plan if observed["kind"] in PLACES else plan.make_plan
         asked: dict[str, str] = {}
         while True:
             try:
                 return make_plan(options, observed)
-            except LookAgain as more:
+            except ObserveAgain as more:
                 if set(more.arguments.items()) <= set(asked.items()):
-                    raise NotInEffect(f"the machine changed while this run was looking at it ({more})") from more
+                    raise NotInEffect(f"the machine changed during its observation ({more}); run again") from more
                 asked.update(more.arguments)
-                look = self._execute_module(
+                again = self._execute_module(
                     module_name="kubegpu.share.control_plane_info", module_args=dict(asked), task_vars=task_vars
                 )
-                if look.get("failed"):
-                    raise NotInEffect(str(look.get("msg"))) from more
-                observed = look["control_plane"]
+                if again.get("failed"):
+                    raise NotInEffect(str(again.get("msg"))) from more
+                observed = again["control_plane"]
 
-    def carry_out(self, params: Json, handed: Json, task_vars: Json | None) -> Json:
+    def apply(self, params: JsonObject, plan: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         lease = self._lease(params)
         if lease is None:
-            return super().carry_out(params, handed, task_vars)
-        return self._with_lease(lease, params, handed, task_vars)
+            return super().apply(params, plan, task_vars)
+        return self._with_lease(lease, params, plan, task_vars)
 
-    def _lease(self, params: Json) -> SchedulerLease | None:
-        """The lease, where kube-scheduler takes one and a cluster is named to ask."""
+    def _lease(self, params: JsonObject) -> SchedulerLease | None:
+        """Return the lease; None where kube-scheduler uses none, or no cluster is configured."""
         if self._planned.lease is None:
             return None
         ref = Ref("coordination.k8s.io/v1", "Lease", *self._planned.lease)
@@ -71,11 +73,13 @@ class ActionModule(HandedPlan):
         except ShareError as error:
             if params["kubeconfig"]:
                 raise
-            # Whoever names no cluster may have none at hand.
-            self.notices = [f"{ref} isn't looked at, and kube-scheduler's health is all that is proven ({error})"]
+            # Without the option kubeconfig the controller may have no access to the cluster.
+            self.notices = [f"{ref} isn't checked, so only kube-scheduler's health is proven ({error})"]
             return None
 
-    def _with_lease(self, lease: SchedulerLease, params: Json, handed: Json, task_vars: Json | None) -> Json:
+    def _with_lease(
+        self, lease: SchedulerLease, params: JsonObject, handed: JsonObject, task_vars: JsonObject | None
+    ) -> JsonObject:
         """Execute the module, and wait until the lease is renewed."""
         planned = self._planned
         try:
@@ -83,23 +87,23 @@ class ActionModule(HandedPlan):
         except ShareError:
             if planned.lease_certain:
                 raise
-            # The API server may be part of what has to be started again.
+            # The API server may be part of the service that is down.
             before = Lease("", "")
-        done = super().carry_out(params, handed, task_vars)
+        done = super().apply(params, handed, task_vars)
         if done.get("failed") or not (before.holder or planned.lease_certain):
             return done
         hostname = str(params["observed"].get("hostname", "")) if planned.restarts else ""
         try:
-            done["lease"] = lease.taken(before, hostname, params["timeout"])
+            done["lease"] = lease.wait_for_renewal(before, hostname, params["timeout"])
         except NotInEffect as error:
-            raise self._taken_back(error, params, task_vars) from error
+            raise self._rolled_back(error, params, task_vars) from error
         return done
 
-    def _taken_back(self, error: NotInEffect, params: Json, task_vars: Json | None) -> NotInEffect:
-        """Healthy, but at work nowhere: the old files are put back by the same means."""
+    def _rolled_back(self, error: NotInEffect, params: JsonObject, task_vars: JsonObject | None) -> NotInEffect:
+        """Roll the files back where kube-scheduler is healthy but doesn't renew its lease."""
         if not self._planned.files:
             return error
-        back = super().carry_out(params, self._planned.back(), task_vars)
-        if back.get("failed"):
-            return NotInEffect(f"{error}; the old configuration couldn't be put back: {back.get('msg')}")
-        return NotInEffect(f"{error}; the old configuration is back and kube-scheduler runs with it")
+        done = super().apply(params, self._planned.rollback(), task_vars)
+        if done.get("failed"):
+            return NotInEffect(f"{error}; rolling the configuration back failed: {done.get('msg')}")
+        return NotInEffect(f"{error}; rolled back, kube-scheduler runs with the old configuration")

@@ -5,80 +5,77 @@
 from __future__ import annotations
 
 import json
-import typing as t
 
-from ansible.plugins.action import ActionBase
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._kubeadm_config import ARGUMENTS, KEY, NAME
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._kubeadm_plan import Kept, Told, cluster_configuration
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_config import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import Options, told
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Change, Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm import ARGUMENTS, KEY, NAME
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm import (
+    ExtenderFile,
+    Reason,
+    Result,
+    cluster_configuration,
+)
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import Options, extender_file
 
-Json = dict[str, t.Any]
-
-# Not for the module: it has no use for them.
-ONLY_HERE = ("machines", "version")
-# Others change this ConfigMap in upgrades and joins, not all the time.
+# Options that the module doesn't use.
+CONTROLLER_ONLY = ("machines", "version")
+# Others change this ConfigMap in upgrades and joins only, so a few attempts suffice.
 ATTEMPTS = 5
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
-    """Edits kubeadm's configuration on the controller; the module reads it and replaces it as it was read."""
+class ActionModule(ShareAction):
+    """Edits kubeadm's configuration on the controller; the module reads it and replaces it if it is unchanged."""
 
-    def run(self, tmp: str | None = None, task_vars: Json | None = None) -> Json:
-        result: Json = super().run(tmp, task_vars)
-        _spec, params = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        try:
-            result.update(self._work(json.loads(json.dumps(params)), task_vars))
-        except ShareError as error:
-            result.update(error.details, failed=True, msg=str(error))
-        return result
+    arguments = ARGUMENTS
 
-    def _work(self, params: Json, task_vars: Json | None) -> Json:
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        # Ansible's values carry tags, which the YAML library can't represent.
+        params = json.loads(json.dumps(params))
         present = params["state"] == "present"
         machines = _machines(params) if present and params["machines"] else None
         for _attempt in range(ATTEMPTS):
-            look = self._module({}, task_vars)
-            if look.get("failed"):
-                return look
-            before, kept = str(look["seen"]["text"] or ""), Kept("", False, f"{NAME} isn't there")
+            read = self._module({}, task_vars)
+            if read.get("failed"):
+                return read
+            before, result = str(read["config_map"]["text"] or ""), Result("", False, Reason.NO_CONFIG_MAP)
             if before:
-                kept = cluster_configuration(before, present, str(params["configuration"]), machines)
-            changes = (Change(f"{NAME}, {KEY}", before, kept.text),) if kept.text != before else ()
-            done: Json = {
+                result = cluster_configuration(before, present, str(params["configuration"]), machines)
+            changes = (Change(f"{NAME}, {KEY}", before, result.text),) if result.text != before else ()
+            done: JsonObject = {
                 "changed": bool(changes),
                 "diff": Plan(changes).diff(),
-                "kept": kept.kept,
-                "reason": kept.reason,
+                "kept": result.kept,
+                "reason": result.message,
             }
             if not changes or self._task.check_mode:
                 return done
-            plan = {"text": kept.text, "resource_version": look["seen"]["resource_version"]}
+            plan = {"text": result.text, "resource_version": read["config_map"]["resource_version"]}
             written = self._module({"plan": plan}, task_vars)
             if not written.get("conflict"):
                 return {**written, **done} if not written.get("failed") else written
-        raise NotInEffect(f"{NAME} was changed by somebody else {ATTEMPTS} times in a row; nothing was written")
+        raise NotInEffect(f"{NAME} was changed by another client {ATTEMPTS} times in a row; nothing was written")
 
-    def _module(self, more: Json, task_vars: Json | None) -> Json:
-        arguments = {name: value for name, value in self._task.args.items() if name not in ONLY_HERE}
-        done: Json = self._execute_module(module_args={**arguments, **more}, task_vars=task_vars)
-        return done
+    def _module(self, more: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        arguments = {name: value for name, value in self._task.args.items() if name not in CONTROLLER_ONLY}
+        return self.execute_module({**arguments, **more}, task_vars)
 
 
-def _machines(params: Json) -> dict[str, Told | None]:
-    """How each machine's kube-scheduler is told of the extender.
+def _machines(params: JsonObject) -> dict[str, ExtenderFile | None]:
+    """Return the file by which each machine's kube-scheduler gets the extender; None where it was not observed.
 
-    :raises BadInput: one of them can't be told as asked for.
+    :raises BadInput: one of them can't be configured as requested.
     """
-    # How it is reached makes no difference here.
+    # The extender's address makes no difference here.
     options = Options(True, Extender("", 0), params["version"], str(params["configuration"]))
-    found: dict[str, Told | None] = {}
-    for name, seen in params["machines"].items():
-        if not seen:
+    found: dict[str, ExtenderFile | None] = {}
+    for name, observed in params["machines"].items():
+        if not observed:
             found[name] = None
-        elif "manifest" not in seen:
-            raise BadInput("machines: this isn't what control_plane_info returned")
+        elif "manifest" not in observed:
+            raise BadInput("machines: this isn't a result of control_plane_info")
         else:
-            found[name] = told(options, seen) if seen["manifest"] is not None else None
+            found[name] = extender_file(options, observed) if observed["manifest"] is not None else None
     return found

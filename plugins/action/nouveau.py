@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils import _nouveau
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._planned_action import PlannedAction
-
-Json = dict[str, t.Any]
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.types import NodeFacts
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.observed_plan import PlannedAction
 
 
 class ActionModule(PlannedAction):
     """Executes the module ``nouveau`` only where there is something to do."""
 
-    arguments = _nouveau.ARGUMENTS
+    arguments = nouveau.ARGUMENTS
     sections = ("distribution", "kernel", "nouveau")
 
-    def plan(self, params: Json, observed: Json) -> Plan:
-        return _nouveau.plan(params["state"] == "present", observed, params["keep_file"])
+    def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
+        return nouveau.plan(params["state"] == "present", t.cast(NodeFacts, observed), params["keep_file"])
 
-    def unchanged(self, params: Json, observed: Json) -> Json:
-        return {"reboot_required": _nouveau.reboot_required(params["state"] == "present", observed)}
+    def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
+        return {"reboot_required": nouveau.reboot_required(params["state"] == "present", t.cast(NodeFacts, observed))}

@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import typing as t
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._transfer import Transferring
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 
-Json = dict[str, t.Any]
-
-# The one file that nvidia-ml-py is. Another project of that name is a folder.
+# The single file of nvidia-ml-py. Another project of that name is a package.
 BINDING = "pynvml"
 
 
 def binding() -> str | None:
-    """The controller's nvidia-ml-py; None where it has none, or another thing of that name."""
+    """Return the path of the controller's nvidia-ml-py; None if there is none."""
     try:
         found = importlib.util.find_spec(BINDING)
     except (ImportError, ValueError):
@@ -26,14 +25,13 @@ def binding() -> str | None:
     return path if path and os.path.basename(path) == f"{BINDING}.py" and os.path.isfile(path) else None
 
 
-class ActionModule(Transferring):
-    """Brings the controller's nvidia-ml-py to the node, so that its version is known and no node needs it installed."""
+class ActionModule(ShareAction):
+    """Copies the controller's nvidia-ml-py to the node, so that no node needs it installed."""
 
-    def run(self, tmp: str | None = None, task_vars: Json | None = None) -> Json:
-        result: Json = super().run(tmp, task_vars)
+    arguments = ARGUMENTS
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         arguments, path = dict(self._task.args), binding()
         if path is None or "binding" in arguments:
-            done: Json = self._execute_module(module_args=arguments, task_vars=task_vars)
-        else:
-            done = self.execute_with_files([path], lambda _folder, there: {**arguments, "binding": there[0]}, task_vars)
-        return {**result, **done}
+            return self.execute_module(arguments, task_vars)
+        return self.execute_with_files([path], lambda _folder, copies: {**arguments, "binding": copies[0]}, task_vars)

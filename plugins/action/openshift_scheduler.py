@@ -4,38 +4,39 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift_scheduler import (
-    ARGUMENTS,
-    NAMESPACE,
-    Wish,
-    make_plan,
-    require_serving,
-    users_policy,
-)
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import Plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._handed_plan import HandedPlan, Json
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_config import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_policy import merged, new_policy
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import policy
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS, SECONDARY
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.controller_plan import ControllerPlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.policy import FORM
 
 
-class ActionModule(HandedPlan):
-    """Merges the extender into the cluster's Policy on the controller, with the libraries that modules lack."""
+class ActionModule(ControllerPlan):
+    """Merges the extender into the cluster's Policy on the controller, with libraries that the module lacks."""
 
     arguments = ARGUMENTS
 
-    def make(self, params: Json, task_vars: Json | None) -> tuple[Plan, Json]:
-        look = self._execute_module(module_args=dict(self._task.args), task_vars=task_vars)
-        if look.get("failed"):
-            raise BadInput(str(look.get("msg")))
-        seen = look["observed"]
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        if params["method"] == SECONDARY:
+            # Nothing is merged, so the module plans by itself.
+            return self.execute_module(dict(self._task.args), task_vars)
+        return super().ensure(params, task_vars)
+
+    def make_plan(self, params: JsonObject, task_vars: JsonObject | None) -> tuple[Plan, JsonObject]:
+        found = self.execute_module(dict(self._task.args), task_vars)
+        if found.get("failed"):
+            raise BadInput(str(found.get("msg")))
+        state = found["observed"]
         present = params["state"] == "present"
-        require_serving(seen, present)
-        policy, text = "", None
+        policy.require_policy_support(state, present)
+        merged, text = "", None
         if present:
-            name, text = users_policy(seen)
+            name, text = policy.users_policy(state)
             extender = Extender(params["extender_url"], params["extender_timeout"], params["extender_preemption"])
-            there = f"ConfigMap {NAMESPACE}/{name}"
-            policy = new_policy(extender) if text is None else merged(there, text, extender)
-        plan = make_plan(Wish(policy, params["config_map"]), seen)
-        return plan, {"policy": policy, "base": text}
+            path = f"ConfigMap {policy.NAMESPACE}/{name}"
+            merged = FORM.new(None, {}, extender) if text is None else FORM.merged(path, text, None, extender)
+        options = policy.Options(merged, params["config_map"] or policy.CONFIG_MAP)
+        return policy.make_plan(options, state), {"policy": merged, "base": text}

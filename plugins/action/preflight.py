@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Say what would stop the set-up; see the documentation of the module of this name."""
+"""Report what would stop a run of site.yml; see the documentation of the module of this name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import os
 import typing as t
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.kubegpu.share.plugins.module_utils import _memory_limit
-from ansible_collections.kubegpu.share.plugins.module_utils import _runtime as _container_runtime
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._findings import PROBLEM, WARNING
-from ansible_collections.kubegpu.share.plugins.module_utils._node_failures import NodeWish
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight import Host, Wish, examine
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _image_archive
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime_plan import make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import module as _container_runtime
+from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
 
-ARGUMENTS: dict[str, t.Any] = {
+ARGUMENTS: JsonObject = {
     "cluster": {"type": "dict"},
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "control_plane": {"type": "list", "elements": "str", "default": []},
@@ -38,9 +40,9 @@ ARGUMENTS: dict[str, t.Any] = {
     "device_plugin_image": {"type": "str", "default": ""},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
-WISH = tuple(field.name for field in dataclasses.fields(Wish))
+OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
 
-# The module's options by the variables of role runtime, and the facts in which the roles keep what they judged.
+# The options of module container_runtime by the variables of role runtime.
 RUNTIME = {
     "runtime": "runtime_name",
     "binary": "runtime_nvidia_binary",
@@ -48,6 +50,7 @@ RUNTIME = {
     "cdi": "runtime_cdi",
     "enable_cri": "runtime_enable_cri",
 }
+# The facts in which the roles driver and toolkit keep the results of their validation.
 DRIVER_CHOICE = "__driver_choice"
 TOOLKIT_REFUSED = "__toolkit_refused"
 
@@ -58,105 +61,99 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
     _supports_check_mode = True
     _VALID_ARGS = frozenset(ARGUMENTS)
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
-        result: dict[str, t.Any] = super().run(tmp, task_vars)
+    def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
+        result: JsonObject = super().run(tmp, task_vars)
         _spec, params = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        named = {name: group for group in ("control_plane", "gpu_nodes") for name in params[group]}
+        sources = {name: group for group in ("control_plane", "gpu_nodes") for name in params[group]}
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
-        hosts = [_host(name, named[name], hostvars[name]) for name in names]
-        limit = _memory_limit.mode(params["memory_limit"])
-        wish = Wish(**{**{name: params[name] for name in WISH}, "memory_limit": limit})
+        hosts = [_host(name, sources[name], hostvars[name]) for name in names]
+        limit = memory_limit.mode(params["memory_limit"])
+        options = Options(**{**{name: params[name] for name in OPTIONS}, "memory_limit": limit})
         try:
-            found = examine(wish, params["cluster"], hosts, params["ignore"])
+            found = examine(options, params["cluster"], hosts, params["ignore"])
         except BadInput as error:
             result.update(failed=True, msg=str(error))
             return result
         if params["cluster"] is not None and params["image_delivery"] == "import":
-            for sentence in _archive(params["image_archive"], params["image"]):
-                found.problem("image-archive", sentence)
+            found += _archive(params["image_archive"], params["image"])
+        problems = found.problems
         result.update(
-            changed=False,
-            problems=found.problems,
-            notes=found.notes,
-            findings=[dataclasses.asdict(one) for one in found.all],
+            changed=False, problems=problems, notes=found.texts(NOTE), findings=[one.result() for one in found]
         )
-        if found.warnings:
-            result["warnings"] = found.warnings
-        if found.all:
+        if found.texts(WARNING):
+            result["warnings"] = found.texts(WARNING)
+        if found:
             self._display.display(found.table().rstrip("\n"))
-        if found.problems:
-            count = len(found.problems)
-            result.update(
-                failed=True,
-                msg=found.problems[0] if count == 1 else f"{count} problems:\n" + "\n".join(found.problems),
-            )
+        if problems:
+            head = f"{len(problems)} problems:\n" if len(problems) > 1 else ""
+            result.update(failed=True, msg=head + "\n".join(problems))
         return result
 
 
-def _archive(archive: str, image: str) -> list[str]:
-    """What is wrong with the archive that nodes are to import."""
+def _archive(archive: str, image: str) -> t.Iterator[Finding]:
+    """Check the archive that nodes are to import."""
+
+    def problem(what: str) -> Finding:
+        fields = {"archive": archive, "image": image}
+        return Finding("image-archive", PROBLEM, what, variable="gpushare_image_archive", fields=fields)
+
     if not archive:
-        return [f"gpushare_image_archive: importing {image} needs an archive; name it, or set gpushare_image_delivery"]
-    if not os.path.isfile(archive):
-        return [f"gpushare_image_archive: {archive} is no file"]
-    try:
-        _image_archive.require(archive, image)
-    except BadInput as error:
-        return [f"gpushare_{error}"]
-    return []
+        yield problem("importing {image} needs an archive; set it, or set gpushare_image_delivery")
+    elif not os.path.isfile(archive):
+        yield problem("{archive} is no file")
+    else:
+        try:
+            images_archive.require(archive, image)
+        except BadInput as error:
+            # Its text begins with the name of the option.
+            yield Finding("image-archive", PROBLEM, "gpushare_{reason}", fields={"reason": str(error)})
 
 
-def _host(name: str, named: str, variables: t.Mapping[str, t.Any]) -> Host:
-    seen = variables.get("gpu_node")
-    return Host(
-        name,
-        str(variables.get("gpu_node_name") or name),
-        named,
-        seen,
-        _node_wish(variables),
-        (*_judged(variables), *_runtime(name, seen, variables)) if named == "gpu_nodes" and seen else (),
-    )
+def _host(name: str, source: str, variables: t.Mapping[str, t.Any]) -> Host:
+    facts = variables.get("gpu_node")
+    plans = (*_refusals(name, variables), *_runtime(name, facts, variables)) if source == "gpu_nodes" and facts else ()
+    return Host(name, str(variables.get("gpu_node_name") or name), source, facts, _node_options(variables), plans)
 
 
-def _judged(variables: t.Mapping[str, t.Any]) -> t.Iterator[tuple[str, str, str]]:
-    """What the roles driver and toolkit refuse of the host (their tasks ``judge``)."""
-    for sentence in (variables.get(DRIVER_CHOICE) or {}).get("refusals") or []:
-        yield "driver-refused", PROBLEM, str(sentence)
-    for sentence in variables.get(TOOLKIT_REFUSED) or []:
-        yield "toolkit-refused", PROBLEM, str(sentence)
+def _plan_finding(id: str, severity: str, host: str, reason: object, what: str = "{reason}") -> Finding:
+    return Finding(id, severity, what, host=host, fields={"reason": str(reason)})
 
 
-def _runtime(
-    host: str, seen: t.Mapping[str, t.Any], variables: t.Mapping[str, t.Any]
-) -> t.Iterator[tuple[str, str, str]]:
-    """What role runtime's own plan says of the host."""
-    if "runtimes" not in seen:
-        return
+def _refusals(host: str, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+    """Return what the roles driver and toolkit refuse of the host."""
+    for reason in (variables.get(DRIVER_CHOICE) or {}).get("refusals") or []:
+        yield _plan_finding("driver-refused", PROBLEM, host, reason)
+    for reason in variables.get(TOOLKIT_REFUSED) or []:
+        yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
+
+
+def _runtime(host: str, facts: GpuNode, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+    """Make role runtime's plan and return what it refuses or warns of."""
     given = {option: variables.get(variable) for option, variable in RUNTIME.items()}
     params = {
         name: spec.get("default") if given.get(name) is None else given[name]
         for name, spec in _container_runtime.ARGUMENTS.items()
     }
     try:
-        # Ansible's values carry tags, with which the files' libraries don't know what to do.
-        plain = json.loads(json.dumps({"runtimes": seen["runtimes"], "kubelet": seen.get("kubelet"), "params": params}))
-        wanted = _container_runtime.wanted_of(plain["params"])
+        # Ansible's values carry tags, which the libraries for configuration files don't support.
+        plain = json.loads(json.dumps({"runtimes": facts["runtimes"], "kubelet": facts["kubelet"], "params": params}))
+        wanted = _container_runtime.options_of(plain["params"])
         planned = make_plan(plain["params"]["runtime"], wanted, plain["runtimes"], plain["kubelet"])
     except ShareError as error:
-        yield "runtime-refused", PROBLEM, f"host {host}: {error}"
+        yield _plan_finding("runtime-refused", PROBLEM, host, error, "host {host}: {reason}")
     else:
-        for sentence in planned.warnings:
-            yield "runtime-warning", WARNING, f"host {host}: {sentence}"
+        for warning in planned.warnings:
+            yield _plan_finding("runtime-warning", WARNING, host, warning, "host {host}: {reason}")
 
 
-def _node_wish(variables: t.Mapping[str, t.Any]) -> NodeWish:
-    """What the nodes' roles will be asked for; what isn't set has the roles' defaults."""
-    defaults = NodeWish()
+def _node_options(variables: t.Mapping[str, t.Any]) -> NodeOptions:
+    """Return the variables of the nodes' roles, and their defaults for those that aren't set."""
+    defaults = NodeOptions()
     names = {"maintenance": "gpu_maintenance"}
-    return NodeWish(
+    return NodeOptions(
         **{
             field.name: str(variables.get(names.get(field.name, field.name), getattr(defaults, field.name)))
-            for field in dataclasses.fields(NodeWish)
+            for field in dataclasses.fields(NodeOptions)
         }
     )

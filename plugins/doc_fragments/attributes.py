@@ -6,7 +6,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    # A module that changes something: it predicts and shows all of it.
+    # A module that changes something: check mode and diff mode are complete.
     DOCUMENTATION = r"""
 options: {}
 attributes:
@@ -22,13 +22,13 @@ attributes:
     support: full
 """
 
-    # A module that only looks.
+    # A module that only reads.
     INFO = r"""
 options: {}
 attributes:
   check_mode:
     support: full
-    description: Only looks, so that check mode makes no difference.
+    description: Only reads; check mode makes no difference.
   diff_mode:
     support: N/A
     description: Changes nothing.
@@ -36,4 +36,15 @@ attributes:
     description: Target systems.
     platforms: posix
     support: full
+"""
+
+    # A module with the connection options of kubernetes.core.
+    CLUSTER = r"""
+options: {}
+attributes:
+  action_group:
+    description: Use C(group/kubegpu.share.cluster) in C(module_defaults) to set options for this module.
+    support: full
+    membership:
+      - kubegpu.share.cluster
 """

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: dedicated_scheduler
-short_description: What a kube-scheduler of our own has to be like on a cluster
+short_description: Image and configuration of a kube-scheduler beside the cluster's own
 version_added: 1.0.0
 description:
-  - Tells which image, configuration, health endpoints and API versions fit the cluster's version, and on which nodes it
-    can run.
-positional: wish
+  - Returns the image, configuration, health endpoints and API versions that fit the cluster's version, and the nodes on
+    which the scheduler can run.
+positional: options
 options:
   _input:
-    description: The cluster as M(kubegpu.share.cluster_info) returned it.
+    description:
+      - The cluster as M(kubegpu.share.cluster_info) returned it. For OpenShift a dictionary with its release as
+        C(version) and an empty list C(nodes).
     type: dict
     required: true
-  wish:
+  options:
     description:
-      - C(state), C(name), C(namespace), C(image), C(version), C(replicas), C(nodes), C(extender_timeout) and
-        C(preemption), as the role C(scheduler) has them.
+      - C(mode) (V(dedicated), or V(openshift) from 4.10 on), C(state), C(name), C(image), C(version), C(timeout) (of
+        the extender, in seconds) and C(preemption), as the role C(scheduler) has them.
+      - For V(dedicated) also C(namespace), C(replicas) and C(nodes).
+      - For V(openshift) also C(extender), name and namespace of the extender's Service with a dot between them, and
+        C(tls), which is C(client) of the result of P(kubegpu.share.extender_certificates#filter).
     type: dict
     required: true
 author:
@@ -31,9 +36,10 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Show which image it takes
+- name: Print the scheduler's image
   vars:
-    wish:
+    options:
+      mode: dedicated
       state: present
       name: gpushare-scheduler
       namespace: gpushare-scheduler
@@ -41,29 +47,34 @@ EXAMPLES = r"""
       version: ""
       replicas: 2
       nodes: []
-      extender_timeout: 30
+      timeout: 30
       preemption: true
   ansible.builtin.debug:
-    msg: "{{ (cluster | kubegpu.share.dedicated_scheduler(wish)).image }}"
+    msg: "{{ (cluster | kubegpu.share.dedicated_scheduler(options)).image }}"
 """
 
 RETURN = r"""
 _value:
   description:
-    - C(problem), one sentence, empty where there is none. In that case also C(image), C(minor), C(config),
-      C(config_name), C(nodes), C(live), C(ready), C(policy_api) and C(budget_api).
+    - C(problem), the reason why the scheduler can't run; empty where it can. In that case also C(image), C(minor),
+      C(config), C(config_name), C(nodes), C(live), C(ready), C(policy_api) (the version of admission policies that the
+      cluster serves, empty for none) and C(budget_api).
   type: dict
 """
 
-import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._dedicated_scheduler import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import (
+    ClusterNodes,
+    SchedulerOptions,
+    plan,
+)
 
 
-def dedicated_scheduler(cluster: dict[str, t.Any], wish: dict[str, t.Any]) -> dict[str, t.Any]:
+def dedicated_scheduler(cluster: ClusterNodes, options: SchedulerOptions) -> JsonObject:
     try:
-        return {"problem": "", **plan(cluster, wish)}
+        return {"problem": "", **plan(cluster, options)}
     except BadInput as error:
         return {"problem": str(error)}
 

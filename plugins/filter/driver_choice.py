@@ -9,11 +9,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: driver_choice
-short_description: Which packages bring a node its NVIDIA driver
+short_description: Choose the packages and the kernel module of a node's NVIDIA driver
 version_added: 1.0.0
 description:
-  - From what M(kubegpu.share.gpu_node_info) saw of a node, what its distribution calls things, and the user's wishes.
-  - The role C(driver) does what this returns. Nothing is looked up or changed.
+  - By the node's facts from M(kubegpu.share.gpu_node_info), the catalogue of its distribution, and the user's options.
+  - The role C(driver) does what this returns. The filter itself changes nothing.
 positional: catalog, options
 options:
   _input:
@@ -21,7 +21,7 @@ options:
     type: dict
     required: true
   catalog:
-    description: What the node's distribution calls things, as in the role's C(vars); empty where it isn't known.
+    description: The catalogue of the node's distribution, as in the role's C(vars); empty where there is none.
     type: dict
     required: true
   options:
@@ -35,27 +35,27 @@ author:
 EXAMPLES = r"""
 - name: Show which packages a node would get
   ansible.builtin.debug:
-    msg: "{{ (gpu_node | kubegpu.share.driver_choice(catalog, wishes)).packages }}"
+    msg: "{{ (gpu_node | kubegpu.share.driver_choice(catalog, options)).packages }}"
   vars:
-    wishes: {host: gpu1, version: 580.95.05}
+    options: {host: gpu1, version: 580.95.05}
 """
 
 RETURN = r"""
 _value:
   description:
-    - C(refusals), sentences that say why it can't be; and C(conflicts), dicts of C(id), C(found) and C(do).
-    - C(notes), sentences worth reading.
+    - C(refusals), messages of why the node can't have it; and C(conflicts), dicts of C(id), C(found) and C(remedy).
+    - C(notes), messages of warnings.
     - C(manager), which is V(apt), V(rpm), V(runfile) or V(none); C(flavour), C(branch).
-    - C(maintenance), a sentence where the node has to be emptied first.
+    - C(maintenance), a message where the node has to be drained first.
     - C(repositories), C(streams), C(pins), C(packages), C(replaces), C(hold), C(hold_also), C(never_upgrade) and
-      C(source_dir), which are options of the package modules.
-    - C(replaced), packages that must go before C(packages) come.
-    - C(headers), a list of dicts of C(kernel) and C(packages); C(build), what a .run file needs.
+      C(source_dir), which are options of M(kubegpu.share.pinned_packages).
+    - C(replaced), packages to remove before C(packages) are installed.
+    - C(headers), a list of dicts of C(kernel) and C(packages); C(build), packages that a .run file needs.
     - C(prerequisites), dicts of C(id), C(what) and C(commands); C(services); C(persistence_override).
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._driver_choice import choose
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose
 
 
 class FilterModule:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: driver_problems
-short_description: What is wrong with a node's NVIDIA driver
+short_description: Report the problems of a node's NVIDIA driver
 version_added: 1.0.0
 description:
-  - Compares what PCI has with what the driver shows, and versions with each other.
+  - Compares the GPUs on PCI with those that the driver lists, and versions with each other.
 positional: options
 options:
   _input:
@@ -28,19 +28,19 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Show what is wrong
+- name: Show the problems of the driver
   ansible.builtin.debug:
     msg: "{{ gpu_node | kubegpu.share.driver_problems({'host': inventory_hostname, 'version': '580.95.05'}) }}"
 """
 
 RETURN = r"""
 _value:
-  description: One sentence for each problem, the cause before its consequences.
+  description: One message for each problem, a cause before its consequences.
   type: list
   elements: str
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._driver_choice import verify
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import verify
 
 
 class FilterModule:

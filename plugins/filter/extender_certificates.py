@@ -9,23 +9,23 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: extender_certificates
-short_description: Certificates for a kube-scheduler and an extender that isn't beside it
+short_description: Certificates for a kube-scheduler and an extender in another pod
 version_added: 1.0.0
 description:
-  - Gives back the certificates in two Secrets, C(gpushare-extender-tls) of the extender and C(gpushare-extender-client)
-    of kube-scheduler, where they fit each other and the extender's names. Otherwise it makes new ones, valid for ten
-    years, with an authority whose key nobody keeps.
-  - Certificates that somebody else made, such as cert-manager, are never replaced. Those of this filter are made anew
-    in their last year.
+  - Returns the certificates in two Secrets, C(gpushare-extender-tls) of the extender and C(gpushare-extender-client) of
+    kube-scheduler, if they match each other and the extender's names. Otherwise it makes new ones, valid for ten years,
+    with an authority whose key is discarded.
+  - Certificates of another authority, such as cert-manager, are never replaced. Those of this filter are renewed in
+    their last year.
 positional: names
 options:
   _input:
-    description: Those of the two Secrets that are in the cluster.
+    description: The existing ones of the two Secrets.
     type: list
     elements: dict
     required: true
   names:
-    description: What kube-scheduler may call the extender.
+    description: The extender's host names for kube-scheduler.
     type: list
     elements: str
     required: true
@@ -36,7 +36,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Have certificates for the extender of a namespace
+- name: Keep or make the certificates of a namespace's extender
   ansible.builtin.set_fact:
     certificates: "{{ [] | kubegpu.share.extender_certificates(['gpushare-extender.gpushare-system.svc']) }}"
   no_log: true
@@ -45,19 +45,19 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problem), one sentence, empty where there is none. In that case also C(server) and C(client), each with
-      C(authority), C(certificate) and C(key) as PEM texts, and C(ours), whether this filter made them.
+    - C(problem), why the certificates can't be used; empty where they can. In that case also C(server) and C(client),
+      each with C(authority), C(certificate) and C(key) as PEM texts, and C(ours), whether this filter made them.
   type: dict
 """
 
 import datetime
-import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._extender_certificates import fitting
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import fitting
 
 
-def extender_certificates(secrets: list[dict[str, t.Any]], names: list[str]) -> dict[str, t.Any]:
+def extender_certificates(secrets: list[JsonObject], names: list[str]) -> JsonObject:
     try:
         return {"problem": "", **fitting(secrets, names, datetime.datetime.now(datetime.UTC))}
     except BadInput as error:

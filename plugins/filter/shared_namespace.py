@@ -9,19 +9,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: shared_namespace
-short_description: A namespace that may be somebody else's
+short_description: Definition of a namespace that others may own
 version_added: 1.0.0
 description:
-  - Marks a namespace that wasn't there before, so that only such a one is taken away again, and remembers the labels of
-    another one, so that it gets them back.
+  - Marks a namespace that this collection creates, so that only such a namespace is deleted again. Records the labels
+    of an existing one, so that they can be restored.
 positional: definition
 options:
   _input:
-    description: The live namespace's metadata, empty where there is none.
+    description: Metadata of the live namespace; empty if it doesn't exist.
     type: dict
     required: true
   definition:
-    description: The namespace with its labels, as it should be.
+    description: The desired namespace with its labels.
     type: dict
     required: true
 author:
@@ -29,7 +29,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Show whether it is ours
+- name: Print whether this collection created the namespace
   vars:
     wanted:
       apiVersion: v1
@@ -45,12 +45,12 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(ours), whether it is there because of us; C(wish), the definition with its mark; C(undo), a merge patch that
-      gives somebody else's namespace its labels back, empty where there is nothing to give back.
+    - C(ours), whether this collection created the namespace; C(wish), the definition with its mark; C(undo), a merge
+      patch that restores the labels of a namespace of others, empty if nothing has to be restored.
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._shared_namespace import terms
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import terms
 
 
 class FilterModule:

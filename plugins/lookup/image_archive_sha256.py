@@ -13,7 +13,7 @@ short_description: SHA-256 of image archives on the controller
 version_added: 1.0.0
 description:
   - Returns the SHA-256 of each archive, in hexadecimal.
-  - It is remembered in the user's cache folder for as long as the file is the same.
+  - The result is cached in the user's cache folder until the file changes.
 options:
   _terms:
     description: Paths of the archives.
@@ -25,7 +25,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Roll a workload out anew whenever its image's archive is another one
+- name: Print the digest of an archive, which changes with the image
   ansible.builtin.debug:
     msg: "{{ lookup('kubegpu.share.image_archive_sha256', 'build/gpushare.tar') }}"
 """
@@ -42,8 +42,8 @@ import typing as t
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._image_archive import sha256
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._images.archive import sha256
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]  # ansible-core carries no types

@@ -8,21 +8,53 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_info
-short_description: What a cluster says of itself and its nodes
+short_description: "For the roles of this collection only: read a cluster's nodes and detect how it runs its scheduler"
 version_added: 1.0.0
 description:
-  - Reads the version of the API server and all nodes, in two requests.
-  - Fails in seconds, with one sentence, when the API server can't be reached or doesn't accept the credentials.
+  - "For the roles of this collection only: options and return values may change in any release."
+  - Reads the version of the API server and all nodes in two requests. Changes nothing.
+  - With O(scheduler), detects from the API alone whether kube-scheduler is a static pod, a part of k3s or RKE2, OpenShift's, or not
+    reachable at all (a managed control plane), and reports the reason.
+  - Fails where a scheduler would be left without the extender, because that scheduler would bind pods that then have no card.
+  - Fails where a dedicated scheduler of an earlier set-up would stay at work beside schedulers on machines.
+  - Fails within seconds when the API server can't be reached or doesn't accept the credentials.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
   memory_unit:
     description:
-      - The memory unit that the nodes are about to count shares in. When a node counts in another one now, the pods that hold shares are
-        read too (RV(sharing_pods)), since such a change would hurt them.
+      - The memory unit in which the nodes will count shares. When a node counts in another unit now, the pods that hold shares are read too
+        (RV(sharing_pods)), because the change would invalidate their shares.
     type: str
     choices: [GiB, MiB]
+  scheduler:
+    description: Detect how the cluster runs its scheduler, with these options. Unset, the scheduler isn't detected.
+    type: dict
+    suboptions:
+      mode:
+        description: The requested mode. V(auto) selects the one that fits the cluster.
+        type: str
+        choices: [auto, static_pod, k3s, rke2, dedicated, openshift]
+        default: auto
+      hosts:
+        description: The inventory hosts on which schedulers run, each with the name of its node.
+        type: dict
+        default: {}
+      state:
+        description: With V(absent), objects of another mode are reported in C(leftovers) and not refused.
+        type: str
+        choices: [present, absent]
+        default: present
+      namespace:
+        description: Namespace of gpushare's servers.
+        type: str
+        default: gpushare-system
+      dedicated_namespace:
+        description: Namespace of a dedicated scheduler.
+        type: str
+        default: gpushare-scheduler
 requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0
@@ -31,8 +63,11 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Look at the cluster
+- name: Read the cluster's nodes and detect its scheduler
   kubegpu.share.cluster_info:
+    scheduler:
+      hosts:
+        cp1.example.com: cp1
   register: cluster
 """
 
@@ -64,16 +99,16 @@ nodes:
       description: Its taints.
       type: list
     schedulable:
-      description: It isn't cordoned.
+      description: Whether it isn't cordoned.
       type: bool
     ready:
-      description: Its kubelet says Ready.
+      description: Whether its condition Ready is True.
       type: bool
     capacity:
-      description: What it has, by resource.
+      description: Its capacity by resource.
       type: dict
     allocatable:
-      description: What it has to give, by resource.
+      description: Its allocatable amounts by resource.
       type: dict
     runtime:
       description: Its container runtime and version.
@@ -89,12 +124,56 @@ nodes:
       description: Its architecture.
       type: str
 sharing_pods:
-  description: Pods that hold a share of a card (namespace, name, node, units); null where they weren't asked for.
+  description: Pods that hold a share of a card (namespace, name, node, units); null where they were not read.
   type: list
   elements: dict
   returned: success
+scheduler:
+  description: How the cluster runs its scheduler; null without O(scheduler).
+  type: dict
+  returned: success
+  contains:
+    mode:
+      description: How the scheduler is configured with the extender.
+      type: str
+      sample: static_pod
+    reason:
+      description: Why this mode was selected.
+      type: str
+      sample: node cp1 runs kube-scheduler as a static pod
+    on_machines:
+      description: Whether machines have to be changed, one after another; otherwise all changes go through the API.
+      type: bool
+    hosts:
+      description: These machines, as hosts of the inventory. The holder of the scheduler's lease is the last.
+      type: list
+      elements: str
+    versions:
+      description: The versions of the kube-schedulers that are static pods, from the tags of their images.
+      type: list
+      elements: str
+      sample: [v1.36.3]
+    version:
+      description: Version of the API server.
+      type: str
+      sample: v1.36.3
+    openshift:
+      description: Version of OpenShift; empty for another cluster.
+      type: str
+    takes_policy:
+      description: Whether this OpenShift's own scheduler reads a policy (before 4.10).
+      type: bool
+    leftovers:
+      description: Objects of a set-up in another mode that still exist, as kind and name.
+      type: list
+      elements: str
+      sample: [DaemonSet gpushare-system/gpushare-extender]
+    namespace:
+      description: "The servers' namespace: its C(name), and its C(metadata) with labels and the collection's own annotations, empty where
+        it doesn't exist."
+      type: dict
 requests:
-  description: How many requests of each verb the API server was sent.
+  description: Number of requests to the API server, by HTTP verb.
   type: dict
   returned: success
   sample:
@@ -102,14 +181,14 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_info import ARGUMENTS, look
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import ARGUMENTS, collect
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={**auth_arguments(), **ARGUMENTS}, supports_check_mode=True)
-    finish(module, lambda: look(RealKube.of_module(module), module.params["memory_unit"]))
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    run_module(module, lambda: collect(RealKube.of_module(module), module.params))
 
 
 if __name__ == "__main__":

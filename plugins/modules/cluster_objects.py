@@ -8,59 +8,59 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_objects
-short_description: Bring a whole set of Kubernetes objects to where it should be, in one call
+short_description: Create, change or remove a set of Kubernetes objects in one execution
 version_added: 1.0.0
 description:
-  - Compares each wished object with the live one and applies (server-side apply) only those that differ, so that a run with nothing to do
-    costs one request per object and changes nothing.
-  - A wish names only the fields that it is about. Defaults of the API server, and what others added, are left alone. What an earlier wish
-    named and this one no longer does is removed.
-  - Objects are created in an order in which each finds what it stands on, and removed in the reverse one.
-  - Nodes are only ever labelled and annotated. They are never created and never deleted; with O(state=absent), what this module once set on
-    them is taken back.
-  - A namespace in which others have something stays when it should go, and is told as V(kept).
-  - The values of a Secret are never shown in the diff.
+  - Compares each definition with the live object and applies (server-side apply) only those that differ. If nothing differs, it sends one
+    request per object and changes nothing.
+  - A definition contains only the fields that it manages. Defaults of the API server and fields of others are left unchanged. A field that an
+    earlier definition set and this one doesn't is removed.
+  - Objects are created after the objects that they need, and deleted in the reverse order.
+  - Nodes are labelled and annotated only, never created and never deleted. With O(state=absent) the fields that this module has set on them are removed.
+  - A namespace with objects of others is not deleted, and is returned as V(kept).
+  - The diff never shows the values of a Secret.
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
   definitions:
     description:
-      - "The objects: YAML text, with any number of documents, or a map, or a list of texts and maps."
+      - "The objects: YAML text with any number of documents, a mapping, or a list of texts and mappings."
     type: raw
     required: true
   state:
-    description: Whether the objects should be there.
+    description: Whether the objects exist.
     type: str
     choices: [present, absent]
     default: present
   wait:
     description:
       - Wait until every DaemonSet, Deployment and StatefulSet among the objects is rolled out and every node announces its O(node_resources).
-        With O(state=absent), until the objects are gone.
-      - When that takes longer than O(wait_timeout), the module fails and says why, in the words of the pods' states and events.
-      - Nothing is waited for in check mode.
+        With O(state=absent), until the objects are deleted.
+      - After O(wait_timeout) the module fails with the reasons from the pods' states, events and logs.
+      - Check mode doesn't wait.
     type: bool
     default: false
   wait_timeout:
-    description: How many seconds to wait.
+    description: Time limit in seconds.
     type: int
     default: 300
   node_resources:
-    description: Resources that every node among the objects must announce more than none of, before the wait ends.
+    description: Resources of which every node among the objects must announce more than 0 before the wait ends.
     type: list
     elements: str
     default: []
   replace_unready:
     description:
-      - Delete pods of the DaemonSets among the objects that run without being ready, so that they are made anew.
-      - This helps where what a pod needs came after it. A pod keeps the container runtime that it was made with.
+      - Delete pods of the DaemonSets among the objects that run without being ready, so that they are recreated.
+      - This helps pods that need something that was installed after they started. A pod keeps the container runtime with which it was created.
     type: bool
     default: false
   field_manager:
     description:
-      - Under which name the API server remembers the fields as ours.
-      - Give a set of its own name when it labels nodes that another set labels too.
+      - The field manager for server-side apply.
+      - Use different ones for sets of objects that change the same nodes.
     type: str
     default: kubegpu-share
 requirements:
@@ -72,12 +72,12 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Namespace and workload, from a template
+- name: Apply a namespace and a workload from a template
   kubegpu.share.cluster_objects:
     definitions: "{{ lookup('ansible.builtin.template', 'extender.yml.j2') }}"
     wait: true
 
-- name: A label on a node, and wait for the device plugin that runs there because of it
+- name: Label a node and wait until its device plugin announces a resource
   kubegpu.share.cluster_objects:
     definitions:
       - apiVersion: v1
@@ -92,7 +92,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 objects:
-  description: What was, or in check mode would be, done with each object, in the order of doing.
+  description: The action for each object, in the order of the changes; in check mode the predicted one.
   type: list
   elements: dict
   returned: always
@@ -101,13 +101,13 @@ objects:
       description: Kind of the object.
       type: str
     namespace:
-      description: Its namespace; empty for objects of the cluster.
+      description: Its namespace; empty for cluster-wide objects.
       type: str
     name:
       description: Its name.
       type: str
     because:
-      description: What others have in a namespace that was kept for it.
+      description: The objects of others because of which a namespace was kept.
       type: str
     action:
       description: V(created), V(changed), V(unchanged), V(deleted), V(absent) or V(kept).
@@ -118,7 +118,7 @@ objects:
       name: gpushare-system
       action: unchanged
 requests:
-  description: How many requests of each verb the API server was sent.
+  description: Number of requests to the API server by HTTP method.
   type: dict
   returned: always
   sample:
@@ -126,14 +126,14 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import ARGUMENTS, converge
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ARGUMENTS, ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: converge(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: ensure(RealKube.of_module(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

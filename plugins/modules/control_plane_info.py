@@ -7,10 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: control_plane_info
-short_description: Look once at a control-plane machine's kube-scheduler
+short_description: "For the roles of this collection only: observe a control-plane machine's kube-scheduler"
 version_added: 1.0.0
 description:
-  - Returns what M(kubegpu.share.kube_scheduler) decides on. One execution, no change.
+  - "For the roles of this collection only: options and return values may change in any release."
+  - Returns everything that M(kubegpu.share.kube_scheduler) decides on. Changes nothing.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
@@ -18,45 +19,45 @@ extends_documentation_fragment:
   - kubegpu.share.attributes.info
 options:
   config_path:
-    description: Which file to read as kube-scheduler's configuration, where that isn't the path in its C(--config).
+    description: The file to read as kube-scheduler's configuration, if it isn't the path in its C(--config).
     type: path
   policy_path:
-    description: Which file to read as kube-scheduler's Policy, where that isn't the path in its C(--policy-config-file).
+    description: The file to read as kube-scheduler's Policy, if it isn't the path in its C(--policy-config-file).
     type: path
   patches_dir:
-    description: The folder that is given to C(kubeadm upgrade --patches), where there is one.
+    description: The folder that is passed to C(kubeadm upgrade --patches), if there is one.
     type: path
 """
 
 EXAMPLES = r"""
-- name: Look at kube-scheduler
+- name: Observe the control plane's kube-scheduler
   kubegpu.share.control_plane_info:
   register: found
 """
 
 RETURN = r"""
 control_plane:
-  description: What was seen.
+  description: The observed state.
   returned: success
   type: dict
   contains:
     kind:
-      description: Who runs kube-scheduler here, V(static_pod), V(k3s) or V(rke2); empty where nobody does.
+      description: How kube-scheduler runs on this machine, V(static_pod), V(k3s) or V(rke2); empty where it doesn't.
       type: str
     version:
-      description: kube-scheduler's version, by its manifest's image or by k3s's or RKE2's own word; empty where that doesn't tell.
+      description: kube-scheduler's version, from its manifest's image or reported by k3s or RKE2; empty where it is unknown.
       type: str
     folder:
       description: The folder of static pods that kubelet's configuration names.
       type: str
     manifest_path:
-      description: Where kube-scheduler's manifest is, or would be.
+      description: Path of kube-scheduler's manifest, even where it doesn't exist.
       type: str
     manifest:
-      description: Its text; null where there is none.
+      description: Its text; null where it doesn't exist.
       type: str
     link:
-      description: Where the manifest is a symbolic link, what it points to; otherwise empty.
+      description: The target of the manifest if it is a symbolic link; otherwise empty.
       type: str
     others:
       description: Other files of that folder that may be kube-scheduler pods too, with their texts.
@@ -65,65 +66,65 @@ control_plane:
       description: The file that was read as kube-scheduler's configuration; empty where it has none.
       type: str
     config:
-      description: Its text; null where it isn't there.
+      description: Its text; null where it doesn't exist.
       type: str
     policy_path:
       description: The file that was read as kube-scheduler's Policy; empty where it has none.
       type: str
     policy:
-      description: Its text; null where it isn't there.
+      description: Its text; null where it doesn't exist.
       type: str
     ours:
-      description: Text of this collection's own configuration file; null where it isn't there.
+      description: Text of this collection's own configuration file; null where it doesn't exist.
       type: str
     ours_policy:
-      description: Text of this collection's own Policy file; null where it isn't there.
+      description: Text of this collection's own Policy file; null where it doesn't exist.
       type: str
     merged:
-      description: Text of the note of what was put into a file of the user's own; null where it isn't there.
+      description: Text of the note about a user's file into which the extender was merged; null where it doesn't exist.
       type: str
     patches_dir:
-      description: The folder of patches that was looked at; empty for none.
+      description: The folder of patches that was read; empty for none.
       type: str
     patches:
       description: Its patches of kube-scheduler with their texts.
       type: dict
     running:
       description:
-        - The kube-scheduler processes that this machine's kubelet runs, not those of other clusters whose control planes are
+        - The kube-scheduler processes that this machine's kubelet runs, without those of other clusters whose control planes are
           hosted here, each with C(pid), C(config) (its C(--config)), C(policy) (its
-          C(--policy-config-file)), C(version) (a static pod's, as it stands in its log) and C(stamp) (RKE2's, the SHA-256 of the
+          C(--policy-config-file)), C(version) (a static pod's, from its log) and C(stamp) (RKE2's, the SHA-256 of the
           configuration that it was started with).
       type: list
       elements: dict
     health:
-      description: HTTP status of kube-scheduler's C(/healthz) on this machine; 0 where it doesn't answer.
+      description: HTTP status of kube-scheduler's C(/healthz) on this machine; 0 where it doesn't respond.
       type: int
     pending:
-      description: Whether an earlier run was cut short.
+      description: Whether an earlier run was interrupted.
       type: bool
     hostname:
-      description: The machine's own name, as it stands in kube-scheduler's lease.
+      description: The machine's own name, as kube-scheduler writes it to its lease.
       type: str
     embedded:
-      description: The distribution of Kubernetes that runs its scheduler in another way; empty where none was found.
+      description: The distribution of Kubernetes that runs its scheduler in another way; empty where none was detected.
       type: str
     server:
       description:
-        - Where RV(control_plane.kind=k3s) or RV(control_plane.kind=rke2), its settings as far as they concern kube-scheduler.
+        - Where RV(control_plane.kind=k3s) or RV(control_plane.kind=rke2), its settings for kube-scheduler.
       type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ARGUMENTS, observe
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.control_plane import ARGUMENTS, observe
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     system = RealSystem(run_command=module.run_command)
-    finish(module, lambda: {"changed": False, "control_plane": observe(system, **module.params)})
+    run_module(module, lambda: {"changed": False, "control_plane": observe(system, **module.params)})
 
 
 if __name__ == "__main__":

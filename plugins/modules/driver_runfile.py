@@ -10,37 +10,38 @@ module: driver_runfile
 short_description: Install NVIDIA's driver from its .run file
 version_added: 1.0.0
 description:
-  - Runs NVIDIA's installer without questions, with DKMS, unless this very version is installed by it already.
-  - The file is brought to a node only when it is needed there, into Ansible's temporary folder, and removed afterwards. It is
-    run only when it has O(sha256).
+  - "For the roles of this collection only: runs NVIDIA's installer unattended, with DKMS, unless it has installed exactly this version
+    already."
+  - The file is copied to a node only when it is needed there, into Ansible's temporary directory, and removed afterwards. It is
+    executed only when its SHA-256 is O(sha256).
   - Needs the kernel's headers, gcc and make, which the role C(driver) installs first.
-  - Refuses while packages of the driver are installed. A loaded module that nothing uses is unloaded first; one in use is refused.
+  - Refuses while packages of the driver are installed. A loaded kernel module is unloaded first; one that is in use is refused.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
 options:
   state:
-    description: With V(absent) the driver is removed with the uninstaller that it brought.
+    description: With V(absent) the driver is removed with its own uninstaller.
     type: str
     choices: [present, absent]
     default: present
   file:
-    description: The .run file on the controller, or an address that the node fetches it from. Needed with O(state=present).
+    description: The .run file on the controller, or a URL that the node downloads it from. Required with O(state=present).
     type: str
   sha256:
-    description: SHA-256 of the file. Needed with O(state=present).
+    description: SHA-256 of the file. Required with O(state=present).
     type: str
   version:
-    description: The driver's version. Needed with O(state=present).
+    description: The driver's version. Required with O(state=present).
     type: str
   flavour:
-    description: Which kernel module.
+    description: The flavour of the kernel module.
     type: str
     choices: [open, proprietary]
     default: open
   remote_path:
-    description: Where the action plugin has put the file on the node. Not to be set.
+    description: The file's path on the node. The action plugin sets it; don't set it yourself.
     type: path
   observed:
     description:
@@ -61,15 +62,15 @@ EXAMPLES = r"""
 RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._runfile import ARGUMENTS, RULES
-from ansible_collections.kubegpu.share.plugins.module_utils._runfile_apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.runfile import ARGUMENTS, RULES
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.runfile_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True, **RULES)
-    finish(module, lambda: work(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
+    run_module(module, lambda: work(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
 
 
 if __name__ == "__main__":

@@ -7,118 +7,222 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_acceptance
-short_description: Run real workloads that share a GPU, and say what held
+short_description: Test with real pods that GPU memory is shared as it should be
 version_added: 1.0.0
 author: The kubegpu.share authors (@kubegpu)
 description:
-  - Runs small pods in a namespace of its own and checks six things, in this order. A, three pods that ask for 1 unit each run on
-    one card. B, a pod that fits the node's total but no single card stays Pending, for the scheduler extender's reason. C, a pod
-    larger than the cluster stays Pending. D, each container sees its own card's device node and no other. E, both containers of a
-    pod get the same card. F, after deletion everything is free again.
-  - Sizes are computed from what the cluster has left. A check that a cluster can't show, such as B where no node has two cards, is
-    skipped with the reason.
-  - The namespace is removed whatever happens. Namespaces of earlier runs that were killed are removed first, so that only one run
-    can be made on a cluster at a time.
-  - Fails when a check fails, with the table in the message.
+  - Runs small pods through the real scheduler on one node, in a namespace of their own, validates where they are placed, and removes them.
+  - >-
+    O(suite=workloads) tests a cluster with binpack. W1, it creates the namespace. W2, three pods of 1 unit run on one card. W3, a pod that fits
+    the node's free memory but no single card stays Pending, for the scheduler extender's reason. W4, a pod larger than the cluster stays
+    Pending. W5, each container sees its own card's device node and no other. W6, both containers of a pod get the same card. W7, after deletion
+    the memory can be allocated again. W8, the namespace is removed.
+  - >-
+    O(suite=canary) tests the contract of gpushare, with any placement. Y1, it creates the namespace. Y2, as many pods as fill the node's cards
+    are placed on cards with enough free memory, with all annotations of the contract, and run. Y3, one pod more stays Pending, for the scheduler
+    extender's reason and not by kube-scheduler's own count. Y4, a pod that fits the node's free memory but no single card stays Pending. Y5, only
+    with O(allocate_command), a container tries to hold more than its share. Y6, after deletion the memory can be allocated again. Y7, the
+    namespace is removed.
+  - Sizes are computed from what is free. A step that a cluster can't show, such as W3 where every node has one card, is V(skipped) with the
+    reason. Running pods aren't touched, but new ones may have to wait while the suite runs, which takes some seconds for each step.
+  - The canary selects the node that shows most with the least memory. If one card has more free memory than every other, all of its pods together
+    take no more than that card has; if cards are equal, each of them gets a pod.
+  - kube-scheduler may preempt pods with a lower priority for a pod that finds no room. So the canary doesn't use nodes that have pods with a share
+    and a priority below 0, and W3, Y3 and Y4 are skipped if the suite's own priority is higher than that of such a pod and its
+    O(priority_class) may preempt.
+  - Other pods may come and go meanwhile. A step that they made impossible is retried; its result in the end is V(UNKNOWN), never V(FAIL).
+  - The namespace is removed in any case, also after a signal. The next run removes what a killed run left. So only one run at a time is possible
+    in a namespace.
+  - Supports the contract of gpushare, ours and upstream's. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
+    V(skipped) with the reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
+  - Needs the rights to list nodes and pods, and to get nodes; to get, create, patch and delete the namespace; in it to create, patch, list and
+    delete pods and to list events; to list DaemonSets if O(image) isn't set; and C(create) and C(get) of C(pods/exec) for W5, W6 and
+    O(allocate_command). A missing right is reported as V(UNKNOWN).
+  - A result of V(FAIL) doesn't fail the module; the play decides.
 extends_documentation_fragment:
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 attributes:
   check_mode:
     support: full
-    description: Creates nothing; every check is skipped, and says on which node it would run.
+    description: Creates nothing; reports on which node it would run which pods.
   diff_mode:
     support: N/A
-    description: What it creates it removes, so that there is no difference to show.
+    description: It removes what it creates, so that there is no difference to show.
   platform:
     description: Target systems.
     platforms: posix
     support: full
 requirements:
+  - python >= 3.9
   - kubernetes >= 24.2.0
-  - PyYAML >= 3.11
 options:
+  suite:
+    description: The suite to run.
+    type: str
+    choices: [workloads, canary]
+    default: workloads
+  namespace:
+    description:
+      - Name of the suite's namespace, which carries the label C(kubegpu.share/acceptance) with the suite's name.
+      - Defaults to V(kubegpu-acceptance) for O(suite=workloads) and V(gpushare-canary) for O(suite=canary).
+      - If a namespace of this name without the label exists, the module fails.
+    type: str
   image:
     description:
-      - Image of the workloads. It needs C(sleep) and C(ls).
-      - Unset, it is the image of the cluster's own gpushare device plugin, which is already on every GPU node.
+      - Image of the pods. It needs C(sleep), for O(suite=workloads) C(ls), and what O(allocate_command) runs.
+      - Defaults to the image of the cluster's own gpushare device plugin, which every GPU node already has.
+    type: str
+  image_pull_policy:
+    description: When kubelet pulls the image.
+    type: str
+    choices: [Always, IfNotPresent, Never]
+    default: IfNotPresent
+  node:
+    description: The only node to use. By default the module selects one.
     type: str
   node_selector:
     description: Only nodes with these labels are used.
     type: dict
     default: {}
-  runtime_class:
-    description: RuntimeClass of the workloads, for a cluster on which the nvidia runtime isn't the default one.
-    type: str
   scheduler_name:
-    description: The scheduler that places the workloads, where that isn't the cluster's own.
+    description: The scheduler that places the pods, if it isn't the cluster's own.
+    type: str
+  runtime_class:
+    description: RuntimeClass of the pods, for a cluster whose default runtime isn't the nvidia runtime.
+    type: str
+  priority_class:
+    description: PriorityClass of the pods. One whose C(preemptionPolicy) is V(Never) preempts no pods.
     type: str
   timeout:
-    description: Seconds that a check may wait for something to happen.
+    description: Seconds that each wait may take.
     type: int
     default: 120
+  allocate_command:
+    description:
+      - For O(suite=canary). A command, as a list of arguments, that tries to hold more GPU memory than the container's share and ends with 0 if it
+        succeeds. It runs in the first pod, whose share in units is in the environment variable C(ALIYUN_COM_GPU_MEM_CONTAINER), for at most 30
+        seconds.
+      - On a node whose device plugin announces that it enforces shares the command must fail. On other nodes its success is reported and passes,
+        since gpushare only counts there.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
-- name: Show that pods share a card
+- name: Test that pods share cards
   kubegpu.share.gpu_acceptance:
     kubeconfig: ~/.kube/config
+  register: acceptance
+
+- name: Fail if they don't
+  ansible.builtin.assert:
+    that: acceptance.acceptance.result == 'PASS'
+    fail_msg: "{{ acceptance.table }}"
+
+- name: Run the canary on one node, with an attempt to hold more than the share
+  kubegpu.share.gpu_acceptance:
+    suite: canary
+    node: gpu1
+    image: registry.example.com/ai/pytorch:2.9
+    allocate_command: [python3, -c, "import torch; torch.empty(64 << 30, dtype=torch.uint8, device='cuda')"]
 """
 
 RETURN = r"""
-rows:
-  description: One row per check, in order.
-  returned: when the checks were made
+acceptance:
+  description: The suite's outcome.
+  returned: success
+  type: dict
+  contains:
+    suite:
+      description: The suite that ran.
+      type: str
+      sample: canary
+    result:
+      description: >-
+        V(FAIL) if a step found the contract violated, else V(UNKNOWN) if a step has no result, else V(PASS); V(skipped) if nothing could be
+        tested, and in check mode.
+      type: str
+      sample: PASS
+    steps:
+      description: The steps in order (id, title, result, what happened and what to do).
+      type: list
+      elements: dict
+      sample:
+        - id: Y3
+          title: One pod more than fits stays Pending, for the extender's reason
+          result: PASS
+          what: '11 units more: 0/1 nodes are available: 1 InsufficientGPUMemory: largest free share on one card is 10 of 11 GiB.'
+          do: ''
+    node:
+      description: The node that was used; empty if none was.
+      type: str
+      sample: gpu1
+    namespace:
+      description: The suite's namespace.
+      type: str
+      sample: gpushare-canary
+    units:
+      description: Units of each of the first pods.
+      type: int
+      sample: 11
+    pods:
+      description: Every pod that was created (pod, uid, units, node, card, phase, and a summary of its last state).
+      type: list
+      elements: dict
+table:
+  description: The steps as text.
+  returned: success
+  type: str
+findings:
+  description: The failed and unknown steps, in the form of a report's findings.
+  returned: success
   type: list
   elements: dict
-  contains:
-    id:
-      description: Letter of the check.
-      type: str
-      sample: a
-    what:
-      description: What is checked.
-      type: str
-      sample: three pods of 1 unit run on one card
-    result:
-      description: V(pass), V(fail) or V(skip).
-      type: str
-      sample: pass
-    detail:
-      description: What was seen, or why the check was skipped.
-      type: str
-      sample: card 0 of node gpu1
-table:
-  description: The rows as text.
-  returned: when the checks were made
-  type: str
+checks:
+  description: One row for each step, in the form of a report's checks. A skipped step has checked nothing.
+  returned: success
+  type: list
+  elements: dict
 """
 
-import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._acceptance import Wish, run
-from ansible_collections.kubegpu.share.plugins.module_utils._acceptance_cluster import ApiCluster, RealClock
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, WORKLOADS, Options
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
-    spec = {
-        **auth_arguments(),
+    arguments: JsonObject = {
+        "suite": {"type": "str", "choices": [WORKLOADS, CANARY], "default": WORKLOADS},
+        "namespace": {"type": "str"},
         "image": {"type": "str"},
+        "image_pull_policy": {
+            "type": "str",
+            "choices": ["Always", "IfNotPresent", "Never"],
+            "default": "IfNotPresent",
+        },
+        "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
-        "runtime_class": {"type": "str"},
         "scheduler_name": {"type": "str"},
+        "runtime_class": {"type": "str"},
+        "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},
+        "allocate_command": {"type": "list", "elements": "str", "default": []},
     }
-    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
+    module = AnsibleModule(argument_spec={**auth_arguments(), **arguments}, supports_check_mode=True)
 
-    def work() -> dict[str, t.Any]:
-        names = ("image", "node_selector", "runtime_class", "scheduler_name", "timeout")
-        wish = Wish(**{name: module.params[name] for name in names})
-        return run(ApiCluster(RealKube.of_module(module)), RealClock(), wish, module.check_mode)
+    def work() -> JsonObject:
+        options = Options(**{name: module.params[name] for name in arguments if module.params[name] is not None})
+        kube = RealKube.of_module(module)
+        return {**run(kube, PodExec(kube), options, module.check_mode)}
 
-    finish(module, work)
+    run_module(module, work)
 
 
 if __name__ == "__main__":

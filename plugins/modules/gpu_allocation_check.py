@@ -8,46 +8,85 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_allocation_check
-short_description: Whether scheduler, kubelet and GPU agree on who has which card
+short_description: Check that scheduler, kubelet and NVML agree on the allocation of GPUs
 version_added: 1.0.0
 description:
-  - Checks the invariants of GPU sharing over what the API says, what kubelet has given out and what NVML sees, for gpushare (this collection's
-    and upstream's), HAMi and NVIDIA's device plugin.
-  - The evidence of the machines comes from M(kubegpu.share.nvml_info) and M(kubegpu.share.kubelet_devices_info); this module asks the API alone,
-    for nodes and pods that aren't finished, and where a node has upstream's plugin for the ConfigMaps of C(kube-system).
-  - What contradicts is a C(FAIL), what the backend allows and is risky a C(WARN). Evidence that is missing or can't be read is C(UNKNOWN) and
-    never a C(PASS). Only with O(before), the report of a sample taken O(grace_seconds) earlier, is what was seen no race.
-  - The invariants, with what each compares, are listed in C(docs/invariants.md).
+  - Compares the API's nodes and pods with kubelet's allocations and NVML, for gpushare (this collection's and upstream's), HAMi and NVIDIA's
+    device plugin; and checks this collection's gpushare servers.
+  - The evidence of the machines comes from M(kubegpu.share.nvml_info) and M(kubegpu.share.kubelet_devices_info). This module itself queries the
+    API only, for nodes and unfinished pods. Where a node has upstream's plugin it lists the ConfigMaps of C(kube-system), and with O(servers) it
+    reads the admission policy or OpenShift's scheduler where there are any.
+  - A contradiction is a C(FAIL); what the back end allows although it is a risk is a C(WARN). Evidence that is missing or can't be read is
+    C(UNKNOWN), and never counts as C(PASS). One sample may have caught a change in progress. Only findings of two samples are certain; see
+    O(before).
+  - The checks, and what each compares, are listed in C(docs/invariants.md).
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
+  scope:
+    description:
+      - Which checks run. V(servers) runs the checks of O(servers), and those of gpushare's nodes that need the API and the GPUs' UUIDs only
+        (C6, G1, G2, G6).
+    type: str
+    choices: [all, servers]
+    default: all
   nodes:
     description:
-      - The evidence by name of the node. V(nvml) and V(kubelet) are the return values RV(kubegpu.share.nvml_info#module:nvml) and
-        RV(kubegpu.share.kubelet_devices_info#module:kubelet), null where there are none; V(problem) says in a sentence why the machine couldn't
-        be looked at.
-      - What is known of a node may also be one JSON text (C(to_json)). Of a thousand nodes, Ansible hands that on in a fraction of the time.
-      - A node with cards that isn't in it is C(UNKNOWN).
+      - The evidence by node name. V(nvml) and V(kubelet) are the return values RV(kubegpu.share.nvml_info#module:nvml) and
+        RV(kubegpu.share.kubelet_devices_info#module:kubelet), null where there are none; V(problem) says why the machine couldn't be observed.
+      - Where only the UUIDs of the machine's GPUs are known, the evidence is a list of them.
+      - The evidence of a node may also be its JSON text (C(to_json)). With a thousand nodes, Ansible passes that on in a fraction of the time.
+      - A node with GPUs that isn't listed is C(UNKNOWN).
     type: dict
     default: {}
+  servers:
+    description: This collection's gpushare servers, and where they must run. Without it they aren't checked.
+    type: dict
+    suboptions:
+      control_plane:
+        description: Names of the nodes on which a scheduler runs.
+        type: list
+        elements: str
+        default: []
+      namespace:
+        description: Namespace of the servers.
+        type: str
+        default: gpushare-system
+      scheduler:
+        description:
+          - How the cluster runs its scheduler, as M(kubegpu.share.cluster_info) reports it. It decides where the extender must run, and how each
+            scheduler's configuration is checked.
+        type: str
+        choices: [static_pod, k3s, rke2, dedicated, openshift]
+        default: static_pod
+      admission:
+        description:
+          - What the admission policy does with a GPU pod for another scheduler, in mode V(dedicated) and on OpenShift from 4.10 on. With V(none)
+            it isn't checked.
+        type: str
+        choices: [deny, warn, none]
+        default: deny
+      problem:
+        description: Why the servers can't be checked, for example since O(servers.scheduler) is unknown. They are C(UNKNOWN) then.
+        type: str
+        default: ''
   before:
     description:
-      - The report of a first sample. C(FAIL) and C(WARN) then count only where both samples have them, at the same node, card, pod (by its UID)
-        and container, and of sums only what the same pods or processes make too much; the others are counted as RV(report.transient).
-      - Where the first sample couldn't tell, what the second finds is C(UNKNOWN). Of a warning and a failure, the milder counts.
-    type: dict
-  story:
-    description: What M(kubegpu.share.verification_info) returned of servers and scheduler; without it they aren't judged.
+      - The report of a first sample. C(FAIL) and C(WARN) then count only where both samples have them, for the same check, node, GPU, pod (by
+        UID) and container. A total fails only if the entries present in both samples exceed the limit. The others are counted as
+        RV(report.transient).
+      - Where the first sample had no data, a finding of the second is C(UNKNOWN). Of a warning and a failure, the milder counts.
     type: dict
   extender:
     description:
-      - What gpushare's extenders answered to C(GET /gpushare-scheduler/inspect), by a name of each, for example that of its node. A text instead
+      - The answers of gpushare's extenders to C(GET /gpushare-scheduler/inspect), by a name for each, for example that of its node. Text instead
         of an answer says why there is none.
-      - Without it, whether they believe what is so is C(UNKNOWN).
+      - Without it, whether the extender's cache matches the annotations is C(UNKNOWN).
     type: dict
   allowed_processes:
-    description: Names of processes outside of pods that may use cards.
+    description: Names of processes outside of pods that may use GPUs.
     type: list
     elements: str
     default:
@@ -60,24 +99,24 @@ options:
       - gnome-shell
   allowed_pods:
     description:
-      - Pods that may use cards without asking for one, as patterns of C(namespace/name) with C(*) and C(?). Device plugins and exporters of the
-        known stacks are told by their labels.
+      - Pods that may use GPUs without requesting one, as patterns of C(namespace/name) with C(*) and C(?). Device plugins and exporters of the
+        known stacks are recognized by their labels.
     type: list
     elements: str
     default: []
   schedulers:
-    description: Names of schedulers that ask gpushare's extender.
+    description: Names of schedulers that call gpushare's extender.
     type: list
     elements: str
     default: [default-scheduler, gpushare-scheduler, secondary-scheduler]
   hami_schedulers:
-    description: Names of schedulers that ask HAMi's extender.
+    description: Names of schedulers that call HAMi's extender.
     type: list
     elements: str
     default: [hami-scheduler]
   grace_seconds:
     description:
-      - How many seconds lie between two samples. Pods younger than that aren't compared with what the extender believes.
+      - Seconds between two samples. Younger pods aren't compared with the extender's cache.
     type: int
     default: 30
 requirements:
@@ -88,37 +127,45 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Look at the first time
+- name: Take the first sample
   kubegpu.share.gpu_allocation_check:
     nodes: "{{ evidence }}"
   register: first
 
-- name: Wait, so that what only comes or goes is gone
+- name: Wait until transient states have passed
   ansible.builtin.pause:
     seconds: 30
 
-- name: Look again, with evidence taken anew
+- name: Take the second sample, with evidence that was collected again
   kubegpu.share.gpu_allocation_check:
-    nodes: "{{ evidence_anew }}"
+    nodes: "{{ second_evidence }}"
     before: "{{ first.report }}"
   register: second
 
-- name: Stop where something contradicts
+- name: Fail if a check failed
   ansible.builtin.assert:
     that: second.report.counts.FAIL == 0
+
+- name: Check this collection's servers only
+  kubegpu.share.gpu_allocation_check:
+    scope: servers
+    nodes:
+      gpu1: [GPU-5a4d7f2e-0000-4000-8000-000000000001]
+    servers:
+      control_plane: [cp1]
 """
 
 RETURN = r"""
 report:
-  description: What was found.
+  description: The result of the checks.
   type: dict
   returned: success
   contains:
     result:
-      description: The worst of all findings, V(FAIL), V(WARN) or V(UNKNOWN); V(PASS) where there is none.
+      description: The worst level of all findings, V(FAIL), V(WARN) or V(UNKNOWN); V(PASS) where there is none.
       type: str
     time:
-      description: When the API was asked, in UTC.
+      description: When the API was queried, in UTC.
       type: str
     cluster:
       description: The API server's address.
@@ -127,31 +174,32 @@ report:
       description: V(2) with O(before), else V(1).
       type: int
     grace_seconds:
-      description: As given.
+      description: The option's value.
       type: int
     counts:
-      description: How many findings there are of V(FAIL), V(WARN) and V(UNKNOWN), and how many checks have none (V(PASS)).
+      description: Number of findings of V(FAIL), V(WARN) and V(UNKNOWN), and of checks without any (V(PASS)).
       type: dict
     checks:
       description: >-
-        Each invariant (id, backend, title), its worst finding as result, how many things it looked at (n, 0 for nothing), and its numbers of fail,
-        warn and unknown.
+        Each check (id, backend, title), its worst level as result, how many things it compared (n, 0 for nothing), and its numbers of fail, warn
+        and unknown.
       type: list
       elements: dict
     findings:
       description: >-
-        What was found, the worst first (check, level, node, card, uuid, pod and its pod_uid, container, what, evidence by plane, what to do, and
-        in how many samples it was seen). For O(before) there may be a key that tells it apart, and of a sum its parts and the most it may be.
+        The findings, the worst first (check, code of the cause, level, node, card, uuid, pod and its pod_uid, container, what, evidence by source,
+        what to do, and in how many samples it was seen). For O(before) there may be a key that distinguishes it, and of a total its parts and
+        the most it may be.
       type: list
       elements: dict
     nodes:
       description: >-
-        The nodes with cards (name, backend, unit, unit_mib), and of each card what its pods claim beside what they use, in MiB; null where nobody
-        tells. foreign_mib is held by processes of none of its pods.
+        The nodes with GPUs (name, backend, unit, unit_mib), and of each GPU what its pods claim and what they use, in MiB; null where it is
+        unknown. foreign_mib is held by processes of none of its pods.
       type: list
       elements: dict
     transient:
-      description: How many findings only one of two samples had.
+      description: Number of findings that only one of two samples had.
       type: int
   sample:
     result: FAIL
@@ -159,12 +207,13 @@ report:
     cluster: https://192.0.2.1:6443
     samples: 2
     grace_seconds: 30
-    counts: {FAIL: 1, WARN: 0, UNKNOWN: 0, PASS: 39}
+    counts: {FAIL: 1, WARN: 0, UNKNOWN: 0, PASS: 43}
     transient: 0
     checks:
-      - {id: C2, backend: common, title: Every process on a card belongs to a pod that asked for one, result: FAIL, n: 3, fail: 1, warn: 0, unknown: 0}
+      - {id: C2, backend: common, title: Every process on a GPU belongs to a pod that requested one, result: FAIL, n: 3, fail: 1, warn: 0, unknown: 0}
     findings:
       - check: C2
+        cause: outside_pods
         level: FAIL
         node: gpu1
         card: 0
@@ -172,13 +221,13 @@ report:
         pod: ''
         pod_uid: ''
         container: pid 4711
-        what: process 4711 (python3) outside all pods uses card 0 without a grant
+        what: process 4711 (python3) outside all pods uses GPU 0 (GPU-5a4d7f2e-0000-4000-8000-000000000001); cgroup /user.slice
         evidence: {nvml: 'pid 4711: 512 MiB', proc: 'name python3; cgroup /user.slice'}
-        do: end it, or name it in allowed_processes if it may
+        do: end it, or add its name to allowed_processes if it may use GPUs
         seen: 2
     nodes: []
 requests:
-  description: How many requests of each verb the API server was sent.
+  description: Number of requests to the API server by verb.
   type: dict
   returned: success
   sample:
@@ -186,20 +235,20 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._check_cluster import ARGUMENTS, host_of, look
-from ansible_collections.kubegpu.share.plugins.module_utils._gpushare import Json
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._check.collect import ARGUMENTS, check, host_of
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={**auth_arguments(), **ARGUMENTS}, supports_check_mode=True)
 
-    def work() -> Json:
+    def work() -> JsonObject:
         kube = RealKube.of_module(module)
-        return look(kube, module.params, cluster=host_of(kube))
+        return check(kube, module.params, cluster=host_of(kube))
 
-    finish(module, work)
+    run_module(module, work)
 
 
 if __name__ == "__main__":

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_allocation_info
-short_description: Who holds how much of which GPU
+short_description: Read which pod holds how much of which GPU
 version_added: 1.0.0
 description:
-  - Computes what each pod holds of each node's cards from the Kubernetes API alone, for gpushare (this collection's and upstream's), HAMi and
-    NVIDIA's own device plugin, each as far as it tells the API.
-  - The numbers of gpushare's nodes are those of C(kubectl inspect gpushare -d) for nodes with equal, healthy cards. Where cards differ, each
+  - Computes each pod's share of each node's cards from the Kubernetes API only, for gpushare (this collection's and upstream's), HAMi and
+    NVIDIA's own device plugin, as far as the API has their data.
+  - The numbers of gpushare's nodes are those of C(kubectl inspect gpushare -d) for nodes with equal, healthy cards. Otherwise each card
     has its own size.
-  - For HAMi's nodes they are those of its scheduler, in MiB, times the node's C(deviceMemoryScaling). A pod that its scheduler has chosen GPUs
-    for holds them before it is bound.
-  - NVIDIA's device plugin tells the API how many GPUs (or replicas, or MIG devices) a pod has, and not which. Its nodes are counted in GPUs
-    and have no cards here.
-  - Asks for nodes and for the pods that haven't ended in one request each, and in one more for each further 10,000. What isn't needed is
-    dropped while an answer comes in, so that memory grows only with the pods that have to do with GPUs.
-  - One node or pod with nonsense in it is told with a C(problem), and the others are told as ever.
+  - For HAMi's nodes they are those of its scheduler, in MiB, times the node's C(deviceMemoryScaling). A pod holds the GPUs that its
+    scheduler selected before it is bound.
+  - With NVIDIA's device plugin the API has the number of a pod's GPUs (or replicas, or MIG devices), but not which. Its nodes are counted in
+    GPUs and have no cards here.
+  - Lists the nodes and the pods that haven't ended with one request each, and one more for each further 10,000. Responses are parsed as a
+    stream, so that memory grows only with the pods that use GPUs.
+  - A malformed node or pod is returned with a C(problem), and doesn't affect the others.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
   tables:
     description:
-      - Which tables for people to make. V(table) is narrow; V(wide) tells UUIDs, states and containers, and cuts no name.
+      - Tables to return. V(table) is narrow; V(wide) includes UUIDs, states and containers, and truncates no name.
     type: list
     elements: str
     choices: [table, wide]
@@ -37,21 +38,21 @@ requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0
 notes:
-  - With C(orjson) installed for the Python that runs it, large clusters are read faster; without it all is the same, and takes longer.
+  - Large clusters are read faster if C(orjson) is installed for the Python that runs the module.
 author:
   - The kubegpu.share authors (@kubegpu)
 """
 
 EXAMPLES = r"""
-- name: Who holds how much of which GPU
+- name: Read the allocation of all GPUs
   kubegpu.share.gpu_allocation_info:
   register: allocation
 
 - name: Print it as a table
-  kubegpu.share.report:
+  kubegpu.share.gpu_report:
     text: "{{ allocation.table }}"
 
-- name: Pods whose card nobody has told kubelet of
+- name: Print the pods that have no assigned card
   ansible.builtin.debug:
     msg: >-
       {{ allocation.nodes | map(attribute='pending') | flatten | selectattr('state', 'eq', 'unassigned') | map(attribute='name') }}
@@ -60,7 +61,7 @@ EXAMPLES = r"""
 RETURN = r"""
 unit:
   description: >-
-    What RV(total) and RV(used) are counted in, V(GiB), V(MiB) or V(count); null where nodes differ or don't tell.
+    Unit of RV(total) and RV(used), V(GiB), V(MiB) or V(count); null if nodes differ or it is unknown.
   type: str
   returned: success
 total:
@@ -72,7 +73,7 @@ used:
   type: int
   returned: success
 totals:
-  description: The same for each backend that the cluster has, gpushare first; units of different backends can't be added.
+  description: The totals of each back end in the cluster, gpushare first; units of different back ends can't be added.
   type: list
   elements: dict
   returned: success
@@ -83,7 +84,7 @@ totals:
       used: 2
 nodes:
   description: >-
-    Nodes that announce GPUs in the way of a backend, or whose pods hold some, or that have a problem, in natural order of their names.
+    Nodes that advertise GPUs of a back end, or whose pods hold some, or that have a problem, in natural order of their names.
   type: list
   elements: dict
   returned: success
@@ -96,23 +97,23 @@ nodes:
       type: str
     backend:
       description: >-
-        V(gpushare), V(gpushare-upstream) (only C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) tell of its cards), V(hami), V(nvidia);
-        V(mixed) where several announce something, V(none) where its pods hold what nobody announces.
+        V(gpushare), V(gpushare-upstream) (its cards are known by C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) only), V(hami), V(nvidia);
+        V(mixed) with several back ends, V(none) if its pods hold what no back end advertises.
       type: str
     backends:
-      description: All that announce something. The node's own numbers are those of the first one.
+      description: All back ends of the node. The node's own numbers are those of the first one.
       type: list
       elements: str
     problem:
-      description: What of it can't be read or can't be true, in a sentence; empty where all is well.
+      description: Which of its data is malformed or implausible; empty without a problem.
       type: str
     unit:
       description: Its memory unit, or V(count).
       type: str
     memory_limit:
       description: >-
-        Whether NVIDIA's driver holds its pods to their shares, in its device plugin's words (V(enforced), V(off), or C(unenforced) with the
-        reason); empty where the plugin says nothing of it.
+        Whether NVIDIA's driver enforces its pods' shares, as its device plugin announces it (V(enforced), V(off), or C(unenforced) with the
+        reason); empty if the plugin announces nothing.
       type: str
     total:
       description: Units on its cards.
@@ -121,27 +122,27 @@ nodes:
       description: Units that its pods hold.
       type: int
     capacity:
-      description: Units that the node announces.
+      description: Units that the node advertises.
       type: int
     allocatable:
-      description: Units of them that kubelet has to give; those of unhealthy cards are missing.
+      description: Units of them that kubelet can allocate, without those of unhealthy cards.
       type: int
     cards:
       description: >-
-        Its cards (index, uuid, model, memory_mib, healthy, why it isn't, total, used and pods). A pod of several cards is on each of them,
+        Its cards (index, uuid, model, memory_mib, healthy, reason, total, used and pods). A pod of several cards is listed on each of them,
         with its share. HAMi's also have slots, slots_used, cores, cores_used and mode, and their pods slots and cores.
       type: list
       elements: dict
     pending:
-      description: Pods that hold units of a card which the API doesn't tell, or doesn't tell yet; with NVIDIA's plugin, all of them.
+      description: Pods whose card isn't in the API (yet); with NVIDIA's plugin, all of its pods.
       type: list
       elements: dict
     slots:
-      description: How many places on its GPUs the node announces (C(nvidia.com/gpu)), as capacity and allocatable.
+      description: HAMi's slots on its GPUs (C(nvidia.com/gpu)), as capacity and allocatable.
       type: dict
       returned: for nodes of HAMi
     gpus:
-      description: What labels tell of its cards (product, memory_mib, count, replicas, sharing, mig_strategy); null where they don't.
+      description: Its cards by the node's labels (product, memory_mib, count, replicas, sharing, mig_strategy); null without a label.
       type: dict
       returned: for nodes of NVIDIA's plugin
     resources:
@@ -150,7 +151,7 @@ nodes:
       elements: dict
       returned: for nodes of NVIDIA's plugin
     also:
-      description: The same of the other backends on it (backend, unit, total, used, capacity, allocatable, cards, pending).
+      description: The other back ends on it (backend, unit, total, used, capacity, allocatable, cards, pending).
       type: list
       elements: dict
   sample:
@@ -191,35 +192,34 @@ nodes:
               problem: ''
 waiting:
   description: >-
-    Pods that ask for a share and are on no node yet (what is told of any pod, its backend, and the scheduler's reason). One that HAMi has
-    chosen GPUs for is on those, too.
+    Pending pods that request a share (as other pods, with the back end and the scheduler's reason). A pod for which HAMi selected GPUs is
+    also listed on these.
   type: list
   elements: dict
   returned: success
   contains:
     state:
       description: >-
-        Of any pod here or on a card. V(pending), on no node; V(unassigned), bound, and its card isn't known or kubelet hasn't given it out yet;
-        V(assigned), it has its devices; V(terminating), told to end, and holding what it held until it has. Pods that have ended hold nothing
-        and aren't told.
+        State of any pod, here or on a card. V(pending), without a node; V(unassigned), bound, but its card is unknown or kubelet hasn't
+        allocated it yet; V(assigned), it has its devices; V(terminating), it holds its units until it ends. Pods that have ended aren't listed.
       type: str
     containers:
-      description: Of any pod, its containers that ask for any, with what each asks for in all.
+      description: The containers of any pod that request units, with their units.
       type: list
       elements: dict
     problem:
-      description: Of any pod, what of it can't be read or can't be true, in a sentence; empty where all is well.
+      description: Which data of any pod is malformed or implausible; empty without a problem.
       type: str
 table:
-  description: The same as a table for people.
+  description: The allocation as a table.
   type: str
-  returned: where O(tables) has it
+  returned: if O(tables) includes it
 wide:
-  description: The same as a wide table, with all there is.
+  description: The allocation as a wide table.
   type: str
-  returned: where O(tables) has it
+  returned: if O(tables) includes it
 requests:
-  description: How many requests of each verb the API server was sent.
+  description: Number of requests to the API server, by verb.
   type: dict
   returned: success
   sample:
@@ -227,16 +227,16 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation_output import LargeResult
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation_table import TABLES, look
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import TABLES, collect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
     tables = {"type": "list", "elements": "str", "choices": list(TABLES), "default": ["table"]}
     module = AnsibleModule(argument_spec={**auth_arguments(), "tables": tables}, supports_check_mode=True)
-    finish(LargeResult(module), lambda: look(RealKube.of_module(module), module.params["tables"]))
+    run_module(LargeResult(module), lambda: collect(RealKube.of_module(module), module.params["tables"]))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_node_info
-short_description: Look once at a GPU node and return all that the roles decide on
+short_description: Collect all facts of a GPU node that the roles plan from
 version_added: 1.0.0
 description:
-  - Returns what a node is, which NVIDIA GPUs it has, and in what state nouveau, the driver, the toolkit, the packages, the
-    container runtimes and the kubelet are. One execution, a few cheap commands, no change.
-  - What a node lacks is empty or null and never an error. Every key is always there.
-  - The role P(kubegpu.share.observe#role) keeps the result as the fact C(gpu_node).
-  - Where the node has no Python that ansible-core can use, the task fails with a sentence that names the interpreter that was
-    found, the package to install on this distribution and what to set C(ansible_python_interpreter) to.
+  - Returns the node's system, its NVIDIA GPUs, and the states of nouveau, the driver, the toolkit, the packages, the container runtimes and
+    kubelet. One execution, a few cheap commands, no change.
+  - Anything missing on a node is empty or null and never an error. Every key is always there.
+  - The role P(kubegpu.share.node_facts#role) sets the result as the fact C(gpu_node).
+  - Where the node's Python is missing or older than 3.9, the error names the interpreter that was found, the package to install on this
+    distribution and the value for C(ansible_python_interpreter).
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
@@ -24,54 +24,53 @@ extends_documentation_fragment:
 options:
   sysroot:
     description:
-      - Folder under which the files are looked for.
-      - Commands are the running machine's own whatever stands here.
+      - Directory that the files are read below.
+      - Commands always run on the machine itself.
     type: path
     default: /
   images:
-    description: References of images to look for in the node's container runtime.
+    description: References of images to search in the node's container runtime.
     type: list
     elements: str
     default: []
   packages:
-    description: Patterns of further names of packages to be told of, beside those of NVIDIA, of kernel headers and of dkms.
+    description: Patterns of names of packages to include, beside those of NVIDIA, of kernel headers and of dkms.
     type: list
     elements: str
     default: []
-  first_look:
+  baseline:
     description:
-      - Return the whole of the first look that was kept on the node, too.
-      - It is what M(kubegpu.share.first_look) kept before anything was changed.
+      - Return the snapshot of the baseline, too, that M(kubegpu.share.node_baseline) recorded before anything was changed.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Look at the node
+- name: Collect the node's facts
   kubegpu.share.gpu_node_info:
   register: found
 
-- name: Say which cards it has
+- name: Print the names of its cards
   ansible.builtin.debug:
     msg: "{{ found.gpu_node.driver.cards | map(attribute='name') }}"
 
-- name: Stop where a card is older than the open kernel module serves
+- name: Fail where the open kernel module does not support a card
   ansible.builtin.assert:
     that: found.gpu_node.gpus | selectattr('generation', 'in', ['maxwell', 'pascal', 'volta']) | length == 0
 
-- name: Look at a tree that looks like a node
+- name: Collect the facts of a directory tree
   kubegpu.share.gpu_node_info:
     sysroot: /srv/made-up/node
 """
 
 RETURN = r"""
 gpu_node:
-  description: What was seen.
+  description: The facts.
   returned: success
   type: dict
   contains:
     distribution:
-      description: Who made the system.
+      description: The operating system.
       type: dict
       contains:
         id:
@@ -93,10 +92,10 @@ gpu_node:
           description: V(debian), V(redhat), V(suse), or the C(id) of any other.
           type: str
         arch:
-          description: V(amd64), V(arm64), or what C(uname -m) says.
+          description: V(amd64), V(arm64), or the output of C(uname -m).
           type: str
     python:
-      description: C(version) and C(executable) of the interpreter that looked.
+      description: C(version) and C(executable) of the interpreter that ran the module.
       type: dict
     kernel:
       description: The kernels of this machine.
@@ -110,16 +109,16 @@ gpu_node:
           type: list
           elements: str
         headers:
-          description: Whether modules can be built for the running one.
+          description: Whether the headers of the running one are installed.
           type: bool
         compiler:
-          description: Versions of gcc that the running kernel was compiled with (C(kernel)) and that is installed (C(gcc)), or empty.
+          description: Version of gcc that compiled the running kernel (C(kernel)) and of the installed one (C(gcc)), or empty.
           type: dict
         modules:
           description: For each installed kernel whether its C(headers) are there and whether it finds an C(nvidia) module.
           type: dict
         command_line:
-          description: What the kernel was booted with.
+          description: The command line of the running kernel.
           type: str
     secure_boot:
       description: Whether firmware checks signatures; null without UEFI.
@@ -130,7 +129,7 @@ gpu_node:
     mok:
       description: >-
         Path of the certificate (C(key)) that modules built here are signed with, or empty; whether firmware has it C(enrolled) and whether that is
-        C(pending) until somebody confirms it at the console. Both null where firmware checks nothing or nothing tells.
+        C(pending) until somebody confirms it at the console. Both null where firmware checks nothing or they are unknown.
       type: dict
     reboot_required:
       description: Whether the distribution asks for a reboot.
@@ -173,14 +172,14 @@ gpu_node:
       type: list
       elements: dict
     nouveau:
-      description: The free driver that stands in NVIDIA's way.
+      description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict
       contains:
         loaded:
           description: Whether it is loaded.
           type: bool
         refcnt:
-          description: How often it is in use; null where it isn't loaded.
+          description: Its reference count; null where it isn't loaded.
           type: int
         holders:
           description: Modules that use it.
@@ -191,7 +190,7 @@ gpu_node:
           type: list
           elements: str
         consoles:
-          description: Virtual consoles that it shows.
+          description: Virtual consoles on its framebuffer.
           type: list
           elements: str
         framebuffers:
@@ -205,19 +204,19 @@ gpu_node:
           description: Those files by path, with their text.
           type: dict
         tool:
-          description: What makes initramfs images here (V(initramfs-tools), V(dracut)), or null.
+          description: The tool that builds initramfs images here (V(initramfs-tools), V(dracut)), or null.
           type: str
         dracut:
-          description: Text of our configuration of dracut, or null.
+          description: Text of this collection's configuration of dracut, or null.
           type: str
         images:
           description: >-
-            The initramfs images of the installed kernels, each with C(path), C(release), C(bytes), whether it is C(newer) than our file, whether
-            C(nouveau) and our C(blacklist) are inside (null where that can't be told), and whether an older image was C(kept).
+            The initramfs images of the installed kernels, each with C(path), C(release), C(bytes), whether it is C(newer) than the blacklist file, whether
+            C(nouveau) and the C(blacklist) are inside (null where it can't be read), and whether an older image is C(kept).
           type: list
           elements: dict
         leftovers:
-          description: Images that a run which was cut short left in C(/boot).
+          description: Images that an interrupted run left in C(/boot).
           type: list
           elements: str
         boot_free:
@@ -252,41 +251,41 @@ gpu_node:
           description: Version in the name of the file that C(libnvidia-ml.so.1) leads to.
           type: str
         version:
-          description: What nvidia-smi answers, or null.
+          description: Version that nvidia-smi reports, or null.
           type: str
         cards:
           description: >-
-            What nvidia-smi shows: C(index), C(uuid), C(name), C(memory_mib), C(address), C(minor), C(persistence) and C(mig), the last two null where
+            The cards that nvidia-smi lists: C(index), C(uuid), C(name), C(memory_mib), C(address), C(minor), C(persistence) and C(mig), the last two null where
             a card has no such mode.
           type: list
           elements: dict
         error:
-          description: nvidia-smi's own words where it fails or shows a card that it can't read.
+          description: nvidia-smi's output where it fails or lists a card that it can't read.
           type: str
         code:
-          description: NVML's return code that these words stand for; V(0) where all is well, null without nvidia-smi or where its words don't tell.
+          description: NVML's return code of that output; V(0) without an error, null without nvidia-smi or where the code is unknown.
           type: int
         persistence:
-          description: Whether all cards have persistence mode on; null where that can't be told.
+          description: Whether all cards have persistence mode on; null where it is unknown.
           type: bool
         fabric:
           description: C(version) of the fabric manager, or empty, and whether it is C(needed) because there are NVSwitches.
           type: dict
         others:
           description: >-
-            Who brings the driver to this machine: V(runfile), V(gpu-operator), and by packages V(nvidia), V(distribution), V(graphics-ppa), V(rpmfusion),
+            Sources of the installed driver: V(runfile), V(gpu-operator), and by packages V(nvidia), V(distribution), V(graphics-ppa), V(rpmfusion),
             V(elrepo), V(negativo17). More than one is a conflict.
           type: list
           elements: str
     memory_limit:
-      description: Whether it is C(possible) to limit the GPU memory of a container, and the sentences C(why) not.
+      description: Whether it is C(possible) to limit the GPU memory of a container, and the unmet conditions (C(why)).
       type: dict
     toolkit:
       description: NVIDIA's container toolkit.
       type: dict
       contains:
         version:
-          description: What nvidia-ctk answers, or null.
+          description: Version that nvidia-ctk reports, or null.
           type: str
         binaries:
           description: Which of its programs are in C(/usr/bin).
@@ -313,7 +312,7 @@ gpu_node:
       description: Device C(nodes) of the driver, whether C(uvm) is among them, and whether C(/dev/char) links to them (C(char_links)).
       type: dict
     dkms:
-      description: What dkms has, with C(module), C(version), C(kernel) and C(state) (V(added), V(built), V(installed), V(installed-weak)).
+      description: Modules of dkms, with C(module), C(version), C(kernel) and C(state) (V(added), V(built), V(installed), V(installed-weak)).
       type: list
       elements: dict
     log:
@@ -323,66 +322,66 @@ gpu_node:
       type: dict
     apt:
       description: >-
-        Null without dpkg. C(files) and C(keys) (SHA-256) of ours, C(sources) of everybody else's lists, whether dpkg was C(interrupted), and
+        Null without dpkg. C(files) and C(keys) (SHA-256) of this collection, C(sources) of all other lists, whether dpkg was C(interrupted), and
         C(unfinished) packages.
       type: dict
     rpm:
       description: >-
-        Null without rpm. The package C(manager) (V(dnf), V(dnf5), V(yum), V(zypper)), C(files) and C(keys) (SHA-256) of ours, C(imported) keys, all
+        Null without rpm. The package C(manager) (V(dnf), V(dnf5), V(zypper)), C(files) and C(keys) (SHA-256) of this collection, C(imported) keys, all
         C(repositories) with C(file), C(id), C(url) and whether they are C(enabled), C(locks) with the C(lock_path) they stand in and the state of the
-        C(lock_plugin), enabled module C(streams), packages that are there twice (C(duplicates)), and whether a transaction was C(interrupted).
+        C(lock_plugin), enabled module C(streams), and packages that an interrupted transaction left twice (C(duplicates)).
       type: dict
     packages:
       description: >-
         Installed packages by name, each with C(version) (of rpm with epoch and release), C(held) and C(origin) (dpkg's Maintainer, rpm's Vendor); of rpm
-        with all C(versions) where there are several. Those of NVIDIA, kernel headers, dkms and what O(packages) asks for.
+        with all C(versions) where there are several. Those of NVIDIA, kernel headers, dkms and O(packages).
       type: dict
     sources_stale:
       description: >-
-        Lists of repositories that are left of NVIDIA's container tools of earlier years, each with C(file), C(text) and C(line_count).
+        Package sources of NVIDIA's earlier container tools, each with C(file), C(text) and C(line_count).
       type: list
       elements: dict
     toolkit_legacy:
-      description: The C(record) of what was kept aside of such tools, or an empty text; and the C(drop_ins) of nvidia-ctk that are there.
+      description: The C(record) of such tools that were removed, or an empty text; and the C(drop_ins) of nvidia-ctk that are there.
       type: dict
     runtimes:
       description: >-
         Container runtimes by name (C(containerd), C(docker), C(crio), C(k3s), C(rke2)); null where one isn't installed. Each with its C(version), its
-        configuration with credentials masked, what that amounts to in the runtime's own words, and whether it runs with it.
+        configuration with credentials masked, the effective configuration as the runtime reports it, and whether it runs with it.
       type: dict
     kubelet:
       description: >-
-        Null without one. C(version), the C(endpoint) that it talks to, the C(runtime) that this is (V(containerd), V(docker), V(crio), V(k3s), V(rke2) or
+        Null without one. C(version), the C(endpoint) that it uses, the C(runtime) that this is (V(containerd), V(docker), V(crio), V(k3s), V(rke2) or
         empty) and its C(cgroup_driver) (V(systemd), V(cgroupfs) or empty).
       type: dict
-    first_look:
+    baseline:
       description: >-
-        Null, or C(path), when it was C(taken), the C(marks) that were made in it, and the C(error) if it can't be read; with O(first_look) all that was
-        C(seen) then, too.
+        Null without one. C(path), when it was C(taken) (UTC), the C(own_files) of this collection that were there already, and the C(error) if it
+        can't be read; with O(baseline) its C(snapshot), too.
       type: dict
     maintenance:
-      description: C(unfinished), whether a run of M(kubegpu.share.kernel_driver) was cut short while services were stopped.
+      description: C(unfinished), whether a run of M(kubegpu.share.kernel_driver) was interrupted while services were stopped.
       type: dict
     images:
-      description: The references that were asked for, each with the SHA-256 of the archive it was imported from or an empty text.
+      description: The requested references, each with the SHA-256 of the archive it was imported from or an empty text.
       type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._node_info import ARGUMENTS, observe
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import ARGUMENTS, observe
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     asked = module.params
     system = RealSystem(asked["sysroot"], module.run_command)
-    finish(
+    run_module(
         module,
         lambda: {
             "changed": False,
-            "gpu_node": observe(system, asked["images"], asked["packages"], asked["first_look"]),
+            "gpu_node": observe(system, asked["images"], asked["packages"], asked["baseline"]),
         },
     )
 

@@ -7,31 +7,32 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_operator
-short_description: Let NVIDIA's GPU Operator and gpushare share nodes without giving a card away twice
+short_description: Configure NVIDIA's GPU Operator for nodes whose cards gpushare allocates
 version_added: 1.0.0
 description:
-  - Changes the C(ClusterPolicy) that NVIDIA's GPU Operator follows, or labels nodes for it. Driver and toolkit stay the operator's.
-  - Where all nodes with GPUs are gpushare's, the operator's device plugin is turned off. Where others keep theirs, it goes from gpushare's nodes
-    alone, by labels, and so does the operator's validator, which would wait for it.
-  - From release 25.10 on CDI is turned off (C(spec.cdi.enabled)), unless the operator doesn't manage the toolkit. With it, nobody listens to the
-    environment variable by which a pod of gpushare names its card, and the pod gets none. On nodes with CRI-O the validator pauses for that.
-  - Refuses what would strand pods, such as those that hold C(nvidia.com/gpu) on these nodes.
-  - Nodes that come to O(nodes) or leave it later, and other nodes with GPUs that come, are followed. A node that leaves gets back what it had, which is
-    refused as long as gpushare's label or pods with a share of its cards are on it.
-  - Waits until the operator says that it is ready. Where it isn't in time, what this run changed goes back to what it was before this run, and no
-    further. V(absent) brings back what was there before gpushare.
-  - Does nothing where there is no ClusterPolicy.
+  - Changes the C(ClusterPolicy) of NVIDIA's GPU Operator, or labels nodes for it. The operator still manages driver and toolkit.
+  - Where gpushare uses all nodes with GPUs, the operator's device plugin is disabled. Otherwise labels disable it on gpushare's nodes alone, together
+    with the operator's validator, which would wait for it.
+  - From release 25.10 on CDI is disabled (C(spec.cdi.enabled)), unless the operator doesn't manage the toolkit. With CDI, the environment variable by
+    which a pod of gpushare selects its card is ignored, and the pod gets no card. On nodes with CRI-O the validator is paused during this change.
+  - Refuses a change that would take the cards of pods away, such as those that hold C(nvidia.com/gpu) on these nodes.
+  - Later changes of O(nodes) and new nodes with GPUs are supported. A node that is removed from O(nodes) gets its former labels, which is refused while
+    it has gpushare's label or pods with a share of its cards.
+  - Waits until the operator is ready. If it isn't in time, the module rolls this run's changes back, and no earlier ones. V(absent) restores the settings
+    before gpushare.
+  - Does nothing in a cluster without a ClusterPolicy.
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
   state:
-    description: Whether gpushare's nodes are gpushare's, or as they were before.
+    description: Whether gpushare allocates the cards of the nodes, or the operator as before.
     type: str
     choices: [present, absent]
     default: present
   nodes:
-    description: Names of the nodes whose cards gpushare shares.
+    description: Names of the nodes whose cards gpushare allocates.
     type: list
     elements: str
     default: []
@@ -47,7 +48,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Leave the cards of two nodes to gpushare
+- name: Let gpushare allocate the cards of two nodes
   kubegpu.share.gpu_operator:
     nodes: [worker-1, worker-2]
 """
@@ -58,23 +59,23 @@ policy:
   returned: success
   type: str
   sample: gpu-cluster-policy
-why:
-  description: Why what is asked for is, a sentence each.
+reasons:
+  description: The reason of each change.
   returned: success
   type: list
   elements: str
-  sample: ["its device plugin would give away the cards that gpushare's gives away"]
+  sample: ["the operator's device plugin would allocate the cards that gpushare's allocates"]
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._gpu_operator import ARGUMENTS, work
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift.gpu_operator import ARGUMENTS, work
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: work(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: work(RealKube.of_module(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -12,65 +12,65 @@ version_added: 1.0.0
 description:
   - Builds the image from the collection's own C(images/gpushare) for each platform, without running anything of another platform, so that no
     emulation is needed. Python packages are pinned with their hashes.
-  - Each platform's image becomes an archive for C(gpushare_image_archive), with its bill of materials (CycloneDX) beside. With O(push) the same
-    archives go to a registry, as one reference.
-  - The same sources, base and O(epoch) give the same bytes with the same engine, as far as the base is named by its digest.
-  - What was built of what is noted beside the archives. With nothing to do nothing is built and nothing pushed.
+  - Writes an archive per platform for C(gpushare_image_archive), with its bill of materials (CycloneDX). With O(push) the same archives are
+    pushed to a registry, as one reference.
+  - The same sources, base and O(epoch) give the same bytes with the same engine, if the base is a digest.
+  - A record beside the archives has the digests of their inputs. If nothing differs, nothing is built and nothing pushed.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
 options:
   reference:
-    description: The image's name with its tag; with O(push) that of a registry. Who has to log in there does so with the engine, beforehand.
+    description: The image's name with its tag; with O(push) that of a registry. Log in to the registry with the engine beforehand.
     type: str
     required: true
   engine:
     description:
-      - What builds. V(auto) is the first one that the machine has, in the order of the choices.
-      - V(docker) builds for another platform than its own only with BuildKit.
+      - The build tool. V(auto) is the first one on the machine, in the order of the choices.
+      - V(docker) needs BuildKit to build for another platform than its own.
     type: str
     choices: [auto, podman, buildah, docker]
     default: auto
   platforms:
-    description: What it is built for.
+    description: The platforms of the image.
     type: list
     elements: str
     choices: [linux/amd64, linux/arm64]
     default: [linux/amd64, linux/arm64]
   base:
-    description: The image that it stands on, Debian's or made of it, with Python 3.11 or newer and pip. A digest pins it.
+    description: The base image, Debian or derived from it, with Python 3.11 or newer and pip. A digest pins it.
     type: str
     default: docker.io/library/python:3.13-slim-bookworm
   folder:
-    description: Where archives, bills of materials and the note of what they were built of are, on the machine that builds.
+    description: Folder for the archives, their bills of materials and the record, on the machine that builds.
     type: path
     required: true
   push:
-    description: Whether the image goes to the registry that O(reference) names.
+    description: Whether the image is pushed to the registry in O(reference).
     type: bool
     default: false
   tls_verify:
-    description: Whether the registry has to have a certificate that the machine trusts.
+    description: Whether the registry's certificate is verified.
     type: bool
     default: true
   pip_args:
-    description: More arguments for pip, such as the index of a place without PyPI.
+    description: Additional arguments for pip, such as another package index.
     type: str
     default: ""
   epoch:
-    description: The one time that the image tells, in seconds since 1970.
+    description: The timestamp of everything in the image, in seconds since 1970.
     type: int
     default: 1767225600
   timeout:
-    description: Seconds that each build, and each push, may take.
+    description: Time limit of each build and each push, in seconds.
     type: int
     default: 3600
   sources:
-    description: SHA-256 of the sources. Not to be set.
+    description: SHA-256 of the sources. Set by the action plugin.
     type: str
   context:
-    description: Where the action plugin has put them. Not to be set.
+    description: Archive of the sources on the machine. Set by the action plugin.
     type: path
 """
 
@@ -81,7 +81,7 @@ EXAMPLES = r"""
     platforms: [linux/amd64]
     folder: /srv/images
 
-- name: Build it for all nodes and push it
+- name: Build the image for all platforms and push it
   kubegpu.share.image_build:
     reference: registry.example.org/kubegpu/gpushare:1.0.0
     folder: /srv/images
@@ -90,26 +90,26 @@ EXAMPLES = r"""
 
 RETURN = r"""
 archives:
-  description: By platform, the archive.
+  description: The archive of each platform.
   returned: success
   type: dict
   sample: {linux/amd64: /srv/images/gpushare-1.0.0-amd64.tar}
 bills:
-  description: By platform, the bill of materials.
+  description: The bill of materials of each platform.
   returned: success
   type: dict
   sample: {linux/amd64: /srv/images/gpushare-1.0.0-amd64.cdx.json}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._image_build import ARGUMENTS, work
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._images.build import ARGUMENTS, ensure
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: work(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
+    run_module(module, lambda: ensure(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
 
 
 if __name__ == "__main__":

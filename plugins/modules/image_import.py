@@ -7,21 +7,21 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: image_import
-short_description: Bring an image archive into a node's container runtime without a registry
+short_description: Import an image archive on a node without a registry
 version_added: 1.0.0
 description:
-  - Imports a Docker or OCI archive that lies on the controller into containerd's image store for Kubernetes, unless the store
-    has that image from that very archive.
-  - Which archive an image came from is written on the image as the label C(kubegpu.share/archive). The image is also marked
-    as pinned, so that kubelet's garbage collection spares what couldn't be pulled again.
-  - The archive is only copied to a node that needs it, into Ansible's temporary folder, and removed afterwards.
+  - Imports a Docker or OCI archive of the controller into containerd's image store for Kubernetes, unless the store has the image from the same
+    archive.
+  - Labels the image with the archive's SHA-256 (C(kubegpu.share/archive)), and pins it, so that kubelet's garbage collection doesn't remove an image
+    that can't be pulled again.
+  - Copies the archive only to a node that needs it, into Ansible's temporary folder, and removes it afterwards.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
 options:
   reference:
-    description: The image's name with its tag, as pods ask for it.
+    description: The image's name with its tag, as in pod specifications.
     type: str
     required: true
   archive:
@@ -29,18 +29,18 @@ options:
     type: path
     required: true
   observed:
-    description: The node as M(kubegpu.share.gpu_node_info) returned it, best with this image among its O(kubegpu.share.gpu_node_info#module:images).
+    description: Facts of the node from M(kubegpu.share.gpu_node_info), preferably with this image among its O(kubegpu.share.gpu_node_info#module:images).
     type: dict
   sha256:
-    description: SHA-256 of the archive. Computed where it isn't given.
+    description: SHA-256 of the archive. By default the action plugin computes it.
     type: str
   remote_path:
-    description: Where the action plugin has put the archive on the node. Not to be set.
+    description: Path of the archive on the node. Set by the action plugin.
     type: path
 """
 
 EXAMPLES = r"""
-- name: Bring the image to the node
+- name: Import the image on the node
   kubegpu.share.image_import:
     reference: localhost/kubegpu/gpushare:1.0.0
     archive: /srv/images/gpushare.tar
@@ -52,14 +52,14 @@ RETURN = r"""
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._image_import import ARGUMENTS, work
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._images.import_archive import ARGUMENTS, ensure
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: work(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
+    run_module(module, lambda: ensure(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
 
 
 if __name__ == "__main__":

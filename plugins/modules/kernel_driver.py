@@ -7,16 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kernel_driver
-short_description: Swap NVIDIA's loaded kernel modules for the installed ones without a reboot
+short_description: Replace NVIDIA's loaded kernel modules by the installed ones without a reboot
 version_added: 1.0.0
 description:
-  - Compares the module that runs with the one that the running kernel would load. Where they differ, the services that hold the
-    cards are stopped, the module and all that stand on it are taken out, the installed ones are loaded, and the services start again.
-  - A process that holds a card is never ended, unless it is a pod's and O(end_pods) allows it. Where one is left, nothing is touched,
-    RV(reboot_required) is true and RV(reason) names it.
-  - Which services were stopped is written down before the first one stops, so that a run that was killed is finished by the next one.
-  - A container has its host's modules, which are left alone. There only O(services) are restarted, and only when the library's version
-    isn't the module's.
+  - "For the roles of this collection only: compares the loaded module with the one that the running kernel would load. Where they differ, it
+    stops the services that use the GPUs, unloads the module and its dependents, loads the installed ones, and starts the services again."
+  - Never ends a process that uses a GPU, unless the process belongs to a pod and O(end_pods) allows it. Where one remains, nothing is changed,
+    RV(reboot_required) is true and RV(reason) names the process.
+  - Records the stopped services before the first one stops, so that the next run completes one that was killed.
+  - A container has its host's modules, which stay. There only O(services) are restarted, where the library has another version than the
+    module.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
@@ -24,32 +24,32 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(reloaded) makes the installed modules run. Where no module is installed, nothing is done.
-      - V(unloaded) takes them out, and leaves the services that it stopped until V(reloaded) is asked for.
+      - V(reloaded) loads the installed modules. Where none is installed, nothing is done.
+      - V(unloaded) unloads them; the services that it stopped start with the next V(reloaded).
     type: str
     choices: [reloaded, unloaded]
     default: reloaded
   services:
-    description: Further systemd services that hold the cards, beside NVIDIA's own. What isn't active isn't touched.
+    description: Further systemd services that use the GPUs, beside NVIDIA's own. Inactive ones stay as they are.
     type: list
     elements: str
     default: []
   end_pods:
     description:
-      - Whether processes of pods that hold a card, or the old driver's library, may be ended; kubelet is stopped before and started after,
-        and then starts their containers anew.
-      - It is meant for a node that has been drained, where the pods of DaemonSets are left.
+      - Whether processes of pods that use a GPU or the old driver's library may be ended. kubelet is stopped before and started afterwards,
+        and then restarts their containers.
+      - It is meant for a drained node, on which the pods of DaemonSets remain.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Make the driver run that was just installed
+- name: Load the driver that was just installed
   kubegpu.share.kernel_driver:
     end_pods: true
   register: swapped
 
-- name: Say what is in the way
+- name: Show what uses the GPUs
   ansible.builtin.debug:
     var: swapped.reason
   when: swapped.reboot_required
@@ -57,17 +57,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 reboot_required:
-  description: Whether the modules can't be taken out, so that only a reboot swaps them.
+  description: Whether the modules can't be unloaded, so that only a reboot replaces them.
   returned: success
   type: bool
   sample: false
 reason:
-  description: Why, in a few words; empty where RV(reboot_required) is false.
+  description: The reason; empty where RV(reboot_required) is false.
   returned: success
   type: str
-  sample: "the cards are held by python3 (process 4711)"
+  sample: "the GPUs are in use by python3 (process 4711)"
 users:
-  description: The processes that are in the way.
+  description: The processes that use the GPUs.
   returned: success
   type: list
   elements: dict
@@ -80,15 +80,15 @@ container:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._kernel_driver import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.module_utils._kernel_driver_apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: work(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
+    run_module(module, lambda: work(module.params, module.check_mode, RealSystem(run_command=module.run_command)))
 
 
 if __name__ == "__main__":

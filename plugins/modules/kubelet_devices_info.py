@@ -8,17 +8,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kubelet_devices_info
-short_description: Which GPU devices a node's kubelet gave to which container
+short_description: Collect the GPU devices that a node's kubelet allocated to containers
 version_added: 1.0.0
 description:
-  - Reads what the kubelet itself says of the devices that it gave away, from its checkpoint of devices, and from its
-    PodResources interface where the node's Python has C(grpc). Runs on the node, as root, and changes nothing.
-  - The checkpoint also holds what the device plugin answered for each container, which is the witness of the card that the
-    container really got. Its entries of pods that ended stay until the next allocation.
-  - What isn't there or can't be read has a C(state) and a C(problem) and is no failure. A checkpoint that is cut short,
-    damaged, of a form that isn't known, larger than 64 MiB or no regular file is never taken for a good one.
-  - Nothing of other resources leaves the node, and of the variables of environment that a device plugin sets only those that
-    say which GPU, and how much of it, a container has.
+  - Reads kubelet's checkpoint of devices and, where the node's Python has C(grpc), its PodResources API.
+  - Runs on the node, as root, and changes nothing.
+  - The checkpoint also contains the device plugin's response for each container, which shows the GPU that the container was
+    given. Entries of finished pods stay until the next allocation.
+  - A source that is missing or can't be read has a C(state) and a C(problem) and doesn't fail the task. A checkpoint that is
+    truncated, damaged, of an unknown form, larger than 64 MiB or no regular file is never reported as V(ok).
+  - Other resources are not returned. Of the environment variables that a device plugin sets, only those that state the
+    container's GPU and its share are returned.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
@@ -27,81 +27,81 @@ extends_documentation_fragment:
 options:
   root:
     description:
-      - The kubelet's folder.
-      - Where it isn't given, it is the C(--root-dir) of the running kubelet (also of those within k3s, RKE2 and microk8s), and
-        V(/var/lib/kubelet) where the kubelet was told none.
+      - Kubelet's directory.
+      - Defaults to the C(--root-dir) of the running kubelet (also of the one within k3s, RKE2 and microk8s), or to
+        V(/var/lib/kubelet).
     type: path
   resources:
-    description: Beginnings of the names of the resources that are of interest.
+    description: Prefixes of the resource names to return.
     type: list
     elements: str
     default: [aliyun.com/gpu-, nvidia.com/]
 requirements:
-  - python >= 3.8
-  - grpcio, for C(pod_resources) alone (C(python3-grpcio) on Debian and Ubuntu, and in EPEL)
+  - python >= 3.9
+  - grpcio, for C(pod_resources) only (C(python3-grpcio) on Debian and Ubuntu, and in EPEL)
 """
 
 EXAMPLES = r"""
-- name: Ask the kubelet who has which device
+- name: Collect the devices of all containers
   kubegpu.share.kubelet_devices_info:
   become: true
-  register: found
+  register: kubelet_devices
 
-- name: Say what each container was given
+- name: Print each container's devices
   ansible.builtin.debug:
     msg: "{{ item.pod_uid }} {{ item.container }}: {{ item.count }} of {{ item.resource }}, {{ item.envs }}"
-  loop: "{{ found.kubelet.checkpoint.entries }}"
+  loop: "{{ kubelet_devices.kubelet.checkpoint.entries }}"
 """
 
 RETURN = r"""
 kubelet:
-  description: What the kubelet says. Every key is always there.
+  description: Kubelet's devices. Every key is always present.
   type: dict
   returned: success
   contains:
     root:
-      description: The kubelet's folder.
+      description: Kubelet's directory.
       type: str
     checkpoint:
-      description: The kubelet's checkpoint of devices.
+      description: Kubelet's checkpoint of devices.
       type: dict
       contains:
         state:
           description: >-
-            V(ok); V(missing); V(unreadable), also where it isn't whole JSON; V(unknown), where it has a form that isn't known. Unless it
-            is V(ok), that there are no entries means nothing.
+            V(ok); V(missing); V(unreadable), also if it isn't complete JSON; V(unknown), if it has an unknown form. An empty list of
+            entries is conclusive only if this is V(ok).
           type: str
         problem:
-          description: Why it isn't V(ok), in one sentence.
+          description: Why C(state) isn't V(ok).
           type: str
         entries:
           description: >-
-            One for each container and resource (pod_uid, container, resource, ids, count, and of the device plugin's answer envs,
-            cdi_devices, devices as paths of the host, and annotations). Where the answer can't be decoded, envs is null and problem
-            says why.
+            One for each container and resource (pod_uid, container, resource, ids, count, and from the device plugin's response envs,
+            cdi_devices, devices as paths of the host, and annotations). If the response can't be decoded, envs is null and problem
+            has the reason.
           type: list
           elements: dict
         registered:
-          description: IDs of the healthy devices of each resource.
+          description: IDs of the healthy devices, by resource.
           type: dict
     pod_resources:
-      description: The answer of the kubelet's PodResources interface, version 1.
+      description: The response of kubelet's PodResources API, version 1.
       type: dict
       contains:
         state:
           description: >-
-            V(ok); V(missing), where there is no socket, or the node's Python lacks C(grpc); V(unreadable), where the kubelet didn't answer
-            in 10 seconds, or with an error; V(unknown), where it isn't the message that was expected.
+            V(ok); V(missing), without a socket or without C(grpc) in the node's Python; V(unreadable), if kubelet didn't respond within
+            10 seconds, or with an error; V(unknown), if the response isn't the expected message.
           type: str
         problem:
-          description: Why it isn't V(ok), in one sentence.
+          description: Why C(state) isn't V(ok).
           type: str
         pods:
-          description: Pods that have such a device (namespace, name, and containers with their devices by resource).
+          description: Pods that have a device (namespace, name, and containers with their devices by resource).
           type: list
           elements: dict
     sockets:
-      description: Names of the sockets in the folder of the device plugins.
+      description: Names of the sockets in the device plugins' directory.
       type: list
       elements: str
   sample:
@@ -138,18 +138,16 @@ kubelet:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._kubelet_devices import ARGUMENTS, look
-from ansible_collections.kubegpu.share.plugins.module_utils._kubelet_door import RealKubelet
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.devices import RESOURCES, collect
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import NodeKubelet
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    asked = module.params
-    finish(
-        module,
-        lambda: {"changed": False, "kubelet": look(RealKubelet(), asked["root"], asked["resources"])},
-    )
+    arguments = {"root": {"type": "path"}, "resources": {"type": "list", "elements": "str", "default": RESOURCES}}
+    module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
+    root, resources = module.params["root"], module.params["resources"]
+    run_module(module, lambda: {"changed": False, "kubelet": collect(NodeKubelet(), root, resources)})
 
 
 if __name__ == "__main__":

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: machine_config
-short_description: Configure OpenShift's nodes with GPUs, which nobody may configure over SSH
+short_description: Configure OpenShift's GPU nodes by a MachineConfig
 version_added: 1.0.0
 description:
-  - Brings a C(MachineConfig), a C(MachineConfigPool) of its own and the nodes' label, so that OpenShift's Machine Config Operator writes the files and
-    kernel arguments. It B(drains and reboots) these nodes, one after the other, and no others.
-  - Keeps nouveau out and, where O(runtime_path) is set, makes NVIDIA's runtime CRI-O's default, which C(ContainerRuntimeConfig) can't.
-  - Waits until every node of the pool is updated. Where the pool becomes Degraded or the time is over, MachineConfig and labels are put back, and
-    the module fails with the operator's own words.
-  - V(absent) lets the nodes go back to the workers' pool before it takes anything away. A pool that was there before stays, with the nodes that it had.
-  - Refuses OpenShift's own pools, nodes of the control plane, nodes of a third pool, and a pool that is paused or degraded or takes other nodes.
+  - Creates a C(MachineConfig) and a C(MachineConfigPool) of its own and labels the nodes, so OpenShift's Machine Config Operator writes the files and
+    kernel arguments. The operator B(drains and reboots) these nodes, one after the other, and no others.
+  - Disables nouveau and, with O(runtime_path), makes NVIDIA's runtime the default of CRI-O, which C(ContainerRuntimeConfig) doesn't support.
+  - Waits until every node of the pool is updated. If the pool becomes Degraded or isn't updated in time, the module rolls MachineConfig and labels back
+    and fails with the operator's message.
+  - V(absent) returns the nodes to the workers' pool before it removes anything. A pool that existed before stays, with its nodes.
+  - Refuses OpenShift's own pools, nodes of the control plane, nodes of a third pool, and a pool that is paused or degraded or selects other nodes.
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
   state:
@@ -28,8 +29,8 @@ options:
     default: present
   pool:
     description:
-      - Name of the pool and of the nodes' role. What workers have, its nodes have too.
-      - A pool of this name that is there already is used, where it takes nodes by the label of this role, and MachineConfigs of this role and of workers.
+      - Name of the pool and of the nodes' role. Its nodes also get the MachineConfigs of workers.
+      - An existing pool of this name is used if it selects nodes by the label of this role, and MachineConfigs of this role and of workers.
     type: str
     default: gpu
   name:
@@ -37,27 +38,27 @@ options:
     type: str
     default: 99-gpushare
   nodes:
-    description: Names of the nodes with GPUs. With O(state=absent) all nodes that the module brought into the pool, or all of its own pool.
+    description: Names of the nodes with GPUs. With O(state=absent), by default all nodes that the module added to the pool, or all of its own pool.
     type: list
     elements: str
     default: []
   nouveau:
-    description: Whether the kernel's own driver for NVIDIA's cards is kept out. With the GPU Operator's driver that is usually not necessary.
+    description: Whether to disable nouveau, the kernel's own driver for NVIDIA cards. With the GPU Operator's driver that is usually not necessary.
     type: bool
     default: true
   runtime_path:
     description:
-      - Path of NVIDIA's runtime on the nodes, to be CRI-O's default.
-      - Leave it empty where the GPU Operator manages the toolkit, which writes this very setting by itself.
+      - Path of NVIDIA's runtime on the nodes, to make it CRI-O's default.
+      - Leave it empty where the GPU Operator manages the toolkit, because it sets the default itself.
     type: str
     default: ""
   kernel_arguments:
-    description: Further arguments of the kernel, such as V(intel_iommu=on).
+    description: Further kernel arguments, such as V(intel_iommu=on).
     type: list
     elements: str
     default: []
   timeout:
-    description: Seconds that all nodes of the pool together have to be drained, rebooted and back.
+    description: Seconds that all nodes of the pool together have to drain, reboot and become ready.
     type: int
     default: 3600
 requirements:
@@ -68,7 +69,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Keep nouveau out of two nodes
+- name: Disable nouveau on two nodes
   kubegpu.share.machine_config:
     nodes: [worker-1, worker-2]
 """
@@ -77,14 +78,14 @@ RETURN = r"""
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._machine_config import ARGUMENTS, work
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift.machine_config import ARGUMENTS, work
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: work(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: work(RealKube.of_module(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_announcements
-short_description: Take from nodes what gpushare's device plugin has told of their cards
+short_description: Remove the annotations and resources of gpushare's device plugin from nodes
 version_added: 1.0.0
 description:
-  - Removes the annotations C(kubegpu.share/cards), C(kubegpu.share/memory-limit) and C(kubegpu.share/runtime-cdi) and the resources
-    C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the device plugin doesn't run any more. Neither Kubernetes nor the plugin does that.
-  - Once the plugin is gone, nothing of C(aliyun.com/gpu-mem) can be had (C(allocatable) is 0). kubelet itself goes on to show its C(capacity) for
-    five minutes, then 0 until it is restarted; that is left to it.
+  - For the role gpushare of this collection only. Removes the annotations C(kubegpu.share/cards), C(kubegpu.share/memory-limit) and C(kubegpu.share/runtime-cdi) and the resources
+    C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the device plugin no longer runs. Neither Kubernetes nor the plugin does that.
+  - Without the plugin, C(allocatable) of C(aliyun.com/gpu-mem) is 0. kubelet itself reports its C(capacity) for another five minutes, and then 0 until
+    it restarts; this module leaves that to kubelet.
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
   nodes:
-    description: Names of the nodes. One that isn't in the cluster has nothing to take away.
+    description: Names of the nodes. Nodes that aren't in the cluster are skipped.
     type: list
     elements: str
     required: true
@@ -32,14 +33,14 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Take away what the device plugin has told
+- name: Remove the annotations and resources of the device plugin
   kubegpu.share.node_announcements:
     nodes: [gpu1, gpu2]
 """
 
 RETURN = r"""
 requests:
-  description: How many requests of each verb the API server was sent.
+  description: Number of requests to the API server by HTTP method.
   type: dict
   returned: success
   sample:
@@ -48,14 +49,14 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube, auth_arguments
-from ansible_collections.kubegpu.share.plugins.module_utils._node_announcements import ARGUMENTS, forget
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import ARGUMENTS, forget
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={**auth_arguments(), **ARGUMENTS}, supports_check_mode=True)
-    finish(module, lambda: forget(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: forget(RealKube.of_module(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

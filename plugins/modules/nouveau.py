@@ -7,30 +7,30 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: nouveau
-short_description: Keep the nouveau driver away from a node's cards
+short_description: Prevent the nouveau driver from using a node's GPUs
 version_added: 1.0.0
 description:
-  - Writes C(/etc/modprobe.d/blacklist-nouveau.conf) with the two lines of NVIDIA's guide, keeping what else stands there.
-  - Makes the initramfs of every installed kernel anew that doesn't hold the file, or an older one, by initramfs-tools or dracut, whichever
-    the machine has. Images of rescue kernels and of crash dumps are left alone. With dracut, C(/etc/dracut.conf.d/kubegpu-nouveau.conf)
-    puts the file also into images that are made for every host.
-  - A new image that can't be trusted (the tool failed, it can't be read, it is a scrap, the file isn't inside) leaves the old one in its
-    place, and the module fails. What a run that was killed left is mended by the next one. Refuses to begin when C(/boot) is mounted
-    read-only or hasn't twice the room of the largest image.
-  - Unloads the module when nothing but a console uses it. Otherwise says so in RV(reboot_required); it never reboots.
-  - On a machine without a kernel of its own, which is a container, there is only the file.
+  - Writes the two lines of NVIDIA's guide into C(/etc/modprobe.d/blacklist-nouveau.conf) and keeps its other lines.
+  - Rebuilds the initramfs of every installed kernel that lacks the file, or contains an older one, with initramfs-tools or dracut, whichever
+    the machine has. Images of rescue kernels and of crash dumps stay. With dracut, C(/etc/dracut.conf.d/kubegpu-nouveau.conf) adds the file
+    to images for every host too.
+  - Validates a new image. Where the tool failed, or the image can't be read, is much too small or lacks the file, the old image stays in its
+    place and the module fails. The next run completes one that was killed. Refuses to begin when C(/boot) is read-only or has less space than
+    twice the largest image.
+  - Unloads the module when only a console uses it. Otherwise RV(reboot_required) is true; it never reboots.
+  - On a container, which has no kernel of its own, it only writes the file.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
 options:
   state:
-    description: Whether nouveau is kept away.
+    description: Whether nouveau is blacklisted.
     type: str
     choices: [present, absent]
     default: present
   keep_file:
-    description: Whether the file stays with O(state=absent), because it was the user's before.
+    description: Whether O(state=absent) keeps the file, because it existed before.
     type: bool
     default: false
   observed:
@@ -41,31 +41,31 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Keep nouveau away
+- name: Blacklist nouveau
   kubegpu.share.nouveau:
     observed: "{{ gpu_node }}"
 """
 
 RETURN = r"""
 reboot_required:
-  description: Whether nouveau is loaded and only a reboot rids the node of it.
+  description: Whether nouveau is loaded and only a reboot unloads it.
   returned: success
   type: bool
   sample: false
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._nouveau import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.module_utils._nouveau_apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     system = RealSystem(run_command=module.run_command)
     params = module.params
-    finish(module, lambda: work(params["state"] == "present", module.check_mode, system, params["keep_file"]))
+    run_module(module, lambda: work(params["state"] == "present", module.check_mode, system, params["keep_file"]))
 
 
 if __name__ == "__main__":

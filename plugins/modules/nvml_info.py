@@ -7,72 +7,71 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: nvml_info
-short_description: What NVIDIA's management library says of a node's cards, and which process of which pod holds what
+short_description: Collect a node's driver, cards and GPU processes from NVIDIA's management library
 version_added: 1.0.0
 description:
-  - Asks NVML for the driver, for every card and for the processes on it, and finds the pod and the container of each process by its
-    cgroup.
-  - Nothing has to be installed on the node. The action plugin brings the controller's C(nvidia-ml-py) along; where the controller has
-    none, the node's own is used.
-  - NVML is asked by a process of its own, because a sick card keeps whoever asks about it, at times forever. A card that gives no answer
-    is left out after a third of O(timeout), and the others are still asked. That process is killed when the time is over; if it hangs in the
-    kernel, it stays, and the module ends all the same.
-  - No error of NVML fails the task. What can't be had is null or empty, and RV(nvml.problem) or the card's C(problem) says why, with
-    NVML's own words and code. What can't be true is null too.
+  - Reads the driver, every card and its processes from NVML, and finds the pod and the container of each process by its cgroup.
+  - Nothing has to be installed on the node. The action plugin copies the controller's C(nvidia-ml-py); if the controller has none, the node's
+    own is used.
+  - A child process calls NVML, because a faulty card may block its caller forever. A card that doesn't respond is skipped after a third of
+    O(timeout), and the others are still read. The child is killed at the time limit; if it hangs in the kernel, it stays, and the module ends
+    nevertheless.
+  - No error of NVML fails the task. Unavailable values are null or empty, and RV(nvml.problem) or the card's C(problem) has the reason, with
+    NVML's text and code. Implausible values are null too.
   - Needs root to see processes of other users and the kernel's log.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
 notes:
-  - Meant for the node itself. Inside a container, NVML shows the processes of that container at most.
-  - Drivers 535.43 to 535.86 write their lists of processes in a form that only one version of nvidia-ml-py understood. With them
+  - Run it on the node itself. Inside a container, NVML lists the processes of that container only.
+  - Drivers 535.43 to 535.86 write their lists of processes in a form that only one version of nvidia-ml-py could parse. With them
     C(processes) is null.
 requirements:
   - nvidia-ml-py on the controller (or on the node)
-  - python >= 3.8 on the node
+  - python >= 3.9 on the node
 author:
   - The kubegpu.share authors (@kubegpu)
 options:
   timeout:
-    description: Seconds for all of it, from 1 to 600. Without persistence mode a driver may take some seconds for each card.
+    description: Time limit in seconds, from 1 to 600. Without persistence mode a driver may take some seconds for each card.
     type: int
     default: 30
   binding:
-    description: Where the action plugin has put nvidia-ml-py on the node. Not to be set.
+    description: Path of nvidia-ml-py on the node. The action plugin sets it; don't set it yourself.
     type: path
 """
 
 EXAMPLES = r"""
-- name: Ask NVML
+- name: Collect NVML's facts
   kubegpu.share.nvml_info:
   register: found
 
-- name: Stop where NVML can't be asked
+- name: Fail if NVML isn't available
   ansible.builtin.assert:
     that: found.nvml.available
     fail_msg: "{{ found.nvml.problem }}"
 
-- name: Say which processes are on cards and in no pod
+- name: Print the processes that use cards outside pods
   ansible.builtin.debug:
     msg: "{{ found.nvml.cards | map(attribute='processes') | select | flatten | rejectattr('where', 'equalto', 'pod') }}"
 
-- name: Take no longer than a few seconds
+- name: Limit the time to five seconds
   kubegpu.share.nvml_info:
     timeout: 5
 """
 
 RETURN = r"""
 nvml:
-  description: What NVML says. Every key is always there.
+  description: NVML's facts. Every key is always present.
   returned: success
   type: dict
   contains:
     available:
       description: >-
-        Whether all was asked that could be. V(false) where there is no library or driver, or where the time was over; cards that were read
-        before are there nevertheless.
+        Whether all facts were collected. V(false) without a library or driver, or if the time was over; cards that were read before are
+        included.
       type: bool
     problem:
-      description: Why not, or what else is wrong, with NVML's own words; empty where nothing is.
+      description: Why not, or other problems, with NVML's text; empty without problems.
       type: str
     driver:
       description: The driver's version, or empty.
@@ -84,32 +83,32 @@ nvml:
       description: The version of CUDA that the driver has, such as V(13.4), or empty.
       type: str
     cards:
-      description: All cards that NVML counts, each at its place, also one that is lost or hangs.
+      description: All cards that NVML counts, by index, also one that is lost or hangs.
       type: list
       elements: dict
       contains:
         index:
-          description: NVML's.
+          description: NVML's index.
           type: int
         minor:
-          description: Of C(/dev/nvidia<minor>), or null.
+          description: N of C(/dev/nvidiaN), or null.
           type: int
         uuid:
-          description: Such as C(GPU-…), or empty.
+          description: UUID such as C(GPU-…), or empty.
           type: str
         pci:
-          description: Such as V(00000000:3B:00.0), or empty.
+          description: PCI address such as V(00000000:3B:00.0), or empty.
           type: str
         name:
-          description: The product, or empty.
+          description: Product name, or empty.
           type: str
         problem:
-          description: What went wrong with this card, or empty.
+          description: The card's problems, or empty.
           type: str
         memory:
           description: >-
-            C(total_mib), C(used_mib), C(free_mib), C(reserved_mib) (what driver and firmware keep for themselves), or null. Where
-            C(reserved_mib) is null, the driver counts it as used.
+            C(total_mib), C(used_mib), C(free_mib), C(reserved_mib) (of driver and firmware), or null. If C(reserved_mib) is null,
+            C(used_mib) includes it.
           type: dict
         mig:
           description: >-
@@ -120,14 +119,14 @@ nvml:
           description: V(default), V(exclusive_thread), V(prohibited), V(exclusive_process) or V(unknown).
           type: str
         health:
-          description: What is known of the card's health; each is null where the card or the driver doesn't tell.
+          description: The card's health; a value is null if the card or the driver doesn't report it.
           type: dict
           contains:
             ecc_uncorrected_volatile:
-              description: Since the driver was loaded.
+              description: Count since the driver was loaded.
               type: int
             ecc_uncorrected_aggregate:
-              description: Since the card was made.
+              description: Count since the card was manufactured.
               type: int
             row_remap:
               description: C(correctable), C(uncorrectable), C(pending), C(failed).
@@ -138,26 +137,26 @@ nvml:
             recovery_action:
               description: >-
                 V(none), V(gpu_reset), V(node_reboot), V(drain_p2p), V(drain_and_reset), V(recover_imex_domain), V(bus_reset) or
-                V(system_reboot); of a newer driver perhaps V(action_8).
+                V(system_reboot); with a newer driver possibly V(action_8).
               type: str
             xids:
-              description: Codes of Xid that the kernel's log still has of this card, each once. NVML itself tells none of the past.
+              description: Xid codes of this card in the kernel's log, each once; NVML itself doesn't record them.
               type: list
               elements: int
         processes:
-          description: Who holds memory of the card, or null where a list is missing.
+          description: Processes that hold memory of the card, or null if a list is missing.
           type: list
           elements: dict
           contains:
             pid:
-              description: As the node itself numbers it.
+              description: PID in the node's own PID namespace.
               type: int
             types:
               description: V(compute), V(graphics), V(mps).
               type: list
               elements: str
             used_mib:
-              description: What it holds; null where the driver doesn't tell.
+              description: Its memory on the card; null if the driver doesn't report it.
               type: int
             gi:
               description: GPU instance of MIG, or null.
@@ -169,20 +168,20 @@ nvml:
               description: The MIG device, or empty.
               type: str
             name:
-              description: The name that the process has given itself, at most 15 characters; not its command line.
+              description: The process name of at most 15 characters; not its command line.
               type: str
             start_time:
-              description: Clock ticks since boot; with the PID it is one process for good. Null where it isn't known.
+              description: Clock ticks since boot; with the PID it identifies a process uniquely. Null if unknown.
               type: str
             cgroup:
-              description: The cgroup by which it was found out whose it is, or empty.
+              description: The cgroup that determined the owner, or empty.
               type: str
             where:
               description: >-
-                V(pod); V(container) (of no kubelet); V(host); V(gone) where it ended meanwhile; V(unknown).
+                V(pod); V(container) (of no kubelet); V(host); V(gone) if it ended meanwhile; V(unknown).
               type: str
             pod_uid:
-              description: The pod's UID; of a static pod the hash that its mirror pod has as annotation C(kubernetes.io/config.hash).
+              description: The pod's UID; for a static pod the hash in its mirror pod's annotation C(kubernetes.io/config.hash).
               type: str
             container_id:
               description: 64 hexadecimal digits, or empty.
@@ -194,10 +193,10 @@ nvml:
               description: Whether C(pod_uid) is such a hash.
               type: bool
             libvgpu:
-              description: Whether HAMi's C(libvgpu.so) is loaded into it; null where that can't be seen.
+              description: Whether it has loaded HAMi's C(libvgpu.so); null if unknown.
               type: bool
         limits:
-          description: Limits that the driver enforces on containers' cgroups (branch 615 and newer); null where the driver has none.
+          description: Limits that the driver enforces on containers' cgroups (branch 615 and newer); null if the driver has no such limits.
           type: list
           elements: dict
           contains:
@@ -205,51 +204,52 @@ nvml:
               description: The container's cgroup.
               type: str
             pod_uid:
-              description: As with processes.
+              description: See C(processes).
               type: str
             container_id:
-              description: As with processes.
+              description: See C(processes).
               type: str
             hard_mib:
-              description: More than this is refused; null for no limit.
+              description: Hard limit, above which allocations fail; null without one.
               type: int
             soft_mib:
-              description: Null for no limit.
+              description: Soft limit; null without one.
               type: int
             used_mib:
-              description: What the cgroup's processes hold.
+              description: Memory of the cgroup's processes.
               type: int
     pods_limited:
-      description: How many pods have a hard limit; null where the driver has no limits.
+      description: Number of pods with a hard limit; null if the driver has no such limits.
       type: int
     seconds:
-      description: How long it took.
+      description: Duration.
       type: float
 """
 
 import time
-import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml import ARGUMENTS, facts, seconds_of
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml_child import Forked
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml_door import Library, load
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml_proc import NodeHost
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml_read import Request, Tell, read
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import finish
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import ARGUMENTS, facts, valid_timeout
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import NodeHost
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request, Send, read
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.worker import ForkedWorker
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    asked, host = module.params, NodeHost()
+    binding, host = module.params["binding"], NodeHost()
 
-    def work(request: Request, tell: Tell) -> None:
-        read(lambda: Library(load(asked["binding"])), host, request, tell)
+    def work(request: Request, send: Send) -> None:
+        read(lambda: Library(load(binding)), host, request, send)
 
-    def look() -> dict[str, t.Any]:
-        return {"changed": False, "nvml": facts(Forked(work), time.monotonic, seconds_of(asked))}
+    def collect() -> JsonObject:
+        timeout = valid_timeout(module.params["timeout"])
+        return {"changed": False, "nvml": facts(ForkedWorker(work), time.monotonic, timeout)}
 
-    finish(module, look)
+    run_module(module, collect)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: preflight
-short_description: Say what would stop the set-up, before anything changes
+short_description: Report what would stop the set-up, before anything changes
 version_added: 1.0.0
 description:
-  - Judges variables, the cluster and the observed machines together, prints a table of what it found and what to do, and fails with one
-    sentence for each problem.
-  - Runs on the controller alone. It reads each host's observation (the fact C(gpu_node)) and C(gpu_node_name) from its host variables, and of the
-    nodes' roles C(driver_state), C(driver_source), C(driver_version), C(toolkit_state), C(toolkit_version) and C(gpu_maintenance) from the task's.
+  - "For the roles of this collection only: role P(kubegpu.share.preflight#role) uses it."
+  - Evaluates variables, the cluster and the machines' facts together, prints a table of findings and what to do, and fails with one line for
+    each problem.
+  - Runs on the controller alone. It reads each host's facts (C(gpu_node)) and C(gpu_node_name) from its host variables, and the variables
+    C(driver_state), C(driver_source), C(driver_version), C(toolkit_state), C(toolkit_version), C(gpu_maintenance) and those of role runtime.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
 options:
   cluster:
-    description: What M(kubegpu.share.cluster_info) returned. Without it the machines alone are judged.
+    description: The result of M(kubegpu.share.cluster_info). Without it the machines alone are examined.
     type: dict
   gpu_nodes:
     description: Hosts of the inventory whose GPUs are to be shared.
@@ -34,14 +35,14 @@ options:
   nodes:
     description:
       - The variable C(gpushare_nodes), names of nodes of the cluster whose cards are to be shared. Empty for the hosts of O(gpu_nodes).
-      - Nodes that are no hosts of the inventory are judged by what the cluster says of them.
+      - Nodes that are no hosts of the inventory are examined by their state in the cluster.
     type: list
     elements: str
     default: []
   gpu_operator:
     description:
-      - Whether NVIDIA's GPU Operator will be told to take its device plugin from these nodes (M(kubegpu.share.gpu_operator)), so that what it
-        announces now stops nobody.
+      - Whether NVIDIA's GPU Operator will remove its device plugin from these nodes (M(kubegpu.share.gpu_operator)). Then the resources that
+        it announces now are no problem.
     type: bool
     default: false
   backend:
@@ -81,7 +82,7 @@ options:
     type: str
     default: ""
   ignore:
-    description: Ids of findings that shall not stop the run; V(id@host) for one host only.
+    description: Ids of findings that do not stop the run; V(id@host) for one host only.
     type: list
     elements: str
     default: []
@@ -90,13 +91,13 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Look at the cluster
+- name: Read the cluster
   kubegpu.share.cluster_info:
   delegate_to: localhost
   run_once: true
   register: cluster
 
-- name: Say what would stop the set-up
+- name: Report what would stop the set-up
   kubegpu.share.preflight:
     cluster: "{{ cluster }}"
     gpu_nodes: "{{ groups['gpu_nodes'] }}"
@@ -106,18 +107,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 problems:
-  description: What stops the run, one sentence each. The task fails where there is any.
+  description: Texts of the findings that stop the run. The task fails where there are any.
   type: list
   elements: str
   returned: always
 findings:
   description: >-
-    All of it, each with C(id), C(severity) (V(problem), V(warning), V(note) or V(ignored)), C(found), C(do) and C(host).
+    All findings, each with C(id), C(severity) (V(problem), V(warning), V(note) or V(ignored)), C(host), C(variable), the C(fields) of its text,
+    and its texts C(found) and C(do).
   type: list
   elements: dict
   returned: always
 notes:
-  description: What can't be known yet.
+  description: Texts of the notes, which report facts that aren't known yet.
   type: list
   elements: str
   returned: always

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pod can try to get more of a card than it was given, and what comes of it. Pure data.
+"""Ways in which a pod can try to get more of a card than its share, and the expected outcomes. Pure data.
 
-test_42_attacks.py plays it on the lab; the table of docs/gpushare.md is made of it, which a unit test compares.
+test_42_attacks.py runs them on the lab; a unit test compares the table of docs/gpushare.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import enum
 
 
 class Outcome(enum.Enum):
-    """What comes of it, as the cell's words begin."""
+    """The outcome, as the first words of the table's cell."""
 
     # The container runs, and has its own cards only; none where it asks for no share.
     FAILS = "**fails**"
@@ -52,14 +52,14 @@ NOT_LIMITED = Cell(Outcome.ELSEWHERE, "not limited")
 CLOSED = Cell(
     Outcome.ELSEWHERE,
     "Event; no memory of the others",
-    "test_fault_20_a_toolkit_that_sets_nothing_and_a_pod_that_asks_for_more",
+    "test_fault_20_a_toolkit_without_limits_and_a_pod_with_a_higher_one",
 )
 SET_BACK = Cell(
     Outcome.ELSEWHERE,
     "set back to its share, with an Event",
-    "test_fault_20_a_pod_that_raises_its_limit_is_put_back_by_the_plugin",
+    "test_fault_20_a_raised_limit_is_restored_by_the_plugin",
 )
-HELD = Cell(Outcome.ELSEWHERE, "held to its share", "test_fault_20_in_the_container_the_share_is_the_card")
+HELD = Cell(Outcome.ELSEWHERE, "held to its share", "test_fault_20_the_container_sees_its_share_as_the_card")
 VOID_LAST = Cell(Outcome.FAILS, ": the specification's `void` comes last")
 BY_FROM = Cell(Outcome.REFUSED, " with `gpushare_admission_env_from: deny`, else not seen")
 UNLIMITED = Cell(Outcome.NO_START, " where the node can't limit, else starts with it")
@@ -198,7 +198,7 @@ TABLE = (
 
 
 def page() -> list[str]:
-    """The lines of the table, as docs/gpushare.md has them."""
+    """Return the lines of the table in docs/gpushare.md."""
     rows = [COLUMNS, *((one.pod, *(cell.words for cell in one.cells)) for one in TABLE)]
     head, *lines = (f"| {' | '.join(row)} |" for row in rows)
     return [head, "|" + "---|" * len(COLUMNS), *lines]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Images that ask for more by their own environment, as CUDA's do, with nothing in them but a program that sleeps."""
+"""Images whose environment asks for cards, as CUDA's images do; they hold only a program that sleeps."""
 
 from __future__ import annotations
 

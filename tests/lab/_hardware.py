@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cards of a node, changed under its driver: more of them, and faults."""
+"""Change the simulated cards of a node while its driver runs: add cards, inject faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from _lab import ROOT, Lab, until
-from _pods import announced, restarted_plugin
+from _pods import is_announced, restart_plugin
 
 from lab import hardware
 
@@ -40,7 +40,7 @@ class More:
 
 @contextlib.contextmanager
 def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
-    """A fault of the simulated driver while it lasts. The file is written in place: containers hold on to it."""
+    """Inject a fault into the simulated driver. The file is written in place, since containers have it mounted."""
     path = ROOT / lab.nodes[node]["hardware"] / "cards"
     healthy = path.read_text()
     try:
@@ -52,14 +52,14 @@ def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def more_cards(lab: Lab, node: str, cards: Sequence[More]) -> Iterator[None]:
-    """Further cards in a node. The device plugin's container is made anew, for it has the device nodes of its start."""
+    """Add cards to a node. The device plugin's container is recreated, since it keeps the device nodes of its start."""
     path = ROOT / lab.nodes[node]["hardware"] / "cards"
     before, had = path.read_text(), lab.cards(node)
     try:
         path.write_text(before + "".join(one.line(node) for one in cards))
         lab.ssh(node, f"{MODULE} start")
-        restarted_plugin(lab, node)
-        until(lambda: announced(lab, node, len(had) + len(cards)), "all cards announced", 60)
+        restart_plugin(lab, node)
+        until(lambda: is_announced(lab, node, len(had) + len(cards)), "all cards announced", 60)
         yield
     finally:
         path.write_text(before)
@@ -70,5 +70,5 @@ def more_cards(lab: Lab, node: str, cards: Sequence[More]) -> Iterator[None]:
             lines.append(f"rm -rf {device} /run/nvidia-sim/proc/nvidia/gpus/{hardware.bus_address(one.index)}")
             lines.append(f"sed -i '\\#^{device}$#d' /run/nvidia-sim/devices")
         lab.ssh(node, "; ".join(lines))
-        restarted_plugin(lab, node)
-        until(lambda: announced(lab, node, len(had)) and lab.cards(node) == had, "the cards as before", 60)
+        restart_plugin(lab, node)
+        until(lambda: is_announced(lab, node, len(had)) and lab.cards(node) == had, "the cards as before", 60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The running lab as the tests see it, through nothing of the collection: playbooks, the API, shells on the nodes."""
+"""Access to the running lab without code of the collection: playbooks, the API, shells on the nodes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ INVENTORY = "inventories/lab"
 RESOURCE = "aliyun.com/gpu-mem"
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 
 class Timeout(AssertionError):
-    """Something didn't become true in time."""
+    """A condition didn't become true in time."""
 
 
 def until(true: Callable[[], t.Any], words: str, seconds: float = 60, pause: float = 0.5) -> t.Any:
-    """Wait for something, and give what was waited for.
+    """Poll a condition and return its value once it is true.
 
-    :raises Timeout: with the last error or value, if there was one.
+    :raises Timeout: with the last error, if there was one.
     """
     end = time.monotonic() + seconds
     while True:
@@ -91,7 +91,9 @@ class Api:
         # What the API server warned of in its last answer.
         self.warnings: list[str] = []
 
-    def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
+    def call(
+        self, method: str, path: str, body: JsonObject | None = None, kind: str = "application/json"
+    ) -> JsonObject:
         answer = self._pool.request(
             method,
             self.server + path,
@@ -99,20 +101,20 @@ class Api:
             headers={"Content-Type": kind},
         )
         self.warnings = answer.headers.getlist("Warning")
-        found: Json = json.loads(answer.data) if answer.data else {}
+        found: JsonObject = json.loads(answer.data) if answer.data else {}
         if answer.status >= 400:
             raise ApiError(answer.status, str(found.get("message", "")))
         return found
 
     def text(self, path: str) -> str:
-        """An answer that isn't JSON, as a log."""
+        """Return an answer that isn't JSON, such as a log."""
         answer = self._pool.request("GET", self.server + path)
         if answer.status >= 400:
             raise ApiError(answer.status, answer.data.decode(errors="replace"))
         return answer.data.decode(errors="replace")
 
-    def watch(self, path: str, stop: threading.Event) -> Iterator[tuple[str, Json]]:
-        """Every change of a collection, those that are there first; ends a moment after it is told to stop."""
+    def watch(self, path: str, stop: threading.Event) -> Iterator[tuple[str, JsonObject]]:
+        """Yield every change of a collection, existing objects first; end soon after ``stop`` is set."""
         version = ""
         found = self.call("GET", path)
         for one in found["items"]:
@@ -132,16 +134,16 @@ class Api:
                     yield event["type"], event["object"]
             answer.release_conn()
 
-    def items(self, path: str) -> list[Json]:
+    def items(self, path: str) -> list[JsonObject]:
         return list(self.call("GET", path)["items"])
 
-    def node(self, name: str) -> Json:
+    def node(self, name: str) -> JsonObject:
         return self.call("GET", f"/api/v1/nodes/{name}")
 
-    def pods(self, namespace: str) -> list[Json]:
+    def pods(self, namespace: str) -> list[JsonObject]:
         return self.items(f"/api/v1/namespaces/{namespace}/pods")
 
-    def pod(self, namespace: str, name: str) -> Json:
+    def pod(self, namespace: str, name: str) -> JsonObject:
         return self.call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def delete(self, path: str) -> None:
@@ -150,7 +152,7 @@ class Api:
 
     @contextlib.contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A namespace that is gone afterwards."""
+        """Create a namespace and delete it afterwards."""
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         try:
             until(lambda: self.items(f"/api/v1/namespaces/{name}/serviceaccounts"), f"service account in {name}")
@@ -172,10 +174,10 @@ class Api:
         bound: bool = False,
         scheduler: str = "",
     ) -> None:
-        """A pod that sleeps.
+        """Create a pod that sleeps.
 
-        :param node: where it must run; through the scheduler, unless ``bound`` sets nodeName and so goes around it.
-        :param scheduler: which one, if not the cluster's own.
+        :param node: where it must run; through the scheduler, unless ``bound`` sets nodeName and so bypasses it.
+        :param scheduler: the scheduler's name, if not the cluster's default.
         """
         containers = [
             {
@@ -187,7 +189,7 @@ class Api:
             }
             for number, count in enumerate(units)
         ]
-        spec: Json = {
+        spec: JsonObject = {
             "containers": containers,
             "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
@@ -202,15 +204,15 @@ class Api:
         body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
         self.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
 
-    def wait_running(self, namespace: str, names: Sequence[str], seconds: float = 60) -> list[Json]:
-        def running() -> list[Json]:
+    def wait_running(self, namespace: str, names: Sequence[str], seconds: float = 60) -> list[JsonObject]:
+        def running() -> list[JsonObject]:
             pods = {one["metadata"]["name"]: one for one in self.pods(namespace)}
             for name in names:
                 phase = pods[name]["status"].get("phase")
                 assert phase == "Running", f"pod {name} is {phase}: {pods[name]['status']}"
             return [pods[name] for name in names]
 
-        return t.cast("list[Json]", until(running, f"pods {', '.join(names)} Running", seconds))
+        return t.cast("list[JsonObject]", until(running, f"pods {', '.join(names)} Running", seconds))
 
 
 # --------------------------------------------------------------------------- commands
@@ -223,7 +225,7 @@ class Done:
 
     @property
     def recap(self) -> dict[str, dict[str, int]]:
-        """The PLAY RECAP by host."""
+        """Return the PLAY RECAP by host."""
         found = {}
         for line in self.out.splitlines():
             match = re.match(r"(\S+)\s+:\s+(ok=\d+.*)$", line)
@@ -238,7 +240,7 @@ class Done:
 
 
 class Commands:
-    """Every command line that any process on this machine, nodes included, showed while a playbook ran."""
+    """Record every command line of any process on this machine, nodes included, while a playbook runs."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -266,7 +268,7 @@ class Commands:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL a process and all below it, which Ansible's workers, each in a session of its own, are too."""
+    """SIGKILL a process and its descendants, including Ansible's workers, which have sessions of their own."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -285,19 +287,19 @@ REPORT: list[str] = []
 
 
 class Lab:
-    """The lab that is up."""
+    """The running lab."""
 
     def __init__(self) -> None:
         self.commands = Commands()
         self.load()
 
     def load(self) -> None:
-        """Read what the lab says of itself; after it was made anew, once more."""
-        self.state: Json = json.loads((LAB / "state.json").read_text())
+        """Read the lab's state; call again after the lab was recreated."""
+        self.state: JsonObject = json.loads((LAB / "state.json").read_text())
         self.kubeconfig = ROOT / self.state["kubeconfig"]
         self.api = Api(self.kubeconfig)
         self._began = time.monotonic_ns()
-        self.nodes: dict[str, Json] = self.state["nodes"]
+        self.nodes: dict[str, JsonObject] = self.state["nodes"]
         self.gpu_nodes = [name for name, node in self.nodes.items() if node["role"] == "gpu_node"]
         self.control_planes = [name for name, node in self.nodes.items() if node["role"] == "control_plane"]
 
@@ -334,9 +336,10 @@ class Lab:
         and_then: Callable[[], None] = lambda: None,
         seconds: float = 120,
     ) -> None:
-        """Run a playbook and SIGKILL it with all its processes at a moment, which is looked for without a pause.
+        """Run a playbook, and SIGKILL all its processes as soon as ``moment`` is true, polled without a pause.
 
-        :param and_then: what else happens in that moment. :raises AssertionError: it ended before.
+        :param and_then: called right before the kill.
+        :raises AssertionError: the playbook ended before.
         """
         command, environment = self._command(playbook, arguments, INVENTORY)
         end = time.monotonic() + seconds
@@ -365,9 +368,10 @@ class Lab:
         assert came, f"it ended, or went on too long, before the moment came:\n{said[-6000:]}"
 
     def killed_playbook(self, playbook: str, marker: str, delay: float) -> str:
-        """Run a playbook and SIGKILL it with all its processes some time after a line of its output matches.
+        """Run a playbook, and SIGKILL it with all its processes ``delay`` seconds after a line of its output matches.
 
-        :returns: its output so far. :raises AssertionError: it ended before.
+        :returns: its output so far.
+        :raises AssertionError: the playbook ended before.
         """
         command, environment = self._command(playbook, (), INVENTORY)
         lines: list[str] = []
@@ -405,7 +409,7 @@ class Lab:
     # ----------------------------------------------------------------- nodes
 
     def ssh(self, node: str, script: str, check: bool = True, seconds: float = 60) -> str:
-        """What a shell script prints on a node, reached as Ansible reaches it."""
+        """Run a shell script on a node over the SSH access that Ansible uses, and return its output."""
         access = self.state["ssh"]
         options = [
             "BatchMode=yes",
@@ -424,7 +428,7 @@ class Lab:
         return done.stdout
 
     def api_of(self, control_plane: str, patience: float = 30) -> Api:
-        """One control plane's own API server; the kubeconfig names the first one's."""
+        """Return a client of one control plane's own API server; the kubeconfig names the first one's."""
         return Api(self.kubeconfig, f"https://{self.nodes[control_plane]['address']}:6443", patience)
 
     def api_answers(self, control_plane: str) -> bool:
@@ -434,7 +438,7 @@ class Lab:
             return False
 
     def wait_ready(self, seconds: float = 180) -> None:
-        """Until every API server answers and every node is Ready."""
+        """Wait until every API server answers and every node is Ready."""
 
         def ready() -> bool:
             return all(
@@ -449,14 +453,14 @@ class Lab:
         until(ready, "all nodes Ready", seconds)
 
     def manage(self, command: str) -> None:
-        """``python -m lab up`` or ``down``."""
+        """Run ``python -m lab up`` or ``down``."""
         done = subprocess.run(
             [sys.executable, "-m", "lab", command], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     def image(self) -> str:
-        """The servers' image: what a plugin's pod of the cluster runs."""
+        """Return the servers' image, from a plugin's pod."""
         for one in self.api.items("/apis/apps/v1/daemonsets"):
             for container in one["spec"]["template"]["spec"]["containers"]:
                 if "gpushare-device-plugin" in " ".join(container.get("command", []) + container.get("args", [])):
@@ -464,7 +468,7 @@ class Lab:
         raise AssertionError("no DaemonSet runs the device plugin: site.yml has not been run")
 
     def inside(self, namespace: str, pod: str, container: str, *command: str, check: bool = True) -> str:
-        """What a command prints in a container, run as a user runs it: by ``kubectl exec``."""
+        """Run a command in a container by ``kubectl exec``, and return its output."""
         kubectl = [str(LAB / "bin" / "kubectl"), f"--kubeconfig={self.kubeconfig}", f"--namespace={namespace}"]
         done = subprocess.run(
             [*kubectl, "exec", pod, f"--container={container}", "--", *command],
@@ -477,20 +481,20 @@ class Lab:
             assert done.returncode == 0, f"{pod}: {command}: {done.stderr}{done.stdout}"
         return done.stdout + ("" if check else done.stderr)
 
-    def log(self, pod: Json, container: str = "") -> str:
+    def log(self, pod: JsonObject, container: str = "") -> str:
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
         return self.api.text(path + (f"?container={container}" if container else ""))
 
     def events(self, namespace: str, name: str, reason: str = "") -> list[str]:
-        """What Events say of an object."""
+        """Return the messages of an object's Events."""
         wanted = f"involvedObject.name={name}" + (f",reason={reason}" if reason else "")
         return [
             one["message"] for one in self.api.items(f"/api/v1/namespaces/{namespace}/events?fieldSelector={wanted}")
         ]
 
-    def server_pods(self, command: str) -> list[Json]:
-        """Pods that run one of our servers."""
+    def server_pods(self, command: str) -> list[JsonObject]:
+        """Return the pods of one of the servers."""
         found = []
         for pod in self.api.items("/api/v1/pods"):
             words = [w for one in pod["spec"]["containers"] for w in one.get("command", []) + one.get("args", [])]
@@ -500,15 +504,17 @@ class Lab:
 
     # ----------------------------------------------------------------- witnesses
 
-    def cards(self, node: str) -> list[Json]:
-        """The cards that the plugin wrote on its node."""
-        return t.cast("list[Json]", json.loads(self.api.node(node)["metadata"]["annotations"]["kubegpu.share/cards"]))
+    def cards(self, node: str) -> list[JsonObject]:
+        """Return the cards that the plugin announced on its node."""
+        return t.cast(
+            "list[JsonObject]", json.loads(self.api.node(node)["metadata"]["annotations"]["kubegpu.share/cards"])
+        )
 
     def allocatable(self, node: str) -> int:
         return int(self.api.node(node)["status"]["allocatable"].get(RESOURCE, "0"))
 
     def checkpoint(self, node: str) -> dict[tuple[str, str], Given]:
-        """Kubelet's own record, by pod UID and container."""
+        """Return kubelet's checkpoint by pod UID and container."""
         # Kubelet writes it with the first device plugin.
         data = json.loads(self.ssh(node, f"cat {CHECKPOINT} 2>/dev/null || echo '{{\"Data\": {{}}}}'"))["Data"]
         found = {}
@@ -519,8 +525,8 @@ class Lab:
                 found[entry["PodUID"], entry["ContainerName"]] = Given(ids, environment_of(answer), cdi_of(answer))
         return found
 
-    def devices(self, node: str, pod: Json) -> list[list[str]]:
-        """Card device nodes in each container's own /dev, looked at from the node."""
+    def devices(self, node: str, pod: JsonObject) -> list[list[str]]:
+        """List the card device nodes in each container's /dev, read from the node."""
         script = (
             "for p in /proc/[0-9]*; do"
             ' [ "$(cat $p/comm 2>/dev/null)" = sleep ] && grep -q {uid} $p/cgroup 2>/dev/null'
@@ -529,8 +535,8 @@ class Lab:
         lines = self.ssh(node, script).splitlines()
         return [sorted(word for word in line.split() if "*" not in word) for line in lines]
 
-    def assert_one_story(self, pods: list[Json]) -> bool:
-        """Annotation, kubelet's checkpoint and the containers' devices name each pod's cards alike; true if so."""
+    def assert_agreement(self, pods: list[JsonObject]) -> bool:
+        """Assert that annotation, kubelet's checkpoint and the containers' devices name the same cards for each pod."""
         for node in {pod["spec"]["nodeName"] for pod in pods}:
             cards = {card["index"]: card for card in self.cards(node)}
             records = self.checkpoint(node)
@@ -539,7 +545,7 @@ class Lab:
         return True
 
     def _assert_pod(
-        self, node: str, pod: Json, cards: dict[int, Json], records: t.Mapping[tuple[str, str], Given]
+        self, node: str, pod: JsonObject, cards: dict[int, JsonObject], records: t.Mapping[tuple[str, str], Given]
     ) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"].get("annotations", {})
         assert annotations.get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", f"{name}: {annotations}"
@@ -577,24 +583,24 @@ class Given(t.NamedTuple):
 
 
 def bare(uuid: str) -> str:
-    """A card's UUID as it begins a device's ID."""
+    """Return the card's UUID, with which a device ID begins."""
     return uuid.removeprefix("GPU-").replace("-", "")
 
 
-def indices_of(pod: Json) -> list[int]:
-    """The cards that a pod's annotations name; none where it isn't booked."""
+def indices_of(pod: JsonObject) -> list[int]:
+    """Return the cards that a pod's annotations name; empty if the pod isn't booked."""
     annotations = pod["metadata"].get("annotations") or {}
     first = annotations.get("ALIYUN_COM_GPU_MEM_IDX", "")
     return [int(one) for one in (annotations.get("kubegpu.share/card-indices") or first).split(",") if one]
 
 
 def cdi_of(message: bytes) -> list[str]:
-    """Field 5 (the names of CDI devices) of a ContainerAllocateResponse."""
+    """Decode field 5 (names of CDI devices) of a ContainerAllocateResponse."""
     return [dict(fields(value))[1].decode() for number, value in fields(message) if number == 5]
 
 
 def environment_of(message: bytes) -> dict[str, str]:
-    """Field 1 (envs, a map of strings) of a ContainerAllocateResponse."""
+    """Decode field 1 (envs, a map of strings) of a ContainerAllocateResponse."""
     found = {}
     for number, value in fields(message):
         if number == 1:
@@ -604,7 +610,7 @@ def environment_of(message: bytes) -> dict[str, str]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The length-delimited fields of a protobuf message; others are passed over."""
+    """Iterate over the length-delimited fields of a protobuf message, skipping others."""
     place = 0
 
     def varint() -> int:

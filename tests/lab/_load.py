@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that come and go all the while, and somebody who adds up each card at every event of the API.
+"""A load of short-lived pods, and an auditor that sums up each card at every event of the API.
 
-They are on nodes that only the API knows, with cards that only their annotation knows: schedulers and extenders do all
-their work, and no container has to be started for it.
+The nodes exist only in the API, and their cards only in an annotation: schedulers and extenders do all their work, and
+no container has to be started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 import urllib3
-from _lab import RESOURCE, Api, ApiError, Json, Lab, indices_of, until
+from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, indices_of, until
 from _pods import MERGE, body, shares_of
 
 LABEL = "lab-cards"
@@ -28,18 +28,18 @@ SIZES = {"lab-cards-1": (16, 16, 16, 16), "lab-cards-2": (16, 8, 24), "lab-cards
 
 
 class Auditor:
-    """A third party: what the pods' annotations book of each card, at any moment; ``wrong`` is what can't be."""
+    """Sum up what the pods' annotations book of each card at any moment; ``wrong`` lists impossible states."""
 
     def __init__(self, api: Api, sizes: dict[str, dict[int, int]]) -> None:
         self._api, self._sizes, self._stop = api, sizes, threading.Event()
         self._guard = threading.Lock()
-        self._pods: dict[str, Json] = {}
+        self._pods: dict[str, JsonObject] = {}
         self.used = {node: dict.fromkeys(cards, 0) for node, cards in sizes.items()}
         self.wrong: list[str] = []
         self.events = 0
         self.failed = ""
 
-    def _take(self, kind: str, pod: Json) -> None:
+    def _take(self, kind: str, pod: JsonObject) -> None:
         uid = pod["metadata"]["uid"]
         before = self._pods.pop(uid, None)
         if before is not None:
@@ -49,7 +49,7 @@ class Auditor:
             self._pods[uid] = pod
             self._add(pod, 1)
 
-    def _add(self, pod: Json, sign: int) -> None:
+    def _add(self, pod: JsonObject, sign: int) -> None:
         node, name = pod["spec"].get("nodeName", ""), pod["metadata"]["name"]
         wanted = any(RESOURCE in one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"])
         if node not in self._sizes or not wanted:
@@ -92,9 +92,9 @@ class Auditor:
 
 
 class Load:
-    """So many pods a second, some of two cards, that go again so that there is nearly always just too little room.
+    """Create pods at a rate, some with two cards, and delete them so that memory is nearly always a little short.
 
-    :param rate: pods a second.
+    :param rate: pods per second.
     """
 
     def __init__(self, lab: Lab, namespace: str, auditor: Auditor, rate: float) -> None:
@@ -107,7 +107,7 @@ class Load:
         self.writers: set[str] = set()
         self.failed = ""
 
-    def _body(self, number: int) -> Json:
+    def _body(self, number: int) -> JsonObject:
         units, annotations = self._random.randint(1, 6), {}
         if number % 8 == 0:
             units, annotations = 2 * units, {"kubegpu.share/card-count": "2"}
@@ -130,7 +130,7 @@ class Load:
                 self.made += 1
 
     def _reap(self) -> None:
-        """The fuller the cards, the sooner pods go; never so far that everything fits."""
+        """Delete pods faster the fuller the cards are, but never so many that everything fits."""
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         room = sum(sum(sizes) for sizes in SIZES.values())
         while not self._stop.wait(0.5):
@@ -167,7 +167,7 @@ class Load:
         return [one["metadata"]["name"] for one in self._lab.api.pods(self._namespace) if "nodeName" not in one["spec"]]
 
     def all_bound(self, seconds: float) -> None:
-        """Once no more come: every pod that waits finds its card, as others go."""
+        """Stop creating pods, and wait until every pending one is bound as others are deleted."""
         path = f"/api/v1/namespaces/{self._namespace}/pods"
 
         def none_waits() -> bool:
@@ -183,7 +183,7 @@ class Load:
 
 @contextlib.contextmanager
 def nodes(lab: Lab) -> Iterator[dict[str, dict[int, int]]]:
-    """Nodes with cards and without a kubelet; their cards' sizes."""
+    """Create nodes with cards and without a kubelet; return the sizes of their cards in GiB."""
     for name, sizes in SIZES.items():
         cards = [
             {
@@ -215,7 +215,7 @@ def nodes(lab: Lab) -> Iterator[dict[str, dict[int, int]]]:
 
 
 class Pulse:
-    """A pod of one unit on real nodes every few seconds, and how long each waited until it ran with its card."""
+    """Create a pod of one unit on real nodes every few seconds, and record how long each waits to run."""
 
     def __init__(self, lab: Lab, namespace: str, pause: float) -> None:
         self._lab, self._namespace, self._pause = lab, namespace, pause
@@ -243,13 +243,13 @@ class Pulse:
             self._api.call("POST", path, body(name, one, node=node))
             began = time.monotonic()
 
-            def decided(name: str = name) -> Json | None:
+            def decided(name: str = name) -> JsonObject | None:
                 pod = self._api.call("GET", f"{path}/{name}")
                 told = pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED")
                 phase = pod["status"].get("phase")
                 return pod if phase == "Failed" or (phase == "Running" and told == "true") else None
 
-            pod: Json = until(decided, f"{name} on {node}", 90, 0.2)
+            pod: JsonObject = until(decided, f"{name} on {node}", 90, 0.2)
             if pod["status"]["phase"] == "Failed":
                 self.rejected.append(f"{pod['status'].get('reason')}: {pod['status'].get('message')}")
             else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The control planes' schedulers, seen from outside of their nodes, and a pod every second that needs one of them."""
+"""Observe the control planes' schedulers from outside of their nodes, and probe scheduling with a pod every second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import urllib3
 import yaml
-from _lab import Api, ApiError, Json, Lab, until
+from _lab import Api, ApiError, JsonObject, Lab, until
 
 from lab import engine as engines
 
@@ -31,7 +31,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-schedul
 
 
 class Process(t.NamedTuple):
-    """A process as this machine numbers it."""
+    """A process, by this machine's process IDs."""
 
     pid: int
     name: str
@@ -52,14 +52,14 @@ def processes() -> dict[int, Process]:
 
 
 class Inside:
-    """The nodes as this machine sees them: looking needs no process on them, and no API."""
+    """Read the nodes through this machine's /proc, which needs no process on them and no API."""
 
     def __init__(self, lab: Lab) -> None:
         self.first: dict[str, int] = {}
-        self.look_again(lab)
+        self.refresh(lab)
 
-    def look_again(self, lab: Lab) -> None:
-        """Which process is the first of each node; another one after the node was started again."""
+    def refresh(self, lab: Lab) -> None:
+        """Read each node's first process again, which changes when the node is restarted."""
         engine = engines.find()
         assert engine is not None
         self.first = {
@@ -68,7 +68,7 @@ class Inside:
         }
 
     def path(self, node: str, path: str) -> Path:
-        """A node's file; not for links, which would lead to this machine's files."""
+        """Return the path to a node's file; not for links, which would lead to this machine's files."""
         return Path(f"/proc/{self.first[node]}/root{path}")
 
     def read(self, node: str, path: str) -> bytes | None:
@@ -78,19 +78,19 @@ class Inside:
             return None
 
     def _line(self, all_of_them: dict[int, Process], pid: int) -> Iterator[Process]:
-        """A process and those above it."""
+        """Yield a process and its ancestors."""
         while pid in all_of_them:
             yield all_of_them[pid]
             pid = all_of_them[pid].parent
 
     def node_of(self, pid: int, everything: dict[int, Process] | None = None) -> str:
-        """The node that a process of this machine belongs to; empty for none."""
+        """Return the node that a process belongs to; empty for none."""
         nodes = {first: name for name, first in self.first.items()}
         line = self._line(everything or processes(), pid)
         return next((nodes[one.pid] for one in line if one.pid in nodes), "")
 
     def schedulers(self) -> dict[str, list[int]]:
-        """The kube-scheduler processes of each node."""
+        """Return the kube-scheduler processes of each node."""
         found: dict[str, list[int]] = {name: [] for name in self.first}
         everything = processes()
         for one in everything.values():
@@ -101,7 +101,7 @@ class Inside:
         return found
 
     def modules(self, node: str) -> list[int]:
-        """What Ansible runs on a node by SSH."""
+        """Return the processes that Ansible runs on a node by SSH."""
         everything = processes()
         found = []
         for one in everything.values():
@@ -115,14 +115,14 @@ class Inside:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a control plane's scheduler is told, and whether a healthy one runs with it."""
+    """A scheduler's manifest and configuration."""
 
     manifest: bytes
     config: bytes | None
 
 
 class Watch:
-    """All the while: never two schedulers on a node, and nothing but kubeadm's files where kubelet looks."""
+    """Check continuously that no node runs two schedulers, and that the manifest folder has only kubeadm's files."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -156,14 +156,13 @@ class Watch:
             thread.join()
 
 
-class Witness:
-    """A pod that needs no GPU, every second, and how long each waited for its node.
+class SchedulingProbe:
+    """Create a pod without a GPU every second, and record how long each waits for a node.
 
-    Its node is one that only the API knows, so that nothing but scheduling is asked of the cluster. It asks whichever
-    API server answers.
+    Its node exists only in the API, so that nothing but scheduling is measured. Any API server that answers is used.
     """
 
-    NAMESPACE = NODE = "lab-witness"
+    NAMESPACE = NODE = "lab-probe"
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -174,9 +173,14 @@ class Witness:
         self._waiting: dict[str, tuple[float, str]] = {}
         self.waits: list[tuple[float, str]] = []
         self.during = ""
+        self._began = time.monotonic()
 
-    def _by(self, apis: list[Api], method: str, path: str, body: Json | None = None) -> Json | None:
-        """Ask one API server after the other; None where none answers now."""
+    def seconds(self) -> float:
+        """How long the probe has existed."""
+        return time.monotonic() - self._began
+
+    def _by(self, apis: list[Api], method: str, path: str, body: JsonObject | None = None) -> JsonObject | None:
+        """Ask the API servers in turn; None if none answers."""
         for number, api in enumerate(list(apis)):
             try:
                 found = api.call(method, path, body)
@@ -196,8 +200,8 @@ class Witness:
         for number in itertools.count():
             if self._stop.wait(1):
                 return
-            name = f"witness-{number}"
-            body: Json = {
+            name = f"probe-{number}"
+            body: JsonObject = {
                 "metadata": {"name": name},
                 "spec": {
                     "containers": [{"name": "c0", "image": "localhost/none:0"}],
@@ -304,13 +308,13 @@ class ControlPlane:
             self.node, "curl -sk -m 3 -o /dev/null -w '%{http_code}' https://127.0.0.1:10259/healthz; true"
         ).strip()
 
-    def nothing_half_done(self) -> None:
+    def assert_no_leftovers(self) -> None:
         names = self._lab.ssh(self.node, f"find {FOLDER} -mindepth 1 2>/dev/null; true").split()
         assert [one for one in names if one not in (CONFIG, f"{FOLDER}/backup")] == [], f"{self.node}: {names}"
 
 
 def assert_healthy(lab: Lab, planes: Sequence[ControlPlane], seconds: float = 90) -> None:
-    """On each one scheduler, the one that its manifest asks for, healthy, and not about to end again."""
+    """Assert that each node runs one healthy, stable scheduler with its manifest's command."""
 
     def steady() -> bool:
         pids = {plane.node: plane.pids() for plane in planes}
@@ -329,7 +333,7 @@ def assert_healthy(lab: Lab, planes: Sequence[ControlPlane], seconds: float = 90
 
 
 def holder(lab: Lab) -> str:
-    """The control plane whose scheduler holds the lease; empty where nobody does now."""
+    """Return the control plane whose scheduler holds the lease; empty if none does."""
     for name in lab.control_planes:
         with contextlib.suppress(ApiError, OSError, urllib3.exceptions.HTTPError):
             spec = lab.api_of(name, 5).call("GET", LEASE)["spec"]
@@ -337,11 +341,11 @@ def holder(lab: Lab) -> str:
     return ""
 
 
-def told(watch: Watch, witness: Witness) -> str:
-    """The measured times in a line."""
-    by_test = Counter(during for _wait, during in witness.waits)
-    wait, during = witness.longest()
+def summary(watch: Watch, probe: SchedulingProbe) -> str:
+    """Return the measured times in a line."""
+    by_test = Counter(during for _wait, during in probe.waits)
+    wait, during = probe.longest()
     return (
-        f"a pod without a GPU every second through {len(by_test)} tests: {len(witness.waits)} pods, the longest waited "
+        f"a pod without a GPU every second through {len(by_test)} tests: {len(probe.waits)} pods, the longest waited "
         f"{wait:.1f} s ({during}); {watch.looks} looks at the control planes, {len(watch.wrong)} with two schedulers"
     )

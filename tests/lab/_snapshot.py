@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What two runs must have in common: the files, packages and images of each node, and the objects of the cluster."""
+"""What two runs must have in common: files, packages and images of each node, and objects of the cluster."""
 
 from __future__ import annotations
 
 import json
 
-from _lab import LOGS, Json, Lab
+from _lab import LOGS, JsonObject, Lab
 
 # What test_10 saw before anything was changed, and the diff that it was shown.
-UNTOUCHED = LOGS / "untouched.json"
+BASELINE = LOGS / "untouched.json"
 
 # What differs between two clusters that were set up alike: keys, certificates, tokens, caches, packages' own state.
 FOLDERS = "/etc /usr/local /opt /var/lib/kubelet/device-plugins /var/lib/kubelet/plugins /var/spool/cron"
@@ -40,7 +40,7 @@ KINDS = (
 
 
 def node_files(lab: Lab, node: str) -> dict[str, str]:
-    """Path to mode and digest of what lies in the folders that configuration goes to."""
+    """Map the paths of configuration folders to mode and digest."""
     prune = " -o ".join(f"-path {path}" for path in PRUNED)
     script = (
         f"find {FOLDERS} \\( {prune} \\) -prune -o -type f -printf '%m %p\\n' -o -type l -printf 'link %p\\n'"
@@ -59,8 +59,8 @@ def _compared(path: str) -> bool:
     return not (own or path.endswith(("kubelet_internal_checkpoint", ".sock", "/manifests/etcd.yaml")))
 
 
-def node_state(lab: Lab, node: str) -> Json:
-    """All of a node that site.yml is about."""
+def node_state(lab: Lab, node: str) -> JsonObject:
+    """Return everything on a node that site.yml changes."""
     return {
         "files": {path: text for path, text in node_files(lab, node).items() if _compared(path)},
         "packages": lab.ssh(node, "dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\\n'").splitlines(),
@@ -73,7 +73,7 @@ def node_state(lab: Lab, node: str) -> Json:
 
 
 def cluster_objects(lab: Lab) -> dict[str, str]:
-    """What is asked for in the cluster, without what the API server adds."""
+    """Return the desired state of the cluster's objects, without fields that the API server sets."""
     found = {}
     for path in KINDS:
         for one in lab.api.items(path):
@@ -94,8 +94,8 @@ def cluster_objects(lab: Lab) -> dict[str, str]:
     return found
 
 
-def everything(lab: Lab) -> Json:
-    """The end state of site.yml."""
+def everything(lab: Lab) -> JsonObject:
+    """Return the end state of site.yml."""
     return {
         "nodes": {name: node_state(lab, name) for name in lab.nodes},
         "objects": cluster_objects(lab),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node whose device plugin is the stand-in for upstream's, for as long as it is needed."""
+"""Run the stand-in for upstream's device plugin on a node."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from _lab import RESOURCE, Json, Lab, until
-from _pods import DAEMONSET, MERGE, STRATEGIC, announced, plugin, plugin_template
+from _lab import RESOURCE, JsonObject, Lab, until
+from _pods import DAEMONSET, MERGE, STRATEGIC, is_announced, plugin, plugin_pod_spec
 
 PROGRAM = Path(__file__).with_name("upstream_plugin.py")
 NAMESPACE = "lab-upstream"
@@ -27,7 +27,7 @@ def _rights(lab: Lab) -> None:
     lab.api.call("POST", f"{ROLE}bindings", wanted)
 
 
-def _pod(lab: Lab, node: str) -> Json:
+def _pod(lab: Lab, node: str) -> JsonObject:
     socket = "/var/lib/kubelet/device-plugins"
     one = {
         "name": "device-plugin",
@@ -60,7 +60,7 @@ def _pod(lab: Lab, node: str) -> Json:
 
 
 def _ours(lab: Lab, node: str, there: bool) -> None:
-    """Our DaemonSet leaves out a node, or none."""
+    """Exclude a node from the gpushare DaemonSet, or none."""
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     affinity = None if there else {"nodeAffinity": required}
@@ -75,7 +75,7 @@ def _without_plugin(lab: Lab, node: str) -> bool:
 @contextlib.contextmanager
 def upstream(lab: Lab, node: str) -> Iterator[None]:
     cards = len(lab.cards(node))
-    affinity = plugin_template(lab).get("affinity")
+    affinity = plugin_pod_spec(lab).get("affinity")
     assert affinity is None, "our DaemonSet has an affinity of its own, which this would overwrite"
     with lab.api.namespace(NAMESPACE) as name:
         try:
@@ -91,7 +91,7 @@ def upstream(lab: Lab, node: str) -> Iterator[None]:
             lab.api.call("POST", f"/api/v1/namespaces/{name}/pods", _pod(lab, node))
 
             def announces() -> bool:
-                there: Json = lab.api.node(node)
+                there: JsonObject = lab.api.node(node)
                 assert "kubegpu.share/cards" not in there["metadata"]["annotations"]
                 return int(there["status"]["allocatable"].get(RESOURCE, "0")) > 0
 
@@ -103,4 +103,4 @@ def upstream(lab: Lab, node: str) -> Iterator[None]:
             for kind in ("roles", "rolebindings"):
                 lab.api.delete(f"{ROLE.removesuffix('role')}{kind}/{NAMESPACE}")
             until(lambda: plugin(lab, node), f"our plugin is back on {node}", 120)
-            until(lambda: announced(lab, node, cards), f"{node} announces its cards", 120)
+            until(lambda: is_announced(lab, node, cards), f"{node} announces its cards", 120)

@@ -22,13 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was measured, whatever the verbosity."""
+    """Print the measurements, at any verbosity."""
     for line in REPORT:
         terminalreporter.write_line(line)
 
 
 def is_up() -> bool:
-    """Whether the lab's API server answers."""
+    """Test whether the lab's API server answers."""
     if not (LAB / "state.json").exists():
         return False
     try:
@@ -45,3 +45,9 @@ def lab() -> Lab:
     for old in LOGS.glob("*.log"):
         old.unlink()
     return Lab()
+
+
+@pytest.fixture(scope="session")
+def every_test(request: pytest.FixtureRequest) -> bool:
+    """Whether the tests marked ``long`` run too."""
+    return "not long" not in request.config.option.markexpr

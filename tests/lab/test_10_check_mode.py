@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``site.yml --check --diff`` on machines that nothing has touched ends well and shows all that it would make."""
+"""``site.yml --check --diff`` on untouched machines succeeds, changes nothing and lists every change."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import re
 
 import pytest
 from _lab import Done, Lab
-from _snapshot import UNTOUCHED, cluster_objects, node_files
+from _snapshot import BASELINE, cluster_objects, node_files
 
 Before = dict[str, dict[str, str]]
 
 
 @pytest.fixture(scope="module")
 def checked(lab: Lab) -> tuple[Done, Before]:
-    """The run, and what there was before it."""
+    """The run, and the state before it."""
     if any(re.search(r"nvidia|nouveau|/[0-9]*kubegpu-(?!lab)", path) for path in node_files(lab, lab.gpu_nodes[0])):
         pytest.fail("The lab has been touched: run make lab-down lab-up first.", pytrace=False)
     before = {name: node_files(lab, name) for name in lab.nodes}
     before["objects"] = cluster_objects(lab)
     done = lab.playbook("playbooks/site.yml", "--check", "--diff")
-    UNTOUCHED.write_text(json.dumps({"before": before, "diff": done.out}))
+    BASELINE.write_text(json.dumps({"before": before, "diff": done.out}))
     return done, before
 
 
-def test_it_ends_well(checked: tuple[Done, Before]) -> None:
+def test_it_succeeds(checked: tuple[Done, Before]) -> None:
     done = checked[0]
     assert done.rc == 0, done.out[-8000:]
     assert done.recap, done.out[-8000:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``site.yml`` from bare machines, killed on the way, and again from bare machines in one go: the same end state."""
+"""``site.yml`` from bare machines: killed in between or uninterrupted, it ends in the same state."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import re
 
 import pytest
-from _lab import Json, Lab, until
-from _snapshot import UNTOUCHED, cluster_objects, everything, node_files
+from _lab import JsonObject, Lab, until
+from _snapshot import BASELINE, cluster_objects, everything, node_files
 
 SITE = "playbooks/site.yml"
 
@@ -17,37 +17,37 @@ MOMENTS = [
     (r"^TASK \[kubegpu\.share\.driver : ", 8.0),
     (r"^TASK \[kubegpu\.share\.runtime : ", 2.0),
     (r"^TASK \[kubegpu\.share\.image : ", 3.0),
-    (r"^TASK \[kubegpu\.share\.scheduler : ", 3.0),
-    (r"^PLAY \[Let the nodes announce their cards", 3.0),
+    (r"^PLAY \[Configure kube-scheduler to use the extender", 6.0),
+    (r"^PLAY \[Deploy the device plugin", 3.0),
 ]
 
 
 @pytest.fixture(scope="module")
-def after_kills(lab: Lab) -> Json:
-    """The end state after five kills and a run that was left alone."""
-    for marker, delay in MOMENTS:
+def after_kills(lab: Lab, every_test: bool) -> JsonObject:
+    """The end state after some kills (all of MOMENTS when the long tests run too) and an uninterrupted run."""
+    for marker, delay in MOMENTS if every_test else MOMENTS[1::2]:
         lab.killed_playbook(SITE, marker, delay)
     done = lab.playbook(SITE)
     assert done.rc == 0, done.out[-8000:]
     return everything(lab)
 
 
-def test_second_run_changes_nothing(lab: Lab, after_kills: Json) -> None:
+def test_second_run_changes_nothing(lab: Lab, after_kills: JsonObject) -> None:
     lab.playbook(SITE).assert_unchanged()
 
 
-def test_check_mode_sees_nothing_to_do(lab: Lab, after_kills: Json) -> None:
+def test_check_mode_changes_nothing_either(lab: Lab, after_kills: JsonObject) -> None:
     lab.playbook(SITE, "--check", "--diff").assert_unchanged()
 
 
-def test_nothing_half_done_is_left(lab: Lab, after_kills: Json) -> None:
+def test_no_temporary_files_are_left(lab: Lab, after_kills: JsonObject) -> None:
     for name, node in after_kills["nodes"].items():
         assert node["half-written"] == [], name
         assert node["unfinished"] == [], name
 
 
-def test_only_kubeadms_four_manifests(lab: Lab, after_kills: Json) -> None:
-    """A copy kept beside a manifest would be a second scheduler."""
+def test_only_kubeadms_four_manifests(lab: Lab, after_kills: JsonObject) -> None:
+    """A copy beside a manifest would start a second scheduler."""
     for name in lab.control_planes:
         assert lab.ssh(name, "ls -A /etc/kubernetes/manifests").split() == [
             "etcd.yaml",
@@ -57,17 +57,17 @@ def test_only_kubeadms_four_manifests(lab: Lab, after_kills: Json) -> None:
         ]
 
 
-def test_every_card_is_announced(lab: Lab, after_kills: Json) -> None:
+def test_every_card_is_announced(lab: Lab, after_kills: JsonObject) -> None:
     for name in lab.gpu_nodes:
         uuids = [card["uuid"] for card in lab.cards(name)]
         assert uuids == lab.nodes[name]["cards"]
         assert lab.allocatable(name) == sum(card["units"] for card in lab.cards(name)) > 0
 
 
-def test_check_mode_had_shown_everything(lab: Lab, after_kills: Json) -> None:
-    """Each file that no package owns, and each object, was in the diff of the check-mode run before."""
-    assert UNTOUCHED.exists(), "test_10_check_mode.py has to run before"
-    seen = json.loads(UNTOUCHED.read_text())
+def test_check_mode_had_listed_every_change(lab: Lab, after_kills: JsonObject) -> None:
+    """Every file without a package and every object was in the diff of the check-mode run before."""
+    assert BASELINE.exists(), "test_10_check_mode.py has to run before"
+    seen = json.loads(BASELINE.read_text())
     missing = []
     for name in lab.nodes:
         new = [path for path in node_files(lab, name) if path not in seen["before"][name]]
@@ -89,7 +89,7 @@ def test_check_mode_had_shown_everything(lab: Lab, after_kills: Json) -> None:
 
 # Another lab, and all of the work once more.
 @pytest.mark.long
-def test_one_run_from_bare_machines_ends_the_same(lab: Lab, after_kills: Json) -> None:
+def test_one_uninterrupted_run_gives_the_same_state(lab: Lab, after_kills: JsonObject) -> None:
     lab.manage("down")
     lab.manage("up")
     lab.load()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What can't be served is refused before anything changes, in one sentence that names the variable."""
+"""Unusable input is refused before anything changes, in one sentence that names the variable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SITE = "playbooks/site.yml"
 
 
 def refused(done: Done, variable: str) -> str:
-    """The sentence, which a run that changed nothing ended with."""
+    """Assert that a run failed without a change; return its message."""
     assert done.rc != 0, done.out[-4000:]
     assert done.recap, done.out[-4000:]
     assert {host: sums["changed"] for host, sums in done.recap.items() if sums["changed"]} == {}
@@ -26,7 +26,7 @@ def refused(done: Done, variable: str) -> str:
 
 
 def extended(lab: Lab, folder: Path, group: str, host: str, address: str) -> str:
-    """The lab's inventory with one more host, as the options of a run."""
+    """Return options for the lab's inventory with one more host."""
     source = folder / "more.yml"
     access = lab.state["ssh"]
     variables = {
@@ -51,8 +51,13 @@ def test_unknown_backend(lab: Lab) -> None:
     assert "magic" in said and "gpushare" in said
 
 
-@pytest.mark.parametrize("content", [None, "not a kubeconfig", "wrong port"])
-def test_kubeconfig_that_does_not_work(lab: Lab, tmp_path: Path, content: str | None) -> None:
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "content", [pytest.param(None, marks=LONG), pytest.param("not a kubeconfig", marks=LONG), "wrong port"]
+)
+def test_unusable_kubeconfig(lab: Lab, tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "kubeconfig"
     if content == "wrong port":
         path.touch(mode=0o600)
@@ -68,6 +73,7 @@ def test_gpu_node_that_is_not_in_the_cluster(lab: Lab, tmp_path: Path) -> None:
     assert "ghost" in said
 
 
+@pytest.mark.long
 def test_node_without_a_gpu(lab: Lab, tmp_path: Path) -> None:
     name = lab.control_planes[0]
     more = extended(lab, tmp_path, "gpu_nodes", name, lab.nodes[name]["address"])
@@ -75,12 +81,13 @@ def test_node_without_a_gpu(lab: Lab, tmp_path: Path) -> None:
     assert name in said
 
 
+@pytest.mark.long
 def test_unknown_memory_unit(lab: Lab) -> None:
     refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=GB"), "gpushare_memory_unit")
 
 
 def test_fault_17_memory_unit_that_makes_too_many_device_ids(lab: Lab) -> None:
-    """Two cards of 96 GiB in MiB are more device IDs than kubelet takes in one message."""
+    """Two cards of 96 GiB counted in MiB exceed the device IDs that fit into one message to kubelet."""
     node = lab.gpu_nodes[0]
     path = ROOT / lab.nodes[node]["hardware"] / "cards"
     small = path.read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes that fail at the worst moment: each is named in a sentence, and is as before or finished by the next run."""
+"""Faults of nodes during a run: each is reported, and the node is unchanged or finished by the next run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node(lab: Lab) -> str:
 
 @contextlib.contextmanager
 def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
-    """A fault of the simulated driver while it lasts."""
+    """Inject a fault into the simulated driver."""
     path = ROOT / lab.nodes[node]["hardware"] / "cards"
     healthy = path.read_text()
     cards = lab.cards(node)
@@ -48,7 +48,7 @@ def fault(lab: Lab, node: str, words: str) -> Iterator[None]:
         pytest.param("slow:60", "driver-fails", "didn't answer within 20 s", marks=pytest.mark.long),
     ],
 )
-def test_a_driver_that_fails_is_named_and_changes_nothing(lab: Lab, node: str, words: str, id: str, said: str) -> None:
+def test_a_failing_driver_is_reported_and_nothing_changes(lab: Lab, node: str, words: str, id: str, said: str) -> None:
     before = node_state(lab, node)
     with fault(lab, node, words):
         done = lab.playbook(NODES, "--limit", node)
@@ -61,7 +61,7 @@ def test_a_driver_that_fails_is_named_and_changes_nothing(lab: Lab, node: str, w
     lab.playbook(NODES, "--limit", node).assert_unchanged()
 
 
-def test_a_runtime_that_refuses_to_start_gets_its_old_files_back(lab: Lab, node: str) -> None:
+def test_a_runtime_that_does_not_start_is_rolled_back(lab: Lab, node: str) -> None:
     before = node_state(lab, node)
     lab.ssh(
         node,
@@ -71,7 +71,7 @@ def test_a_runtime_that_refuses_to_start_gets_its_old_files_back(lab: Lab, node:
     try:
         done = lab.playbook(NODES, "--limit", node, *CHANGE)
         assert done.rc != 0
-        assert "runs with the old one again" in done.out, done.out[-6000:]
+        assert "it runs with the old one" in done.out, done.out[-6000:]
         assert lab.ssh(node, "systemctl is-active containerd").strip() == "active"
         assert node_state(lab, node) == before
     finally:
@@ -101,7 +101,7 @@ def test_a_full_disk_changes_nothing(lab: Lab, node: str) -> None:
 
 
 @pytest.mark.long
-def test_a_node_that_disappears_in_the_middle_is_finished_by_the_next_run(lab: Lab, node: str) -> None:
+def test_a_node_lost_during_a_run_is_finished_by_the_next(lab: Lab, node: str) -> None:
     before = node_state(lab, node)
     container, engine = lab.nodes[node]["container"], engines.find()
     assert engine is not None
@@ -133,5 +133,5 @@ def test_a_node_that_disappears_in_the_middle_is_finished_by_the_next_run(lab: L
     lab.playbook(NODES, "--limit", node).assert_unchanged()
 
 
-def test_nothing_of_the_faults_is_left(lab: Lab, node: str) -> None:
+def test_faults_leave_nothing_behind(lab: Lab, node: str) -> None:
     assert lab.ssh(node, f"ls {UNIT} /run/kubegpu-test 2>/dev/null; true").strip() == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The servers under real kubelet, scheduler and runtime: annotation, kubelet and container tell one story."""
+"""The servers under a real kubelet, scheduler and runtime: annotation, kubelet and container agree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from _lab import RESOURCE, Json, Lab, until
-from _pods import containers, removed, settled
+from _lab import RESOURCE, JsonObject, Lab, until
+from _pods import containers, delete_pods, wait_settled
 
 NAMESPACE = "lab-servers"
 TIMES = 20
@@ -21,21 +21,21 @@ def namespace(lab: Lab) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tenants(lab: Lab, namespace: str) -> Iterator[list[Json]]:
-    """Pods on both cards of a node, one of them with two containers; they live through everything below."""
+def tenants(lab: Lab, namespace: str) -> Iterator[list[JsonObject]]:
+    """Pods on both cards of a node, one of them with two containers, which survive all following tests."""
     node, image = lab.gpu_nodes[0], lab.image()
     sizes = {"tenant-1": [9], "tenant-2": [9], "tenant-3": [2, 1]}
     for name, units in sizes.items():
         lab.api.create_pod(namespace, name, units, image, node)
-    pods = settled(lab, namespace, list(sizes))
+    pods = wait_settled(lab, namespace, list(sizes))
     cards = {one["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for one in pods}
     assert len(cards) == 2, "9 and 9 units don't fit one card of 16"
     yield pods
-    removed(lab, namespace, list(sizes))
+    delete_pods(lab, namespace, list(sizes))
 
 
 def test_fault_02_two_pods_at_once_twenty_times(lab: Lab, namespace: str) -> None:
-    """More than half a card each, so that each needs a card of its own, whichever kubelet serves first."""
+    """Each pod takes more than half a card, so that each needs its own, in whatever order kubelet serves them."""
     node, image = lab.gpu_nodes[-1], lab.image()
     units = max(card["units"] for card in lab.cards(node)) // 2 + 1
     assert len(lab.cards(node)) == 2
@@ -43,31 +43,31 @@ def test_fault_02_two_pods_at_once_twenty_times(lab: Lab, namespace: str) -> Non
         names = [f"twin-{number}-a", f"twin-{number}-b"]
         for name in names:
             lab.api.create_pod(namespace, name, [units], image, node)
-        pods = settled(lab, namespace, names)
+        pods = wait_settled(lab, namespace, names)
         assert {pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for pod in pods} == {"0", "1"}
-        removed(lab, namespace, names)
+        delete_pods(lab, namespace, names)
 
 
-def test_pod_that_goes_around_the_scheduler(lab: Lab, namespace: str) -> None:
+def test_pod_that_bypasses_the_scheduler(lab: Lab, namespace: str) -> None:
     node = lab.gpu_nodes[-1]
     lab.api.create_pod(namespace, "around", [5], lab.image(), node, bound=True)
-    pod = settled(lab, namespace, ["around"])[0]
+    pod = wait_settled(lab, namespace, ["around"])[0]
     assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"] == "5"
-    removed(lab, namespace, ["around"])
+    delete_pods(lab, namespace, ["around"])
 
 
-def undisturbed(lab: Lab, namespace: str, before: list[Json]) -> None:
-    """The tenants run as if nothing had been, all agrees, and a new pod is served."""
+def assert_undisturbed(lab: Lab, namespace: str, before: list[JsonObject]) -> None:
+    """Assert that the tenants run undisturbed, everything agrees, and a new pod runs."""
     names = [one["metadata"]["name"] for one in before]
     node = before[0]["spec"]["nodeName"]
     total = sum(card["units"] for card in lab.cards(node))
     until(lambda: lab.allocatable(node) == total, f"{RESOURCE} allocatable on {node}", 90)
-    assert containers(settled(lab, namespace, names)) == containers(before)
-    served(lab, namespace, node)
+    assert containers(wait_settled(lab, namespace, names)) == containers(before)
+    assert_new_pod_runs(lab, namespace, node)
 
 
-def served(lab: Lab, namespace: str, node: str) -> None:
-    """A new pod runs. Before its node's plugin is back, kubelet sends it away, and whoever wants it makes it again."""
+def assert_new_pod_runs(lab: Lab, namespace: str, node: str) -> None:
+    """Create a pod until it runs: kubelet rejects pods before its node's plugin is back, as a controller would see."""
     name = "newcomer"
 
     def running() -> bool:
@@ -76,21 +76,22 @@ def served(lab: Lab, namespace: str, node: str) -> None:
             lab.api.create_pod(namespace, name, [1], lab.image(), node)
         elif status.get("phase") == "Failed":
             assert status["reason"] == "UnexpectedAdmissionError", status
-            removed(lab, namespace, [name])
+            delete_pods(lab, namespace, [name])
         return status is not None and status.get("phase") == "Running"
 
     until(running, f"pod {name} Running", 90)
-    settled(lab, namespace, [name])
-    removed(lab, namespace, [name])
+    wait_settled(lab, namespace, [name])
+    delete_pods(lab, namespace, [name])
 
 
-def test_fault_15_kubelet_restarted(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+@pytest.mark.long
+def test_fault_15_kubelet_restarted(lab: Lab, namespace: str, tenants: list[JsonObject]) -> None:
     lab.ssh(lab.gpu_nodes[0], "systemctl restart kubelet")
-    undisturbed(lab, namespace, tenants)
+    assert_undisturbed(lab, namespace, tenants)
 
 
 def kill(lab: Lab, node: str, command: str) -> None:
-    """SIGKILL a server on its node, and wait until another process has taken its place."""
+    """SIGKILL a server on its node, and wait until its successor runs."""
     # The brackets keep pgrep from finding the shell that it runs in.
     find = f"pgrep -f '[{command[0]}]{command[1:]}'; true"
     before = set(lab.ssh(node, find).split())
@@ -99,20 +100,20 @@ def kill(lab: Lab, node: str, command: str) -> None:
     until(lambda: set(lab.ssh(node, find).split()) - before, f"{command} runs again on {node}", 60)
 
 
-def test_plugin_killed(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+def test_plugin_killed(lab: Lab, namespace: str, tenants: list[JsonObject]) -> None:
     kill(lab, lab.gpu_nodes[0], "gpushare-device-plugin")
-    undisturbed(lab, namespace, tenants)
+    assert_undisturbed(lab, namespace, tenants)
 
 
-def test_extender_killed(lab: Lab, namespace: str, tenants: list[Json]) -> None:
+def test_extender_killed(lab: Lab, namespace: str, tenants: list[JsonObject]) -> None:
     for name in lab.control_planes:
         kill(lab, name, "gpushare-extender")
-    undisturbed(lab, namespace, tenants)
+    assert_undisturbed(lab, namespace, tenants)
 
 
 @pytest.mark.long
-def test_api_servers_away(lab: Lab, namespace: str, tenants: list[Json]) -> None:
-    """Half a minute without any: what runs goes on running, and everything agrees again when they are back."""
+def test_api_servers_down_for_half_a_minute(lab: Lab, namespace: str, tenants: list[JsonObject]) -> None:
+    """Running pods go on running, and everything agrees again afterwards."""
     node = lab.gpu_nodes[0]
     manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
     aside = "/root/kube-apiserver.yaml"
@@ -128,4 +129,4 @@ def test_api_servers_away(lab: Lab, namespace: str, tenants: list[Json]) -> None
         for name in lab.control_planes:
             lab.ssh(name, f"[ ! -e {aside} ] || mv {aside} {manifest}")
     lab.wait_ready()
-    undisturbed(lab, namespace, tenants)
+    assert_undisturbed(lab, namespace, tenants)

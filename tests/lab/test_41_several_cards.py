@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Four cards of three sizes and models in one node: which of them a pod gets, and that it has just these."""
+"""Four cards of three sizes and models in one node: each pod gets the right ones, and only those."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 from _hardware import More, more_cards
-from _lab import Json, Lab, indices_of
-from _pods import body, container, pods, settled, shares_of, waits
+from _lab import JsonObject, Lab, indices_of
+from _pods import body, container, pods, refused_for, shares_of, wait_settled
 
 NAMESPACE = "lab-cards"
 COUNT, PLACEMENT = "kubegpu.share/card-count", "kubegpu.share/placement"
@@ -35,7 +35,7 @@ def namespace(lab: Lab, node: str) -> Iterator[str]:
 
 
 def free(lab: Lab, namespace: str) -> dict[int, int]:
-    """Units that the pods here leave of each card."""
+    """Return the free units of each card."""
     left = dict(SIZES)
     for pod in lab.api.pods(namespace):
         for index, units in shares_of(pod).items():
@@ -44,7 +44,7 @@ def free(lab: Lab, namespace: str) -> dict[int, int]:
 
 
 def listed(lab: Lab, namespace: str, pod: str, name: str) -> list[str]:
-    """The UUIDs that nvidia-smi lists in a container."""
+    """Return the UUIDs that nvidia-smi lists in a container."""
     return re.findall(r"UUID: (GPU-[0-9a-f-]+)", lab.inside(namespace, pod, name, "nvidia-smi", "-L"))
 
 
@@ -53,8 +53,8 @@ def uuids(lab: Lab, node: str, indices: list[int]) -> list[str]:
     return [cards[index] for index in indices]
 
 
-def wish(lab: Lab, node: str, name: str, *units: int, **annotations: str) -> Json:
-    """A pod with a container for each number of units."""
+def wish(lab: Lab, node: str, name: str, *units: int, **annotations: str) -> JsonObject:
+    """Return a pod with a container for each number of units."""
     made = [container(lab, each, f"c{number}") for number, each in enumerate(units)]
     return body(name, *made, node=node, annotations=annotations)
 
@@ -73,15 +73,22 @@ def test_two_cards_for_each_of_two_containers(lab: Lab, node: str, namespace: st
         # What is left is exactly what the shares leave.
         with pods(lab, namespace, wish(lab, node, "rest", 4, **{COUNT: "2", PLACEMENT: "binpack"})) as (rest,):
             assert indices_of(rest) == [0, 3]
-            waits(lab, namespace, wish(lab, node, "late", 32, **{COUNT: "4"}), "3 of 4 wanted cards have 8")
+            refused_for(
+                lab,
+                namespace,
+                wish(lab, node, "late", 32, **{COUNT: "4"}),
+                "InsufficientGPUMemory: 3 of 4 requested cards have 8",
+            )
 
 
-def test_all_four_cards_and_none_more(lab: Lab, node: str, namespace: str) -> None:
+def test_all_four_cards_and_no_fifth(lab: Lab, node: str, namespace: str) -> None:
     with pods(lab, namespace, wish(lab, node, "four", 32, **{COUNT: "4"})) as (pod,):
         assert indices_of(pod) == [0, 1, 2, 3]
         assert sorted(listed(lab, namespace, "four", "c0")) == sorted(uuids(lab, node, [0, 1, 2, 3]))
         assert free(lab, namespace) == {0: 8, 1: 8, 2: 16, 3: 0}
-    waits(lab, namespace, wish(lab, node, "five", 5, **{COUNT: "5"}), "4 of 5 wanted cards can hold 1")
+    refused_for(
+        lab, namespace, wish(lab, node, "five", 5, **{COUNT: "5"}), "CardTooSmall: 4 of 5 requested cards can hold 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,20 +96,20 @@ def test_all_four_cards_and_none_more(lab: Lab, node: str, namespace: str) -> No
     [(COUNT, "two", 4), (COUNT, "0", 4), (COUNT, "3", 4), (PLACEMENT, "random", 4), (MODELS, ",", 4)],
     ids=["no number", "no card", "no equal shares", "no placement", "no model"],
 )
-def test_a_wish_that_cannot_be_read_is_refused_by_its_name(
+def test_an_unreadable_annotation_is_refused_by_name(
     lab: Lab, node: str, namespace: str, annotation: str, value: str, units: int
 ) -> None:
-    waits(lab, namespace, wish(lab, node, "unreadable", units, **{annotation: value}), annotation)
+    refused_for(lab, namespace, wish(lab, node, "unreadable", units, **{annotation: value}), annotation)
 
 
-def placed(lab: Lab, node: str, namespace: str, name: str, units: int, **annotations: str) -> Json:
-    """A pod that stays until the namespace goes."""
+def placed(lab: Lab, node: str, namespace: str, name: str, units: int, **annotations: str) -> JsonObject:
+    """Create a pod that stays until its namespace is deleted."""
     lab.api.call("POST", f"/api/v1/namespaces/{namespace}/pods", wish(lab, node, name, units, **annotations))
-    return settled(lab, namespace, [name])[0]
+    return wait_settled(lab, namespace, [name])[0]
 
 
-def test_each_pod_is_placed_as_it_asks(lab: Lab, node: str, namespace: str) -> None:
-    """binpack is the cluster's; a pod's own word comes first."""
+def test_each_pod_chooses_its_placement(lab: Lab, node: str, namespace: str) -> None:
+    """The cluster's default is binpack; a pod's annotation overrides it."""
     wishes: list[Mapping[str, str]] = [{PLACEMENT: "spread"}, {}, {PLACEMENT: "spread"}, {PLACEMENT: "binpack"}]
     with lab.api.namespace("lab-placement") as own:
         for number, annotations in enumerate(wishes):
@@ -135,21 +142,26 @@ def test_a_pod_names_models_or_excludes_some(
         assert listed(lab, namespace, "particular", "c0") == uuids(lab, node, [card])
 
 
-def test_no_card_of_the_model_is_said_so(lab: Lab, node: str, namespace: str) -> None:
-    waits(lab, namespace, wish(lab, node, "h100", 2, **{MODELS: "*H100*"}), "of a model that the pod takes")
+def test_a_missing_model_is_named(lab: Lab, node: str, namespace: str) -> None:
+    refused_for(lab, namespace, wish(lab, node, "h100", 2, **{MODELS: "*H100*"}), "NoMatchingModel: ")
     two = wish(lab, node, "two-a100", 4, **{MODELS: "*A100*", COUNT: "2"})
-    waits(lab, namespace, two, "1 of 2 wanted cards can hold 2")
+    refused_for(lab, namespace, two, "CardTooSmall: 1 of 2 requested cards can hold 2")
 
 
 def test_fault_04_each_card_has_its_own_size(lab: Lab, node: str, namespace: str) -> None:
-    """What fits the node's average, or its first card, doesn't matter."""
+    """Neither the node's average nor its first card decides."""
     with pods(lab, namespace, wish(lab, node, "large", 20), wish(lab, node, "small", 8)) as (large, small):
         assert indices_of(large) == [2] and indices_of(small) == [3]
-        waits(lab, namespace, wish(lab, node, "larger", 17), "largest free share on one card is 16 of 17")
-    waits(lab, namespace, wish(lab, node, "largest", 25), "largest healthy card holds 24 of 25")
+        refused_for(
+            lab,
+            namespace,
+            wish(lab, node, "larger", 17),
+            "InsufficientGPUMemory: largest free share on one card is 16 of 17",
+        )
+    refused_for(lab, namespace, wish(lab, node, "largest", 25), "CardTooSmall: largest healthy card holds 24 of 25")
 
 
-def test_fault_05_index_and_device_node_are_two_things(lab: Lab, node: str, namespace: str) -> None:
+def test_fault_05_index_and_device_node_differ(lab: Lab, node: str, namespace: str) -> None:
     with pods(lab, namespace, wish(lab, node, "wide", 20)) as (pod,):
         assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] == "2"
         assert lab.devices(node, pod) == [["nvidia5"]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that try to get more of a card than they were given: kubelet, containerd and NVIDIA's runtime as they are.
+"""Pods that try to get more of a card than their share, with the real kubelet, containerd and NVIDIA runtime.
 
-Each way in which pods come to their cards is set up once; what is tried, and what must come of it, is in _attacks.py.
+Each way of device injection is configured once; _attacks.py has the attacks and their expected outcomes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from _attacks import BY_FROM, TABLE, Outcome, Try
 from _greedy import images
-from _lab import ApiError, Json, Lab, indices_of, until
-from _pods import STRATEGIC, announced, body, container, create, plugin, pods, removed, units_of
+from _lab import ApiError, JsonObject, Lab, indices_of, until
+from _pods import STRATEGIC, body, container, create, delete_pods, is_announced, plugin, pods, units_of
 
 PLAYBOOK = "tests/lab/injection.yml"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
@@ -31,10 +31,10 @@ DEV = "/node-dev"
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What a try is made of.
+    """The values that attacks are built from.
 
-    :param another: the UUID of the node's last card; pods that ask for a share get its first one.
-    :param images: names by the variable that is set in them.
+    :param another: the UUID of the node's last card; pods with a share get its first one.
+    :param images: image names by the variable that is set in them.
     """
 
     lab: Lab
@@ -48,10 +48,10 @@ class Scene:
         env: Mapping[str, str] | None = None,
         maps: str = "",
         image: str = "",
-        context: Json | None = None,
+        context: JsonObject | None = None,
         annotations: Mapping[str, str] | None = None,
         mount: tuple[str, str] | None = None,
-    ) -> Json:
+    ) -> JsonObject:
         """A pod of one container, named when it is made.
 
         :param maps: a ConfigMap whose variables it takes. :param mount: path on the node, and in the container.
@@ -76,7 +76,7 @@ class Scene:
 ADMIN = {"capabilities": {"add": ["SYS_ADMIN"]}}
 NULL = ("/dev/null", "/var/run/nvidia-container-devices/all")
 CDI = {"cdi.k8s.io/greedy": "nvidia.com/gpu=all"}
-PLAYS: dict[str, Callable[[Scene], Json]] = {
+PLAYS: dict[str, Callable[[Scene], JsonObject]] = {
     "share, env: all": lambda scene: scene.pod(True, {VISIBLE: "all"}),
     "share, env: another": lambda scene: scene.pod(True, {VISIBLE: scene.another}),
     "env: all": lambda scene: scene.pod(False, {VISIBLE: "all"}),
@@ -107,8 +107,8 @@ def named(play: str) -> str:
     return "try-" + re.sub(r"[^a-z]+", "-", play.lower()).strip("-")
 
 
-def debugger(lab: Lab) -> Json:
-    """What ``kubectl debug`` adds to a pod."""
+def debugger(lab: Lab) -> JsonObject:
+    """Return the ephemeral container that ``kubectl debug`` adds to a pod."""
     one = container(lab, 0, "debugger", env=[{"name": VISIBLE, "value": "all"}])
     return {"spec": {"ephemeralContainers": [one]}}
 
@@ -132,12 +132,12 @@ class Result:
 
 
 def ours(lab: Lab) -> tuple[str, ...]:
-    """The last answer's warnings of our policies."""
+    """Return the warnings of this project's policies in the last answer."""
     return tuple(one for one in lab.api.warnings if "gpushare-" in one)
 
 
 def visible(lab: Lab, node: str) -> dict[str, set[int]]:
-    """Minors of the cards' device nodes that the sleeping processes of each pod (UID) have, looked at from the node."""
+    """Return the minors of card device nodes that each pod's (UID) processes have, read from the node."""
     script = (
         "for p in /proc/[0-9]*; do"
         ' [ "$(cat $p/comm 2>/dev/null)" = sleep ] || continue;'
@@ -153,9 +153,9 @@ def visible(lab: Lab, node: str) -> dict[str, set[int]]:
 
 
 def openable(lab: Lab, namespace: str, name: str, minors: Sequence[int]) -> set[int]:
-    """Of the node's devices, mounted as they are, those that a container's control group lets it open.
+    """Return which of the node's devices a container's device cgroup lets it open.
 
-    There is no driver behind them here, so that opening one that it may open ends otherwise.
+    There is no driver behind them here, so that opening an allowed one fails with another error.
     """
     found = set()
     for minor in minors:
@@ -166,16 +166,16 @@ def openable(lab: Lab, namespace: str, name: str, minors: Sequence[int]) -> set[
     return found
 
 
-def words_of(pod: Json) -> str:
-    """Why a pod's containers don't run."""
+def words_of(pod: JsonObject) -> str:
+    """Return why a pod's containers don't run."""
     texts = []
     for one in pod["status"].get("containerStatuses", []):
         texts += [str(state.get("message", "")) for state in one["state"].values()]
     return " ".join(filter(None, texts))
 
 
-def started(pod: Json) -> bool | None:
-    """Whether its containers run; None where that isn't certain yet."""
+def started(pod: JsonObject) -> bool | None:
+    """Test whether the pod's containers run; None while undecided."""
     statuses = [
         one for field in ("containerStatuses", "ephemeralContainerStatuses") for one in pod["status"].get(field, [])
     ]
@@ -186,7 +186,7 @@ def started(pod: Json) -> bool | None:
 
 
 def played(lab: Lab, scene: Scene) -> dict[str, Result]:
-    """All tries at once, in a namespace of their own."""
+    """Run all attacks at once, in a namespace of their own."""
     cards = lab.cards(scene.node)
     minors = {card["index"]: card["minor"] for card in cards}
     warnings = {}
@@ -202,7 +202,7 @@ def played(lab: Lab, scene: Scene) -> dict[str, Result]:
         lab.api.call("PATCH", target, debugger(lab), STRATEGIC)
         warnings[DEBUGGED] = ours(lab)
 
-        def decided() -> dict[str, Json]:
+        def decided() -> dict[str, JsonObject]:
             found = {one["metadata"]["name"]: one for one in lab.api.pods(space)}
             for play in PLAYS:
                 pod = found[named(play)]
@@ -211,7 +211,7 @@ def played(lab: Lab, scene: Scene) -> dict[str, Result]:
                     assert pod["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", play
             return found
 
-        found: dict[str, Json] = until(decided, "each of them runs, or doesn't", 120, 1)
+        found: dict[str, JsonObject] = until(decided, "each of them runs, or doesn't", 120, 1)
         looked = visible(lab, scene.node)
         results = {}
         for play in PLAYS:
@@ -229,7 +229,7 @@ def played(lab: Lab, scene: Scene) -> dict[str, Result]:
 
 
 def specified(lab: Lab) -> None:
-    """A CDI specification on each GPU node, as NVIDIA's nvidia-cdi-refresh.service makes it."""
+    """Generate a CDI specification on each GPU node, as NVIDIA's nvidia-cdi-refresh.service does."""
     for node in lab.gpu_nodes:
         output = f"NVIDIA_CTK_CDI_OUTPUT_FILE_PATH={SPECIFICATION}"
         lab.ssh(node, f"mkdir -p {SPECIFICATION.rpartition('/')[0]} && {output} nvidia-ctk cdi generate")
@@ -241,16 +241,16 @@ def unspecified(lab: Lab) -> None:
 
 
 def uses(lab: Lab, node: str, way: str) -> bool:
-    """Whether the plugin says that pods get their cards so, and everything is announced."""
+    """Test whether the plugin reports this way of injection, and every card is announced."""
     address = plugin(lab, node)["status"]["podIP"]
     text = lab.ssh(node, f"curl -sf -m 5 http://{address}:9445/metrics")
     now = re.findall(r'^gpushare_plugin_device_injection\{.*mode="(\w+)".*\} 1\.0$', text, re.MULTILINE)
     assert now == [way], f"{node}: {now}"
-    return announced(lab, node, len(lab.cards(node)))
+    return is_announced(lab, node, len(lab.cards(node)))
 
 
 def configured(lab: Lab, way: str, *variables: str) -> None:
-    """The roles' work with these variables, and the plugins at work with them."""
+    """Run the roles with these variables, and wait for the plugins."""
     done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
     assert done.rc == 0, done.out[-8000:]
     for node in lab.gpu_nodes:
@@ -259,7 +259,7 @@ def configured(lab: Lab, way: str, *variables: str) -> None:
 
 @pytest.fixture(scope="module")
 def site(lab: Lab) -> Iterator[None]:
-    """Everything is as site.yml had left it afterwards."""
+    """Restore the state that site.yml had left."""
     try:
         yield
     finally:
@@ -280,14 +280,14 @@ def scene(lab: Lab, site: None) -> Iterator[Scene]:
 
 
 def by_environment(lab: Lab) -> None:
-    """What ``auto`` comes to where nobody has made a CDI specification, as in this lab."""
+    """What ``auto`` selects without a CDI specification, as in this lab."""
     for node in lab.gpu_nodes:
         until(lambda node=node: uses(lab, node, "envvar"), f"envvar on {node}", 60)
         assert "by envvar: no CDI specification in /etc/cdi or /var/run/cdi" in lab.log(plugin(lab, node))
 
 
 def by_cdi(lab: Lab) -> None:
-    """What ``auto`` comes to as soon as there is one, without anybody's doing."""
+    """What ``auto`` selects as soon as there is a specification."""
     specified(lab)
     for node in lab.gpu_nodes:
         until(lambda node=node: uses(lab, node, "cdi"), f"cdi on {node}", 60)
@@ -300,7 +300,7 @@ def refusing(lab: Lab) -> None:
 
 MODES: dict[str, Callable[[Lab], None]] = {"envvar": by_environment, "cdi": by_cdi, "refusing": refusing}
 # What the roles have to change, and to put back, takes minutes.
-IN_ORDER = ("envvar", "cdi", pytest.param("refusing", marks=pytest.mark.long))
+IN_ORDER = ("envvar", *(pytest.param(name, marks=pytest.mark.long) for name in ("cdi", "refusing")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +317,7 @@ def mode(lab: Lab, scene: Scene, request: pytest.FixtureRequest) -> Played:
 
 
 def honest(lab: Lab, node: str) -> dict[str, list[str]]:
-    """The UUIDs that nvidia-smi lists in the containers of pods that try nothing; the story of each is one."""
+    """Return the UUIDs that nvidia-smi lists in ordinary pods, whose shares agree everywhere."""
     several = {"kubegpu.share/card-count": "2"}
     wanted = [
         body("one", container(lab, 1), node=node),
@@ -341,14 +341,14 @@ def honest(lab: Lab, node: str) -> dict[str, list[str]]:
                     listed[f"{name}/{one['name']}"] = got
             seen = visible(lab, node).get(lab.api.pod(space, "none")["metadata"]["uid"])
             assert seen == set(), f"a pod that asks for nothing sees {seen}"
-        removed(lab, space, ["none"])
+        delete_pods(lab, space, ["none"])
     return listed
 
 
 # --------------------------------------------------------------------------- the tests
 
 
-def test_pods_that_try_nothing_see_their_own_cards(mode: Played) -> None:
+def test_ordinary_pods_see_their_own_cards_only(mode: Played) -> None:
     assert {name: len(uuids) for name, uuids in mode.honest.items()} == {
         "one/c0": 1,
         "two/c0": 1,
@@ -358,7 +358,7 @@ def test_pods_that_try_nothing_see_their_own_cards(mode: Played) -> None:
 
 
 @pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
-def test_what_comes_of_it(lab: Lab, scene: Scene, mode: Played, row: Try, play: str) -> None:
+def test_attack(lab: Lab, scene: Scene, mode: Played, row: Try, play: str) -> None:
     result, outcome = mode.results[play], getattr(row, mode.mode).outcome
     every = {card["minor"] for card in lab.cards(scene.node)}
     if outcome is Outcome.NO_START:
@@ -377,7 +377,7 @@ def test_what_comes_of_it(lab: Lab, scene: Scene, mode: Played, row: Try, play: 
 
 
 @pytest.mark.long
-def test_cdi_that_is_asked_for_gives_no_card_that_no_specification_names(lab: Lab, site: None) -> None:
+def test_explicit_cdi_without_a_specification_gives_no_card(lab: Lab, site: None) -> None:
     node = lab.gpu_nodes[0]
     # The last of the modes above, unless this test is run alone.
     if "--device-injection=cdi" not in plugin(lab, node)["spec"]["containers"][0]["command"]:
@@ -396,8 +396,9 @@ def test_cdi_that_is_asked_for_gives_no_card_that_no_specification_names(lab: La
     until(lambda: uses(lab, node, "cdi"), "the cards again", 60)
 
 
-def test_the_toolkit_refuses_no_pod_its_card(lab: Lab, site: None) -> None:
-    """Without CDI nobody would get a card any more; the role doesn't do that."""
+@pytest.mark.long
+def test_the_toolkit_does_not_break_ordinary_pods(lab: Lab, site: None) -> None:
+    """Without CDI no pod would get a card; the role refuses that setting."""
     variables = ("gpushare_device_injection=envvar", "toolkit_accept_unprivileged=false")
     done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
     assert done.rc != 0 and "set gpushare_device_injection to cdi" in done.out, done.out[-4000:]
@@ -409,7 +410,7 @@ def test_the_toolkit_refuses_no_pod_its_card(lab: Lab, site: None) -> None:
 
 @pytest.fixture(scope="module")
 def denying(lab: Lab, scene: Scene) -> Iterator[str]:
-    """A namespace whose pods the policy judges. The environment is asked for, though there are CDI specifications."""
+    """A namespace in which the policy denies; injection by environment, though there are CDI specifications."""
     specified(lab)
     configured(
         lab,
@@ -425,7 +426,7 @@ def denying(lab: Lab, scene: Scene) -> Iterator[str]:
 
 
 def refusal(lab: Lab, scene: Scene, space: str, play: str) -> str:
-    """Why the API server refuses a pod; empty where it doesn't."""
+    """Return the API server's reason for refusing a pod; empty if it accepts it."""
     path = f"/api/v1/namespaces/{space}/pods"
     try:
         if play == DEBUGGED:
@@ -443,7 +444,7 @@ def refusal(lab: Lab, scene: Scene, space: str, play: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
-def test_what_the_policy_says(lab: Lab, scene: Scene, denying: str, row: Try, play: str) -> None:
+def test_attack_under_the_policy(lab: Lab, scene: Scene, denying: str, row: Try, play: str) -> None:
     said, warnings = refusal(lab, scene, denying, play), ours(lab)
     if row.policy.outcome is Outcome.REFUSED:
         who = "cdi.k8s.io/greedy" if "annotation" in play else "debugger" if play == DEBUGGED else "container c0"
@@ -455,5 +456,5 @@ def test_what_the_policy_says(lab: Lab, scene: Scene, denying: str, row: Try, pl
 
 
 @pytest.mark.long
-def test_the_environment_is_used_where_it_is_asked_for(lab: Lab, scene: Scene, denying: str) -> None:
+def test_explicit_environment_is_used(lab: Lab, scene: Scene, denying: str) -> None:
     assert set(honest(lab, scene.node)) == {"one/c0", "two/c0", "two/c1", "wide/c0"}

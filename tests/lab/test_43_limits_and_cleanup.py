@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the driver can't hold pods to their shares (as here: cgroup version 1, an older driver), and leaving a node."""
+"""Nodes whose driver can't enforce limits (here: cgroup version 1, an older driver), and removal from a node."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from _lab import RESOURCE, Json, Lab, until
+from _lab import RESOURCE, JsonObject, Lab, until
 from _pods import (
     SERVERS,
-    announced,
     body,
     container,
     containers,
     create,
-    inspected,
+    delete_pods,
+    inspect_units,
+    is_announced,
     is_ready,
     plugin,
-    plugin_template,
-    plugins_run,
+    plugin_pod_spec,
     pods,
-    removed,
-    settled,
+    set_plugin_command,
+    wait_settled,
 )
 
 NAMESPACE = "lab-limits"
@@ -40,16 +40,16 @@ def namespace(lab: Lab) -> Iterator[str]:
         yield name
 
 
-def told(lab: Lab, node: str) -> dict[str, str]:
-    """What a node says of its cards, as annotations and as capacity."""
+def summary(lab: Lab, node: str) -> dict[str, str]:
+    """Return a node's card annotations and capacity."""
     own = lab.api.node(node)
     texts = {key: value for key, value in own["metadata"]["annotations"].items() if key in (LIMIT, CARDS)}
     return texts | {key: value for key, value in own["status"]["capacity"].items() if key == COUNT}
 
 
-def test_fault_20_a_node_that_cannot_limit_says_why_and_its_containers_start(lab: Lab, namespace: str) -> None:
+def test_fault_20_a_node_without_limits_reports_why_and_starts_containers(lab: Lab, namespace: str) -> None:
     for node in lab.gpu_nodes:
-        assert re.fullmatch(f"unenforced: ({WHY})", told(lab, node)[LIMIT]), told(lab, node)
+        assert re.fullmatch(f"unenforced: ({WHY})", summary(lab, node)[LIMIT]), summary(lab, node)
     with pods(lab, namespace, body("free", container(lab, 2), node=lab.gpu_nodes[0])) as (pod,):
         given = lab.checkpoint(lab.gpu_nodes[0])[pod["metadata"]["uid"], "c0"].variables
         # NVIDIA's hook would keep the container from starting.
@@ -64,20 +64,21 @@ def test_fault_20_required_is_refused_before_anything_changes(lab: Lab) -> None:
     assert not any(sums["changed"] for sums in done.recap.values()), done.recap
     said = " ".join(done.out.split())
     for node in lab.gpu_nodes:
-        assert f"host {node} can't hold pods to their shares" in said, done.out[-4000:]
+        assert f"host {node} can't limit pods to their shares" in said, done.out[-4000:]
     assert "gpushare_memory_limit" in said
 
 
 def command(lab: Lab, old: str, new: str) -> None:
-    """Another option for the device plugin, past the roles."""
-    live = plugin_template(lab)["containers"][0]["command"]
+    """Replace an option of the device plugin, without the roles."""
+    live = plugin_pod_spec(lab)["containers"][0]["command"]
     words = [new if word == old else word for word in live]
     assert new in words, f"{old} isn't among {live}"
-    plugins_run(lab, words)
+    set_plugin_command(lab, words)
 
 
-def test_fault_20_required_gives_no_memory_where_it_cannot_be_kept(lab: Lab, namespace: str) -> None:
-    """The update stops at the first node that refuses; what runs there goes on; going back brings all of it back."""
+@pytest.mark.long
+def test_fault_20_required_announces_no_memory_without_limits(lab: Lab, namespace: str) -> None:
+    """The update stops at the first node that refuses, running pods go on, and reverting restores everything."""
     names = [f"tenant-{node}" for node in lab.gpu_nodes]
     bodies = [body(name, container(lab, 3), node=node) for name, node in zip(names, lab.gpu_nodes, strict=True)]
     with pods(lab, namespace, *bodies) as tenants:
@@ -97,22 +98,22 @@ def test_fault_20_required_gives_no_memory_where_it_cannot_be_kept(lab: Lab, nam
             assert len(reasons) == 1
             assert re.fullmatch(f"gpushare_memory_limit: limits are required, but ({WHY})", *reasons), reasons
             assert not is_ready(plugin(lab, node))
-            assert all(announced(lab, other, len(lab.cards(other))) for other in lab.gpu_nodes if other != node)
+            assert all(is_announced(lab, other, len(lab.cards(other))) for other in lab.gpu_nodes if other != node)
         finally:
             command(lab, "--memory-limit=required", "--memory-limit=auto")
         for name in lab.gpu_nodes:
-            until(lambda name=name: announced(lab, name, len(lab.cards(name))), f"{name} as before", 90)
+            until(lambda name=name: is_announced(lab, name, len(lab.cards(name))), f"{name} as before", 90)
             until(lambda name=name: is_ready(plugin(lab, name)), f"the plugin of {name}", 60)
-        assert containers(settled(lab, namespace, names)) == containers(tenants)
+        assert containers(wait_settled(lab, namespace, names)) == containers(tenants)
 
 
 # --------------------------------------------------------------------------- --cleanup
 
 
 def cleaned(lab: Lab, node: str) -> tuple[str, str]:
-    """``--cleanup`` on a node, in a pod like the plugin's: how it ended, and what it said."""
-    template = plugin_template(lab)
-    one: Json = {**template["containers"][0]}
+    """Run ``--cleanup`` on a node in a pod like the plugin's; return its phase and output."""
+    template = plugin_pod_spec(lab)
+    one: JsonObject = {**template["containers"][0]}
     for probe in ("livenessProbe", "readinessProbe", "ports"):
         one.pop(probe, None)
     one["command"] = [*one["command"], "--cleanup"]
@@ -123,36 +124,38 @@ def cleaned(lab: Lab, node: str) -> tuple[str, str]:
     lab.api.call("POST", path, made)
     try:
 
-        def ended() -> Json | None:
+        def ended() -> JsonObject | None:
             pod = lab.api.pod(SERVERS, "lab-cleanup")
             return pod if pod["status"].get("phase") in ("Succeeded", "Failed") else None
 
-        pod: Json = until(ended, "--cleanup ended", 60)
+        pod: JsonObject = until(ended, "--cleanup ended", 60)
         return pod["status"]["phase"], lab.log(pod)
     finally:
-        removed(lab, SERVERS, ["lab-cleanup"])
+        delete_pods(lab, SERVERS, ["lab-cleanup"])
 
 
 def label(lab: Lab, node: str, labels: dict[str, str]) -> None:
-    """As the role does it: a label of anybody else's stays when everything is taken away."""
+    """Label a node as the role does."""
     wanted = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": labels}}
     path = f"/api/v1/nodes/{node}?fieldManager=kubegpu-share&force=true"
     lab.api.call("PATCH", path, wanted, "application/apply-patch+yaml")
 
 
+@pytest.mark.long
 def test_fault_16_cleanup_while_the_plugin_runs_is_refused(lab: Lab) -> None:
     node = lab.gpu_nodes[-1]
-    before = told(lab, node)
+    before = summary(lab, node)
     phase, said = cleaned(lab, node)
     assert phase == "Failed" and "the device plugin still runs on this node" in said, said
-    assert told(lab, node) == before
+    assert summary(lab, node) == before
 
 
-def test_fault_16_cleanup_by_the_command(lab: Lab, namespace: str) -> None:
-    """Nothing is told of the node any more; its pods keep what they have, and are counted again with the plugin."""
+@pytest.mark.long
+def test_fault_16_cleanup_removes_annotations_and_keeps_pods(lab: Lab, namespace: str) -> None:
+    """The node announces nothing any more; its pods keep their cards, and are counted again once the plugin is back."""
     node = lab.gpu_nodes[-1]
     with pods(lab, namespace, body("tenant", container(lab, 4), node=node)) as before:
-        assert set(told(lab, node)) == {LIMIT, CARDS, COUNT}
+        assert set(summary(lab, node)) == {LIMIT, CARDS, COUNT}
         uid = plugin(lab, node)["metadata"]["uid"]
         label(lab, node, {})
         try:
@@ -161,10 +164,10 @@ def test_fault_16_cleanup_by_the_command(lab: Lab, namespace: str) -> None:
                 "the plugin is gone",
                 60,
             )
-            assert set(told(lab, node)) == {LIMIT, CARDS, COUNT}, "the plugin takes nothing away by itself"
+            assert set(summary(lab, node)) == {LIMIT, CARDS, COUNT}, "the plugin takes nothing away by itself"
             phase, said = cleaned(lab, node)
             assert phase == "Succeeded", said
-            assert told(lab, node) == {}
+            assert summary(lab, node) == {}
             assert lab.allocatable(node) == 0
             # Twice is once.
             phase, said = cleaned(lab, node)
@@ -173,17 +176,17 @@ def test_fault_16_cleanup_by_the_command(lab: Lab, namespace: str) -> None:
             assert kept["metadata"]["annotations"] == before[0]["metadata"]["annotations"]
         finally:
             label(lab, node, {"gpushare": "true"})
-        until(lambda: announced(lab, node, len(lab.nodes[node]["cards"])), "the cards again", 90)
-        assert containers(settled(lab, namespace, ["tenant"])) == containers(before)
+        until(lambda: is_announced(lab, node, len(lab.nodes[node]["cards"])), "the cards again", 90)
+        assert containers(wait_settled(lab, namespace, ["tenant"])) == containers(before)
         # 4 of a card's units are still held: as much as is left fits beside them, and no more.
         size = lab.cards(node)[0]["units"]
         for name in lab.control_planes:
-            until(lambda name=name: sum(inspected(lab, name)[node].values()) == 4, f"the extender of {name}", 20)
+            until(lambda name=name: sum(inspect_units(lab, name)[node].values()) == 4, f"the extender of {name}", 20)
         create(lab, namespace, body("beside", container(lab, size - 4), node=node))
-        (beside,) = settled(lab, namespace, ["beside"])
+        (beside,) = wait_settled(lab, namespace, ["beside"])
         assert (
             beside["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"]
             == (before[0]["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"])
         )
-        removed(lab, namespace, ["beside"])
+        delete_pods(lab, namespace, ["beside"])
     assert RESOURCE in lab.api.node(node)["status"]["capacity"]

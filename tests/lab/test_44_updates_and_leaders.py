@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Extenders and plugins are updated, schedulers and extenders are killed and paused, while pods run and more come.
+"""Update extenders and plugins, kill and pause schedulers and extenders, while pods run and more are created.
 
-Somebody who only watches the API adds up every card at every event. What takes minutes is left to ``make test-faults``.
+An auditor that only watches the API sums up every card at every event.
 """
 
 from __future__ import annotations
@@ -16,9 +16,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from _lab import REPORT, Json, Lab, until
+from _lab import REPORT, JsonObject, Lab, until
 from _load import LEDGER, Auditor, Load, Pulse, nodes
-from _pods import MERGE, SERVERS, announced, body, container, containers, inspected, is_ready, pods, settled, shares_of
+from _pods import (
+    MERGE,
+    SERVERS,
+    body,
+    container,
+    containers,
+    inspect_units,
+    is_announced,
+    is_ready,
+    pods,
+    shares_of,
+    wait_settled,
+)
 from _schedulers import Inside, holder, processes
 
 DAEMONSETS = f"/apis/apps/v1/namespaces/{SERVERS}/daemonsets"
@@ -40,15 +52,15 @@ def auditor(lab: Lab) -> Iterator[Auditor]:
 
 @pytest.fixture
 def spaces(lab: Lab, auditor: Auditor, request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """Namespaces for the load, and for pods that really run."""
+    """Namespaces for the load, and for pods that run on real nodes."""
     with lab.api.namespace("lab-load") as load, lab.api.namespace("lab-tenants") as tenants:
         yield load, tenants
     # The first test may not leave its pods to the next one.
     until(lambda: not any(any(cards.values()) for cards in auditor.now().values()), "all cards are free", 60)
 
 
-def rolled(lab: Lab, name: str, seconds: float = 180) -> float:
-    """``kubectl rollout restart`` of a DaemonSet, to its end; in how many seconds."""
+def rollout_restart(lab: Lab, name: str, seconds: float = 180) -> float:
+    """Run ``kubectl rollout restart`` of a DaemonSet; return its duration in seconds."""
     began = time.monotonic()
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     told = {"spec": {"template": {"metadata": {"annotations": {RESTART: now}}}}}
@@ -66,21 +78,21 @@ def rolled(lab: Lab, name: str, seconds: float = 180) -> float:
     return time.monotonic() - began
 
 
-def agreed(lab: Lab, auditor: Auditor) -> None:
-    """Every extender says of every card what the API's pods add up to."""
+def wait_extenders_agree(lab: Lab, auditor: Auditor) -> None:
+    """Wait until every extender's sum of every card equals that of the API's pods."""
 
     def same() -> bool:
         wanted = auditor.now()
         for name in lab.control_planes:
-            seen = {node: cards for node, cards in inspected(lab, name).items() if node in wanted}
+            seen = {node: cards for node, cards in inspect_units(lab, name).items() if node in wanted}
             assert seen == wanted, f"the extender of {name} says {seen}, the API {wanted}"
         return True
 
     until(same, "all extenders and the API agree", 30)
 
 
-def booked(lab: Lab) -> None:
-    """What the ledger still names is bound as it says, or gone."""
+def assert_ledger_bound(lab: Lab) -> None:
+    """Wait until everything in the ledger is bound as recorded, or gone."""
     pods_by_uid = {one["metadata"]["uid"]: one for one in lab.api.items("/api/v1/pods")}
     text = lab.api.call("GET", LEDGER)["metadata"]["annotations"]["kubegpu.share/bookings"]
     for entry in json.loads(text)["bookings"]:
@@ -89,12 +101,12 @@ def booked(lab: Lab) -> None:
             assert {int(index): units for index, units in entry["cards"].items()} == shares_of(pod), entry
 
 
-def kept(pod: Json) -> dict[str, str]:
-    """What the servers have written on a pod."""
+def server_annotations(pod: JsonObject) -> dict[str, str]:
+    """Return the annotations that the servers wrote on a pod."""
     return {key: value for key, value in pod["metadata"]["annotations"].items() if "GPU" in key or "gpu" in key}
 
 
-def test_updates_disturb_no_pod_and_lose_no_booking(lab: Lab, auditor: Auditor, spaces: tuple[str, str]) -> None:
+def test_rolling_updates_keep_pods_and_bookings(lab: Lab, auditor: Auditor, spaces: tuple[str, str]) -> None:
     load_space, space = spaces
     several = {"kubegpu.share/card-count": "2"}
     wanted = [body(f"tenant-{node}", container(lab, 5), node=node) for node in lab.gpu_nodes]
@@ -102,20 +114,20 @@ def test_updates_disturb_no_pod_and_lose_no_booking(lab: Lab, auditor: Auditor, 
     load, pulse = Load(lab, load_space, auditor, rate=3), Pulse(lab, space, pause=2)
     with pods(lab, space, *wanted) as before:
         with load.coming(), pulse.beating():
-            times = {name: rolled(lab, name) for name in (EXTENDER, PLUGIN)}
+            times = {name: rollout_restart(lab, name) for name in (EXTENDER, PLUGIN)}
             for node in lab.gpu_nodes:
-                until(lambda node=node: announced(lab, node, len(lab.cards(node))), f"{node}'s cards", 60)
+                until(lambda node=node: is_announced(lab, node, len(lab.cards(node))), f"{node}'s cards", 60)
             # Updates may be over in a few seconds; pods come until there are enough to say something.
             until(
                 lambda: (len(load.bound) > 50 and len(pulse.waits) > 5) or load.failed or pulse.failed, "pods run", 90
             )
             assert not load.failed and not pulse.failed, (load.failed, pulse.failed)
         load.all_bound(60)
-        after = settled(lab, space, [one["metadata"]["name"] for one in before])
+        after = wait_settled(lab, space, [one["metadata"]["name"] for one in before])
         assert containers(after) == containers(before)
-        assert [kept(pod) for pod in after] == [kept(pod) for pod in before]
-        agreed(lab, auditor)
-        booked(lab)
+        assert [server_annotations(pod) for pod in after] == [server_annotations(pod) for pod in before]
+        wait_extenders_agree(lab, auditor)
+        assert_ledger_bound(lab)
     auditor.assert_nothing_wrong()
     assert len(load.bound) > 50 and len(pulse.waits) > 5, (len(load.bound), len(pulse.waits))
     # Nothing else keeps a pod from running; a controller makes such a one anew.
@@ -132,7 +144,7 @@ def test_updates_disturb_no_pod_and_lose_no_booking(lab: Lab, auditor: Auditor, 
 
 
 def extender_of(inside: Inside, node: str) -> list[int]:
-    """The extender's processes on a control plane."""
+    """Return the extender's processes on a control plane."""
     found, everything = [], processes()
     for pid in everything:
         with contextlib.suppress(OSError):
@@ -152,7 +164,7 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def leads(lab: Lab, not_any_more: str = "") -> str:
-    """Whose scheduler leads; another one than this."""
+    """Wait for a leading scheduler other than this one; return its node."""
 
     def new() -> str:
         name = holder(lab)
@@ -168,7 +180,7 @@ def scheduler_killed(lab: Lab, inside: Inside, leader: str) -> str:
 
 
 def scheduler_paused(lab: Lab, inside: Inside, leader: str) -> str:
-    """It goes on with what it was at when somebody else leads already, through an extender that lives all the while."""
+    """The scheduler resumes its work after another one leads, through an extender that ran all the time."""
     pids = inside.schedulers()[leader]
     send(pids, signal.SIGSTOP)
     try:
@@ -183,7 +195,7 @@ def extender_killed(lab: Lab, inside: Inside, leader: str) -> str:
 
 
 def extender_paused(lab: Lab, inside: Inside, leader: str) -> str:
-    """The extender is in the middle of its binds, its scheduler dies, another leader takes over; then it goes on."""
+    """The extender is paused during its binds, its scheduler dies, another one leads; then it resumes."""
     pids = extender_of(inside, leader)
     send(pids, signal.SIGSTOP)
     try:
@@ -197,7 +209,7 @@ ROUNDS = 8
 
 
 @pytest.mark.long
-def test_fault_12_no_card_is_over_its_memory_while_leaders_change(
+def test_fault_12_no_card_is_overbooked_while_leaders_change(
     lab: Lab, auditor: Auditor, spaces: tuple[str, str]
 ) -> None:
     assert len(lab.control_planes) == 3, "this is about several control planes"
@@ -212,8 +224,8 @@ def test_fault_12_no_card_is_over_its_memory_while_leaders_change(
         assert not load.failed, load.failed
     load.all_bound(120)
     auditor.assert_nothing_wrong()
-    agreed(lab, auditor)
-    booked(lab)
+    wait_extenders_agree(lab, auditor)
+    assert_ledger_bound(lab)
     assert len(set(leaders)) > 1 and len(load.writers) > 1, (leaders, load.writers)
     assert len(load.bound) > 20 * ROUNDS, f"{len(load.bound)} of {load.made} pods were ever bound"
     REPORT.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Another driver on one node of a cluster at work: that node is emptied and given back, the others notice nothing."""
+"""Another driver on one node of a busy cluster: the node is drained and returned, other nodes aren't affected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from _lab import RESOURCE, Done, Json, Lab, until
+from _lab import RESOURCE, Done, JsonObject, Lab, until
 
 NAMESPACE = "lab-maintenance"
 PLAYBOOK = "playbooks/nodes.yml"
@@ -26,29 +26,29 @@ def namespace(lab: Lab) -> Iterator[str]:
 
 
 def maintain(lab: Lab, folder: Path, node: str, **variables: object) -> Done:
-    """Run the playbook for the nodes, with variables that only one of them has."""
+    """Run the playbook for the nodes, with variables for one of them."""
     extra = folder / "one.yml"
     extra.write_text(yaml.safe_dump({"all": {"hosts": {node: {"maintenance_services": SERVICES, **variables}}}}))
     return lab.playbook(PLAYBOOK, "-i", str(extra), "-e", "gpu_maintenance=drain")
 
 
 def deployment(lab: Lab, namespace: str, name: str, node: str) -> None:
-    """One pod that holds a part of a card of one node, and that somebody brings back."""
+    """A Deployment of one pod with a share of a card on one node."""
     labels = {"app": name}
-    container: Json = {
+    container: JsonObject = {
         "name": "c0",
         "image": lab.image(),
         "imagePullPolicy": "IfNotPresent",
         "command": ["sleep", "3600"],
         "resources": {"limits": {RESOURCE: "2"}},
     }
-    spec: Json = {
+    spec: JsonObject = {
         "containers": [container],
         "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False,
         "nodeSelector": {"kubernetes.io/hostname": node},
     }
-    body: Json = {
+    body: JsonObject = {
         "metadata": {"name": name},
         "spec": {
             "replicas": 1,
@@ -59,21 +59,21 @@ def deployment(lab: Lab, namespace: str, name: str, node: str) -> None:
     lab.api.call("POST", f"/apis/apps/v1/namespaces/{namespace}/deployments", body)
 
 
-def running(lab: Lab, namespace: str, app: str) -> Json:
-    """The app's only pod, once it runs with its card."""
+def running(lab: Lab, namespace: str, app: str) -> JsonObject:
+    """Wait until the Deployment's only pod runs with its card."""
 
-    def found() -> Json:
+    def found() -> JsonObject:
         pods = [one for one in lab.api.pods(namespace) if one["metadata"]["labels"].get("app") == app]
         assert [one["status"].get("phase") for one in pods] == ["Running"], [one["status"] for one in pods]
-        lab.assert_one_story(pods)
+        lab.assert_agreement(pods)
         return pods[0]
 
-    pod: Json = until(found, f"pod of {app} Running", 120)
+    pod: JsonObject = until(found, f"pod of {app} Running", 120)
     return pod
 
 
-def witnesses(lab: Lab, node: str) -> Json:
-    """What an undisturbed node keeps."""
+def witnesses(lab: Lab, node: str) -> JsonObject:
+    """Return what must not change on an unaffected node."""
     own = lab.api.node(node)
     script = "systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd nvidia-sim nvidia-persistenced"
     pods = [pod for pod in lab.api.items("/api/v1/pods") if pod["spec"].get("nodeName") == node]
@@ -88,7 +88,7 @@ def witnesses(lab: Lab, node: str) -> Json:
 
 
 def driver(lab: Lab, node: str) -> tuple[str, str]:
-    """The loaded module's version and the library's."""
+    """Return the versions of the loaded module and of the library."""
     module = lab.ssh(node, "sed -n 's/.*Kernel Module for [^ ]*  \\([0-9.]*\\)  .*/\\1/p' /proc/driver/nvidia/version")
     library = lab.ssh(node, "nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u")
     return module.strip(), library.strip()
@@ -105,7 +105,7 @@ def given_back(lab: Lab, node: str, version: str) -> None:
 
 
 @pytest.mark.long
-def test_other_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path: Path) -> None:
+def test_another_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path: Path) -> None:
     node, other = lab.gpu_nodes[-1], lab.gpu_nodes[0]
     assert node != other
     newer = str(lab.state["settings"]["driver_version"])
@@ -136,7 +136,7 @@ def test_other_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path: P
 
 
 @pytest.mark.long
-def test_node_that_was_cordoned_before_stays_so(lab: Lab, namespace: str, tmp_path: Path) -> None:
+def test_a_node_cordoned_before_stays_cordoned(lab: Lab, namespace: str, tmp_path: Path) -> None:
     node = lab.gpu_nodes[-1]
     newer = str(lab.state["settings"]["driver_version"])
     path, kind = f"/api/v1/nodes/{node}", "application/merge-patch+json"
@@ -154,8 +154,8 @@ def test_node_that_was_cordoned_before_stays_so(lab: Lab, namespace: str, tmp_pa
 
 
 @pytest.mark.long
-def test_pod_that_nothing_brings_back_is_in_the_way(lab: Lab, namespace: str, tmp_path: Path) -> None:
-    """Nothing of the driver is touched, the node stays cordoned, and the next run goes on."""
+def test_a_pod_without_a_controller_blocks_the_drain(lab: Lab, namespace: str, tmp_path: Path) -> None:
+    """The driver isn't touched, the node stays cordoned, and the next run continues."""
     node = lab.gpu_nodes[-1]
     newer = str(lab.state["settings"]["driver_version"])
     lab.api.create_pod(namespace, "lonely", [1], lab.image(), node)

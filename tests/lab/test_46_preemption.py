@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A pod of a higher priority gets its memory through the real kube-scheduler: victims by card, and no more of them.
+"""A pod of higher priority gets its memory through the real kube-scheduler: victims by card, and no more than needed.
 
-One node of two cards; pods that go, and pods that stay as they are, are told apart by their containers.
+One node with two cards. Container IDs show which pods were evicted and which ran on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from _lab import Json, Lab, indices_of, until
-from _pods import body, container, containers, create, emptied, removed, settled, unschedulable
+from _lab import JsonObject, Lab, indices_of, until
+from _pods import body, container, containers, create, delete_pods, unschedulable, wait_empty, wait_settled
 
 NAMESPACE = "lab-preemption"
 # Values of the priority classes; pods of the last one wait rather than evict.
@@ -41,34 +41,35 @@ def node(lab: Lab) -> str:
     return name
 
 
-def tenants(lab: Lab, namespace: str, node: str, *pods: tuple[str, int, str, int]) -> dict[str, Json]:
-    """Pods that run: name, units, priority class and the card that they must have come to, one after the other."""
-    emptied(lab, node)
+def tenants(lab: Lab, namespace: str, node: str, *pods: tuple[str, int, str, int]) -> dict[str, JsonObject]:
+    """Create pods one after the other; assert the card that each gets."""
+    wait_empty(lab, node)
     for name, units, priority, _card in pods:
         create(lab, namespace, body(name, container(lab, units), node=node, priorityClassName=priority))
-        settled(lab, namespace, [name])
+        wait_settled(lab, namespace, [name])
     found = {name: lab.api.pod(namespace, name) for name, *_more in pods}
     assert {name: indices_of(pod) for name, pod in found.items()} == {name: [card] for name, *_size, card in pods}
     return found
 
 
-def left(lab: Lab, namespace: str, before: dict[str, Json], gone: set[str], high: str, card: int) -> None:
-    """The pod of high priority runs on this card, these had to go for it, and nobody else noticed."""
-    (pod,) = settled(lab, namespace, [high], 60)
+def left(lab: Lab, namespace: str, before: dict[str, JsonObject], gone: set[str], high: str, card: int) -> None:
+    """Assert that the preemptor runs on this card, these pods were evicted, and no other was disturbed."""
+    (pod,) = wait_settled(lab, namespace, [high], 60)
     assert indices_of(pod) == [card]
     staying = [name for name in before if name not in gone]
     names = {one["metadata"]["name"] for one in lab.api.pods(namespace)}
     assert names == {high, *staying}
-    now = settled(lab, namespace, staying)
+    now = wait_settled(lab, namespace, staying)
     assert containers(now) == containers([before[name] for name in staying])
 
 
-def high(lab: Lab, name: str, units: int, node: str, priority: str = "lab-high") -> Json:
+def high(lab: Lab, name: str, units: int, node: str, priority: str = "lab-high") -> JsonObject:
     return body(name, container(lab, units), node=node, priorityClassName=priority)
 
 
-def test_kube_scheduler_asks_whom_to_evict(lab: Lab, namespace: str, node: str) -> None:
-    """The node is full. By the node's total the least important ones are 4 units of each card: 8, and no card."""
+@pytest.mark.long
+def test_kube_scheduler_asks_the_extender_for_victims(lab: Lab, namespace: str, node: str) -> None:
+    """The node is full. By the node's sum the cheapest victims would free 4 units on each card, and 8 on neither."""
     before = tenants(
         lab,
         namespace,
@@ -84,11 +85,11 @@ def test_kube_scheduler_asks_whom_to_evict(lab: Lab, namespace: str, node: str) 
         left(lab, namespace, before, gone={"other", "another"}, high="high", card=1)
         until(lambda: lab.events(namespace, "other", "Preempted"), "somebody says why the pod went", 20)
     finally:
-        removed(lab, namespace, [*before, "high"])
+        delete_pods(lab, namespace, [*before, "high"])
 
 
-def test_a_fragmented_node_about_which_kube_scheduler_never_asks(lab: Lab, namespace: str, node: str) -> None:
-    """The node has the room in all, and no card has it: kube-scheduler finds nobody to evict; the extender does."""
+def test_preemption_on_a_fragmented_node(lab: Lab, namespace: str, node: str) -> None:
+    """The node's sum suffices, but no single card does: kube-scheduler finds no victims, the extender does."""
     before = tenants(lab, namespace, node, ("stays", 10, "lab-middle", 0), ("goes", 9, "lab-low", 1))
     try:
         create(lab, namespace, high(lab, "high", 12, node))
@@ -100,39 +101,40 @@ def test_a_fragmented_node_about_which_kube_scheduler_never_asks(lab: Lab, names
                 20,
             )
     finally:
-        removed(lab, namespace, [*before, "high"])
+        delete_pods(lab, namespace, [*before, "high"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "priority", ["lab-patient", "lab-low"], ids=["a pod that shall not", "a pod that is no more important"]
 )
-def test_nobody_goes_for(lab: Lab, namespace: str, node: str, priority: str) -> None:
+def test_no_preemption_for(lab: Lab, namespace: str, node: str, priority: str) -> None:
     before = tenants(lab, namespace, node, ("stays", 10, "lab-low", 0), ("beside", 9, "lab-low", 1))
     try:
         create(lab, namespace, high(lab, "waits", 12, node, priority))
         until(lambda: "on one card is 7 of 12" in unschedulable(lab, namespace, "waits"), "it is refused", 20)
         # The extender leaves kube-scheduler a second, and then would have acted.
         time.sleep(5)
-        assert containers(settled(lab, namespace, list(before))) == containers(list(before.values()))
+        assert containers(wait_settled(lab, namespace, list(before))) == containers(list(before.values()))
         assert unschedulable(lab, namespace, "waits")
     finally:
-        removed(lab, namespace, [*before, "waits"])
+        delete_pods(lab, namespace, [*before, "waits"])
 
 
-def test_what_was_freed_is_kept_for_whom_it_was_freed_for(lab: Lab, namespace: str, node: str) -> None:
-    """Small pods of lower priority come all the while; none of them takes the card before the important one."""
+def test_freed_memory_is_reserved_for_the_preemptor(lab: Lab, namespace: str, node: str) -> None:
+    """Small pods of lower priority arrive meanwhile; none of them gets the card before the preemptor."""
     before = tenants(lab, namespace, node, ("stays", 10, "lab-middle", 0), ("goes", 9, "lab-low", 1))
     eager = [f"eager-{number}" for number in range(8)]
     try:
         create(lab, namespace, high(lab, "high", 12, node))
         for name in eager:
             create(lab, namespace, body(name, container(lab, 3), node=node, priorityClassName="lab-low"))
-        (pod,) = settled(lab, namespace, ["high"], 60)
+        (pod,) = wait_settled(lab, namespace, ["high"], 60)
         assert indices_of(pod) == [1]
         # Two of 3 fit beside 10, one beside 12: whoever waits is there, and the important one went first.
         bound = [one for one in lab.api.pods(namespace) if one["metadata"]["name"] in eager and indices_of(one)]
         assert len(bound) <= 3
-        staying = settled(lab, namespace, ["stays"])
+        staying = wait_settled(lab, namespace, ["stays"])
         assert containers(staying) == containers([before["stays"]])
     finally:
-        removed(lab, namespace, [*before, "high", *eager])
+        delete_pods(lab, namespace, [*before, "high", *eager])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults of upstream's servers that only show with a real kubelet; each test has the fault's number.
+"""Faults of upstream's servers that show only with a real kubelet; each test has the fault's number.
 
 Others are in test_40 (02, 15), test_41 (04, 05), test_43 (16, 20) and test_44 (12).
 """
@@ -14,31 +14,32 @@ from collections.abc import Iterator
 
 import pytest
 from _hardware import fault
-from _lab import RESOURCE, Json, Lab, indices_of, until
+from _lab import RESOURCE, JsonObject, Lab, indices_of, until
 from _pods import (
     MERGE,
-    announced,
     body,
     container,
     containers,
     create,
-    emptied,
-    inspected,
+    delete_pods,
+    inspect_units,
+    is_announced,
     is_ready,
     plugin,
-    plugin_template,
-    plugins_run,
+    plugin_pod_spec,
     pods,
-    removed,
-    settled,
+    set_plugin_command,
     unschedulable,
+    wait_empty,
+    wait_settled,
 )
 
 NAMESPACE = "lab-faults"
 INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 LATE = """# gpushare-device-plugin, told of every change half a second after kubelet was
 import sys, time
-from gpushare import device_plugin, kube
+from gpushare.api.client import KubeApi
+from gpushare.plugin import command
 
 class Late:
     def __init__(self, stream):
@@ -49,9 +50,9 @@ class Late:
             time.sleep(0.5)
             yield event
 
-watch = kube.KubeApi.watch
-kube.KubeApi.watch = lambda api, path: Late(watch(api, path))
-sys.exit(device_plugin.main())
+watch = KubeApi.watch
+KubeApi.watch = lambda api, path: Late(watch(api, path))
+sys.exit(command.main())
 """
 
 
@@ -68,12 +69,12 @@ def node(lab: Lab) -> str:
     return name
 
 
-def one_after_the_other(lab: Lab, namespace: str, node: str, **units: int) -> list[Json]:
-    """Pods of one container each; binpack fills card 0 first."""
-    emptied(lab, node)
+def one_after_the_other(lab: Lab, namespace: str, node: str, **units: int) -> list[JsonObject]:
+    """Create pods of one container each in turn; binpack fills card 0 first."""
+    wait_empty(lab, node)
     for name, each in units.items():
         create(lab, namespace, body(name, container(lab, each), node=node))
-        settled(lab, namespace, [name])
+        wait_settled(lab, namespace, [name])
     return [lab.api.pod(namespace, name) for name in units]
 
 
@@ -91,18 +92,18 @@ def test_fault_01_two_containers_of_a_pod_on_one_card(lab: Lab, namespace: str, 
 
 @contextlib.contextmanager
 def late_plugins(lab: Lab, node: str) -> Iterator[None]:
-    """All device plugins hear of pods late; those as they were are back afterwards."""
-    before = plugin_template(lab)["containers"][0]["command"]
+    """Delay the watch of all device plugins, and restore them afterwards."""
+    before = plugin_pod_spec(lab)["containers"][0]["command"]
 
     def run(command: list[str]) -> None:
-        plugins_run(lab, command)
+        set_plugin_command(lab, command)
 
         def at_work() -> bool:
             found = [plugin(lab, name) for name in lab.gpu_nodes]
             return all(pod["spec"]["containers"][0]["command"] == command and is_ready(pod) for pod in found)
 
         until(at_work, f"every plugin runs {command[0]}", 180)
-        until(lambda: announced(lab, node, 2), "the cards", 60)
+        until(lambda: is_announced(lab, node, 2), "the cards", 60)
 
     try:
         run(["python3", "-c", LATE, *before[1:]])
@@ -111,8 +112,9 @@ def late_plugins(lab: Lab, node: str) -> Iterator[None]:
         run(before)
 
 
-def test_fault_01_while_the_plugin_hears_of_pods_late(lab: Lab, namespace: str, node: str) -> None:
-    """kubelet asks for both containers before the watch tells of the pod; best fit would tear it in two."""
+@pytest.mark.long
+def test_fault_01_with_a_delayed_watch(lab: Lab, namespace: str, node: str) -> None:
+    """kubelet asks for both containers before the watch reports the pod; best fit would split it over two cards."""
     with late_plugins(lab, node), pods(lab, namespace, body("filler", container(lab, 10), node=node)) as (filler,):
         own = plugin(lab, node)
         both = body("both", container(lab, 5, "c0"), container(lab, 5, "c1"), node=node)
@@ -121,8 +123,8 @@ def test_fault_01_while_the_plugin_hears_of_pods_late(lab: Lab, namespace: str, 
             assert "best fit" not in lab.log(own)
 
 
-def test_fault_03_more_used_than_there_is(lab: Lab, namespace: str, node: str) -> None:
-    """Somebody writes another card on a running pod: it is put right, and no number ever goes round."""
+def test_fault_03_an_edited_annotation_is_corrected(lab: Lab, namespace: str, node: str) -> None:
+    """Another card written on a running pod is corrected, and no sum ever exceeds the card."""
     names = ["first", "second"]
     before = one_after_the_other(lab, namespace, node, **dict.fromkeys(names, 9))
     try:
@@ -130,16 +132,16 @@ def test_fault_03_more_used_than_there_is(lab: Lab, namespace: str, node: str) -
         path = f"/api/v1/namespaces/{namespace}/pods/first"
         lab.api.call("PATCH", path, {"metadata": {"annotations": {INDEX: "1"}}}, MERGE)
         for _look in range(5):
-            for used in inspected(lab, lab.control_planes[0])[node].values():
+            for used in inspect_units(lab, lab.control_planes[0])[node].values():
                 assert 0 <= used <= 18, used
         until(lambda: indices_of(lab.api.pod(namespace, "first")) == [0], "the truth again", 20, 0.2)
         until(lambda: "card 0" in "".join(lab.events(namespace, "first", "GpuCardCorrected")), "its Event", 20)
         # As much as is free, and no more, wherever the annotation pointed.
         with pods(lab, namespace, body("third", container(lab, 7), node=node)) as (third,):
             assert indices_of(third) in ([0], [1])
-        assert containers(settled(lab, namespace, names)) == containers(before)
+        assert containers(wait_settled(lab, namespace, names)) == containers(before)
     finally:
-        removed(lab, namespace, names)
+        delete_pods(lab, namespace, names)
 
 
 def test_fault_06_init_containers_count_as_kubernetes_counts_them(lab: Lab, namespace: str, node: str) -> None:
@@ -152,12 +154,12 @@ def test_fault_06_init_containers_count_as_kubernetes_counts_them(lab: Lab, name
     try:
         lab.api.wait_running(namespace, names)
 
-        def told() -> dict[str, dict[str, str]]:
+        def summary() -> dict[str, dict[str, str]]:
             found = {name: lab.api.pod(namespace, name)["metadata"]["annotations"] for name in names}
             assert all(one["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true" for one in found.values()), found
             return found
 
-        found: dict[str, dict[str, str]] = until(told, "both are assigned", 40)
+        found: dict[str, dict[str, str]] = until(summary, "both are assigned", 40)
         assert found["init"]["ALIYUN_COM_GPU_MEM_POD"] == "8" and found["only"]["ALIYUN_COM_GPU_MEM_POD"] == "4"
         records, uid = lab.checkpoint(node), lab.api.pod(namespace, "init")["metadata"]["uid"]
         held = {name: records[uid, name] for name in ("beside", "c0", "c1")}
@@ -168,9 +170,10 @@ def test_fault_06_init_containers_count_as_kubernetes_counts_them(lab: Lab, name
         with pods(lab, namespace, body("same-size", container(lab, 4), node=node)) as (pod,):
             assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"] == "4"
     finally:
-        removed(lab, namespace, names)
+        delete_pods(lab, namespace, names)
 
 
+@pytest.mark.long
 def test_fault_07_a_card_breaks_and_recovers(lab: Lab, namespace: str, node: str) -> None:
     before = one_after_the_other(lab, namespace, node, filler=9, victim=9)
     assert [indices_of(pod) for pod in before] == [[0], [1]]
@@ -194,22 +197,23 @@ def test_fault_07_a_card_breaks_and_recovers(lab: Lab, namespace: str, node: str
             # Kubernetes counts the victim's units as used until the victim is gone, on whichever card they were.
             create(lab, namespace, body("healthy", container(lab, 7), node=node))
             until(lambda: unschedulable(lab, namespace, "healthy"), "16 units, and 18 of them used", 20)
-            removed(lab, namespace, ["victim"])
-            (pod,) = settled(lab, namespace, ["healthy"], 60)
+            delete_pods(lab, namespace, ["victim"])
+            (pod,) = wait_settled(lab, namespace, ["healthy"], 60)
             assert indices_of(pod) == [0]
             create(lab, namespace, body("waits", container(lab, 7), node=node))
             until(lambda: unschedulable(lab, namespace, "waits"), "nothing is left", 20)
         # The card is back: so is its memory, and who waits gets it.
-        until(lambda: announced(lab, node, 2), "the card again", 60)
-        (pod,) = settled(lab, namespace, ["waits"], 60)
+        until(lambda: is_announced(lab, node, 2), "the card again", 60)
+        (pod,) = wait_settled(lab, namespace, ["waits"], 60)
         assert indices_of(pod) == [1]
         until(lambda: uuid in "".join(lab.events("default", node, "GpuCardHealthy")), "its Event", 20)
-        assert containers(settled(lab, namespace, ["filler"])) == containers(before[:1])
+        assert containers(wait_settled(lab, namespace, ["filler"])) == containers(before[:1])
     finally:
-        removed(lab, namespace, ["filler", "victim", "healthy", "waits"])
+        delete_pods(lab, namespace, ["filler", "victim", "healthy", "waits"])
 
 
-def test_fault_08_what_is_about_to_end_still_has_its_memory(lab: Lab, namespace: str, node: str) -> None:
+@pytest.mark.long
+def test_fault_08_a_terminating_pod_keeps_its_memory(lab: Lab, namespace: str, node: str) -> None:
     deaf = 'trap "" TERM; sleep 3600 & while :; do wait; done'
     stubborn = body(
         "stubborn", container(lab, 12, command=["sh", "-c", deaf]), node=node, terminationGracePeriodSeconds=8
@@ -217,13 +221,13 @@ def test_fault_08_what_is_about_to_end_still_has_its_memory(lab: Lab, namespace:
     create(lab, namespace, stubborn, body("other", container(lab, 12), node=node))
     names = ["stubborn", "other", "next"]
     try:
-        settled(lab, namespace, names[:2])
+        wait_settled(lab, namespace, names[:2])
         lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/stubborn")
         began = time.monotonic()
         create(lab, namespace, body("next", container(lab, 9), node=node))
 
         def there() -> bool:
-            """Whether it may have its memory still: of a pod that has ended, nothing runs any more."""
+            """Test whether a pod may still hold its memory; nothing runs of a pod that has ended."""
             found = [one for one in lab.api.pods(namespace) if one["metadata"]["name"] == "stubborn"]
             return any(one["status"]["phase"] not in ("Succeeded", "Failed") for one in found)
 
@@ -236,17 +240,18 @@ def test_fault_08_what_is_about_to_end_still_has_its_memory(lab: Lab, namespace:
 
         end = began + 60
         while not bound():
-            used = inspected(lab, lab.control_planes[0])[node]
+            used = inspect_units(lab, lab.control_planes[0])[node]
             # Asked while it was certainly there.
             assert not there() or sorted(used.values()) == [12, 12], used
             assert time.monotonic() < end
             time.sleep(0.2)
         assert time.monotonic() - began > 6, "nobody waited for it"
-        settled(lab, namespace, ["next"])
+        wait_settled(lab, namespace, ["next"])
     finally:
-        removed(lab, namespace, names)
+        delete_pods(lab, namespace, names)
 
 
+@pytest.mark.long
 def test_fault_09_without_a_driver_the_plugin_is_not_ready_and_comes_back(lab: Lab, namespace: str, node: str) -> None:
     with pods(lab, namespace, body("tenant", container(lab, 3), node=node)) as before:
         own = plugin(lab, node)
@@ -257,9 +262,9 @@ def test_fault_09_without_a_driver_the_plugin_is_not_ready_and_comes_back(lab: L
             address = own["status"]["podIP"]
             said = lab.ssh(node, f"curl -s -m 5 http://{address}:9445/readyz")
             assert "NVML" in said, said
-        until(lambda: announced(lab, node, 2) and is_ready(plugin(lab, node)), "it is back", 60)
+        until(lambda: is_announced(lab, node, 2) and is_ready(plugin(lab, node)), "it is back", 60)
         assert containers([plugin(lab, node)]) == containers([own]), "by itself, without a new container"
-        assert containers(settled(lab, namespace, ["tenant"])) == containers(before)
+        assert containers(wait_settled(lab, namespace, ["tenant"])) == containers(before)
 
 
 @pytest.mark.long
@@ -274,12 +279,13 @@ def test_fault_09_a_plugin_that_starts_without_a_driver_waits_for_it(lab: Lab, n
             for _look in range(5):
                 assert not is_ready(plugin(lab, node))
                 time.sleep(1)
-        until(lambda: announced(lab, node, 2) and is_ready(plugin(lab, node)), "it is at work", 150)
-        assert containers(settled(lab, namespace, ["tenant"])) == containers(before)
+        until(lambda: is_announced(lab, node, 2) and is_ready(plugin(lab, node)), "it is at work", 150)
+        assert containers(wait_settled(lab, namespace, ["tenant"])) == containers(before)
 
 
-def test_fault_15_after_kubelet_is_back_the_first_pod_is_told_apart(lab: Lab, namespace: str, node: str) -> None:
-    """The plugin has kubelet's list from a new kubelet, and steers by it at once: two equal pods, a card each."""
+@pytest.mark.long
+def test_fault_15_two_equal_pods_after_a_kubelet_restart(lab: Lab, namespace: str, node: str) -> None:
+    """The plugin uses the new kubelet's list at once: two equal pods get a card each."""
     before = one_after_the_other(lab, namespace, node, here=9, there=8)
     names = ["here", "there", "left", "right"]
     try:
@@ -293,18 +299,18 @@ def test_fault_15_after_kubelet_is_back_the_first_pod_is_told_apart(lab: Lab, na
         lab.ssh(node, "systemctl restart kubelet")
         # Before, kubelet has no device to give, and sends pods away.
         until(lambda: registrations() > had, "the plugin has registered again", 60, 0.1)
-        until(lambda: announced(lab, node, 2), "the cards", 60, 0.1)
+        until(lambda: is_announced(lab, node, 2), "the cards", 60, 0.1)
         create(lab, namespace, *(body(name, container(lab, 7), node=node) for name in names[2:]))
-        after = settled(lab, namespace, names, 120)
+        after = wait_settled(lab, namespace, names, 120)
         assert containers(after[:2]) == containers(before)
         assert sorted(indices_of(pod) for pod in after[2:]) == [[0], [1]]
         for name in names[2:]:
             assert not lab.events(namespace, name, "GpuCardCorrected"), "kubelet gave another card than was booked"
     finally:
-        removed(lab, namespace, names)
+        delete_pods(lab, namespace, names)
 
 
-def test_fault_18_both_servers_tell_how_they_are(lab: Lab, namespace: str, node: str) -> None:
+def test_fault_18_both_servers_report_health_and_metrics(lab: Lab, namespace: str, node: str) -> None:
     address = plugin(lab, node)["status"]["podIP"]
     counted = r'^gpushare_plugin_call_seconds_count\{.*call="allocate".*\} ([0-9.]+)$'
 
@@ -324,13 +330,13 @@ def test_fault_18_both_servers_tell_how_they_are(lab: Lab, namespace: str, node:
         assert len(cards) == 2, text[:2000]
 
 
-def test_fault_19_least_rights(lab: Lab) -> None:
-    """No capability but the one that limits take, a file system to read only, seccomp; and they are at work."""
+def test_fault_19_least_privilege(lab: Lab) -> None:
+    """No capability but the one that limits need, a read-only file system, seccomp; and the servers work."""
     for command, capabilities in (("gpushare-extender", 0), ("gpushare-device-plugin", 1 << 21)):
         pod = lab.server_pods(command)[0]
         metadata, name = pod["metadata"], pod["spec"]["containers"][0]["name"]
 
-        def shell(script: str, metadata: Json = metadata, name: str = name) -> str:
+        def shell(script: str, metadata: JsonObject = metadata, name: str = name) -> str:
             return lab.inside(metadata["namespace"], metadata["name"], name, "sh", "-c", script, check=False)
 
         status = dict(re.findall(r"^(\w+):\s+(\S+)", shell("cat /proc/1/status"), re.MULTILINE))
@@ -342,9 +348,9 @@ def test_fault_19_least_rights(lab: Lab) -> None:
         assert is_ready(pod)
 
 
-def test_nothing_is_left(lab: Lab, namespace: str) -> None:
+def test_tests_leave_nothing_behind(lab: Lab, namespace: str) -> None:
     assert lab.api.pods(namespace) == []
     for name in lab.gpu_nodes:
-        assert announced(lab, name, len(lab.nodes[name]["cards"]))
+        assert is_announced(lab, name, len(lab.nodes[name]["cards"]))
         cards = json.dumps(lab.cards(name))
         assert "reason" not in cards and RESOURCE in lab.api.node(name)["status"]["capacity"]

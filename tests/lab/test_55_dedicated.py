@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A scheduler of its own beside the cluster's: pods ask for it by name, and one of it may die at any time."""
+"""A dedicated scheduler beside the cluster's: pods select it by name, and one replica may die at any time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _lab import REPORT, RESOURCE, ApiError, Json, Lab, until
+from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, until
 from _schedulers import Inside, processes
 from _snapshot import cluster_objects
 
@@ -47,13 +47,13 @@ def namespace(lab: Lab, dedicated: None) -> Iterator[str]:
         yield name
 
 
-def pods(lab: Lab) -> list[Json]:
-    """The scheduler's own pods."""
+def pods(lab: Lab) -> list[JsonObject]:
+    """Return the dedicated scheduler's pods."""
     return lab.api.items(f"/api/v1/pods?labelSelector={LABEL}")
 
 
-def leader(lab: Lab) -> Json:
-    """The pod that holds the lease."""
+def leader(lab: Lab) -> JsonObject:
+    """Return the pod that holds the lease."""
     found = [one for one in lab.api.items("/apis/coordination.k8s.io/v1/leases") if one["metadata"]["name"] == NAME]
     assert len(found) == 1, "its lease"
     holder = str(found[0]["spec"]["holderIdentity"]).rpartition("_")[0]
@@ -67,19 +67,19 @@ def ready(lab: Lab) -> bool:
     )
 
 
-def removed(lab: Lab, namespace: str, names: list[str]) -> None:
+def delete_pods(lab: Lab, namespace: str, names: list[str]) -> None:
     for name in names:
         lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
     until(lambda: not {one["metadata"]["name"] for one in lab.api.pods(namespace)} & set(names), "pods gone", 60)
 
 
 def bound_by(lab: Lab, namespace: str, pod: str) -> list[str]:
-    """Who says that it has scheduled the pod."""
+    """Return the reporter of the pod's Scheduled Event."""
     path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason=Scheduled,involvedObject.name={pod}"
     return [one.get("reportingComponent") or one["source"]["component"] for one in lab.api.items(path)]
 
 
-def test_two_of_it_on_nodes_of_their_own(lab: Lab, dedicated: None) -> None:
+def test_two_replicas_on_different_nodes(lab: Lab, dedicated: None) -> None:
     until(lambda: ready(lab), "ready", 90)
     nodes = [pod["spec"]["nodeName"] for pod in pods(lab)]
     assert len(nodes) == len(set(nodes)) >= 2
@@ -89,7 +89,7 @@ def test_second_run_changes_nothing(lab: Lab, dedicated: None) -> None:
     lab.playbook(PLAYBOOK).assert_unchanged()
 
 
-def test_a_pod_that_would_go_to_another_scheduler_is_refused(lab: Lab, namespace: str) -> None:
+def test_a_gpu_pod_for_another_scheduler_is_refused(lab: Lab, namespace: str) -> None:
     def refusal() -> str:
         try:
             lab.api.create_pod(namespace, "astray", [1], lab.image())
@@ -103,30 +103,30 @@ def test_a_pod_that_would_go_to_another_scheduler_is_refused(lab: Lab, namespace
     assert NAME in said and RESOURCE in said, said
 
 
-def test_a_pod_without_gpu_memory_goes_where_it_always_went(lab: Lab, namespace: str) -> None:
+def test_a_pod_without_gpu_memory_uses_the_default_scheduler(lab: Lab, namespace: str) -> None:
     container = {"name": "c0", "image": lab.image(), "imagePullPolicy": "IfNotPresent", "command": ["sleep", "3600"]}
-    spec: Json = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    spec: JsonObject = {"containers": [container], "terminationGracePeriodSeconds": 0}
     lab.api.call("POST", f"/api/v1/namespaces/{namespace}/pods", {"metadata": {"name": "plain"}, "spec": spec})
     lab.api.wait_running(namespace, ["plain"])
     assert until(lambda: bound_by(lab, namespace, "plain"), "its event", 30) == ["default-scheduler"]
-    removed(lab, namespace, ["plain"])
+    delete_pods(lab, namespace, ["plain"])
 
 
-def test_a_pod_that_asks_for_it_gets_its_card(lab: Lab, namespace: str) -> None:
+def test_a_gpu_pod_gets_its_card(lab: Lab, namespace: str) -> None:
     names = ["first", "second"]
     for name in names:
         lab.api.create_pod(namespace, name, [2], lab.image(), scheduler=NAME)
     lab.api.wait_running(namespace, names)
-    until(lambda: lab.assert_one_story([lab.api.pod(namespace, name) for name in names]), "one story", 30)
+    until(lambda: lab.assert_agreement([lab.api.pod(namespace, name) for name in names]), "one story", 30)
     until(lambda: [bound_by(lab, namespace, name) for name in names] == [[NAME], [NAME]], "the events", 30)
-    removed(lab, namespace, names)
+    delete_pods(lab, namespace, names)
 
 
 @pytest.mark.parametrize("what", ["its scheduler is killed", "its extender is killed", "its pod is deleted"])
 def test_the_leader_dies(lab: Lab, namespace: str, what: str) -> None:
-    """A pod with a share of a card every two seconds: each is bound in time, and no card is given away twice."""
+    """A pod with a share every two seconds: each is bound in time, and no card is overbooked."""
     until(lambda: ready(lab), "ready", 120)
-    first: Json = until(lambda: leader(lab), "a leader", 60)
+    first: JsonObject = until(lambda: leader(lab), "a leader", 60)
     waits: dict[str, float] = {}
     stop = threading.Event()
     names = [f"steady-{number}" for number in range(14)]
@@ -156,13 +156,13 @@ def test_the_leader_dies(lab: Lab, namespace: str, what: str) -> None:
     REPORT.append(f"dedicated scheduler, {what}: {len(names)} pods, the longest waited {longest:.1f} s")
     assert longest < LONGEST
     lab.api.wait_running(namespace, names, 90)
-    until(lambda: lab.assert_one_story([lab.api.pod(namespace, name) for name in names]), "one story", 30)
+    until(lambda: lab.assert_agreement([lab.api.pod(namespace, name) for name in names]), "one story", 30)
     assert len(lab.api.pods(namespace)) == len(names)
-    removed(lab, namespace, names)
+    delete_pods(lab, namespace, names)
     until(lambda: ready(lab), "two of it again", 120)
 
 
-def kill(lab: Lab, pod: Json, what: str) -> None:
+def kill(lab: Lab, pod: JsonObject, what: str) -> None:
     metadata = pod["metadata"]
     if "deleted" in what:
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
@@ -185,7 +185,7 @@ def kill(lab: Lab, pod: Json, what: str) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
-def test_taken_away_all_is_as_before(lab: Lab, before: dict[str, str], namespace: str) -> None:
+def test_removal_restores_the_cluster(lab: Lab, before: dict[str, str], namespace: str) -> None:
     gone = lab.playbook(PLAYBOOK, "-e", "scheduler_state=absent")
     assert gone.rc == 0, gone.out[-8000:]
     own = {key: text for key, text in cluster_objects(lab).items() if NAMESPACE not in key}
@@ -198,4 +198,4 @@ def test_taken_away_all_is_as_before(lab: Lab, before: dict[str, str], namespace
 
     until(accepted, "the policy is gone", 30)
     lab.api.wait_running(namespace, ["again"])
-    removed(lab, namespace, ["again"])
+    delete_pods(lab, namespace, ["again"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``inspect.yml`` shows what is: the same numbers as pods and nodes of the API, and as the extender."""
+"""``inspect.yml`` shows the same numbers as the API's pods and nodes, and as the extender."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from _lab import Json, Lab, until
+from _lab import JsonObject, Lab, until
 
 NAMESPACE = "lab-inspect"
 PLAYBOOK = "playbooks/inspect.yml"
@@ -15,7 +15,7 @@ SIZES = {"three": [3], "five": [4, 1]}
 
 
 @pytest.fixture(scope="module")
-def pods(lab: Lab) -> Iterator[list[Json]]:
+def pods(lab: Lab) -> Iterator[list[JsonObject]]:
     with lab.api.namespace(NAMESPACE) as name:
         for pod, units in SIZES.items():
             lab.api.create_pod(name, pod, units, lab.image(), lab.gpu_nodes[0])
@@ -31,7 +31,7 @@ def pods(lab: Lab) -> Iterator[list[Json]]:
         yield lab.api.pods(name)
 
 
-def test_table(lab: Lab, pods: list[Json]) -> None:
+def test_table(lab: Lab, pods: list[JsonObject]) -> None:
     done = lab.playbook(PLAYBOOK)
     assert done.rc == 0, done.out[-4000:]
     done.assert_unchanged()
@@ -49,7 +49,7 @@ def test_table(lab: Lab, pods: list[Json]) -> None:
     } == {card["ALIYUN_COM_GPU_MEM_IDX"]}
 
 
-def test_json_and_the_extender_agree(lab: Lab, pods: list[Json]) -> None:
+def test_json_and_the_extender_agree(lab: Lab, pods: list[JsonObject]) -> None:
     done = lab.playbook(PLAYBOOK, "-e", "inspect_format=json")
     assert done.rc == 0, done.out[-4000:]
     start = done.out.index("\n{") + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No secret on a command line, in a log, or in a file that everybody can read: over all runs of the files before."""
+"""No secret on a command line, in a log, or in a file that others can read, in all runs of the preceding files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from _lab import LOGS, ROOT, Lab
 
 @pytest.fixture(scope="module")
 def secrets(lab: Lab) -> list[str]:
-    """Beginnings of the administrator's key, as text and as the kubeconfig has it, and tokens of the cluster."""
+    """Parts of the administrator's key, as text and as in the kubeconfig, and tokens of the cluster."""
     found = []
     for text in lab.api.secrets:
         found += [text[-80:], base64.b64decode(text).decode().splitlines()[1]]
@@ -22,12 +22,12 @@ def secrets(lab: Lab) -> list[str]:
     return [one for one in found if len(one) > 20]
 
 
-def test_there_is_something_to_look_for(secrets: list[str]) -> None:
+def test_secrets_are_known(secrets: list[str]) -> None:
     assert len(secrets) >= 2
 
 
-def test_a_talkative_run(lab: Lab) -> None:
-    """What is looked through below has modules' arguments in it, too."""
+def test_a_verbose_run(lab: Lab) -> None:
+    """Add logs that contain the modules' arguments."""
     lab.playbook("playbooks/site.yml", "-vvv", "--diff").assert_unchanged()
     assert lab.playbook("playbooks/inspect.yml", "-vvv").rc == 0
 
@@ -53,7 +53,7 @@ def test_logs_of_the_servers(lab: Lab, secrets: list[str]) -> None:
 
 
 def test_files_on_the_nodes(lab: Lab) -> None:
-    """Whatever holds a private key or a token is its owner's alone."""
+    """Only its owner can read a file with a private key or a token."""
     for node in lab.nodes:
         readable = lab.ssh(
             node,

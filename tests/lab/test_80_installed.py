@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The built collection, installed elsewhere, on the lab: by its playbooks' names, with nothing of the checkout."""
+"""The built collection, installed elsewhere, runs on the lab by its playbooks' names, without the checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import built_collection
 
 
-@pytest.mark.parametrize("playbook", ["site", "inspect"])
+@pytest.mark.parametrize("playbook", [pytest.param("site", marks=pytest.mark.long), "inspect"])
 def test_playbook_of_the_installed_collection(lab: Lab, playbook: str) -> None:
     with built_collection.installed() as (folder, paths):
         command = ("ansible-playbook", "-i", str(ROOT / "inventories/lab"), f"kubegpu.share.{playbook}")

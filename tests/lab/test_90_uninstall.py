@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``uninstall.yml`` takes it all away: cluster and machines are what they were before the first run of site.yml."""
+"""``uninstall.yml`` restores cluster and machines to their state before the first run of site.yml."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 import pytest
 from _lab import Done, Lab, until
-from _snapshot import UNTOUCHED, cluster_objects, node_files
+from _snapshot import BASELINE, cluster_objects, node_files
 
 UNINSTALL = "playbooks/uninstall.yml"
 # kubelet's own record of what it gave away.
@@ -16,7 +16,7 @@ LEFT = ("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",)
 
 @pytest.fixture(scope="module")
 def shown(lab: Lab) -> Done:
-    """What check mode says that it would take away, which it doesn't."""
+    """The output of check mode, which removes nothing."""
     before = cluster_objects(lab)
     done = lab.playbook(UNINSTALL, "--check", "--diff")
     assert cluster_objects(lab) == before
@@ -28,18 +28,18 @@ def taken(lab: Lab, shown: Done) -> Done:
     return lab.playbook(UNINSTALL)
 
 
-def test_check_mode_ends_well_and_names_what_goes(shown: Done) -> None:
+def test_check_mode_lists_what_is_removed(shown: Done) -> None:
     assert shown.rc == 0, shown.out[-8000:]
     for name in ("DaemonSet gpushare-system/gpushare-extender", "manifests/kube-scheduler.yaml", "kubeadm-config"):
         assert name in shown.out, name
 
 
-def test_it_ends_well(taken: Done) -> None:
+def test_it_succeeds(taken: Done) -> None:
     assert taken.rc == 0, taken.out[-8000:]
 
 
-def test_fault_16_cluster_is_as_before(lab: Lab, taken: Done) -> None:
-    before = json.loads(UNTOUCHED.read_text())["before"]["objects"]
+def test_fault_16_cluster_is_restored(lab: Lab, taken: Done) -> None:
+    before = json.loads(BASELINE.read_text())["before"]["objects"]
     until(lambda: "gpushare-system" not in lab.api.namespaces(), "the namespace goes")
     assert cluster_objects(lab) == before
     for name in lab.gpu_nodes:
@@ -51,7 +51,7 @@ def test_fault_16_cluster_is_as_before(lab: Lab, taken: Done) -> None:
 
 
 def test_schedulers_run_with_kubeadms_own_manifests(lab: Lab, taken: Done) -> None:
-    before = json.loads(UNTOUCHED.read_text())["before"]
+    before = json.loads(BASELINE.read_text())["before"]
     for name in lab.control_planes:
         now = node_files(lab, name)
         assert {path: text for path, text in now.items() if path not in before[name]} == {}
@@ -60,8 +60,8 @@ def test_schedulers_run_with_kubeadms_own_manifests(lab: Lab, taken: Done) -> No
         assert "--config" not in lab.ssh(name, "tr '\\0' ' ' < /proc/$(pgrep -x kube-scheduler)/cmdline")
 
 
-def test_nodes_are_as_before(lab: Lab, taken: Done) -> None:
-    before = json.loads(UNTOUCHED.read_text())["before"]
+def test_nodes_are_restored(lab: Lab, taken: Done) -> None:
+    before = json.loads(BASELINE.read_text())["before"]
     for name in lab.gpu_nodes:
         now = {path: text for path, text in node_files(lab, name).items() if not path.startswith(LEFT)}
         was = {path: text for path, text in before[name].items() if not path.startswith(LEFT)}
@@ -69,14 +69,15 @@ def test_nodes_are_as_before(lab: Lab, taken: Done) -> None:
         assert set(was) - set(now) == set()
 
 
-def test_second_run_has_nothing_to_take(lab: Lab, taken: Done) -> None:
+def test_second_run_changes_nothing_more(lab: Lab, taken: Done) -> None:
     again = lab.playbook(UNINSTALL)
     assert again.rc == 0, again.out[-8000:]
     again.assert_unchanged()
 
 
-def test_pods_that_hold_a_share_keep_it(lab: Lab, taken: Done) -> None:
-    """Set up anew, with a pod that holds a share: nothing is taken, in one sentence."""
+@pytest.mark.long
+def test_uninstall_refuses_while_pods_hold_a_share(lab: Lab, taken: Done) -> None:
+    """Set up again, with a pod that holds a share: nothing is removed, and one sentence says why."""
     done = lab.playbook("playbooks/site.yml")
     assert done.rc == 0, done.out[-8000:]
     with lab.api.namespace("lab-uninstall") as space:

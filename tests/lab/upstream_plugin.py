@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from gpushare import wire
-from gpushare.nvml import NvidiaMl
+from gpushare.kubelet import wire
+from gpushare.nvml.library import NvidiaMl
 
 FOLDER = Path("/var/lib/kubelet/device-plugins")
 SOCKET = FOLDER / "aliyungpushare.sock"
@@ -28,11 +28,11 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 MEM = "ALIYUN_COM_GPU_MEM"
 NODE = os.environ["NODE_NAME"]
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def api(method: str, path: str, body: Json | None = None) -> Json:
-    """One request to the API server, as the pod's service account."""
+def api(method: str, path: str, body: JsonObject | None = None) -> JsonObject:
+    """Send one request to the API server, as the pod's service account."""
     server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
     headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
     data = None
@@ -41,16 +41,16 @@ def api(method: str, path: str, body: Json | None = None) -> Json:
         data = json.dumps(body).encode()
     request = urllib.request.Request(server + path, data, headers, method=method)
     with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ACCOUNT / "ca.crt")) as answer:
-        found: Json = json.load(answer)
+        found: JsonObject = json.load(answer)
     return found
 
 
-def total(pod: Json) -> int:
+def total(pod: JsonObject) -> int:
     return sum(int(one.get("resources", {}).get("limits", {}).get(MEMORY, 0)) for one in pod["spec"]["containers"])
 
 
-def waiting() -> list[Json]:
-    """Pods of this node that were booked and not assigned, the oldest booking first."""
+def waiting() -> list[JsonObject]:
+    """Return the pods of this node that are booked and not assigned, the oldest booking first."""
     path = f"/api/v1/pods?fieldSelector=spec.nodeName={NODE},status.phase=Pending"
     found = []
     for pod in api("GET", path)["items"]:

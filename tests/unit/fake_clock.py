@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A clock for what waits: nobody has to wait for it."""
+"""A clock for code that waits, without waiting."""
 
 from __future__ import annotations
 

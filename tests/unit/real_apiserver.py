@@ -388,6 +388,35 @@ class ApiServer:
         if done.returncode:
             raise Refused(0, done.stderr.strip())
 
+    def service_account(self, folder: Path, namespace: str = "default", name: str = "server") -> Path:
+        """Create a service account that may do everything.
+
+        :returns: the folder, with its ``token`` and ``ca.crt``.
+        """
+        self.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
+        self.request(
+            "POST",
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            {
+                "metadata": {"generateName": f"{name}-"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+            },
+        )
+        return self.token(folder, namespace, name)
+
+    def token(self, folder: Path, namespace: str, name: str) -> Path:
+        """Write ``token`` and ``ca.crt`` of a service account into a folder, as kubelet does.
+
+        :returns: the folder.
+        """
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+        folder.mkdir(exist_ok=True)
+        (folder / "token").write_text(self.request("POST", path, body)["status"]["token"])
+        shutil.copy(self.folder / "pki" / "ca.crt", folder)
+        return folder
+
     def namespace(self, prefix: str = "test", labels: dict[str, str] | None = None) -> str:
         """A namespace that nobody else uses."""
         self._namespaces += 1

@@ -9,7 +9,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import lookup_loader
 from ansible.template import Templar, trust_as_template
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import read
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import parse
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
@@ -43,7 +43,7 @@ def objects(role, *names, **variables):
         [text] = lookup.run([f"{name}.yml.j2"], given)
         # Tagged by Ansible, which the YAML parser in C refuses.
         texts.append(str(text) if isinstance(text, str) else yaml.safe_dump(text))
-    return read(texts)
+    return parse(texts)
 
 
 def value(role, name, **variables):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpushare's contract: how memory is counted, what IDs and annotations mean."""
+"""gpushare's contract: units of memory, device IDs and annotations."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,7 +87,7 @@ def test_more_than_a_card_holds_is_reported_not_wrapped() -> None:
 
 
 @pytest.mark.parametrize("index", ["-1", "7", "x", ""])
-def test_a_card_that_the_node_does_not_have_is_unknown(index: str) -> None:
+def test_an_index_without_a_card_is_unknown(index: str) -> None:
     one = pod(4)
     one["metadata"]["annotations"] = {contract.POD_INDEX: index}
     assert contract.used_units([card(0)], [one]) == ({0: 0}, 4)
@@ -101,7 +101,7 @@ def test_short_uuids_grow_until_they_differ() -> None:
 
 
 @given(st.lists(st.uuids(), min_size=1, max_size=8, unique=True), st.integers(0, 100000))
-def test_a_device_id_leads_back_to_its_card(uuids: list[object], slot: int) -> None:
+def test_a_device_id_identifies_its_card(uuids: list[object], slot: int) -> None:
     cards = [card(n, uuid=f"GPU-{uuid}") for n, uuid in enumerate(uuids)]
     shorts = contract.short_uuids([one.uuid for one in cards])
     for one in cards:
@@ -183,10 +183,10 @@ def test_quantities(text: object, expected: int) -> None:
     assert contract.quantity(text) == expected
 
 
-# ----------------------------------------------------------------- wishes
+# ----------------------------------------------------------------- demands
 
 
-def wishing(*units: int, **annotations: str) -> dict[str, object]:
+def annotated(*units: int, **annotations: str) -> dict[str, object]:
     one = pod(*units)
     one["metadata"]["annotations"] = {
         f"kubegpu.share/{key.replace('_', '-')}": text for key, text in annotations.items()
@@ -194,16 +194,16 @@ def wishing(*units: int, **annotations: str) -> dict[str, object]:
     return one
 
 
-def test_a_pod_without_wishes() -> None:
-    assert contract.wish(pod(2, 3)) == contract.Wish(5)
-    assert contract.wish(wishing(0, card_count="x")) == contract.Wish(0), "it asks for nothing at all"
+def test_the_demand_of_a_pod_without_annotations() -> None:
+    assert contract.demand(pod(2, 3)) == contract.Demand(5)
+    assert contract.demand(annotated(0, card_count="x")) == contract.Demand(0), "it requests no memory"
 
 
-def test_all_wishes() -> None:
-    given_pod = wishing(4, 8, placement="spread", card_count="2", models="*A100*, tesla-t4", exclude_models="*MIG*")
-    wish = contract.wish(given_pod)
-    assert wish == contract.Wish(12, 2, "spread", ("*a100*", "tesla-t4"), ("*mig*",))
-    assert wish.share == 6
+def test_the_demand_of_all_annotations() -> None:
+    given_pod = annotated(4, 8, placement="spread", card_count="2", models="*A100*, tesla-t4", exclude_models="*MIG*")
+    demand = contract.demand(given_pod)
+    assert demand == contract.Demand(12, 2, "spread", ("*a100*", "tesla-t4"), ("*mig*",))
+    assert demand.share == 6
 
 
 @pytest.mark.parametrize(
@@ -227,17 +227,17 @@ def test_all_wishes() -> None:
         ({"exclude_models": "a,"}, "kubegpu.share/exclude-models: 'a,' is no list of models, separated by commas"),
     ],
 )
-def test_a_wish_that_cannot_be_read_is_named(annotations: dict[str, str], words: str) -> None:
+def test_an_invalid_annotation_is_named(annotations: dict[str, str], words: str) -> None:
     with pytest.raises(contract.ContractError) as error:
-        contract.wish(wishing(6, **annotations))
+        contract.demand(annotated(6, **annotations))
     assert str(error.value) == words
 
 
 def test_each_container_must_be_divisible_not_only_the_sum() -> None:
     with pytest.raises(contract.ContractError, match="the 3 units of container c"):
-        contract.wish(wishing(3, 1, card_count="2"))
+        contract.demand(annotated(3, 1, card_count="2"))
     with pytest.raises(contract.ContractError, match="the 5 units of container c"):
-        contract.wish(wishing(8, card_count="2") | {"spec": pod(8, init=(container(5),))["spec"]})
+        contract.demand(annotated(8, card_count="2") | {"spec": pod(8, init=(container(5),))["spec"]})
 
 
 ALWAYS = "Always"
@@ -246,15 +246,15 @@ ALWAYS = "Always"
 @pytest.mark.parametrize(
     ("inits", "containers", "refused"),
     [
-        # All that an init container had, or more, is equal shares again.
+        # The whole share of an init container, or more, is equal shares again.
         (((4, ""),), (4,), None),
         (((4, ""),), (8, 2), None),
         (((2, ""), (4, "")), (4,), None),
         (((0, ""),), (2,), None),
-        # A sidecar keeps what it has; nobody is given it again.
+        # The share of a sidecar is never allocated again.
         (((4, ALWAYS),), (2,), None),
         (((4, ""), (4, ALWAYS)), (2,), None),
-        # A part of it may be of any card.
+        # A part of it may be of either card.
         (((4, ""),), (2,), ("c0", 2, 4)),
         (((4, ""), (2, "")), (4,), ("i1", 2, 4)),
         (((4, ""), (2, ALWAYS)), (4,), ("i1", 2, 4)),
@@ -272,9 +272,9 @@ def test_several_cards_and_init_containers(
         "containers": [container(units) | {"name": f"c{n}"} for n, units in enumerate(containers)],
     }
     for count in (1, 2):
-        one = wishing(2, card_count=str(count)) | {"spec": spec}
+        one = annotated(2, card_count=str(count)) | {"spec": spec}
         if refused is None or count == 1:
-            assert contract.wish(one).count == count
+            assert contract.demand(one).count == count
             continue
         name, units, pool = refused
         words = (
@@ -282,7 +282,7 @@ def test_several_cards_and_init_containers(
             f"{pool} that an init container had, of any card"
         )
         with pytest.raises(contract.ContractError, match=f"^{words}$"):
-            contract.wish(one)
+            contract.demand(one)
 
 
 @pytest.mark.parametrize(
@@ -301,19 +301,19 @@ def test_several_cards_and_init_containers(
 )
 def test_models(models: tuple[str, ...], excluded: tuple[str, ...], model: str, allowed: bool) -> None:
     one = contract.Card(0, "GPU-0", 0, 1024, 1, True, model)
-    assert contract.Wish(1, models=models, excluded=excluded).allows(one) is allowed
+    assert contract.Demand(1, models=models, excluded=excluded).accepts(one) is allowed
 
 
-@given(st.dictionaries(st.sampled_from(contract.POD_WISHES), st.text(max_size=12)), st.integers(0, 40))
-def test_any_annotations_are_a_wish_or_a_sentence(annotations: dict[str, str], units: int) -> None:
+@given(st.dictionaries(st.sampled_from(contract.POD_DEMANDS), st.text(max_size=12)), st.integers(0, 40))
+def test_any_annotations_are_a_demand_or_an_error(annotations: dict[str, str], units: int) -> None:
     one = pod(units)
     one["metadata"]["annotations"] = annotations
     try:
-        wish = contract.wish(one)
+        demand = contract.demand(one)
     except contract.ContractError as error:
         assert str(error).startswith(tuple(f"{key}: " for key in annotations))
     else:
-        assert wish.units == units and wish.count >= 1 and wish.share * wish.count == units
+        assert demand.units == units and demand.count >= 1 and demand.share * demand.count == units
 
 
 # ----------------------------------------------------------------- bookings of several cards
@@ -346,7 +346,7 @@ def test_several_cards_are_written_for_kubectl_inspect() -> None:
     }
 
 
-def test_a_pod_that_was_moved_to_one_card_loses_what_told_of_several() -> None:
+def test_a_booking_of_one_card_removes_the_annotations_of_several() -> None:
     one = pod(4)
     several = contract.booking_annotations([card(0), card(1)], one, 1, False)
     one["metadata"]["annotations"] = several
@@ -358,13 +358,13 @@ def test_a_pod_that_was_moved_to_one_card_loses_what_told_of_several() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,2", "0", "0,0", "0,1,2", "0,-1", "0, 1", "0,1,", None, 7])
-def test_a_list_that_cannot_be_true_gives_way_to_the_index(text: object) -> None:
+def test_an_invalid_list_of_cards_is_ignored_for_the_index(text: object) -> None:
     one = pod(4)
     one["metadata"]["annotations"] = {contract.POD_INDEX: "0", contract.POD_INDICES: text}
     assert contract.shares(one) == {0: 4}
 
 
-def test_a_share_on_a_card_that_is_not_there_is_unknown() -> None:
+def test_a_share_on_a_missing_card_is_unknown() -> None:
     one = pod(8)
     one["metadata"]["annotations"] = contract.booking_annotations([card(0), card(7)], one, 1, True)
     assert contract.used_units([card(0), card(1)], [one]) == ({0: 4, 1: 0}, 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every role's defaults and its argument_specs tell the same."""
+"""Every role's defaults, argument_specs and metadata agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(role, name):
 
 
 def specifications(role):
-    """What each entry point says of itself."""
+    """Return the specification of each entry point."""
     return read(role, "meta/argument_specs.yml")["argument_specs"].values()
 
 
@@ -32,7 +32,7 @@ def test_defaults_are_those_of_the_argument_specs(role):
     defaults, described = read(role, "defaults/main.yml"), options(role)
     assert set(defaults) <= set(described), "not described"
     with_default = {name: one["default"] for name, one in described.items() if "default" in one}
-    # What is computed from other variables is told in words, not as a template.
+    # Computed defaults are described in words.
     assert with_default == {name: value for name, value in defaults.items() if "{{" not in str(value)}
 
 
@@ -48,15 +48,27 @@ def test_every_argument_is_described_typed_and_prefixed(role):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_internals_are_marked_as_such(role):
+def test_internal_variables_have_the_internal_prefix(role):
     for name in read(role, "vars/main.yml"):
         assert name.startswith(f"__{role}_"), name
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_is_told_of(role):
+def test_a_role_has_metadata_and_a_readme(role):
     about = read(role, "meta/main.yml")["galaxy_info"]
     assert (about["author"], about["license"]) == ("The kubegpu.share authors", "GPL-3.0-or-later")
     assert about["min_ansible_version"] == "2.19"
     assert about["description"]
     assert (ROOT / "roles" / role / "README.md").is_file()
+
+
+def test_the_action_group_holds_the_modules_that_connect_to_the_cluster():
+    """Roles set the kubeconfig once, in ``module_defaults``; a module that is missing here would not get it."""
+    group = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["action_groups"]["cluster"]
+    connecting = [
+        path.stem
+        for path in sorted((ROOT / "plugins/modules").glob("*.py"))
+        if "kubernetes.core.k8s_auth_options" in path.read_text()
+    ]
+    assert group[1:] == connecting
+    assert group[0]["metadata"]["extend_group"] == ["kubernetes.core.k8s"]

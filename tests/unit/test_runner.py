@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The runner: changed is the plan, check mode changes nothing, and a change that doesn't show is an error."""
+"""The runner: changed agrees with the plan, check mode changes nothing, and a change without effect is an error."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
-from ansible_collections.kubegpu.share.plugins.module_utils._runner import Change, Plan, finish, run
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Change, Plan, run, run_module
 
 
 class Number:
@@ -30,15 +30,15 @@ def test_nothing_to_do() -> None:
 
 
 @pytest.mark.parametrize(("check", "after"), [(True, 1), (False, 2)])
-def test_the_diff_is_the_plan_in_both_modes(check: bool, after: int) -> None:
+def test_the_diff_is_the_plan_with_and_without_check_mode(check: bool, after: int) -> None:
     number = Number(1, 2)
     result = run(number, check)
     assert result["changed"] and number.now == after
     assert result["diff"] == [{"before_header": "number", "after_header": "number", "before": "1", "after": "2"}]
 
 
-def test_a_change_that_does_not_show_is_an_error() -> None:
-    with pytest.raises(NotInEffect, match="still not as asked for: number"):
+def test_a_change_without_effect_is_an_error() -> None:
+    with pytest.raises(NotInEffect, match="have no effect: number"):
         run(Number(1, 2, deaf=True), check=False)
 
 
@@ -55,12 +55,12 @@ class Module:
         self.said = more
 
 
-def test_errors_become_failures_only_at_the_edge() -> None:
+def test_errors_become_module_failures() -> None:
     def refuse() -> dict[str, object]:
         raise BadInput("x: no", line=3)
 
     module = Module()
-    finish(module, refuse)
+    run_module(module, refuse)
     assert module.said == {"failed": True, "msg": "x: no", "line": 3}
-    finish(module, lambda: {"changed": False})
+    run_module(module, lambda: {"changed": False})
     assert module.said == {"changed": False}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real ``kubeadm upgrade`` to the next patch release writes the manifests anew and keeps what site.yml added.
+"""A real ``kubeadm upgrade`` to the next patch release rewrites the manifests and keeps what site.yml added.
 
-Not part of the whole test run: it builds a second Kubernetes (ten minutes, once), and replaces a lab that is up.
+Only `make test-all` runs it: it builds a second Kubernetes (ten minutes, once), and replaces a lab that is up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from _lab import LOGS, ROOT, Lab, until
-from _schedulers import CONFIG, FOLDER, ControlPlane, Inside, Watch, Witness, assert_healthy
+from _schedulers import CONFIG, FOLDER, ControlPlane, Inside, SchedulingProbe, Watch, assert_healthy
 
 from lab import aptsources, build, cluster, components, engine, nodes, rootfs
 
@@ -46,7 +46,7 @@ def planes(lab: Lab) -> list[ControlPlane]:
 
 
 def bring(lab: Lab) -> None:
-    """What a package manager and a registry would: the newer kubeadm and the images."""
+    """Provide the newer kubeadm and images, as a package manager and a registry would."""
     folder = build.binaries(build.kubernetes(NEWER).name)
     base = rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
     archives = components.archives(folder, build.binaries("etcd"), base, NEWER)
@@ -59,7 +59,7 @@ def bring(lab: Lab) -> None:
 
 
 def parts(text: bytes) -> dict[str, object]:
-    """What of a manifest is kubeadm's to change, and what has to be there."""
+    """Return a manifest's parts that kubeadm may change, and those that must stay."""
     manifest = yaml.safe_load(text)
     container = manifest["spec"]["containers"][0]
     return {
@@ -83,21 +83,21 @@ def test_site_on_the_older_release(lab: Lab, planes: list[ControlPlane]) -> None
 
 
 def test_upgrade_keeps_it(lab: Lab, planes: list[ControlPlane]) -> None:
-    """On one control plane after the other; pods are scheduled all the while, and never by two on a node."""
+    """One control plane at a time; pods are scheduled throughout, and no node runs two schedulers."""
     bring(lab)
-    watch, witness = Watch(lab), Witness(lab)
+    watch, probe = Watch(lab), SchedulingProbe(lab)
     # There is no CoreDNS in the lab, and etcd is the same.
     common = "--etcd-upgrade=false --ignore-preflight-errors=all"
-    with watch.running(), witness.at_work():
+    with watch.running(), probe.at_work():
         for number, plane in enumerate(planes):
             what = "node" if number else f"apply v{NEWER} --yes --skip-phases=addon/coredns"
             lab.ssh(plane.node, f"kubeadm upgrade {what} {common}", seconds=600)
             assert parts(plane.state().manifest) == expected(NEWER)
             assert_healthy(lab, [plane])
-        until(lambda: not witness.unscheduled()[:-3], "the last pods are scheduled", 60)
+        until(lambda: not probe.unscheduled()[:-3], "the last pods are scheduled", 60)
     assert watch.wrong == []
-    assert witness.longest()[0] < 60, witness.longest()
-    print(f"{len(witness.waits)} pods without a GPU, the longest waited {witness.longest()[0]:.1f} s")
+    assert probe.longest()[0] < 60, probe.longest()
+    print(f"{len(probe.waits)} pods without a GPU, the longest waited {probe.longest()[0]:.1f} s")
 
 
 def test_pods_share_cards_before_anybody_mends_anything(lab: Lab) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Three Debians with three containerds: what each says of itself."""
+"""Three Debian releases, each with its own containerd."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ testinfra_hosts = ["ansible://gpu_nodes"]
 def test_nvidia_is_the_effective_default_runtime(host: Any) -> None:
     dump = host.check_output("containerd config dump")
     assert re.search(r"default_runtime_name = ['\"]nvidia['\"]", dump)
-    # The dump of containerd 1.4 (Debian 11's) has no runtime's options: there the file that it reads is looked at.
+    # The dump of containerd 1.4 (Debian 11) has no runtime options; use the file that it reads.
     old = " 1.4." in host.check_output("containerd --version")
-    told = host.file("/etc/containerd/config.toml").content_string if old else dump
-    assert re.search(r"BinaryName = ['\"]/usr/bin/nvidia-container-runtime['\"]", told)
+    text = host.file("/etc/containerd/config.toml").content_string if old else dump
+    assert re.search(r"BinaryName = ['\"]/usr/bin/nvidia-container-runtime['\"]", text)
 
 
-def test_containerd_runs_what_its_files_say(host: Any) -> None:
+def test_containerd_runs_with_its_current_files(host: Any) -> None:
     assert host.service("containerd").is_running
     assert host.check_output("ctr plugins ls | awk '$2 ~ /^(cri|runtime)$/ {print $4}' | sort -u") == "ok"
     pid = host.check_output("systemctl show containerd -p MainPID --value")
@@ -39,12 +39,12 @@ def test_driver_and_toolkit_are_held(host: Any) -> None:
     } <= held
 
 
-def test_an_upgrade_leaves_them_alone(host: Any) -> None:
+def test_an_upgrade_does_not_touch_them(host: Any) -> None:
     planned = host.check_output("apt-get --simulate --quiet dist-upgrade")
     assert not re.search(r"^(Inst|Remv) \S*(nvidia|cuda)", planned, re.MULTILINE), planned
 
 
-def test_dpkg_is_content(host: Any) -> None:
+def test_dpkg_is_consistent(host: Any) -> None:
     assert host.check_output("dpkg --audit") == ""
     versions = host.check_output("dpkg-query -W -f '${Package} ${Version}\\n' '*nvidia*' 'libcuda1'").splitlines()
     installed = dict(line.split() for line in versions if len(line.split()) == 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a control-plane node is after site.yml, as its own tools tell it."""
+"""The state of a control plane after site.yml, as its own tools report it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 
 
 def test_only_kubeadms_manifests(host: Any) -> None:
-    """kubelet runs whatever lies there: a copy of the scheduler's manifest would be a second scheduler."""
+    """kubelet runs every manifest there: a copy of the scheduler's would start a second scheduler."""
     assert host.check_output(f"ls -A {MANIFESTS}").split() == [
         "etcd.yaml",
         "kube-apiserver.yaml",

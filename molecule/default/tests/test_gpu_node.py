@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a GPU node is after site.yml, as its own tools tell it."""
+"""The state of a GPU node after site.yml, as its own tools report it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESOURCE = "aliyun.com/gpu-mem"
     [
         ("/etc/apt/sources.list.d/kubegpu-*.sources", 2, "Signed-By: /etc/apt/keyrings/kubegpu-"),
         ("/etc/apt/keyrings/kubegpu-*.asc", 2, "BEGIN PGP PUBLIC KEY BLOCK"),
-        # The toolkit's packages name each other's exact versions; the driver's say "at least" and need pins.
+        # The toolkit's packages depend on exact versions of each other; the driver's need pins.
         ("/etc/apt/preferences.d/kubegpu-*.pref", 1, "Pin: version"),
     ],
 )
@@ -32,7 +32,7 @@ def test_apt_files_of_driver_and_toolkit(host: Any, pattern: str, count: int, wo
         assert (file.user, file.mode) == ("root", 0o644)
 
 
-def test_apt_has_no_key_that_everybody_may_sign_with(host: Any) -> None:
+def test_no_key_is_trusted_for_all_repositories(host: Any) -> None:
     assert host.check_output("ls /etc/apt/trusted.gpg.d | grep -iE 'cuda|nvidia|kubegpu'; true") == ""
 
 
@@ -43,12 +43,12 @@ def test_driver_and_toolkit_are_held(host: Any) -> None:
     assert {"nvidia-container-toolkit", "nvidia-driver-cuda"} <= names & held
 
 
-def test_an_upgrade_leaves_them_alone(host: Any) -> None:
+def test_an_upgrade_does_not_touch_them(host: Any) -> None:
     planned = host.check_output("apt-get --simulate --quiet dist-upgrade")
     assert not re.search(r"^(Inst|Remv) \S*(nvidia|cuda)", planned, re.MULTILINE), planned
 
 
-def test_nouveau_stays_away(host: Any) -> None:
+def test_nouveau_is_disabled(host: Any) -> None:
     file = host.file("/etc/modprobe.d/blacklist-nouveau.conf")
     assert file.content_string.split("\n")[-3:] == ["blacklist nouveau", "options nouveau modeset=0", ""]
     # A kernel without modules has no /proc/modules.
@@ -68,13 +68,13 @@ def test_nvidia_is_the_effective_default_runtime(host: Any) -> None:
     assert "/usr/bin/nvidia-container-runtime" in dump
 
 
-def test_containerd_runs_what_its_files_say(host: Any) -> None:
+def test_containerd_runs_with_its_current_files(host: Any) -> None:
     started = host.check_output("systemctl show containerd -p ActiveEnterTimestamp --value --timestamp=unix").strip("@")
     newest = host.check_output("find /etc/containerd -type f -printf '%T@\\n' | sort -n | tail -1")
     assert float(newest) <= float(started) + 1
 
 
-def test_the_plugin_answers_kubelet(host: Any) -> None:
+def test_the_plugin_is_registered_with_kubelet(host: Any) -> None:
     sockets = host.check_output("ls /var/lib/kubelet/device-plugins").split()
     assert "kubelet.sock" in sockets
     assert len([name for name in sockets if name.endswith(".sock")]) == 2, sockets
@@ -84,5 +84,5 @@ def test_the_plugin_answers_kubelet(host: Any) -> None:
     assert len(identifiers) == sum(int(mib) // 1024 for mib in cards) > 0
 
 
-def test_nothing_half_written_is_left(host: Any) -> None:
+def test_no_temporary_files_are_left(host: Any) -> None:
     assert host.check_output("find /etc /usr/local /opt /var/lib/kubelet -xdev -name '.kubegpu-*'") == ""

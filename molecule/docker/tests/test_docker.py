@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Docker host: what the daemon says of itself, and what a container of its own gets."""
+"""A Docker host: the state of the daemon, and the cards of a container."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ testinfra_hosts = ["ansible://gpu_nodes"]
 LIBC = "$(dpkg -L libc6 | grep -E '/(libc.so.6|ld-linux[^/]*)$' | xargs -n1 readlink -f | sort -u | cut -c2-)"
 
 
-def test_docker_itself_says_that_nvidia_is_the_default(host: Any) -> None:
+def test_docker_reports_nvidia_as_the_default(host: Any) -> None:
     info = json.loads(host.check_output("docker info --format '{{json .}}'"))
     assert info["DefaultRuntime"] == "nvidia"
     assert info["Runtimes"]["nvidia"]["path"].endswith("nvidia-container-runtime")
     assert "runc" in info["Runtimes"]
 
 
-def test_the_daemon_reads_what_the_file_says(host: Any) -> None:
+def test_the_daemon_runs_with_its_file(host: Any) -> None:
     file = json.loads(host.file("/etc/docker/daemon.json").content_string)
     assert file["default-runtime"] == "nvidia"
     assert host.service("docker").is_running
 
 
-def test_a_container_gets_the_card_that_it_asks_for_and_no_other(host: Any) -> None:
-    """The real nvidia-container-runtime at work, in a container made of the machine's own shell and C library."""
+def test_a_container_gets_the_requested_card_only(host: Any) -> None:
+    """Uses the real nvidia-container-runtime, and an image of the machine's own shell and C library."""
     uuid = host.check_output("nvidia-smi --query-gpu=uuid --format=csv,noheader | tail -1")
     host.check_output(f"tar -C / -c bin lib lib64 usr/bin/dash usr/bin/sh usr/lib64 {LIBC} | docker import - probe")
     command = "sh -c 'echo /dev/nvidia*; nvidia-smi -L'"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What dnf and rpm say of the packages that the roles installed through them."""
+"""The state of the installed packages, as dnf and rpm report it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def installed(host: Any) -> dict[str, str]:
     return dict(line.split() for line in host.check_output("rpm -qa --qf '%{NAME} %{VERSION}\\n'").splitlines())
 
 
-def test_rpm_has_the_driver_at_one_version_and_of_the_right_flavour(host: Any) -> None:
+def test_the_driver_has_one_version_and_the_right_kernel_module(host: Any) -> None:
     found = installed(host)
     assert {found[name] for name in (*DRIVER, "kmod-nvidia-open-dkms")} == {"580.95.05"}
     assert "kmod-nvidia-latest-dkms" not in found
 
 
-def test_rpm_has_the_toolkit_at_one_version(host: Any) -> None:
+def test_the_toolkit_has_one_version(host: Any) -> None:
     assert {installed(host)[name] for name in TOOLKIT} == {"1.20.1"}
 
 
@@ -42,7 +42,7 @@ def test_both_are_locked_at_their_version(host: Any) -> None:
         assert re.search(rf"^!?{re.escape(name)}-\d", locks, re.MULTILINE), locks
 
 
-def test_packages_are_taken_only_with_a_signature(host: Any) -> None:
+def test_packages_need_a_signature(host: Any) -> None:
     files = host.check_output("grep -lE 'nvidia|cuda|kubegpu' /etc/yum.repos.d/*.repo").split()
     assert files
     for path in files:
@@ -51,7 +51,7 @@ def test_packages_are_taken_only_with_a_signature(host: Any) -> None:
             assert "gpgcheck=1" in text.replace(" ", "") or "repo_gpgcheck=1" in text.replace(" ", ""), text
 
 
-def test_rpm_is_content(host: Any) -> None:
+def test_rpm_is_consistent(host: Any) -> None:
     assert host.run("rpm -Va --nouser --nogroup '*nvidia*' | grep -v ' c /etc/'").stdout == ""
     assert host.run("dnf -q -C check").rc == 0
 
@@ -61,6 +61,6 @@ def test_nvidia_is_containerds_effective_default(host: Any) -> None:
     assert re.search(r"default_runtime_name = ['\"]nvidia['\"]", dump)
 
 
-def test_nobody_takes_it_for_a_debian(host: Any) -> None:
+def test_it_cannot_be_detected_as_debian(host: Any) -> None:
     assert not host.file("/var/lib/dpkg").exists
     assert not host.exists("dpkg") and not host.exists("apt-get")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What zypper and rpm say of the packages that the roles installed through them."""
+"""The state of the installed packages, as zypper and rpm report it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def installed(host: Any) -> dict[str, str]:
     return dict(line.split() for line in host.check_output("rpm -qa --qf '%{NAME} %{VERSION}\\n'").splitlines())
 
 
-def test_rpm_has_driver_and_toolkit_at_one_version_each(host: Any) -> None:
+def test_driver_and_toolkit_have_one_version_each(host: Any) -> None:
     found = installed(host)
     assert {found[name] for name in DRIVER} == {"580.95.05"}
     assert {found[name] for name in TOOLKIT} == {"1.20.1"}
@@ -34,12 +34,12 @@ def test_both_are_locked(host: Any) -> None:
         assert name in locks, locks
 
 
-def test_an_update_leaves_them_alone(host: Any) -> None:
+def test_an_update_does_not_touch_them(host: Any) -> None:
     planned = host.check_output("zypper --non-interactive update --dry-run")
     assert "Nothing to do." in planned, planned
 
 
-def test_rpm_is_content(host: Any) -> None:
+def test_rpm_is_consistent(host: Any) -> None:
     assert host.run("rpm -Va --nouser --nogroup '*nvidia*' | grep -v ' c /etc/'").stdout == ""
 
 

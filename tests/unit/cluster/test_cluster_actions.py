@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action plugins with a real templar's variables, and the expressions by which roles find node names."""
+"""Action plugins with templated variables, and the role expressions for node names."""
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -14,11 +11,21 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
-from ansible_collections.kubegpu.share.plugins.action import preflight, report
+from ansible_collections.kubegpu.share.plugins.action import gpu_report, preflight
+from gpu_nodes import gpu_node
+from runtime_kit import containerd_state
+from test_images import archive
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
+
 CLUSTER = {"version": "v1.36.3", "nodes": [], "sharing_pods": None}
-SEEN = {"distribution": {"family": "debian", "arch": "amd64"}, "gpus": [{}], "driver": {"cards": []}}
+GPU_NODE = gpu_node(
+    driver__cards=[],
+    driver__module_version=None,
+    nvswitches=[],
+    runtimes__containerd=containerd_state({}, dump=""),
+    cgroup__version=2,
+)
 
 
 def act(plugin, task_vars=None, **arguments):
@@ -29,94 +36,80 @@ def act(plugin, task_vars=None, **arguments):
 
 
 def node(name):
-    return {
-        "name": name,
-        "ready": True,
-        "capacity": {},
-        "annotations": {},
-        "runtime": "containerd://2.2.9",
-    }
+    return {"name": name, "ready": True, "capacity": {}, "annotations": {}, "runtime": "containerd://2.2.9"}
 
 
-def archive(path, *tags):
-    with tarfile.open(path, "w") as tar:
-        text = json.dumps([{"RepoTags": list(tags)}]).encode()
-        member = tarfile.TarInfo("manifest.json")
-        member.size = len(text)
-        tar.addfile(member, io.BytesIO(text))
-    return str(path)
+def test_a_text_is_printed_unless_it_is_empty():
+    result, printed = act(gpu_report, text="a  b\n  c\n")
+    assert result["changed"] is False and printed == ["a  b\n  c"]
+    result, printed = act(gpu_report, text="")
+    assert result["changed"] is False and printed == []
 
 
-def test_a_report_is_printed_as_it_is_and_an_empty_one_not_at_all():
-    assert act(report, text="a  b\n  c\n") == ({"changed": False}, ["a  b\n  c"])
-    assert act(report, text="") == ({"changed": False}, [])
+HOSTVARS = {"one": {"gpu_node": GPU_NODE, "gpu_node_name": "gpu1", "driver_version": "615.71.09"}, "cp1": {}}
 
 
-HOSTVARS = {"one": {"gpu_node": SEEN, "gpu_node_name": "gpu1"}, "cp1": {}}
-
-
-def test_hosts_are_known_by_their_node_names(tmp_path):
+def test_hosts_are_matched_by_node_name(tmp_path):
     image = "localhost/kubegpu/gpushare:1.0.0"
-    result, said = act(
+    result, printed = act(
         preflight,
         {"hostvars": HOSTVARS},
         cluster={**CLUSTER, "nodes": [node("gpu1"), node("cp1")]},
         gpu_nodes=["one"],
         control_plane=["cp1"],
         image=image,
-        image_archive=archive(tmp_path / "image.tar", image),
+        image_archive=archive(tmp_path / "image.tar", manifest_json=[{"RepoTags": [image]}]),
     )
     assert result["problems"] == [] and not result.get("failed")
-    assert "host one shows no card" in result["notes"][0]
-    assert (
-        said[0].splitlines()[1].startswith("note     unknown-cards one  gpushare_memory_unit: host one shows no card")
-    )
+    assert "host one lists no card" in result["notes"][0]
+    note = "note     unknown-cards one  gpushare_memory_unit: host one lists no card"
+    assert printed[0].splitlines()[1].startswith(note)
     assert [one["id"] for one in result["findings"]] == ["unknown-cards"]
 
 
-def test_nodes_without_a_machine_are_judged_on_the_controller_alone():
+def test_nodes_outside_the_inventory_are_validated_on_the_controller():
     arguments = {"gpu_nodes": [], "image_delivery": "registry", "cluster": {**CLUSTER, "nodes": [node("worker-1")]}}
-    fine, _said = act(preflight, {"hostvars": {}}, nodes=["worker-1"], **arguments)
+    fine, _printed = act(preflight, {"hostvars": {}}, nodes=["worker-1"], **arguments)
     assert fine["problems"] == [] and not fine.get("failed")
-    wrong, _said = act(preflight, {"hostvars": {}}, nodes=["worker-2"], **arguments)
+    wrong, _printed = act(preflight, {"hostvars": {}}, nodes=["worker-2"], **arguments)
     assert wrong["msg"].startswith("gpushare_nodes: worker-2 isn't a node of the cluster")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         (None, "gpushare_image_archive: importing x/y:1 needs an archive"),
         ("nowhere.tar", "nowhere.tar is no file"),
-        ("other.tar", "holds docker.io/x/z:1 and not x/y:1"),
+        ("other.tar", "contains docker.io/x/z:1, not x/y:1"),
         ("text.tar", "isn't an image archive"),
     ],
 )
-def test_a_wrong_archive_is_named_and_two_problems_are_told_together(tmp_path, given, words):
-    archive(tmp_path / "other.tar", "x/z:1")
+def test_an_invalid_archive_is_reported_with_other_problems(tmp_path, given, message):
+    archive(tmp_path / "other.tar", manifest_json=[{"RepoTags": ["x/z:1"]}])
     (tmp_path / "text.tar").write_text("no tar")
     arguments = {"image_archive": str(tmp_path / given)} if given else {}
-    result, _said = act(
+    result, _printed = act(
         preflight, {"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image="x/y:1", **arguments
     )
     assert result["failed"] and not result["changed"]
     assert len(result["problems"]) == 2
-    assert result["problems"][1].startswith("gpushare_image_archive: ") and words in result["problems"][1]
+    assert result["problems"][1].startswith("gpushare_image_archive: ") and message in result["problems"][1]
     assert result["msg"].splitlines()[0] == "2 problems:"
     registry = act(preflight, {"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
     assert registry[0]["msg"] == registry[0]["problems"][0]
 
 
-def test_what_a_host_is_asked_for_comes_from_its_own_variables():
-    gpu = {**SEEN, "driver": {"cards": [], "others": ["runfile"]}}
+def test_options_of_a_host_come_from_its_variables():
+    gpu = {**GPU_NODE, "driver": {**GPU_NODE["driver"], "others": ["runfile"]}}
     hostvars = {"one": {"gpu_node": gpu}, "two": {"gpu_node": gpu, "driver_state": "external"}}
-    result, _said = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"])
+    result, _printed = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"])
     assert result["problems"] == [
         "host one has its driver from a .run file; run '/usr/bin/nvidia-uninstall --silent', "
         "or set driver_state to external"
     ]
-    ignored, _said = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"], ignore=["driver-runfile@one"])
+    ignored, _printed = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"], ignore=["driver-runfile@one"])
     assert ignored["problems"] == [] and not ignored.get("failed")
-    wrong, _said = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one"], ignore=["nonsense"])
+    wrong, _printed = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one"], ignore=["nonsense"])
     assert wrong["failed"] and wrong["msg"].startswith("preflight_ignore: 'nonsense'")
 
 
@@ -139,6 +132,6 @@ def evaluated(role, file, name, **variables):
 
 def test_node_names_come_from_the_inventory():
     assert evaluated("gpushare", "defaults/main.yml", "gpushare_nodes") == ["gpu1", "gpu2"]
-    assert evaluated("verify", "vars/main.yml", "__verify_cards") == {"gpu1": ["A", "B"], "gpu2": []}
+    assert evaluated("verify", "vars/main.yml", "__verify_node_uuids") == {"gpu1": ["A", "B"], "gpu2": []}
     assert evaluated("verify", "vars/main.yml", "__verify_control_plane_names") == ["cp1"]
     assert evaluated("gpushare", "defaults/main.yml", "gpushare_nodes", groups={}) == []

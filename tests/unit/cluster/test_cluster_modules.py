@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real main() of each module over a made-up API server; and that each documents just the options that it takes."""
+"""The main() of each module with a simulated API server, and the agreement of options and documentation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import AUTH_ARG_SPEC
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import AUTH_ARG_SPEC
 from fake_kube import FakeKube
 
 MODULES = "ansible_collections.kubegpu.share.plugins.modules."
@@ -44,12 +44,12 @@ def kube(monkeypatch):
 def call(name, kube, monkeypatch, capsys, **arguments):
     module = importlib.import_module(MODULES + name)
 
-    def door(_module):
+    def client(_module):
         if isinstance(kube, Exception):
             raise kube
         return kube
 
-    monkeypatch.setattr(module.RealKube, "of_module", staticmethod(door))
+    monkeypatch.setattr(module.RealKube, "of_module", staticmethod(client))
     with patch_module_args(arguments), pytest.raises(SystemExit):
         module.main()
     return json.loads(capsys.readouterr().out)
@@ -80,34 +80,23 @@ def test_gpu_allocation_info(kube, monkeypatch, capsys):
     assert found["requests"] == {"GET": 2}
 
 
-def test_verification_info(kube, monkeypatch, capsys):
-    found = call(
-        "verification_info", kube, monkeypatch, capsys, cards={"gpu1": ["GPU-aaaaaaaa"]}, control_plane=["cp1"]
-    )
-    assert found["problems"] == [
-        "extender doesn't run on cp1",
-        "node cp1: no kube-scheduler runs there",
-        "device-plugin doesn't run on gpu1",
-    ]
-
-
-@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info", "verification_info"])
-def test_an_error_is_the_modules_failure_in_one_sentence(name, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info"])
+def test_an_error_fails_the_module(name, monkeypatch, capsys):
     arguments = {"definitions": []} if name == "cluster_objects" else {}
     found = call(name, BadInput("kubeconfig: is no file", more=1), monkeypatch, capsys, **arguments)
     assert (found["failed"], found["msg"], found["more"]) == (True, "kubeconfig: is no file", 1)
 
 
-@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info", "verification_info"])
-def test_options_are_documented_as_they_are(name, monkeypatch):
+@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info"])
+def test_the_documentation_has_the_modules_options(name, monkeypatch):
     module = importlib.import_module(MODULES + name)
-    seen = {}
+    found = {}
 
     class Stop(Exception):
         pass
 
     def init(self, argument_spec, supports_check_mode):
-        seen.update(argument_spec)
+        found.update(argument_spec)
         assert supports_check_mode
         raise Stop
 
@@ -115,20 +104,20 @@ def test_options_are_documented_as_they_are(name, monkeypatch):
     with pytest.raises(Stop):
         module.main()
     documented = yaml.safe_load(module.DOCUMENTATION).get("options", {})
-    compare(documented, {key: value for key, value in seen.items() if key not in AUTH_ARG_SPEC})
-    assert set(AUTH_ARG_SPEC) <= set(seen)
+    compare(documented, {key: value for key, value in found.items() if key not in AUTH_ARG_SPEC})
+    assert set(AUTH_ARG_SPEC) <= set(found)
 
 
 def compare(documented, spec):
     assert set(documented) == set(spec)
     for option, one in spec.items():
-        told = documented[option]
-        assert told["type"] == one.get("type", "str"), option
+        described = documented[option]
+        assert described["type"] == one.get("type", "str"), option
         for key in ("default", "choices", "elements", "required"):
-            assert told.get(key) == one.get(key), (option, key)
+            assert described.get(key) == one.get(key), (option, key)
 
 
-def test_the_actions_options_are_documented_as_they_are():
+def test_the_documentation_has_the_action_plugins_options():
     action = importlib.import_module(ACTIONS + "preflight")
     documented = yaml.safe_load(importlib.import_module(MODULES + "preflight").DOCUMENTATION)["options"]
     compare(documented, action.ARGUMENTS)

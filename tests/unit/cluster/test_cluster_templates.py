@@ -1,33 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role gpushare puts on a cluster, rendered by Ansible and held against what a current Kubernetes wants."""
+"""The templates of role gpushare, rendered by Ansible and validated against Kubernetes' schemas."""
 
 from __future__ import annotations
 
 import pytest
-import role_templates
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from gpushare import device_plugin, extender
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from gpushare.extender import command as extender_command
+from gpushare.plugin import command as plugin_command
+from gpushare_objects import DEFAULTS, rendered
 from role_templates import one
-
-DEFAULTS = role_templates.defaults("gpushare")
-
-
-def rendered(*names, **variables):
-    """The objects by kind; rendering with the role's defaults."""
-    given = {
-        **DEFAULTS,
-        **role_templates.variables_of("gpushare", "vars"),
-        "gpushare_image_pull_policy": "Never",
-        "gpushare_nodes": ["gpu1", "gpu2"],
-        "gpushare_openshift": False,
-        "__gpushare_archive_sha256": "",
-        **variables,
-    }
-    return role_templates.objects("gpushare", *names, **given)
-
 
 OURS = ("extender", "device_plugin")
 ALL = (*OURS, "extender_upstream", "device_plugin_upstream")
@@ -44,16 +28,12 @@ def container_of(name, **variables):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_component_is_whole_and_held_together(name):
+def test_each_component_is_complete_and_consistent(name):
     objects = rendered("namespace", name, **UPSTREAM, gpushare_namespace="elsewhere")
-    ledger = ["Role", "RoleBinding"] if name == "extender" else []
-    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *ledger, "DaemonSet"]
+    leases = ["Role", "RoleBinding"] if name == "extender" else []
+    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *leases, "DaemonSet"]
     assert [each["kind"] for each in objects] == kinds
-    account, binding, workload = (
-        one(objects, "ServiceAccount"),
-        one(objects, "ClusterRoleBinding"),
-        one(objects, "DaemonSet"),
-    )
+    account, binding, workload = (one(objects, kind) for kind in ("ServiceAccount", "ClusterRoleBinding", "DaemonSet"))
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "elsewhere"}
     ]
@@ -69,16 +49,16 @@ def test_each_component_is_whole_and_held_together(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_the_clusters_names_no_namespace(name):
+def test_cluster_wide_objects_have_no_namespace(name):
     for each in rendered(name, **UPSTREAM):
         assert ("namespace" in each["metadata"]) != each["kind"].startswith("Cluster")
 
 
-@pytest.mark.parametrize(("name", "command"), [("extender", extender), ("device_plugin", device_plugin)])
+@pytest.mark.parametrize(("name", "command"), [("extender", extender_command), ("device_plugin", plugin_command)])
 @pytest.mark.parametrize(("unit", "limit"), [("GiB", "auto"), ("MiB", "required"), ("GiB", "off")])
 @pytest.mark.parametrize(("placement", "preemption"), [("binpack", True), ("spread", False)])
 @pytest.mark.parametrize("injection", ["auto", "cdi", "envvar"])
-def test_the_servers_understand_their_command_lines(
+def test_the_servers_accept_their_command_lines(
     name, command, unit, limit, placement, preemption, injection, monkeypatch
 ):
     monkeypatch.setenv("NODE_NAME", "gpu1")
@@ -122,9 +102,8 @@ def test_the_extender_runs_beside_each_scheduler(name):
     }
     (container,) = spec["containers"]
     for probe in ("livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["host"] == "127.0.0.1", (
-            "the pod's address is the node's, where nobody listens"
-        )
+        # The pod's address is the node's, on which the extender doesn't listen.
+        assert container[probe]["httpGet"]["host"] == "127.0.0.1"
 
 
 def test_fault_19_the_extender_has_as_little_privilege_as_possible():
@@ -156,7 +135,7 @@ CDI = {"/etc/cdi", "/var/run/cdi"}
         (False, "envvar", True, KUBELET, []),
     ],
 )
-def test_the_device_plugin_may_do_what_its_task_asks_for_and_no_more(limit, injection, accepted, paths, added):
+def test_the_device_plugin_has_only_the_privileges_it_needs(limit, injection, accepted, paths, added):
     chosen = {"gpushare_memory_limit": limit, "gpushare_device_injection": injection}
     spec = pod_of("device_plugin", **chosen, toolkit_accept_unprivileged=accepted)["spec"]
     (container,) = spec["containers"]
@@ -172,19 +151,19 @@ def test_the_device_plugin_may_do_what_its_task_asks_for_and_no_more(limit, inje
     assert set(volumes.values()) == paths
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     for name, path in volumes.items():
-        assert mounts[path]["name"] == name, "what is found there is told to the driver and kubelet by its path"
+        assert mounts[path]["name"] == name, "the driver and kubelet get paths of the node"
         # NVIDIA's library writes into a control group's folder where the kernel has the controller dmem.
         assert mounts[path].get("readOnly", False) == (path not in KUBELET | {"/sys/fs/cgroup"})
 
 
-def test_who_may_set_no_limit_gets_no_control_groups_to_write_to():
+def test_without_limits_no_control_groups_are_writable():
     spec = pod_of("device_plugin", gpushare_device_plugin_capabilities=[])["spec"]
     (container,) = spec["containers"]
     assert {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}["/sys/fs/cgroup"] is True
 
 
 @pytest.mark.parametrize("name", ["device_plugin", "device_plugin_upstream"])
-def test_the_device_plugin_runs_on_tainted_gpu_nodes_and_sees_all_cards(name):
+def test_the_device_plugin_runs_on_tainted_gpu_nodes_and_gets_all_gpus(name):
     spec = pod_of(name)["spec"]
     assert spec["nodeSelector"] == {contract.NODE_LABEL: contract.NODE_LABEL_VALUE}
     assert spec["priorityClassName"] == "system-node-critical"
@@ -208,24 +187,19 @@ def rights(name, kind="ClusterRole", group="", **variables):
     return found
 
 
-LOOK = {f"{resource} {verb}" for resource in ("nodes", "pods") for verb in ("get", "list", "watch")}
+READ = {f"{resource} {verb}" for resource in ("nodes", "pods") for verb in ("get", "list", "watch")}
 
 
-def test_rights_are_what_the_servers_use_and_no_more():
-    extender_rights = LOOK | {"pods patch", "pods/binding create", "events create", "events patch"}
+def test_permissions_are_those_that_the_servers_use():
+    extender_rights = READ | {"pods patch", "pods/binding create", "events create", "events patch"}
     assert rights("extender") == extender_rights | {"pods/eviction create"}
     assert rights("extender", gpushare_preemption=False) == extender_rights
     assert rights("extender", "Role", "coordination.k8s.io") == {"leases get", "leases create", "leases update"}
-    assert rights("device_plugin") == LOOK | {
-        "pods patch",
-        "nodes patch",
-        "nodes/status patch",
-        "events create",
-        "events patch",
-    }
+    plugin_rights = {"pods patch", "nodes patch", "nodes/status patch", "events create", "events patch"}
+    assert rights("device_plugin") == READ | plugin_rights
 
 
-def test_upstreams_images_get_upstreams_ways():
+def test_upstream_images_get_upstream_commands_and_permissions():
     container = container_of("extender_upstream")
     assert container["image"] == "example.org/e:1"
     assert {"name": "PORT", "value": "12345"} in container["env"]
@@ -236,21 +210,21 @@ def test_upstreams_images_get_upstreams_ways():
     assert container["command"] == ["gpushare-device-plugin-v2", "-logtostderr", "--v=5", "--memory-unit=MiB"]
 
 
-def test_a_new_archive_brings_new_pods():
+def test_a_new_archive_recreates_the_pods():
     for name in OURS:
         assert "annotations" not in pod_of(name)["metadata"]
         annotated = pod_of(name, __gpushare_archive_sha256="ab12")["metadata"]["annotations"]
         assert annotated == {"kubegpu.share/image-archive-sha256": "ab12"}
 
 
-def test_registry_secrets_reach_the_pods():
+def test_pull_secrets_are_in_the_pods():
     for name in ALL:
         spec = pod_of(name, gpushare_image_pull_secrets=["one", "two"])["spec"]
         assert spec["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
 
 
-def test_nodes_are_labelled_and_nothing_else():
-    assert rendered("nodes") == [
+def test_nodes_are_only_labelled():
+    assert rendered("nodes", gpushare_nodes=["gpu1", "gpu2"]) == [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"gpushare": "true"}}}
         for name in ("gpu1", "gpu2")
     ]
@@ -258,7 +232,7 @@ def test_nodes_are_labelled_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("dump", "told"),
+    ("dump", "enabled"),
     [
         ("[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = true\n", "true"),
         ('[plugins."io.containerd.grpc.v1.cri"]\n    enable_cdi = false\n    cdi_spec_dirs = ["/etc/cdi"]\n', "false"),
@@ -267,18 +241,14 @@ def test_nodes_are_labelled_and_nothing_else():
         (None, None),
     ],
 )
-def test_the_plugin_is_told_whether_a_nodes_runtime_has_cdi_on(dump, told):
+def test_nodes_are_annotated_with_the_cdi_state_of_their_runtime(dump, enabled):
     seen = {"gpu_node_name": "gpu1", "gpu_node": {"runtimes": {"containerd": {"dump": dump}}}}
-    others = {
-        "late": {},
-        "docker": {"gpu_node": {"runtimes": {"containerd": None}}},
-        "elsewhere": seen | {"gpu_node_name": "x"},
-    }
-    hosts = {"one": seen, **others}
-    found = rendered("node_runtimes", groups={"gpu_nodes": list(hosts)}, hostvars=hosts)
-    annotations = {"kubegpu.share/runtime-cdi": told}
+    docker = {"gpu_node": {"runtimes": {"containerd": None}}}
+    hosts = {"one": seen, "without-facts": {}, "docker": docker, "without-node": seen | {"gpu_node_name": "x"}}
+    found = rendered("node_runtimes", gpushare_nodes=["gpu1"], groups={"gpu_nodes": list(hosts)}, hostvars=hosts)
+    annotations = {"kubegpu.share/runtime-cdi": enabled}
     wanted = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu1", "annotations": annotations}}
-    assert found == ([wanted] if told else [])
+    assert found == ([wanted] if enabled else [])
 
 
 @pytest.mark.parametrize(
@@ -290,7 +260,7 @@ def test_the_plugin_is_told_whether_a_nodes_runtime_has_cdi_on(dump, told):
     [("deny", "present", True), ("warn", "present", True), ("none", "present", False), ("deny", "absent", False)],
 )
 def test_admission_policies_where_they_are_served_and_wanted(version, served, admission, state, wanted):
-    given = {**DEFAULTS, **role_templates.variables_of("gpushare", "vars"), "__gpushare_cluster": {"version": version}}
+    given = {**DEFAULTS, "__gpushare_cluster": {"version": version}}
     given |= {"gpushare_admission": admission, "gpushare_state": state}
     templar = Templar(loader=DataLoader(), variables=given)
     found = [

@@ -1,36 +1,24 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role gpushare puts on a cluster, in a real API server: accepted, rights counted, policies judging pods."""
+"""The objects of role gpushare on a real API server: schemas, permissions and admission policies."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-import role_templates
+import yaml
+from gpushare_objects import rendered
 from real_apiserver import ApiServer, Missing, Refused
 
-DEFAULTS = {**role_templates.defaults("gpushare"), **role_templates.variables_of("gpushare", "vars")}
 NAMESPACE = "gpushare-system"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 MEMORY = "aliyun.com/gpu-mem"
 
 
-def rendered(*names, **variables):
-    given = {
-        **DEFAULTS,
-        "gpushare_image_pull_policy": "Never",
-        "gpushare_nodes": [],
-        "gpushare_openshift": False,
-        "__gpushare_archive_sha256": "",
-        **variables,
-    }
-    return role_templates.objects("gpushare", *names, **given)
-
-
 @pytest.fixture(scope="module")
 def server():
-    # One of its own: a policy holds in the whole cluster.
+    # Not the shared one: a policy applies to the whole cluster.
     try:
         started = ApiServer()
     except Missing as missing:
@@ -53,7 +41,7 @@ def server():
     ],
     ids=",".join,
 )
-def test_every_form_is_accepted_strictly(server, variables):
+def test_the_api_server_accepts_every_variant_strictly(server, variables):
     names = ["extender", "device_plugin"]
     if "gpushare_extender_image" in variables:
         names = [f"{name}_upstream" for name in names]
@@ -61,7 +49,7 @@ def test_every_form_is_accepted_strictly(server, variables):
 
 
 def listed(server, account, namespace):
-    """All that kubectl says this account may do there, and not everybody, as ``verb resource[.group] [name]``."""
+    """Return the permissions of an account beyond those of every account, as ``verb resource[.group] [name]``."""
     found = {}
     for who in (f"system:serviceaccount:{NAMESPACE}:{account}", f"system:serviceaccount:{NAMESPACE}:default"):
         done = server.kubectl("auth", "can-i", "--list", f"--namespace={namespace}", f"--as={who}", "--no-headers")
@@ -76,15 +64,15 @@ def listed(server, account, namespace):
     return mine - everybodys
 
 
-LOOK = {f"{verb} {resource}" for verb in ("get", "list", "watch") for resource in ("nodes", "pods")}
+READ = {f"{verb} {resource}" for verb in ("get", "list", "watch") for resource in ("nodes", "pods")}
 EVENTS = {"create events", "patch events"}
-EXTENDER = LOOK | EVENTS | {"patch pods", "create pods/binding", "create pods/eviction"}
+EXTENDER = READ | EVENTS | {"patch pods", "create pods/binding", "create pods/eviction"}
 LEASES = "leases.coordination.k8s.io"
 LEDGER = {
     f"{verb} {LEASES} {name}" for verb in ("get", "update") for name in ("gpushare-ledger", "gpushare-ledger-probe")
 }
 LEDGER |= {f"create {LEASES}"}
-PLUGIN = LOOK | EVENTS | {"patch pods", "patch nodes", "patch nodes/status"}
+PLUGIN = READ | EVENTS | {"patch pods", "patch nodes", "patch nodes/status"}
 
 
 @pytest.mark.parametrize(
@@ -96,19 +84,8 @@ PLUGIN = LOOK | EVENTS | {"patch pods", "patch nodes", "patch nodes/status"}
         ("gpushare-device-plugin", "default", PLUGIN),
     ],
 )
-def test_kubectl_lists_these_rights_and_no_other(server, account, namespace, rights):
+def test_kubectl_lists_exactly_these_permissions(server, account, namespace, rights):
     assert listed(server, account, namespace) == rights
-
-
-def test_without_preemption_nobody_is_evicted(server):
-    user = f"system:serviceaccount:{NAMESPACE}:gpushare-extender"
-    assert server.may(user, "create", "pods/eviction", "default")
-    server.apply(*rendered("extender", gpushare_preemption=False))
-    try:
-        assert not server.may(user, "create", "pods/eviction", "default")
-        assert server.may(user, "create", "pods/binding", "default")
-    finally:
-        server.apply(*rendered("extender"))
 
 
 # --------------------------------------------------------------------------- policies
@@ -126,18 +103,18 @@ def pod(*containers, annotations=None, **spec):
 
 ONE = {"limits": {MEMORY: "1"}}
 SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-OTHER_CARDS = "which would let"
-# What a pod may try, and what is said to it; nothing where it is fine.
-TRIES = {
+OTHER_GPUS = "which would let"
+# Pods, and the message that rejects each; empty if it is admitted.
+CASES = {
     "nothing": (pod(), ""),
     "a share": (pod(container(resources=ONE)), ""),
     "its own variables": (pod(container("CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE")), ""),
     "no card at all": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})), ""),
     "none": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"})), ""),
-    "all cards": (pod(container("NVIDIA_VISIBLE_DEVICES")), "container c sets NVIDIA_VISIBLE_DEVICES, " + OTHER_CARDS),
-    "all cards with a share": (pod(container("NVIDIA_VISIBLE_DEVICES", resources=ONE)), OTHER_CARDS),
-    "nothing in it": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES"})), OTHER_CARDS),
-    "from a secret": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", **SECRET})), OTHER_CARDS),
+    "all cards": (pod(container("NVIDIA_VISIBLE_DEVICES")), "container c sets NVIDIA_VISIBLE_DEVICES, " + OTHER_GPUS),
+    "all cards with a share": (pod(container("NVIDIA_VISIBLE_DEVICES", resources=ONE)), OTHER_GPUS),
+    "nothing in it": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES"})), OTHER_GPUS),
+    "from a secret": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", **SECRET})), OTHER_GPUS),
     "more memory": (
         pod(
             container(
@@ -196,26 +173,26 @@ def until(check, seconds=20.0):
 
 @pytest.fixture(scope="module")
 def guarded(server):
-    """A namespace, when the policies have come into effect."""
+    """Return a namespace in which the policies are in effect."""
     server.apply(*rendered("admission", gpushare_admission="deny"))
     name = server.namespace()
-    until(lambda: server.ask("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", TRIES["all cards"][0])[0] != 201)
+    until(lambda: server.ask("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", CASES["all cards"][0])[0] != 201)
     return name
 
 
-@pytest.mark.parametrize("tried", TRIES)
-def test_what_a_pod_may_try(server, guarded, tried):
-    wanted, said = TRIES[tried]
+@pytest.mark.parametrize("case", CASES)
+def test_pods_that_would_exceed_their_share(server, guarded, case):
+    wanted, message = CASES[case]
     path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
-    if not said:
+    if not message:
         server.request("POST", path, wanted)
         return
     with pytest.raises(Refused) as refusal:
         server.request("POST", path, wanted)
-    assert refusal.value.status == 403 and said in str(refusal.value)
+    assert refusal.value.status == 403 and message in str(refusal.value)
 
 
-def test_a_controllers_user_reads_it_too(server, guarded):
+def test_a_controllers_event_has_the_reason(server, guarded):
     done = server.kubectl(
         "run", "p", f"--namespace={guarded}", "--image=i", "--env=NVIDIA_VISIBLE_DEVICES=all", "--dry-run=server"
     )
@@ -224,23 +201,23 @@ def test_a_controllers_user_reads_it_too(server, guarded):
 
 def test_exempt_namespaces(server, guarded):
     path = "/api/v1/namespaces/{}/pods?dryRun=All"
-    bad = TRIES["all cards"][0]
+    bad = CASES["all cards"][0]
     for name in (NAMESPACE, "kube-system", server.namespace(labels={"kubegpu.share/admission": "exempt"})):
         server.request("POST", path.format(name), bad)
     with pytest.raises(Refused):
         server.request("POST", path.format(server.namespace(labels={"kubegpu.share/admission": "of course"})), bad)
 
 
-def test_what_is_there_already_goes_on_and_gets_no_more(server, guarded):
-    """A pod with such a variable, of before the policy, is labelled, evicted and deleted as ever."""
+def test_existing_pods_keep_running_without_new_containers(server, guarded):
+    """A pod from before the policy can still be labelled and evicted."""
     name = server.namespace(labels={"kubegpu.share/admission": "exempt"})
     path = f"/api/v1/namespaces/{name}"
-    old = TRIES["all cards"][0]
+    old = CASES["all cards"][0]
     old = {**old, "metadata": {"name": "old", "annotations": {"cdi.k8s.io/x": "a"}}}
     server.request("POST", f"{path}/pods", old)
     server.request("PATCH", path, {"metadata": {"labels": {"kubegpu.share/admission": None}}}, MERGE)
     one = f"{path}/pods/old"
-    until(lambda: server.ask("POST", f"{path}/pods?dryRun=All", TRIES["all cards"][0])[0] == 403)
+    until(lambda: server.ask("POST", f"{path}/pods?dryRun=All", CASES["all cards"][0])[0] == 403)
     server.request("PATCH", one, {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}, MERGE)
     server.request("PATCH", f"{one}/status", {"status": {"message": "fine"}}, MERGE)
     with pytest.raises(Refused, match=r"annotation cdi\.k8s\.io/x names devices"):
@@ -261,7 +238,7 @@ def test_what_is_there_already_goes_on_and_gets_no_more(server, guarded):
     ("prefix", "refused"),
     [(None, True), ("", True), ("N", True), ("NVIDIA_", True), ("MY_", False), ("NVIDIA_VISIBLE_DEVICES_", False)],
 )
-def test_variables_from_elsewhere(server, guarded, prefix, refused):
+def test_variables_from_config_maps(server, guarded, prefix, refused):
     source = {"secretRef": {"name": "s"}, **({} if prefix is None else {"prefix": prefix})}
     wanted = pod(container(envFrom=[{"configMapRef": {"name": "m"}, "prefix": "MINE_"}, source], name="reads"))
     path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
@@ -278,9 +255,7 @@ def test_variables_from_elsewhere(server, guarded, prefix, refused):
 
 
 def warned(server, namespace, wanted):
-    """What kubectl prints of warnings when a pod is made."""
-    import yaml
-
+    """Return kubectl's warnings for a new pod."""
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **wanted})
     done = server.kubectl("create", f"--namespace={namespace}", "--dry-run=server", "--filename=-", text=text)
     assert done.returncode == 0, done.stderr
@@ -288,7 +263,7 @@ def warned(server, namespace, wanted):
 
 
 @pytest.mark.parametrize(
-    ("context", "told"),
+    ("context", "privileged"),
     [
         ({"privileged": True}, True),
         ({"capabilities": {"add": ["SYS_ADMIN"]}}, True),
@@ -298,28 +273,28 @@ def warned(server, namespace, wanted):
     ],
     ids=str,
 )
-def test_privileged_ones_are_told_what_they_are(server, guarded, context, told):
+def test_privileged_pods_get_a_warning(server, guarded, context, privileged):
     until(lambda: "container c may do everything" in warned(
         server, guarded, pod(container(resources=ONE, securityContext={"privileged": True}))
     ))  # fmt: skip
-    said = warned(server, guarded, pod(container(resources=ONE, securityContext=context)))
-    assert ("container c may do everything on its node" in said) == told
-    assert not warned(server, guarded, pod(container(securityContext=context))), "it asks for no share"
+    warning = warned(server, guarded, pod(container(resources=ONE, securityContext=context)))
+    assert ("container c may do everything on its node" in warning) == privileged
+    assert not warned(server, guarded, pod(container(securityContext=context))), "it requests no share"
 
 
-def test_a_warning_instead_of_a_refusal(server, guarded):
+def test_a_warning_instead_of_a_rejection(server, guarded):
     path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
     server.apply(*rendered("admission"))
     try:
-        until(lambda: server.ask("POST", path, TRIES["all cards"][0])[0] == 201)
-        assert "container c sets NVIDIA_VISIBLE_DEVICES" in warned(server, guarded, TRIES["all cards"][0])
+        until(lambda: server.ask("POST", path, CASES["all cards"][0])[0] == 201)
+        assert "container c sets NVIDIA_VISIBLE_DEVICES" in warned(server, guarded, CASES["all cards"][0])
     finally:
         server.apply(*rendered("admission", gpushare_admission="deny"))
-        until(lambda: server.ask("POST", path, TRIES["all cards"][0])[0] == 403)
+        until(lambda: server.ask("POST", path, CASES["all cards"][0])[0] == 403)
 
 
-def test_the_api_servers_own_check_finds_nothing_in_the_expressions(server, guarded):
-    """It is the controller manager's to write down; what the API server compiles itself it refuses at once."""
+def test_the_api_servers_type_check_accepts_the_expressions(server, guarded):
+    """The API server refuses a policy with an expression that it can't compile."""
     for policy in [one for one in rendered("admission") if one["kind"] == "ValidatingAdmissionPolicy"]:
         broken = {**policy, "spec": {**policy["spec"], "variables": [{"name": "x", "expression": "nothing.here"}]}}
         with pytest.raises(Refused, match="undeclared reference"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose a namespace is: made by us it goes again, somebody else's gets its labels back, whatever is in it."""
+"""A namespace that we created is deleted; the labels of an existing one are restored."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.filter.shared_namespace import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import converge
-from ansible_collections.kubegpu.share.plugins.module_utils._namespace_use import CREATED
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import DIGEST, Ref
-from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
-from ansible_collections.kubegpu.share.plugins.plugin_utils._shared_namespace import BEFORE
-from fake_kube import FakeKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.namespace import CREATED
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import DIGEST
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import BEFORE
+from fake_kube import FakeKube, apply_set, merge_patch
 
 terms = FilterModule().filters()["shared_namespace"]
 REF = Ref("v1", "Namespace", "", "gpushare-system")
@@ -28,56 +27,47 @@ def namespace(labels):
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare-system", "labels": labels}}
 
 
-def look(kube):
+def metadata(kube):
     return copy.deepcopy(kube.objects[REF]["metadata"]) if REF in kube.objects else {}
 
 
-def put(kube):
-    params = {"definitions": [terms(look(kube), WANTED)["wish"]], "state": "present"}
-    params |= {"field_manager": "kubegpu-share", "replace_unready": False, "wait": False, "node_resources": []}
-    return converge(kube, params, False, Waiting(timeout=1))
+def apply(kube):
+    return apply_set(kube, [terms(metadata(kube), WANTED)["wish"]])
 
 
-def merged(kube, patch):
-    """As the API server merges it."""
-    metadata = kube.objects[REF]["metadata"]
-    for field in ("labels", "annotations"):
-        for key, value in patch["metadata"][field].items():
-            if value is None:
-                metadata[field].pop(key, None)
-            else:
-                metadata[field][key] = value
+def undo(kube):
+    merge_patch(kube.objects[REF], terms(metadata(kube), WANTED)["undo"])
 
 
-def test_one_that_wasnt_there_is_ours_and_stays_so():
+def test_a_created_namespace_is_ours():
     kube = FakeKube()
-    assert put(kube)["changed"]
-    assert look(kube)["annotations"][CREATED] == "true" and BEFORE not in look(kube)["annotations"]
-    assert not put(kube)["changed"]
-    again = terms(look(kube), WANTED)
+    assert apply(kube)["changed"]
+    assert metadata(kube)["annotations"][CREATED] == "true" and BEFORE not in metadata(kube)["annotations"]
+    assert not apply(kube)["changed"]
+    again = terms(metadata(kube), WANTED)
     assert again["ours"] and again["undo"] == {}
 
 
 @pytest.mark.parametrize(
     "labels", [{"team": "a"}, {"team": "a", ENFORCE: "restricted"}, {"team": "a", ENFORCE: "privileged"}]
 )
-def test_somebody_elses_is_as_before_in_the_end(labels):
+def test_the_labels_of_an_existing_namespace_are_restored(labels):
     kube = FakeKube(namespace(labels))
-    assert not terms(look(kube), WANTED)["ours"] and terms(look(kube), WANTED)["undo"] == {}
-    assert put(kube)["changed"]
-    assert look(kube)["labels"] == {**labels, **WANTED["metadata"]["labels"]}
-    assert not put(kube)["changed"], "what it was before is remembered, not taken anew"
-    found = terms(look(kube), WANTED)
-    assert not found["ours"] and CREATED not in look(kube)["annotations"]
-    merged(kube, found["undo"])
-    assert look(kube)["labels"] == labels
-    assert not {BEFORE, DIGEST} & set(look(kube)["annotations"])
-    assert terms(look(kube), WANTED)["undo"] == {}
+    assert not terms(metadata(kube), WANTED)["ours"] and terms(metadata(kube), WANTED)["undo"] == {}
+    assert apply(kube)["changed"]
+    assert metadata(kube)["labels"] == {**labels, **WANTED["metadata"]["labels"]}
+    assert not apply(kube)["changed"], "the recorded labels stay those of the first run"
+    found = terms(metadata(kube), WANTED)
+    assert not found["ours"] and CREATED not in metadata(kube)["annotations"]
+    undo(kube)
+    assert metadata(kube)["labels"] == labels
+    assert not {BEFORE, DIGEST} & set(metadata(kube)["annotations"])
+    assert terms(metadata(kube), WANTED)["undo"] == {}
 
 
-def test_what_its_owner_set_meanwhile_stays():
+def test_labels_set_meanwhile_stay():
     kube = FakeKube(namespace({ENFORCE: "restricted"}))
-    put(kube)
+    apply(kube)
     kube.objects[REF]["metadata"]["labels"][ENFORCE] = "baseline"
-    merged(kube, terms(look(kube), WANTED)["undo"])
-    assert look(kube)["labels"] == {ENFORCE: "baseline"}
+    undo(kube)
+    assert metadata(kube)["labels"] == {ENFORCE: "baseline"}

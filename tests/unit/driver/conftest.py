@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A compiled driver for every test, with a file of cards of its own."""
+"""A compiled driver for every test, with its own file of cards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's simulated driver, compiled once per test run, and programs that ask it in processes of their own."""
+"""The lab's simulated driver, compiled once per test run, and programs that query it in child processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = "GPU-aaaaaaaa-0000-4000-8000-000000000001"
 SECOND = "GPU-bbbbbbbb-0000-4000-8000-000000000002"
 # Two cards with a gap in their minors and different sizes, the second described first.
 CARDS = f"""\
-# the silicon
+# the cards
 driver {VERSION}
 cuda 13000
 card 1 uuid={SECOND} minor=3 memory=8192 bus=0000:C1:00.0 name=Simulated_NVIDIA_GPU_8GiB
@@ -43,7 +43,7 @@ def append(line):
     with open(CARDS, "a") as file:
         file.write(line + "\\n")
 
-def tell(answer):
+def report(answer):
     print(json.dumps(answer))
 
 def code(function, *arguments):
@@ -73,7 +73,7 @@ def wait(events, ms):
 
 
 def compiled(folder: Path, version: str) -> Path:
-    """The simulated driver of a version, made by gcc, with the names that its users load it by."""
+    """The simulated driver of a version, compiled by gcc, under the names that its users load."""
     if not shutil.which("gcc"):
         pytest.skip("no gcc on this machine to compile the simulated driver with")
     packages.compile_driver(folder, version)
@@ -93,11 +93,11 @@ class Driver:
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "KUBEGPU_SIM_CARDS": str(self.cards), "LC_ALL": "C"}
 
     def describe(self, *lines: str) -> None:
-        """Two cards, and these lines."""
+        """Describe two cards, and add these lines."""
         self.cards.write_text(CARDS + "".join(f"{line}\n" for line in lines))
 
     def python(self, script: str) -> Any:
-        """What a program of nvidia-ml-py tells."""
+        """Run a program of nvidia-ml-py; return the value that it reports."""
         done = self._run([sys.executable, "-c", _PRELUDE + textwrap.dedent(script)])
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's choice over recorded facts: every supported release, every generation of cards, every source."""
+"""The driver's choice by recorded facts: every supported release, source, version and architecture of cards."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _apt, _rpm
-from ansible_collections.kubegpu.share.plugins.module_utils._driver_choice import choose, verify
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose, verify
+from package_sets import package_set, plan
 
 ROOT = Path(__file__).resolve().parents[3]
 VARS = ROOT / "roles" / "driver" / "vars"
 FACTS = {
     path.stem: yaml.safe_load(path.read_text()) for path in sorted((Path(__file__).parent / "facts").glob("*.yml"))
 }
-# What auto takes for a generation, and the branches that know it.
+# The flavour that auto chooses for an architecture, and the branches that support it.
 GENERATIONS = {
     "maxwell": ("proprietary", 0, 580),
     "pascal": ("proprietary", 0, 580),
@@ -37,7 +37,7 @@ OPTIONS = {
     "packages": [],
     "hold": True,
     "install_headers": "auto",
-    # The rows below are about packages; prerequisites have their own.
+    # Prerequisites have tests of their own.
     "prerequisites": "ignore",
     "fabric_manager": "auto",
     "repo_url": "",
@@ -54,9 +54,35 @@ OPTIONS = {
     "keep": [],
 }
 
+# The options of pinned_packages that the role takes from the choice, and nodes on which nothing is installed.
+SET_OPTIONS = ("repositories", "streams", "pins", "packages", "replaces", "hold", "hold_also", "never_upgrade")
+NO_PACKAGES = {
+    "apt": {
+        "apt": {"files": {}, "keys": {}, "sources": [], "interrupted": False, "unfinished": []},
+        "rpm": None,
+        "packages": {},
+    },
+    "rpm": {
+        "apt": None,
+        "rpm": {
+            "manager": "dnf",
+            "files": {},
+            "keys": {},
+            "imported": [],
+            "repositories": [],
+            "lock_path": "/locks",
+            "lock_plugin": "enabled",
+            "locks": [],
+            "streams": {},
+            "duplicates": [],
+        },
+        "packages": {},
+    },
+}
+
 
 def catalog(node):
-    """As the role finds it: by the distribution's id, then by its family."""
+    """Return the catalogue of the distribution's id, else of its family, as the role does."""
     distribution = node["distribution"]
     major = distribution["version"].split(".")[0]
     for name in (distribution["id"], distribution["family"]):
@@ -87,31 +113,28 @@ def node(release, *generations, **more):
     return {**made, **defaults, **more}
 
 
-def chosen(seen, **wishes):
-    return choose(seen, catalog(seen), {**OPTIONS, **wishes})
+def chosen(observed, **changes):
+    return choose(observed, catalog(observed), {**OPTIONS, **changes})
 
 
-def every_row():
-    for release, facts in FACTS.items():
-        for source, told in facts["sources"].items():
-            for version, expected in told["versions"].items():
-                for generation in GENERATIONS:
-                    name = f"{release} {source} {version} {generation}"
-                    yield pytest.param(release, source, str(version), expected, generation, id=name)
-
-
-ROWS = list(every_row())
+ROWS = [
+    pytest.param(release, source, str(version), expected, id=f"{release} {source} {version}")
+    for release, facts in FACTS.items()
+    for source, row in facts["sources"].items()
+    for version, expected in row["versions"].items()
+]
+SWITCHES = [{"address": "0000:c0:00.0", "device": "0x22a3", "driver": None}]
 
 
 def refusal_of(release, source, version, expected, generation):
-    """The words of a refusal that the facts ask for; None where there is none."""
-    told = FACTS[release]["sources"][source]
-    if "refused" in told or "refused" in expected:
-        return told.get("refused") or expected["refused"]
+    """A part of the refusal that the facts expect; None where there is none."""
+    row = FACTS[release]["sources"][source]
+    if "refused" in row or "refused" in expected:
+        return row.get("refused") or expected["refused"]
     flavour, first, last = GENERATIONS[generation]
     branch = int(version.split(".")[0])
     if branch > last:
-        return f"served up to branch {last}"
+        return f"supported up to branch {last}"
     if branch < first:
         return f"need branch {first} or later"
     arch = FACTS[release]["gpu_node"]["distribution"]["arch"]
@@ -128,53 +151,43 @@ def flavour_of(version, expected, generation):
     return flavour
 
 
-@pytest.mark.parametrize(("release", "source", "version", "expected", "generation"), ROWS)
-def test_every_release_source_and_generation(release, source, version, expected, generation):
-    told = FACTS[release]["sources"][source]
-    found = chosen(node(release, generation), source=source, version=version)
-    words = refusal_of(release, source, version, expected, generation)
-    if words:
-        assert any(words in sentence for sentence in found["refusals"]), found["refusals"]
-        return
-    assert found["refusals"] == [] and found["conflicts"] == [] and found["maintenance"] == ""
-    flavour = flavour_of(version, expected, generation)
-    assert (found["manager"], found["flavour"]) == (FACTS[release]["manager"], flavour)
-    assert found["packages"] == expected[flavour]
-    streams = [f"{one['module']}:{one['stream']}" for one in found["streams"]]
-    assert streams == ([expected["streams"][flavour]] if "streams" in expected else [])
-    headers = [name for one in found["headers"] for name in one["packages"]]
-    assert headers == (FACTS[release]["headers"] if expected.get("built", told["built"]) else [])
-    assert [one["url"] for one in found["repositories"]] == ([told["url"]] if "url" in told else [])
-    assert [one["key_url"] for one in found["repositories"]] == ([told["key"]] if "key" in told else [])
-    assert found["services"] == ["nvidia-persistenced"] and found["hold"]
+@pytest.mark.parametrize(("release", "source", "version", "expected"), ROWS)
+def test_every_release_source_and_version_for_every_architecture_of_cards(release, source, version, expected):
+    row, planned = FACTS[release]["sources"][source], set()
+    for generation in GENERATIONS:
+        found = chosen(node(release, generation), source=source, version=version)
+        refusal = refusal_of(release, source, version, expected, generation)
+        if refusal:
+            assert any(refusal in message for message in found["refusals"]), (generation, found["refusals"])
+            continue
+        assert found["refusals"] == [] and found["conflicts"] == [] and found["maintenance"] == ""
+        flavour = flavour_of(version, expected, generation)
+        assert (found["manager"], found["flavour"]) == (FACTS[release]["manager"], flavour), generation
+        assert found["packages"] == expected[flavour]
+        streams = [f"{one['module']}:{one['stream']}" for one in found["streams"]]
+        assert streams == ([expected["streams"][flavour]] if "streams" in expected else [])
+        headers = [name for one in found["headers"] for name in one["packages"]]
+        assert headers == (FACTS[release]["headers"] if expected.get("built", row["built"]) else [])
+        assert [one["url"] for one in found["repositories"]] == ([row["url"]] if "url" in row else [])
+        assert [one["key_url"] for one in found["repositories"]] == ([row["key"]] if "key" in row else [])
+        assert found["services"] == ["nvidia-persistenced"] and found["hold"]
+        if flavour not in planned:
+            planned.add(flavour)
+            options = {option: found[option] for option in SET_OPTIONS}
+            plan(package_set(name="driver", **options), NO_PACKAGES[found["manager"]])
+            for one in found["headers"]:
+                plan(package_set(name="driver-headers", packages=one["packages"]), NO_PACKAGES[found["manager"]])
 
-
-@pytest.mark.parametrize(("release", "source", "version", "expected", "generation"), ROWS)
-def test_an_hgx_gets_the_fabric_manager_of_the_very_version(release, source, version, expected, generation):
-    if refusal_of(release, source, version, expected, generation):
-        return
-    switches = [{"address": "0000:c0:00.0", "device": "0x22a3", "driver": None}]
-    found = chosen(node(release, generation, nvswitches=switches), source=source, version=version)
-    if expected.get("fabric") in (None, "refused"):
-        assert "has NVSwitches" in found["refusals"][0]
-        return
-    flavour = flavour_of(version, expected, generation)
-    more = [one for one in found["packages"] if one in ("nvlsm", "infiniband-diags")]
-    assert found["packages"] == [*expected[flavour], *expected["fabric"], *more]
-    assert not more or generation == "blackwell"
-    assert all(version in name for name in expected["fabric"])
-    assert found["services"] == ["nvidia-persistenced", "nvidia-fabricmanager"]
-
-
-@pytest.mark.parametrize(("release", "source", "version", "expected", "generation"), ROWS)
-def test_what_is_chosen_is_what_the_package_modules_take(release, source, version, expected, generation):
-    found = chosen(node(release, generation), source=source, version=version)
-    if found["refusals"]:
-        return
-    for packages in (found["packages"], *(one["packages"] for one in found["headers"])):
-        assert len({name.split("=")[0] for name in packages}) == len(packages)
-        for name in packages:
-            (_apt if found["manager"] == "apt" else _rpm)._package(name)
+        with_switches = node(release, generation, nvswitches=SWITCHES)
+        found = chosen(with_switches, source=source, version=version)
+        if expected.get("fabric") in (None, "refused"):
+            assert "has NVSwitches" in found["refusals"][0]
+            continue
+        more = [one for one in found["packages"] if one in ("nvlsm", "infiniband-diags")]
+        assert found["packages"] == [*expected[flavour], *expected["fabric"], *more]
+        assert not more or generation == "blackwell"
+        assert all(version in name for name in expected["fabric"])
+        assert found["services"] == ["nvidia-persistenced", "nvidia-fabricmanager"]
 
 
 def test_the_tables_have_a_row_for_every_catalogue():
@@ -193,12 +206,12 @@ def test_the_tables_have_a_row_for_every_catalogue():
 
 
 FLAVOURS = [
-    # release, cards, wishes, flavour or words of the refusal
+    # release, cards, changed options, flavour or part of the refusal
     ("debian-12", ["turing", "pascal"], {}, "proprietary"),
     ("debian-12", ["ampere", "volta", "hopper"], {}, "proprietary"),
-    ("debian-12", ["volta", "blackwell"], {}, "no driver serves both"),
-    ("debian-13", ["volta", "hopper"], {}, "no driver serves both"),
-    ("debian-12", ["turing", "pascal"], {"version": "590.48.01"}, "Pascal (host gpu1) are served up to branch 580"),
+    ("debian-12", ["volta", "blackwell"], {}, "no driver supports both"),
+    ("debian-13", ["volta", "hopper"], {}, "no driver supports both"),
+    ("debian-12", ["turing", "pascal"], {"version": "590.48.01"}, "Pascal (host gpu1) are supported up to branch 580"),
     ("debian-12", ["pascal"], {"flavour": "open"}, "cards of Pascal need the proprietary module"),
     ("debian-12", ["blackwell"], {"flavour": "proprietary"}, "cards of Blackwell need the open module"),
     ("debian-13", ["hopper"], {"flavour": "proprietary"}, "cards of Hopper need the open module"),
@@ -214,29 +227,28 @@ FLAVOURS = [
     ),
     ("debian-12", ["ampere"], {"version": "470.256.02"}, "proprietary"),
     ("debian-12", ["blackwell"], {"version": "550.163.01"}, "need branch 570 or later"),
-    ("debian-12", ["kepler"], {}, "served up to branch 470"),
+    ("debian-12", ["kepler"], {}, "supported up to branch 470"),
     ("debian-12", ["kepler"], {"version": "470.256.02"}, "proprietary"),
     ("debian-12", ["unknown"], {}, "open"),
     ("debian-12", [], {}, "open"),
-    ("centos-7", ["turing"], {"version": "550.54.15", "flavour": "open"}, "driver_source has no packages of it"),
     (
         "almalinux-9",
         ["volta"],
         {"source": "distribution"},
         "need the proprietary module, and driver_source has no packages",
     ),
-    ("debian-12", ["turing"], {"version": "580"}, "no driver version such as"),
-    ("debian-12", ["turing"], {"version": "latest"}, "no driver version such as"),
-    ("debian-12", ["turing"], {"source": "ppa"}, "driver_source is ppa, which isn't known"),
-    ("debian-12", ["turing"], {"maintenance": "now"}, "driver_maintenance is now, which isn't known"),
+    ("debian-12", ["turing"], {"version": "580"}, "isn't a driver version such as"),
+    ("debian-12", ["turing"], {"version": "latest"}, "isn't a driver version such as"),
+    ("debian-12", ["turing"], {"source": "ppa"}, "driver_source is ppa, which is invalid"),
+    ("debian-12", ["turing"], {"maintenance": "now"}, "driver_maintenance is now, which is invalid"),
     ("debian-12", ["turing"], {"source": "packages"}, "driver_packages_dir is empty"),
     ("debian-12", ["turing"], {"source": "runfile", "runfile": "/x.run"}, "driver_runfile_sha256 isn't a SHA-256"),
 ]
 
 
-@pytest.mark.parametrize(("release", "cards", "wishes", "expected"), FLAVOURS)
-def test_flavour_and_branch(release, cards, wishes, expected):
-    found = chosen(node(release, *cards), **wishes)
+@pytest.mark.parametrize(("release", "cards", "changes", "expected"), FLAVOURS)
+def test_flavour_and_branch(release, cards, changes, expected):
+    found = chosen(node(release, *cards), **changes)
     if expected in ("open", "proprietary"):
         assert (found["refusals"], found["flavour"]) == ([], expected)
     else:
@@ -244,33 +256,33 @@ def test_flavour_and_branch(release, cards, wishes, expected):
         assert expected in found["refusals"][0] and found["refusals"][0].endswith(".")
 
 
-def test_a_card_that_is_not_known_is_noted_and_one_of_a_virtual_machine_does_not_count():
-    assert "isn't known here" in chosen(node("debian-12", "unknown"))["notes"][0]
-    seen = node("debian-12", "turing", "volta")
-    seen["gpus"][1]["driver"] = "vfio-pci"
-    assert chosen(seen)["flavour"] == "open"
+def test_an_unknown_card_warns_and_one_of_a_virtual_machine_is_ignored():
+    assert "unknown architecture" in chosen(node("debian-12", "unknown"))["notes"][0]
+    observed = node("debian-12", "turing", "volta")
+    observed["gpus"][1]["driver"] = "vfio-pci"
+    assert chosen(observed)["flavour"] == "open"
 
 
-def test_a_branch_that_the_old_releases_may_not_have_is_noted():
+def test_a_branch_that_an_old_release_may_lack_warns():
     assert "known up to branch 575" in chosen(node("ubuntu-20.04", "turing"))["notes"][0]
     assert chosen(node("ubuntu-22.04", "turing"))["notes"] == []
 
 
-def test_a_distribution_without_a_catalogue_is_refused_in_a_sentence():
-    seen = node("debian-12", "turing")
-    seen["distribution"].update(id="gentoo", family="gentoo", version="2.17")
-    found = chosen(seen)
+def test_a_distribution_without_a_catalogue_is_refused():
+    observed = node("debian-12", "turing")
+    observed["distribution"].update(id="gentoo", family="gentoo", version="2.17")
+    found = chosen(observed)
     assert found["refusals"] == [
         "Host gpu1 runs gentoo 2.17, which role driver has no packages for: install the driver and set driver_state to "
         "external."
     ]
-    assert chosen(seen, state="external")["refusals"] == []
+    assert chosen(observed, state="external")["refusals"] == []
 
 
 # --------------------------------------------------------------------------- sources, pins, prerequisites
 
 
-def test_a_mirror_takes_the_place_of_nvidias_address():
+def test_a_mirror_replaces_nvidias_url():
     found = chosen(
         node("debian-12", "turing"),
         repo_url="https://mirror.example.org/cuda//",
@@ -301,13 +313,13 @@ def test_a_mirror_takes_the_place_of_nvidias_address():
     ]
 
 
-def test_a_folder_of_packages_needs_no_repository_and_no_prerequisite():
+def test_a_directory_of_packages_needs_no_repository_and_no_prerequisite():
     found = chosen(node("rocky-9", "ampere"), source="packages", packages_dir="/srv/el9", prerequisites="report")
     assert (found["refusals"], found["repositories"], found["streams"]) == ([], [], [])
     assert found["source_dir"] == "/srv/el9" and "kmod-nvidia-open-dkms=580.95.05-*" in found["packages"]
 
 
-def test_pins_keep_ubuntus_archive_and_nvidias_repository_apart():
+def test_pins_exclude_the_other_source_on_ubuntu():
     of_nvidia = chosen(node("ubuntu-22.04", "turing"))["pins"]
     assert of_nvidia[0] == {"package": "*nvidia*", "pin": "release o=Ubuntu", "priority": -1}
     assert of_nvidia[1]["pin"] == "version 580.95.05-*"
@@ -316,7 +328,7 @@ def test_pins_keep_ubuntus_archive_and_nvidias_repository_apart():
     assert [one["pin"] for one in chosen(node("debian-12", "turing"))["pins"]] == ["version 580.95.05-*"]
 
 
-def test_names_of_the_users_own_come_all_at_the_version():
+def test_the_users_own_package_names_get_the_version():
     found = chosen(node("debian-12", "turing"), packages=["nvidia-open", "nvidia-kernel-open-dkms"])
     assert found["packages"] == ["nvidia-open=580.95.05-*", "nvidia-kernel-open-dkms=580.95.05-*"]
     assert found["headers"]
@@ -324,27 +336,26 @@ def test_names_of_the_users_own_come_all_at_the_version():
 
 
 @pytest.mark.parametrize("release", [name for name, facts in FACTS.items() if "enable" in facts])
-def test_missing_prerequisites_are_refused_with_the_command_or_run(release):
-    seen = node(release, "volta")
-    version = "550.54.15" if release == "centos-7" else "580.95.05"
+def test_missing_prerequisites_are_reported_with_the_command_or_installed(release):
+    observed = node(release, "volta")
     commands = FACTS[release]["enable"]
-    told = chosen(seen, prerequisites="report", version=version)
-    assert len(told["refusals"]) == 1 and f"run '{' && '.join(commands)}' there" in told["refusals"][0]
-    assert told["prerequisites"] == []
-    run = chosen(seen, prerequisites="install", version=version)
+    reported = chosen(observed, prerequisites="report")
+    assert len(reported["refusals"]) == 1 and f"run '{' && '.join(commands)}' there" in reported["refusals"][0]
+    assert reported["prerequisites"] == []
+    run = chosen(observed, prerequisites="install")
     assert run["refusals"] == []
     assert [" ".join(command) for one in run["prerequisites"] for command in one["commands"]] == commands
-    seen["packages"] = {"dkms": {"version": "3.2.1-1.el9"}}
-    assert chosen(seen, prerequisites="report", version=version)["refusals"] == []
+    observed["packages"] = {"dkms": {"version": "3.2.1-1.el9"}}
+    assert chosen(observed, prerequisites="report")["refusals"] == []
 
 
-def test_an_enabled_repository_is_a_met_prerequisite():
-    seen = node("rocky-9", "turing")
-    seen["rpm"] = {"repositories": [{"id": "epel", "enabled": True}, {"id": "crb", "enabled": False}]}
-    assert "CRB" in chosen(seen, prerequisites="report")["refusals"][0]
-    assert "EPEL, which has dkms" not in chosen(seen, prerequisites="report")["refusals"][0]
-    seen["rpm"]["repositories"][1]["enabled"] = True
-    assert chosen(seen, prerequisites="report")["refusals"] == []
+def test_an_enabled_repository_satisfies_a_prerequisite():
+    observed = node("rocky-9", "turing")
+    observed["rpm"] = {"repositories": [{"id": "epel", "enabled": True}, {"id": "crb", "enabled": False}]}
+    assert "CRB" in chosen(observed, prerequisites="report")["refusals"][0]
+    assert "EPEL, which has dkms" not in chosen(observed, prerequisites="report")["refusals"][0]
+    observed["rpm"]["repositories"][1]["enabled"] = True
+    assert chosen(observed, prerequisites="report")["refusals"] == []
     found = chosen(node("almalinux-9", "turing"), source="distribution", prerequisites="install")
     assert found["prerequisites"][0]["commands"] == [["dnf", "-y", "install", "almalinux-release-nvidia-driver"]]
 
@@ -353,8 +364,8 @@ def test_an_enabled_repository_is_a_met_prerequisite():
 
 
 def test_headers_of_the_running_and_of_the_newest_kernel():
-    seen = node("rocky-9", "turing")
-    seen["kernel"] = {
+    observed = node("rocky-9", "turing")
+    observed["kernel"] = {
         "release": "5.14.0-503.40.1.el9_5.x86_64",
         "installed": ["5.14.0-70.13.1.el9_0.x86_64", "5.14.0-503.40.1.el9_5.x86_64", "5.14.0-570.12.1.el9_6.x86_64"],
         "modules": {
@@ -363,30 +374,30 @@ def test_headers_of_the_running_and_of_the_newest_kernel():
             "5.14.0-70.13.1.el9_0.x86_64": {"headers": False},
         },
     }
-    assert chosen(seen)["headers"] == [
+    assert chosen(observed)["headers"] == [
         {"kernel": "5.14.0-503.40.1.el9_5.x86_64", "packages": ["kernel-devel=5.14.0-503.40.1.el9_5"]},
         {"kernel": "5.14.0-570.12.1.el9_6.x86_64", "packages": ["kernel-devel-matched=5.14.0-570.12.1.el9_6"]},
     ]
-    assert chosen(seen, install_headers="never")["headers"] == []
-    for one in seen["kernel"]["modules"].values():
+    assert chosen(observed, install_headers="never")["headers"] == []
+    for one in observed["kernel"]["modules"].values():
         one["headers"] = True
-    assert chosen(seen)["headers"] == []
+    assert chosen(observed)["headers"] == []
 
 
 def test_a_container_has_no_kernel_to_build_for():
-    seen = node("debian-12", "turing", secure_boot=True)
-    seen["kernel"] = {"release": "6.1.0-9-amd64", "installed": [], "headers": False}
-    found = chosen(seen)
+    observed = node("debian-12", "turing", secure_boot=True)
+    observed["kernel"] = {"release": "6.1.0-9-amd64", "installed": [], "headers": False}
+    found = chosen(observed)
     assert (found["refusals"], found["headers"]) == ([], [])
     ubuntu = node("ubuntu-24.04", "turing")
     ubuntu["kernel"] = {"release": "6.8.0-64-generic", "installed": []}
     assert not any("linux-modules" in one for one in chosen(ubuntu, source="distribution")["packages"])
 
 
-def test_an_observation_of_an_earlier_form_still_tells_of_the_running_kernels_headers():
-    seen = node("debian-12", "turing")
-    seen["kernel"] = {"release": "6.1.0-9-amd64", "installed": ["6.1.0-9-amd64"], "headers": False}
-    assert chosen(seen)["headers"] == [{"kernel": "6.1.0-9-amd64", "packages": ["linux-headers-6.1.0-9-amd64"]}]
+def test_facts_without_modules_still_have_the_running_kernels_headers():
+    observed = node("debian-12", "turing")
+    observed["kernel"] = {"release": "6.1.0-9-amd64", "installed": ["6.1.0-9-amd64"], "headers": False}
+    assert chosen(observed)["headers"] == [{"kernel": "6.1.0-9-amd64", "packages": ["linux-headers-6.1.0-9-amd64"]}]
 
 
 def test_ubuntus_persistence_daemon_gets_a_drop_in():
@@ -394,20 +405,20 @@ def test_ubuntus_persistence_daemon_gets_a_drop_in():
     assert chosen(node("debian-12", "turing"))["persistence_override"] == ""
 
 
-def test_the_fabric_manager_can_be_asked_for_and_forbidden():
+def test_the_fabric_manager_can_be_required_and_excluded():
     assert "nvidia-fabricmanager" in chosen(node("rocky-9", "hopper"), fabric_manager="present")["services"]
-    seen = node("rocky-9", "hopper", nvswitches=[{"address": "0000:c0:00.0"}])
-    assert chosen(seen, fabric_manager="absent")["services"] == ["nvidia-persistenced"]
-    seen = node("rocky-9", "blackwell")
-    seen["driver"]["fabric"] = {"version": "", "needed": True}
-    assert {"nvlsm", "infiniband-diags"} <= set(chosen(seen)["packages"])
+    observed = node("rocky-9", "hopper", nvswitches=[{"address": "0000:c0:00.0"}])
+    assert chosen(observed, fabric_manager="absent")["services"] == ["nvidia-persistenced"]
+    observed = node("rocky-9", "blackwell")
+    observed["driver"]["fabric"] = {"version": "", "needed": True}
+    assert {"nvlsm", "infiniband-diags"} <= set(chosen(observed)["packages"])
 
 
 # --------------------------------------------------------------------------- Secure Boot
 
 
 SECURE = [
-    # release, source, mok, words of the refusal or None
+    # release, source, mok, part of the refusal or None
     ("ubuntu-22.04", "distribution", {}, None),
     ("sles-15", "distribution", {}, None),
     ("almalinux-9", "distribution", {}, None),
@@ -425,20 +436,20 @@ SECURE = [
         {"key": "/var/lib/dkms/mok.pub", "enrolled": False, "pending": True},
         "reboot it and confirm 'Enroll MOK' at its console, then run this again.",
     ),
-    ("rocky-9", "repository", {"key": "", "enrolled": None, "pending": None}, "make a key for DKMS"),
-    ("debian-12", "distribution", {}, "make a key for DKMS"),
+    ("rocky-9", "repository", {"key": "", "enrolled": None, "pending": None}, "create a key for DKMS"),
+    ("debian-12", "distribution", {}, "create a key for DKMS"),
     ("sles-15", "repository", {}, "set driver_source to distribution"),
 ]
 
 
-@pytest.mark.parametrize(("release", "source", "mok", "words"), SECURE)
-def test_secure_boot(release, source, mok, words):
+@pytest.mark.parametrize(("release", "source", "mok", "message"), SECURE)
+def test_secure_boot(release, source, mok, message):
     version = "535.261.03" if (release, source) == ("debian-12", "distribution") else "580.95.05"
     found = chosen(node(release, "ampere", secure_boot=True, mok=mok), source=source, version=version)
-    if words is None:
+    if message is None:
         assert found["refusals"] == []
     else:
-        assert len(found["refusals"]) == 1 and words in found["refusals"][0]
+        assert len(found["refusals"]) == 1 and message in found["refusals"][0]
 
 
 # --------------------------------------------------------------------------- another driver is loaded
@@ -465,20 +476,20 @@ LOADED = [
 
 
 @pytest.mark.parametrize(("kernels", "loaded", "is_open", "maintenance", "inside", "expected"), LOADED)
-def test_a_loaded_driver_is_left_alone_until_the_node_is_empty(kernels, loaded, is_open, maintenance, inside, expected):
-    seen = node("debian-12", "turing")
-    seen["driver"].update(module_version=loaded, module_open=is_open)
+def test_a_loaded_driver_is_kept_until_the_node_is_drained(kernels, loaded, is_open, maintenance, inside, expected):
+    observed = node("debian-12", "turing")
+    observed["driver"].update(module_version=loaded, module_open=is_open)
     if not kernels:
-        seen["kernel"]["installed"] = []
-    found = chosen(seen, maintenance=maintenance, in_maintenance=inside)
+        observed["kernel"]["installed"] = []
+    found = chosen(observed, maintenance=maintenance, in_maintenance=inside)
     if expected == "refused":
         assert found["maintenance"] == "" and "set gpu_maintenance to drain or reboot" in found["refusals"][0]
     else:
         assert found["refusals"] == []
         assert bool(found["maintenance"]) == (expected == "maintenance")
     if expected:
-        told = found["maintenance"] or found["refusals"][0]
-        assert told.startswith("Host gpu1 has ") and (loaded != "580.95.05") == (str(loaded) in told)
+        reported = found["maintenance"] or found["refusals"][0]
+        assert reported.startswith("Host gpu1 has ") and (loaded != "580.95.05") == (str(loaded) in reported)
 
 
 # --------------------------------------------------------------------------- from one branch and flavour to another
@@ -490,7 +501,7 @@ def held(*names, **versions):
 
 
 REPLACED = [
-    # release, source, cards, installed, what goes
+    # release, source, cards, installed packages, removed packages
     (
         "ubuntu-22.04",
         "repository",
@@ -517,7 +528,7 @@ REPLACED = [
         ),
         ["linux-modules-nvidia-575-server-open-5.15.0-140-generic", "nvidia-headless-no-dkms-575-server-open"],
     ),
-    # libcuda1 came along and isn't held; held by an older choice it must go, or stays at its version.
+    # libcuda1 as a dependency isn't held and stays; held for an older driver it would keep its version.
     ("debian-12", "repository", "turing", held("nvidia-driver-cuda", "nvidia-kernel-open-dkms", libcuda1="1"), []),
     ("debian-12", "repository", "turing", held("nvidia-smi", "libcuda1"), ["libcuda1", "nvidia-smi"]),
     ("debian-12", "repository", "turing", held("nvidia-kernel-dkms"), ["nvidia-kernel-dkms"]),
@@ -528,7 +539,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("release", "source", "generation", "installed", "expected"), REPLACED)
-def test_what_goes_by_another_name_is_taken_out_first(release, source, generation, installed, expected):
+def test_packages_under_another_name_are_removed_first(release, source, generation, installed, expected):
     found = chosen(node(release, generation, packages=installed), source=source)
     assert found["replaced"] == expected
     assert not {name.split("=")[0] for name in found["packages"]} & set(found["replaced"])
@@ -543,54 +554,53 @@ def test_the_other_flavours_module_may_be_replaced():
 
 
 def test_a_runfile_needs_compiler_and_headers_and_no_packages():
-    wishes = {"source": "runfile", "runfile": "/srv/x.run", "runfile_sha256": "a" * 64, "prerequisites": "ignore"}
-    found = chosen(node("debian-12", "volta"), **wishes)
+    changes = {"source": "runfile", "runfile": "/srv/x.run", "runfile_sha256": "a" * 64, "prerequisites": "ignore"}
+    found = chosen(node("debian-12", "volta"), **changes)
     assert (found["refusals"], found["manager"], found["flavour"]) == ([], "runfile", "proprietary")
     assert found["packages"] == [] and found["repositories"] == [] and found["pins"] == []
     assert {"gcc", "make", "dkms"} <= set(found["build"])
     assert found["headers"][0]["packages"] == ["linux-headers-6.1.0-10-amd64"]
-    there = node("debian-12", "volta")
-    there["driver"].update(others=["runfile"], library_version="580.95.05")
-    assert chosen(there, **wishes)["build"] == []
-    # It has no fabric manager, and no list of branches.
+    installed = node("debian-12", "volta")
+    installed["driver"].update(others=["runfile"], library_version="580.95.05")
+    assert chosen(installed, **changes)["build"] == []
+    # The .run file has no fabric manager.
     switches = node("debian-12", "hopper", nvswitches=[{"address": "0000:c0:00.0"}])
-    assert "has NVSwitches" in chosen(switches, **wishes)["refusals"][0]
-    assert chosen(node("centos-7", "volta"), **wishes)["refusals"] == []
+    assert "has NVSwitches" in chosen(switches, **changes)["refusals"][0]
 
 
-# --------------------------------------------------------------------------- out again
+# --------------------------------------------------------------------------- removal
 
 
-OURS = {"apt": {"files": {"/etc/apt/apt.conf.d/90kubegpu-driver": ""}, "keys": {}, "sources": []}}
+INSTALLED = {"apt": {"files": {"/etc/apt/apt.conf.d/90kubegpu-driver": ""}, "keys": {}, "sources": []}}
 
 
-def test_absent_names_all_that_the_role_may_have_put_there():
-    seen = node("ubuntu-22.04", "turing", **OURS)
-    seen["packages"] = {
+def test_absent_lists_every_package_of_the_role():
+    observed = node("ubuntu-22.04", "turing", **INSTALLED)
+    observed["packages"] = {
         "linux-modules-nvidia-580-server-open-5.15.0-140-generic": {"version": "5.15.0-140.150+1"},
         "linux-headers-5.15.0-144-generic": {"version": "5.15.0-144.157"},
     }
-    found = chosen(seen, state="absent", source="distribution")
+    found = chosen(observed, state="absent", source="distribution")
     assert (found["refusals"], found["manager"]) == ([], "apt")
     assert "linux-modules-nvidia-580-server-open-5.15.0-140-generic" in found["packages"]
     assert {"nvidia-utils-580-server", "nvidia-headless-no-dkms-580-server"} <= set(found["packages"])
     assert not any("=" in name for name in found["packages"])
-    # Whose headers they were isn't known.
+    # Headers are removed only with a baseline.
     assert found["build"] == []
-    kept = chosen(seen, state="absent", keep=["linux-image-5.15.0-144-generic"])
+    kept = chosen(observed, state="absent", keep=["linux-image-5.15.0-144-generic"])
     assert kept["build"] == ["linux-headers-5.15.0-144-generic"]
     assert kept["repositories"][0]["name"] == "cuda" and "nvidia-persistenced" in kept["services"]
 
 
-def test_absent_keeps_what_was_there_before():
+def test_absent_keeps_packages_of_the_baseline():
     found = chosen(
-        node("debian-12", "turing", **OURS), state="absent", keep=["nvidia-driver-cuda", "nvidia-kernel-open-dkms"]
+        node("debian-12", "turing", **INSTALLED), state="absent", keep=["nvidia-driver-cuda", "nvidia-kernel-open-dkms"]
     )
     assert "nvidia-driver-cuda" not in found["packages"] and "nvidia-kernel-dkms" in found["packages"]
     assert found["services"] == []
 
 
-def test_absent_leaves_a_driver_that_somebody_else_installed():
+def test_absent_keeps_a_driver_that_was_installed_otherwise():
     foreign = node("debian-12", "turing", packages=held("nvidia-driver-cuda"))
     foreign["apt"]["files"] = {"/etc/apt/sources.list.d/kubegpu-nvidia-container-toolkit.sources": ""}
     found = chosen(foreign, state="absent")
@@ -600,77 +610,80 @@ def test_absent_leaves_a_driver_that_somebody_else_installed():
     assert chosen(locked, state="absent")["packages"] == []
     locked["rpm"]["locks"] += [{"name": "kmod-nvidia-open-dkms", "version": "1", "ours": True}]
     assert "kmod-nvidia-open-dkms" in chosen(locked, state="absent")["packages"]
-    strange = node("debian-12", "turing")
-    strange["distribution"].update(id="gentoo", family="gentoo")
-    assert (chosen(strange, state="absent")["refusals"], chosen(strange, state="absent")["manager"]) == ([], "none")
+    unsupported = node("debian-12", "turing")
+    unsupported["distribution"].update(id="gentoo", family="gentoo")
+    assert (chosen(unsupported, state="absent")["refusals"], chosen(unsupported, state="absent")["manager"]) == (
+        [],
+        "none",
+    )
 
 
-def test_absent_leaves_the_streams_of_both_flavours_and_takes_what_came_along():
-    seen = node("rocky-9", "turing")
-    assert (chosen(seen, state="absent")["streams"], chosen(seen, state="absent")["hold_also"]) == ([], [])
-    seen["rpm"]["locks"] = [{"name": "kmod-nvidia-open-dkms", "version": "1", "ours": True}]
-    found = chosen(seen, state="absent")
+def test_absent_resets_the_streams_of_both_flavours_and_removes_dependencies():
+    observed = node("rocky-9", "turing")
+    assert (chosen(observed, state="absent")["streams"], chosen(observed, state="absent")["hold_also"]) == ([], [])
+    observed["rpm"]["locks"] = [{"name": "kmod-nvidia-open-dkms", "version": "1", "ours": True}]
+    found = chosen(observed, state="absent")
     assert found["streams"] == [
         {"module": "nvidia-driver", "stream": name, "switch": True} for name in ("580-open", "580-dkms")
     ]
     assert "nvidia-compute-G*" in found["hold_also"]
-    # The version was changed since.
+    # The version was changed since the installation.
     for enabled, more in (("570-dkms", ["570-dkms"]), ("580-open", []), ("latest", [])):
-        seen["rpm"]["streams"] = {"nvidia-driver": enabled}
-        names = [one["stream"] for one in chosen(seen, state="absent")["streams"]]
+        observed["rpm"]["streams"] = {"nvidia-driver": enabled}
+        names = [one["stream"] for one in chosen(observed, state="absent")["streams"]]
         assert names == ["580-open", "580-dkms", *more]
-    assert chosen(seen, state="absent", keep=["nvidia-driver-cuda"])["streams"] == []
-    assert chosen(seen, state="absent", source="distribution")["streams"] == []
+    assert chosen(observed, state="absent", keep=["nvidia-driver-cuda"])["streams"] == []
+    assert chosen(observed, state="absent", source="distribution")["streams"] == []
 
 
-def test_absent_judges_neither_cards_nor_conflicts():
-    seen = node("debian-12", "kepler", secure_boot=True)
-    seen["driver"].update(module_version="570.133.20", others=["gpu-operator"])
-    found = chosen(seen, state="absent")
+def test_absent_validates_neither_cards_nor_conflicts():
+    observed = node("debian-12", "kepler", secure_boot=True)
+    observed["driver"].update(module_version="570.133.20", others=["gpu-operator"])
+    found = chosen(observed, state="absent")
     assert (found["refusals"], found["conflicts"], found["maintenance"]) == ([], [], "")
 
 
-# --------------------------------------------------------------------------- the proof
+# --------------------------------------------------------------------------- verification
 
 
 def proof(cards=1, pci=1, version="580.95.05", **more):
-    seen = node("debian-12", *["turing"] * pci)
-    seen["driver"] = {
+    observed = node("debian-12", *["turing"] * pci)
+    observed["driver"] = {
         "module_version": version,
         "version": version,
         "error": None,
         "cards": [{"index": at} for at in range(cards)],
         **more,
     }
-    return seen
+    return observed
 
 
 PROBLEMS = [
     (proof(), {}, None),
     (proof(cards=1, pci=2), {}, "has 2 NVIDIA cards on PCI and nvidia-smi lists 1."),
-    (proof(version="570.133.20"), {}, "driver_version is 580.95.05 and nvidia-smi of host gpu1 says 570.133.20."),
+    (proof(version="570.133.20"), {}, "driver_version is 580.95.05 and nvidia-smi of host gpu1 reports 570.133.20."),
     (proof(version="570.133.20"), {"state": "external"}, None),
-    (proof(module_version="570.133.20"), {}, "has kernel module 570.133.20 loaded, and nvidia-smi says 580.95.05"),
+    (proof(module_version="570.133.20"), {}, "has kernel module 570.133.20 loaded, and nvidia-smi reports 580.95.05"),
     (
         proof(cards=0, error="Failed to initialize NVML: Driver/library version mismatch"),
         {},
         "reboot it and run this again.",
     ),
-    (proof(cards=0, version=None, error="couldn't communicate"), {}, "nvidia-smi says: couldn't communicate"),
+    (proof(cards=0, version=None, error="couldn't communicate"), {}, "nvidia-smi reports: couldn't communicate"),
 ]
 
 
-@pytest.mark.parametrize(("seen", "wishes", "words"), PROBLEMS)
-def test_the_proof(seen, wishes, words):
-    found = verify(seen, {**OPTIONS, **wishes})
-    assert found == [] if words is None else words in found[0]
+@pytest.mark.parametrize(("observed", "changes", "message"), PROBLEMS)
+def test_problems_of_the_driver(observed, changes, message):
+    found = verify(observed, {**OPTIONS, **changes})
+    assert found == [] if message is None else message in found[0]
 
 
-def test_the_proof_names_nouveau_first_and_secure_boot():
-    seen = proof(cards=0, version=None, error="no devices")
-    seen["gpus"][0]["driver"] = "nouveau"
-    seen["secure_boot"] = True
-    found = verify(seen, OPTIONS)
-    assert found[0].startswith("Nouveau still has cards") and "Secure Boot is on" in found[1]
-    seen["gpus"][0]["driver"] = "vfio-pci"
-    assert not any("Nouveau" in one for one in verify(seen, OPTIONS))
+def test_problems_begin_with_nouveau_and_mention_secure_boot():
+    observed = proof(cards=0, version=None, error="no devices")
+    observed["gpus"][0]["driver"] = "nouveau"
+    observed["secure_boot"] = True
+    found = verify(observed, OPTIONS)
+    assert found[0].startswith("Nouveau still drives GPUs") and "Secure Boot is on" in found[1]
+    observed["gpus"][0]["driver"] = "vfio-pci"
+    assert not any("Nouveau" in one for one in verify(observed, OPTIONS))

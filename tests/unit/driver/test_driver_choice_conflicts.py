@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clashes with the driver is found before anything changes, with the command that clears it."""
+"""Conflicts with the driver are detected before anything changes, with the command that resolves them."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._driver_conflicts import IDS, conflicts
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.conflicts import IDS, conflicts
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos/"
 
@@ -38,30 +38,15 @@ def source(url, file="/etc/apt/sources.list.d/x.list", signed_by=""):
 
 
 CASES = [
-    # node, wishes, id, words of what was found, words of what to do
+    # node, changed options, id, part of the finding, part of the remedy
     (deb(others=["runfile"]), {}, "driver-runfile", "from a .run file", "/usr/bin/nvidia-uninstall --silent"),
-    (
-        deb({"nvidia-driver-cuda": {}, "nvidia-container-toolkit": {}}),
-        {"source": "runfile"},
-        "driver-packages-present",
-        "has the driver's packages nvidia-driver-cuda",
-        "run 'apt-get purge nvidia-driver-cuda', or",
-    ),
+    (deb({"nvidia-driver-cuda": {}, "nvidia-container-toolkit": {}}), {"source": "runfile"}, "driver-packages-present",
+     "has the driver's packages nvidia-driver-cuda", "run 'apt-get purge nvidia-driver-cuda', or"),
     (deb(others=["gpu-operator"]), {}, "driver-gpu-operator", "/run/nvidia/driver", '"driver":{"enabled":false}'),
-    (
-        rpm({"akmod-nvidia": {}, "xorg-x11-drv-nvidia-cuda": {}}, others=["rpmfusion"]),
-        {},
-        "driver-rpmfusion",
-        "RPM Fusion's akmod-nvidia, xorg-x11-drv-nvidia-cuda",
-        "dnf remove akmod-nvidia xorg-x11-drv-nvidia-cuda",
-    ),
-    (
-        rpm({"kmod-nvidia": {"origin": "The ELRepo Project (http://elrepo.org)"}, "nvidia-x11-drv": {}}),
-        {},
-        "driver-elrepo",
-        "ELRepo's kmod-nvidia, nvidia-x11-drv",
-        "dnf remove kmod-nvidia nvidia-x11-drv",
-    ),
+    (rpm({"akmod-nvidia": {}, "xorg-x11-drv-nvidia-cuda": {}}, others=["rpmfusion"]), {}, "driver-rpmfusion",
+     "RPM Fusion's akmod-nvidia, xorg-x11-drv-nvidia-cuda", "dnf remove akmod-nvidia xorg-x11-drv-nvidia-cuda"),
+    (rpm({"kmod-nvidia": {"origin": "The ELRepo Project (http://elrepo.org)"}, "nvidia-x11-drv": {}}), {},
+     "driver-elrepo", "ELRepo's kmod-nvidia, nvidia-x11-drv", "dnf remove kmod-nvidia nvidia-x11-drv"),
     (
         rpm(
             repositories=[
@@ -78,13 +63,8 @@ CASES = [
         "negativo17's repository enabled",
         "rm /etc/yum.repos.d/fedora-nvidia.repo",
     ),
-    (
-        rpm({"nvidia-driver": {"origin": "negativo17 - Simone Caronni"}}),
-        {},
-        "driver-negativo17",
-        "negativo17's nvidia-driver",
-        "dnf remove nvidia-driver",
-    ),
+    (rpm({"nvidia-driver": {"origin": "negativo17 - Simone Caronni"}}), {}, "driver-negativo17",
+     "negativo17's nvidia-driver", "dnf remove nvidia-driver"),
     (
         deb(
             sources=[source("https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu")],
@@ -96,100 +76,38 @@ CASES = [
         "the graphics-drivers PPA in /etc/apt/sources.list.d/x.list",
         "add-apt-repository --remove ppa:graphics-drivers/ppa",
     ),
-    (
-        deb({"nvidia-tesla-470-driver": {"version": "470.256.02-1"}}),
-        {},
-        "driver-debian-legacy",
-        "nvidia-tesla-470-driver",
-        "apt-get purge 'nvidia-legacy-*' 'nvidia-tesla-*'",
-    ),
-    (
-        deb({"nvidia-legacy-390xx-driver": {"version": "390.157-1"}}),
-        {},
-        "driver-debian-legacy",
-        "nvidia-legacy-390xx-driver",
-        "apt-get purge",
-    ),
-    # The archive's and NVIDIA's packages, each way.
-    (
-        deb({"nvidia-open-kernel-dkms": {"version": "535.261.03-1"}}),
-        {},
-        "driver-other-source",
-        "nvidia-open-kernel-dkms from the distribution, and driver_source is repository",
-        "apt-get purge nvidia-open-kernel-dkms",
-    ),
-    (
-        deb({"nvidia-smi": {"version": "535.261.03-1~deb12u1"}, "nvidia-container-toolkit": {"version": "1.20.1-1"}}),
-        {},
-        "driver-other-source",
-        "nvidia-smi",
-        "apt-get purge nvidia-smi'",
-    ),
-    (
-        deb({"nvidia-utils-580-server": {"version": "580.95.05-0ubuntu0.22.04.2"}}, id="ubuntu", version="22.04"),
-        {},
-        "driver-other-source",
-        "nvidia-utils-580-server",
-        "apt-get purge",
-    ),
-    (
-        deb({"nvidia-dkms-580": {"version": "580.95.05-0ubuntu0.24.04.2"}}, id="ubuntu", version="24.04"),
-        {},
-        "driver-other-source",
-        "nvidia-dkms-580 from the distribution",
-        "apt-get purge nvidia-dkms-580",
-    ),
-    (
-        deb({"nvidia-driver-cuda": {}}),
-        {"source": "distribution"},
-        "driver-other-source",
-        "nvidia-driver-cuda from NVIDIA's repository, and driver_source is distribution",
-        "apt-get purge nvidia-driver-cuda",
-    ),
-    (
-        deb({"libnvidia-compute-580": {"version": "580.95.05-0ubuntu1"}}, id="ubuntu", version="22.04"),
-        {"source": "distribution"},
-        "driver-other-source",
-        "libnvidia-compute-580",
-        "apt-get purge",
-    ),
-    (
-        rpm({"kmod-nvidia-open": {}, "nvidia-container-toolkit": {}}, others=["distribution"], id="almalinux"),
-        {},
-        "driver-other-source",
-        "kmod-nvidia-open from the distribution",
-        "dnf remove kmod-nvidia-open'",
-    ),
-    (
-        rpm({"nvidia-open-driver-G06-signed-kmp-default": {}}, others=["distribution"], family="suse", id="sles"),
-        {},
-        "driver-other-source",
-        "nvidia-open-driver-G06-signed-kmp-default",
-        "zypper remove",
-    ),
+    (deb({"nvidia-tesla-470-driver": {"version": "470.256.02-1"}}), {}, "driver-debian-legacy",
+     "nvidia-tesla-470-driver", "apt-get purge 'nvidia-legacy-*' 'nvidia-tesla-*'"),
+    (deb({"nvidia-legacy-390xx-driver": {"version": "390.157-1"}}), {}, "driver-debian-legacy",
+     "nvidia-legacy-390xx-driver", "apt-get purge"),
+    # The archive's packages where NVIDIA's are chosen, and the reverse.
+    (deb({"nvidia-open-kernel-dkms": {"version": "535.261.03-1"}}), {}, "driver-other-source",
+     "nvidia-open-kernel-dkms from the distribution, and driver_source is repository",
+     "apt-get purge nvidia-open-kernel-dkms"),
+    (deb({"nvidia-smi": {"version": "535.261.03-1~deb12u1"}, "nvidia-container-toolkit": {"version": "1.20.1-1"}}), {},
+     "driver-other-source", "nvidia-smi", "apt-get purge nvidia-smi'"),
+    (deb({"nvidia-utils-580-server": {"version": "580.95.05-0ubuntu0.22.04.2"}}, id="ubuntu", version="22.04"), {},
+     "driver-other-source", "nvidia-utils-580-server", "apt-get purge"),
+    (deb({"nvidia-dkms-580": {"version": "580.95.05-0ubuntu0.24.04.2"}}, id="ubuntu", version="24.04"), {},
+     "driver-other-source", "nvidia-dkms-580 from the distribution", "apt-get purge nvidia-dkms-580"),
+    (deb({"nvidia-driver-cuda": {}}), {"source": "distribution"}, "driver-other-source",
+     "nvidia-driver-cuda from NVIDIA's repository, and driver_source is distribution",
+     "apt-get purge nvidia-driver-cuda"),
+    (deb({"libnvidia-compute-580": {"version": "580.95.05-0ubuntu1"}}, id="ubuntu", version="22.04"),
+     {"source": "distribution"}, "driver-other-source", "libnvidia-compute-580", "apt-get purge"),
+    (rpm({"kmod-nvidia-open": {}, "nvidia-container-toolkit": {}}, others=["distribution"], id="almalinux"), {},
+     "driver-other-source", "kmod-nvidia-open from the distribution", "dnf remove kmod-nvidia-open'"),
+    (rpm({"nvidia-open-driver-G06-signed-kmp-default": {}}, others=["distribution"], family="suse", id="sles"), {},
+     "driver-other-source", "nvidia-open-driver-G06-signed-kmp-default", "zypper remove"),
     # Keys and lists.
-    (
-        deb({"cuda-keyring": {"version": "1.0-1"}}),
-        {},
-        "driver-old-key",
-        "cuda-keyring 1.0-1",
-        "apt-get purge cuda-keyring",
-    ),
-    (
-        deb(sources=[source(CUDA + "debian12/x86_64/", signed_by="/usr/share/keyrings/7fa2af80.gpg")]),
-        {},
-        "driver-old-key",
-        "/etc/apt/sources.list.d/x.list, which trusts",
-        "rm /etc/apt/sources.list.d/x.list",
-    ),
+    (deb({"cuda-keyring": {"version": "1.0-1"}}), {}, "driver-old-key", "cuda-keyring 1.0-1",
+     "apt-get purge cuda-keyring"),
+    (deb(sources=[source(CUDA + "debian12/x86_64/", signed_by="/usr/share/keyrings/7fa2af80.gpg")]), {},
+     "driver-old-key", "/etc/apt/sources.list.d/x.list, which trusts", "rm /etc/apt/sources.list.d/x.list"),
     (rpm(keys=["7fa2af80-576db785"]), {}, "driver-old-key", "7fa2af80", "rpm -e gpg-pubkey-7fa2af80"),
-    (
-        deb(sources=[source(CUDA + "debian11/x86_64/")]),
-        {},
-        "driver-other-release",
-        "repository for debian11 in /etc/apt/sources.list.d/x.list and is debian12",
-        "apt-get purge cuda-keyring; rm -f /etc/apt/sources.list.d/x.list",
-    ),
+    (deb(sources=[source(CUDA + "debian11/x86_64/")]), {}, "driver-other-release",
+     "repository for debian11 in /etc/apt/sources.list.d/x.list and is debian12",
+     "apt-get purge cuda-keyring; rm -f /etc/apt/sources.list.d/x.list"),
     (
         deb(
             {"cuda-keyring": {"version": "1.1-1"}},
@@ -201,40 +119,35 @@ CASES = [
         "apt-get purge cuda-keyring",
     ),
     # Tools.
-    (
-        deb({"dkms": {"version": "3.0.10-8", "held": True}}),
-        {},
-        "driver-dkms-old",
-        "dkms 3.0.10-8, and driver 580.95.05 is built with 3.1.8",
-        "apt-mark unhold dkms",
-    ),
+    (deb({"dkms": {"version": "3.0.10-8", "held": True}}), {}, "driver-dkms-old",
+     "dkms 3.0.10-8, and driver 580.95.05 is built with 3.1.8", "apt-mark unhold dkms"),
     (deb({"dkms": {"version": "3.0.10-8"}}), {"source": "packages"}, "driver-dkms-old", "3.1.8", "install dkms 3.1.8"),
-]
-WISHES = {"state": "present", "source": "repository", "version": "580.95.05"}
+]  # fmt: skip
+DEFAULTS = {"state": "present", "source": "repository", "version": "580.95.05"}
 
 
-@pytest.mark.parametrize(("node", "wishes", "id", "found", "do"), CASES)
-def test_each_is_found_with_what_clears_it(node, wishes, id, found, do):
-    all_found = conflicts(node, {**WISHES, **wishes})
+@pytest.mark.parametrize(("node", "changes", "id", "found", "remedy"), CASES)
+def test_each_conflict_is_detected_with_its_remedy(node, changes, id, found, remedy):
+    all_found = conflicts(node, **{**DEFAULTS, **changes})
     assert [one["id"] for one in all_found] == [id]
-    assert found in all_found[0]["found"] and do in all_found[0]["do"]
+    assert found in all_found[0]["found"] and remedy in all_found[0]["remedy"]
     assert all_found[0]["found"].startswith("has ")
 
 
-def test_every_id_has_a_case_and_a_meaning():
+def test_every_conflict_id_has_a_case_and_a_description():
     assert {case[2] for case in CASES} == set(IDS)
     assert all(text.endswith(".") for text in IDS.values())
 
 
 @pytest.mark.parametrize("state", ["external", "absent"])
-def test_nothing_clashes_where_nothing_is_installed(state):
-    assert conflicts(deb(others=["runfile", "gpu-operator"]), {**WISHES, "state": state}) == []
+def test_no_conflict_where_nothing_is_installed(state):
+    assert conflicts(deb(others=["runfile", "gpu-operator"]), **{**DEFAULTS, "state": state}) == []
 
 
-OURS = [
+COMPATIBLE = [
     (deb(), {}),
     ({}, {}),
-    # What the role itself installs, whoever NVIDIA's packages call their maintainer.
+    # The role's own packages, whatever maintainer NVIDIA's packages name.
     (deb({"nvidia-driver-cuda": {}, "nvidia-kernel-open-dkms": {}, "libcuda1": {}}, others=["distribution"]), {}),
     (
         deb(
@@ -280,14 +193,14 @@ OURS = [
 ]
 
 
-@pytest.mark.parametrize(("node", "wishes"), OURS)
-def test_what_fits_is_no_conflict(node, wishes):
-    assert conflicts(node, {**WISHES, "repo_url": "https://mirror.example.org/", **wishes}) == []
+@pytest.mark.parametrize(("node", "changes"), COMPATIBLE)
+def test_compatible_installation_is_no_conflict(node, changes):
+    assert conflicts(node, **{**DEFAULTS, "repo_url": "https://mirror.example.org/", **changes}) == []
 
 
-def test_several_are_all_told():
+def test_several_conflicts_are_all_reported():
     node = deb({"nvidia-tesla-470-driver": {"version": "470.1-1"}}, others=["runfile", "gpu-operator"])
-    assert [one["id"] for one in conflicts(node, WISHES)] == [
+    assert [one["id"] for one in conflicts(node, **DEFAULTS)] == [
         "driver-runfile",
         "driver-gpu-operator",
         "driver-debian-legacy",

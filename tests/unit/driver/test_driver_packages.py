@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's apt repositories, judged by dpkg, gpgv and apt themselves; the toolkit's programs are stand-ins."""
+"""The lab's apt repositories, validated by dpkg, gpgv and apt themselves; the toolkit's programs are stand-ins."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from lab_repository import OLDER, TOOLKIT, VERSION, make_toolkit, output, skip_without
 
 from lab import debs, packages, publish
 from lab.shell import LabError
 
-NEEDED = ("gcc", "dpkg-deb", "apt-ftparchive", "apt-get", "gpg", "gpgv")
-VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.1"
 DEBIAN = publish.tree("debian12", own=True)
 DRIVER_PACKAGES = {
     "firmware-nvidia-gsp",
@@ -36,25 +35,9 @@ TOOLKIT_PACKAGES = {
 }
 
 
-def output(*command: str | Path) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def make_toolkit(folder: Path) -> Path:
-    folder.mkdir()
-    for name in (*packages.BASE_BINARIES, packages.HOOK_BINARY):
-        (folder / name).write_text(f"#!/bin/sh\necho {name}\n")
-        (folder / name).chmod(0o755)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    missing = [name for name in NEEDED if not shutil.which(name)]
-    if missing:
-        pytest.skip(f"this machine lacks {', '.join(missing)}")
+    skip_without("gcc", "dpkg-deb", "apt-ftparchive", "apt-get", "gpg", "gpgv")
     folder = tmp_path_factory.mktemp("repository")
     publish.build(folder / "repo", make_toolkit(folder / "toolkit"), VERSION, TOOLKIT, DEBIAN)
     return folder / "repo"
@@ -82,7 +65,7 @@ def deb(folder: Path, name: str, version: str) -> Path:
     return found
 
 
-def test_every_package_is_there_in_both_versions_and_says_what_it_is(cuda: Path, container: Path) -> None:
+def test_every_package_exists_in_both_versions_and_is_marked_as_simulation(cuda: Path, container: Path) -> None:
     found = [fields(path) for path in (*cuda.glob("*.deb"), *container.glob("*.deb"))]
     assert all("(simulated, of the kubegpu.share lab)" in entry["Description"] for entry in found)
     versions = {(entry["Package"], entry["Version"]) for entry in found}
@@ -112,7 +95,7 @@ def test_packages_depend_on_the_same_version_of_each_other(cuda: Path, container
     assert smi["Conflicts"] == smi["Provides"] == "nvidia-smi"
 
 
-def test_files_lie_where_debian_has_them(cuda: Path, container: Path, tmp_path: Path) -> None:
+def test_files_have_debians_paths(cuda: Path, container: Path, tmp_path: Path) -> None:
     for folder, names, version in ((cuda, DRIVER_PACKAGES, VERSION), (container, TOOLKIT_PACKAGES, TOOLKIT)):
         for name in names:
             output("dpkg-deb", "-x", deb(folder, name, version), tmp_path)
@@ -166,8 +149,8 @@ def test_both_repositories_are_signed_by_keys_of_their_own(cuda: Path, container
         output("gpg", "--homedir", home, "--batch", "--dearmor", "--output", ring, key)
         output("gpgv", "--keyring", ring, folder / "InRelease")
         output("gpgv", "--keyring", ring, folder / "Release.gpg", folder / "Release")
-        stranger = next(other for other in keys if other != folder)
-        foreign = subprocess.run(["gpgv", "--keyring", ring, stranger / "InRelease"], capture_output=True, check=False)
+        other = next(one for one in keys if one != folder)
+        foreign = subprocess.run(["gpgv", "--keyring", ring, other / "InRelease"], capture_output=True, check=False)
         assert foreign.returncode != 0
 
 
@@ -180,7 +163,7 @@ def test_no_secret_key_is_left(repository: Path) -> None:
 
 @pytest.fixture
 def apt(cuda: Path, container: Path, tmp_path: Path) -> list[str]:
-    """apt-get's options for a machine of its own, which knows the two repositories as the roles write them."""
+    """apt-get's options for a separate root with the two repositories as the roles write them."""
     for name in (
         "etc/sources.list.d",
         "etc/preferences.d",
@@ -190,7 +173,7 @@ def apt(cuda: Path, container: Path, tmp_path: Path) -> list[str]:
     ):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "status").touch()
-    # apt tells an armoured key by its name, so the roles save it under another one, as anybody must.
+    # apt detects an armoured key by the ending of its name, so the roles rename it.
     shutil.copy(container.parents[2] / packages.TOOLKIT_KEY, tmp_path / "etc" / "toolkit.asc")
     (tmp_path / "etc" / "sources.list").write_text(
         f"deb [signed-by={cuda / packages.CUDA_KEY}] file:{cuda}/ /\n"
@@ -207,7 +190,7 @@ def apt(cuda: Path, container: Path, tmp_path: Path) -> list[str]:
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
-def test_apt_sees_both_versions_and_trusts_them(apt: list[str], tmp_path: Path) -> None:
+def test_apt_lists_both_versions_and_trusts_them(apt: list[str], tmp_path: Path) -> None:
     output("apt-get", *apt, "-qq", "--error-on=any", "update")
     policy = output("apt-cache", *apt, "policy", "nvidia-driver-cuda", "nvidia-container-toolkit")
     assert f"Candidate: {VERSION}-1" in policy
@@ -215,7 +198,7 @@ def test_apt_sees_both_versions_and_trusts_them(apt: list[str], tmp_path: Path) 
     assert f"Candidate: {TOOLKIT}-1" in policy
 
 
-def test_a_pin_chooses_the_whole_driver(apt: list[str], cuda: Path, tmp_path: Path) -> None:
+def test_pin_selects_one_version_of_the_whole_driver(apt: list[str], cuda: Path, tmp_path: Path) -> None:
     output("apt-get", *apt, "-qq", "update")
     pinned = tmp_path / "pin"
     output("dpkg-deb", "-x", deb(cuda, f"nvidia-driver-pinning-{OLDER}", OLDER), pinned)
@@ -238,28 +221,28 @@ def test_a_tampered_repository_is_refused(apt: list[str], cuda: Path, tmp_path: 
     assert done.returncode != 0
 
 
-def test_an_unchanged_repository_is_left_alone_and_a_changed_one_made_anew(repository: Path, tmp_path: Path) -> None:
+def test_only_a_changed_repository_is_rebuilt(repository: Path, tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     shutil.copytree(repository, repo)
     toolkit = make_toolkit(tmp_path / "toolkit")
     (served,) = (repo / "libnvidia-container" / "stable" / "deb").iterdir()
-    (repo / "somebody-elses").write_text("kept")
+    (repo / "other-file").write_text("kept")
     before = (served / "InRelease").read_bytes()
     publish.build(repo, toolkit, VERSION, TOOLKIT, DEBIAN)
     assert (served / "InRelease").read_bytes() == before
     (toolkit / "nvidia-ctk").write_text("#!/bin/sh\necho another\n")
     publish.build(repo, toolkit, VERSION, TOOLKIT, DEBIAN)
     assert (served / "InRelease").read_bytes() != before
-    assert (repo / "somebody-elses").read_text() == "kept"
+    assert (repo / "other-file").read_text() == "kept"
     assert sorted(path.name for path in repo.iterdir()) == [
         ".made-from",
         "cuda",
         "libnvidia-container",
-        "somebody-elses",
+        "other-file",
     ]
 
 
-def test_the_same_sources_make_the_same_packages(repository: Path, cuda: Path, tmp_path: Path) -> None:
+def test_packages_are_reproducible(repository: Path, cuda: Path, tmp_path: Path) -> None:
     architecture = next(each for each in packages.ARCHITECTURES.values() if each.cuda == cuda.name)
     packages.compile_driver(tmp_path / "built", VERSION)
     for package in debs.driver_packages(tmp_path / "built", VERSION, architecture):
@@ -284,32 +267,32 @@ def test_the_older_version_is_of_the_same_branch(version: str, older: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
         ({"driver_version": "580"}, "driver version '580'"),
         ({"driver_version": "580.95.05; rm -r /"}, "driver version"),
-        ({"toolkit_bin": Path("/nonexistent")}, "lacks nvidia-ctk"),
+        ({"toolkit_bin": Path("/nonexistent")}, "has no nvidia-ctk"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_made(changed: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_invalid_input_is_refused_before_building(changed: dict[str, object], message: str, tmp_path: Path) -> None:
     arguments: dict[str, object] = {
         "toolkit_bin": make_toolkit(tmp_path / "toolkit"),
         "driver_version": VERSION,
         "toolkit_version": TOOLKIT,
         "wanted": DEBIAN,
     }
-    with pytest.raises(LabError, match=words):
+    with pytest.raises(LabError, match=message):
         publish.build(tmp_path / "repo", **{**arguments, **changed})  # type: ignore[arg-type]
     assert not (tmp_path / "repo").exists()
     assert os.listdir(tmp_path) == ["toolkit"]
 
 
-def test_each_distribution_has_folders_of_its_own() -> None:
+def test_each_distribution_has_its_own_directories() -> None:
     architecture = packages.ARCHITECTURES["amd64"]
     machine = os.uname().machine
     wanted = {
         publish.tree("debian12", own=True): ("cuda/debian12/x86_64", "stable/deb/amd64", "libnvidia-container/gpgkey"),
-        # It has a key and a C library of its own.
+        # This release has its own key and C library.
         publish.tree("debian11"): (
             "cuda/debian11/x86_64",
             "stable/debian11/amd64",

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's RPM repositories, judged by rpm, gpgv and dnf's own reader of module streams; the toolkit is a stand-in."""
+"""The lab's RPM repositories, validated by rpm, gpgv and dnf's own parser of module streams."""
 
 from __future__ import annotations
 
 import gzip
 import re
-import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -13,30 +12,17 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from lab_repository import OLDER, TOOLKIT, VERSION, make_toolkit, output, skip_without
 
-from lab import packages, publish, rpms
+from lab import publish, rpms
 
-NEEDED = ("gcc", "rpm", "rpmbuild", "rpmsign", "rpmkeys", "createrepo_c", "gpg", "gpgv")
-VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.1"
 OPEN, CLOSED = "kmod-nvidia-open-dkms", "kmod-nvidia-latest-dkms"
 
 
-def output(*command: str | Path) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def build(folder: Path, distribution: str) -> publish.Folders:
-    missing = [name for name in NEEDED if not shutil.which(name)]
-    if missing:
-        pytest.skip(f"this machine lacks {', '.join(missing)}")
-    toolkit = folder / "toolkit"
-    toolkit.mkdir()
-    for name in (*packages.BASE_BINARIES, packages.HOOK_BINARY):
-        (toolkit / name).write_text(f"#!/bin/sh\necho {name}\n")
+    skip_without("gcc", "rpm", "rpmbuild", "rpmsign", "rpmkeys", "createrepo_c", "gpg", "gpgv")
     tree = publish.tree(distribution)
-    publish.build(folder / "repo", toolkit, VERSION, TOOLKIT, tree)
+    publish.build(folder / "repo", make_toolkit(folder / "toolkit"), VERSION, TOOLKIT, tree)
     return publish.folders(folder / "repo", tree, publish.architecture_here())
 
 
@@ -50,8 +36,8 @@ def suse(tmp_path_factory: pytest.TempPathFactory) -> publish.Folders:
     return build(tmp_path_factory.mktemp("suse"), "opensuse15")
 
 
-def ask(path: Path, what: str) -> list[str]:
-    return output("rpm", "-qp", f"--{what}", path).splitlines()
+def query(path: Path, field: str) -> list[str]:
+    return output("rpm", "-qp", f"--{field}", path).splitlines()
 
 
 def rpm(folder: Path, name: str, version: str) -> Path:
@@ -59,7 +45,7 @@ def rpm(folder: Path, name: str, version: str) -> Path:
     return found
 
 
-def test_every_package_is_there_in_both_versions(el: publish.Folders, suse: publish.Folders) -> None:
+def test_every_package_exists_in_both_versions(el: publish.Folders, suse: publish.Folders) -> None:
     found = {tuple(path.name.split("-1.")[0].rsplit("-", 1)) for path in el.cuda.glob("*.rpm")}
     names = {name for name, _version in found}
     assert found == {(name, version) for name in names for version in (VERSION, OLDER)}
@@ -68,27 +54,27 @@ def test_every_package_is_there_in_both_versions(el: publish.Folders, suse: publ
     assert len(list(el.toolkit.glob("*.rpm"))) == len(list(suse.toolkit.glob("*.rpm"))) == 4
 
 
-def test_packages_need_the_very_same_version_of_each_other(el: publish.Folders, suse: publish.Folders) -> None:
+def test_packages_require_the_same_version_of_each_other(el: publish.Folders, suse: publish.Folders) -> None:
     for version in (VERSION, OLDER):
-        needs = ask(rpm(el.cuda, "nvidia-driver-cuda", version), "requires")
+        needs = query(rpm(el.cuda, "nvidia-driver-cuda", version), "requires")
         assert f"nvidia-driver-cuda-libs = 3:{version}-1.el9" in needs
         assert f"nvidia-persistenced = 3:{version}-1.el9" in needs
-        assert f"nvidia-kmod = 3:{version}-1.el9" in ask(rpm(el.cuda, "nvidia-kmod-common", version), "requires")
-        assert f"nvidia-kmod = 3:{version}-1.el9" in ask(rpm(el.cuda, OPEN, version), "provides")
-        assert f"nvidia-compute-G06 = {version}-1" in ask(
+        assert f"nvidia-kmod = 3:{version}-1.el9" in query(rpm(el.cuda, "nvidia-kmod-common", version), "requires")
+        assert f"nvidia-kmod = 3:{version}-1.el9" in query(rpm(el.cuda, OPEN, version), "provides")
+        assert f"nvidia-compute-G06 = {version}-1" in query(
             rpm(suse.cuda, "nvidia-compute-utils-G06", version), "requires"
         )
-    toolkit = ask(rpm(el.toolkit, "nvidia-container-toolkit", TOOLKIT), "requires")
+    toolkit = query(rpm(el.toolkit, "nvidia-container-toolkit", TOOLKIT), "requires")
     assert f"nvidia-container-toolkit-base = {TOOLKIT}-1" in toolkit
 
 
 def test_only_one_kernel_module_can_be_installed(el: publish.Folders, suse: publish.Folders) -> None:
-    assert ask(rpm(el.cuda, OPEN, VERSION), "conflicts") == [CLOSED]
-    assert ask(rpm(el.cuda, CLOSED, VERSION), "conflicts") == [OPEN]
-    assert ask(rpm(suse.cuda, "nvidia-driver-G06", VERSION), "conflicts") == ["nvidia-open-driver-G06"]
+    assert query(rpm(el.cuda, OPEN, VERSION), "conflicts") == [CLOSED]
+    assert query(rpm(el.cuda, CLOSED, VERSION), "conflicts") == [OPEN]
+    assert query(rpm(suse.cuda, "nvidia-driver-G06", VERSION), "conflicts") == ["nvidia-open-driver-G06"]
 
 
-def test_files_are_those_of_the_debian_packages_in_this_familys_places(el: publish.Folders, tmp_path: Path) -> None:
+def test_files_are_those_of_the_debian_packages_at_this_familys_paths(el: publish.Folders, tmp_path: Path) -> None:
     for path in (*el.cuda.glob(f"*-{VERSION}-*.rpm"), *el.toolkit.glob("*.rpm")):
         if CLOSED not in path.name:
             subprocess.run(f"rpm2archive - < {path} | tar -C {tmp_path} -xz", shell=True, check=True)
@@ -115,7 +101,7 @@ def test_scripts_are_valid_shell_and_belong_to_root(el: publish.Folders, suse: p
     assert scripts > 20
 
 
-def test_packages_and_metadata_are_signed_by_the_folders_own_key(
+def test_packages_and_metadata_are_signed_by_the_repositorys_key(
     el: publish.Folders, suse: publish.Folders, tmp_path: Path
 ) -> None:
     for number, (folder, key) in enumerate(
@@ -128,9 +114,9 @@ def test_packages_and_metadata_are_signed_by_the_folders_own_key(
         output("gpg", "--homedir", _home(tmp_path, number), "--batch", "--dearmor", "--output", ring, key)
         metadata = folder / "repodata" / "repomd.xml"
         output("gpgv", "--keyring", ring, metadata.with_name("repomd.xml.asc"), metadata)
-        stranger = next((suse.toolkit if folder != suse.toolkit else el.cuda).glob("*.rpm"))
+        other = next((suse.toolkit if folder != suse.toolkit else el.cuda).glob("*.rpm"))
         foreign = subprocess.run(
-            ["rpmkeys", "--dbpath", database, "--checksig", stranger], capture_output=True, check=False
+            ["rpmkeys", "--dbpath", database, "--checksig", other], capture_output=True, check=False
         )
         assert foreign.returncode != 0
 
@@ -141,7 +127,7 @@ def _home(tmp_path: Path, number: int) -> Path:
     return home
 
 
-def test_module_streams_hold_their_flavour_and_every_version(el: publish.Folders) -> None:
+def test_module_streams_contain_their_flavour_and_every_version(el: publish.Folders) -> None:
     (listed,) = (el.cuda / "repodata").glob("*modules.yaml.gz")
     documents = list(yaml.safe_load_all(gzip.decompress(listed.read_bytes())))
     streams = {str(one["data"]["stream"]): one["data"] for one in documents if one["document"] == "modulemd"}
@@ -151,7 +137,7 @@ def test_module_streams_hold_their_flavour_and_every_version(el: publish.Folders
         ours, other = (OPEN, CLOSED) if "open" in stream else (CLOSED, OPEN)
         assert ours in artifacts and other not in artifacts
         assert all(f"nvidia-driver-cuda-3:{version}-1.el9" in artifacts for version in (VERSION, OLDER))
-    # What a stream calls a package is what the repository has.
+    # Every package of a stream is in the repository.
     primary = next((el.cuda / "repodata").glob("*primary.xml.gz"))
     root = ElementTree.fromstring(gzip.decompress(primary.read_bytes()))
     space = {"c": "http://linux.duke.edu/metadata/common"}
@@ -164,10 +150,9 @@ def test_module_streams_hold_their_flavour_and_every_version(el: publish.Folders
     assert {nevra for data in streams.values() for nevra in data["artifacts"]["rpms"]} == known
 
 
-def test_the_same_sources_make_the_same_rpm(tmp_path: Path) -> None:
-    """Machines' systems are known by what goes into them; these do."""
-    if not shutil.which("rpmbuild"):
-        pytest.skip("this machine lacks rpmbuild")
+def test_rpms_are_reproducible(tmp_path: Path) -> None:
+    """The lab caches a machine's system by a digest of its content, which includes these."""
+    skip_without("rpmbuild")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         for each in (*rpms.system(), rpms.el_release(), rpms.suse_release()):

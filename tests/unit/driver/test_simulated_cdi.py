@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML, asked by NVIDIA's real nvidia-ctk for a CDI specification, as toolkit and GPU Operator ask."""
+"""The simulated NVML, queried by NVIDIA's real nvidia-ctk for a CDI specification, as toolkit and GPU Operator do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names(driver: Driver, root: Path) -> list[str]:
     for library in ("libnvidia-ml.so", "libcuda.so"):
         shutil.copy(driver.folder / f"{library}.{VERSION}", libraries)
         (libraries / f"{library}.1").symlink_to(f"{library}.{VERSION}")
-    # nvidia-ctk wants character devices; which ones, nobody looks at.
+    # nvidia-ctk requires character devices, of any number.
     for device in ("nvidia1", "nvidia3", "nvidiactl"):
         (devices / device).symlink_to("/dev/null")
     done = subprocess.run(
@@ -61,14 +61,14 @@ def test_a_card_with_mig_on_and_no_instances_has_none(driver: Driver, tmp_path: 
 
 
 def test_only_a_card_with_mig_on_can_have_instances(driver: Driver) -> None:
-    """Zero where MIG isn't there or isn't on: who asks for more than there can be is refused."""
+    """Zero where MIG is missing or disabled: an index beyond the maximum is refused."""
     for mig, expected in (("", [0, 3]), (" mig=disabled", [0, 6]), (" mig=enabled", [7, 6])):
         driver.cards.write_text(CARDS.replace("_8GiB", f"_8GiB{mig}"))
-        told = driver.python(
+        answer = driver.python(
             """
             n.nvmlInit()
             card = n.nvmlDeviceGetHandleByIndex(1)
-            tell([n.nvmlDeviceGetMaxMigDeviceCount(card), code(n.nvmlDeviceGetMigDeviceHandleByIndex, card, 0)])
+            report([n.nvmlDeviceGetMaxMigDeviceCount(card), code(n.nvmlDeviceGetMigDeviceHandleByIndex, card, 0)])
             """
         )
-        assert told == expected, mig
+        assert answer == expected, mig

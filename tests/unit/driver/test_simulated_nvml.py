@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML, asked by the real nvidia-ml-py as our device plugin asks."""
+"""The simulated NVML, queried by the real nvidia-ml-py as the device plugin does."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ MIB = 1 << 20
 
 
 def test_cards_are_listed_by_index_with_their_own_minors(driver: Driver) -> None:
-    told = driver.python(
+    answer = driver.python(
         """
         n.nvmlInit()
-        tell([
+        report([
             [n.nvmlDeviceGetIndex(h), n.nvmlDeviceGetUUID(h), n.nvmlDeviceGetMinorNumber(h), n.nvmlDeviceGetName(h),
              n.nvmlDeviceGetMemoryInfo(h).total]
             for h in map(n.nvmlDeviceGetHandleByIndex, range(n.nvmlDeviceGetCount()))
         ])
         """
     )
-    assert told == [
+    assert answer == [
         [0, FIRST, 1, "Simulated NVIDIA GPU 16GiB", 16384 * MIB],
         [1, SECOND, 3, "Simulated NVIDIA GPU 8GiB", 8192 * MIB],
     ]
 
 
-def test_versions_are_the_drivers_own(driver: Driver) -> None:
-    told = driver.python(
+def test_versions_of_driver_nvml_and_cuda_are_reported(driver: Driver) -> None:
+    answer = driver.python(
         """
         n.nvmlInit()
-        tell([n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetNVMLVersion(), n.nvmlSystemGetCudaDriverVersion(),
+        report([n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetNVMLVersion(), n.nvmlSystemGetCudaDriverVersion(),
               n.nvmlSystemGetCudaDriverVersion_v2()])
         """
     )
-    assert told == [VERSION, f"13.{VERSION}", 13000, 13000]
+    assert answer == [VERSION, f"13.{VERSION}", 13000, 13000]
 
 
 def test_a_card_is_found_by_uuid_and_by_bus_address_in_any_form(driver: Driver) -> None:
-    told = driver.python(
+    answer = driver.python(
         f"""
         n.nvmlInit()
         by_uuid = n.nvmlDeviceGetHandleByUUID("{SECOND}")
         pci = n.nvmlDeviceGetPciInfo(by_uuid)
-        tell([
+        report([
             n.nvmlDeviceGetIndex(by_uuid),
             [n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByPciBusId(form))
              for form in (pci.busId, pci.busIdLegacy, "0000:c1:00.0", "00000000:C1:00.0")],
@@ -57,12 +57,12 @@ def test_a_card_is_found_by_uuid_and_by_bus_address_in_any_form(driver: Driver) 
         ])
         """
     )
-    assert told == [1, [SECOND] * 4, ["00000000:C1:00.0", "0000:C1:00.0", 0xC1, "0x1eb810de"], 6, 6, 2, 2]
+    assert answer == [1, [SECOND] * 4, ["00000000:C1:00.0", "0000:C1:00.0", 0xC1, "0x1eb810de"], 6, 6, 2, 2]
 
 
 def test_memory_counts_the_reserve_and_the_processes(driver: Driver) -> None:
     driver.describe("process 0 4711 3000", "process 0 4712 1000 graphics", "process 1 4713 999999")
-    told = driver.python(
+    answer = driver.python(
         """
         n.nvmlInit()
         answers = []
@@ -70,62 +70,62 @@ def test_memory_counts_the_reserve_and_the_processes(driver: Driver) -> None:
             one, two = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
             answers.append([[v >> 20 for v in (one.total, one.free, one.used)],
                             [v >> 20 for v in (two.total, two.reserved, two.free, two.used)]])
-        tell([answers, code(n.nvmlDeviceGetMemoryInfo, h, 0x1000028)])
+        report([answers, code(n.nvmlDeviceGetMemoryInfo, h, 0x1000028)])
         """
     )
     first = [[16384, 12128, 4256], [16384, 256, 12128, 4000]]
-    # Never more than there is, whatever the processes are said to hold.
+    # The processes' sum is capped at the card's memory.
     second = [[8192, 0, 8192], [8192, 256, 0, 7936]]
-    assert told == [[first, second], 25]
+    assert answer == [[first, second], 25]
 
 
-def test_processes_are_told_by_kind(driver: Driver) -> None:
+def test_processes_are_listed_by_kind(driver: Driver) -> None:
     driver.describe("process 0 4711 3000", "process 0 4712 10 graphics", "process 0 4713 20 mps", "process 1 5000 1")
-    told = driver.python(
+    answer = driver.python(
         """
         n.nvmlInit()
         h = n.nvmlDeviceGetHandleByIndex(0)
         def kinds(function):
             return [[p.pid, p.usedGpuMemory >> 20] for p in function(h)]
-        tell([
+        report([
             kinds(n.nvmlDeviceGetComputeRunningProcesses), kinds(n.nvmlDeviceGetComputeRunningProcesses_v2),
             kinds(n.nvmlDeviceGetGraphicsRunningProcesses), kinds(n.nvmlDeviceGetMPSComputeRunningProcesses),
         ])
         """
     )
-    assert told == [[[4711, 3000]], [[4711, 3000]], [[4712, 10]], [[4713, 20]]]
+    assert answer == [[[4711, 3000]], [[4711, 3000]], [[4712, 10]], [[4713, 20]]]
 
 
-def test_too_small_a_list_of_processes_says_how_long_it_must_be(driver: Driver) -> None:
+def test_a_buffer_that_is_too_small_returns_the_required_size(driver: Driver) -> None:
     driver.describe("process 0 4711 3000", "process 0 4712 5")
-    told = driver.python(
+    answer = driver.python(
         """
         n.nvmlInit()
         h = n.nvmlDeviceGetHandleByIndex(0)
         library = ctypes.CDLL("libnvidia-ml.so.1")
-        room = (ctypes.c_uint64 * 64)()
+        buffer = (ctypes.c_uint64 * 64)()
         answers = []
         for name, words in (("", 2), ("_v2", 3), ("_v3", 3)):
             function = getattr(library, "nvmlDeviceGetComputeRunningProcesses" + name)
             count = ctypes.c_uint(1)
-            short = function(h, ctypes.byref(count), room)
-            asked = count.value
-            enough = function(h, ctypes.byref(count), room)
-            answers.append([short, asked, enough, room[0], room[words], room[words + 1] >> 20])
-        tell(answers)
+            short = function(h, ctypes.byref(count), buffer)
+            required = count.value
+            enough = function(h, ctypes.byref(count), buffer)
+            answers.append([short, required, enough, buffer[0], buffer[words], buffer[words + 1] >> 20])
+        report(answers)
         """
     )
-    assert told == [[7, 2, 0, 4711, 4712, 5]] * 3
+    assert answer == [[7, 2, 0, 4711, 4712, 5]] * 3
 
 
-def test_null_and_invented_handles_are_refused(driver: Driver) -> None:
-    told = driver.python(
+def test_null_and_invalid_handles_are_refused(driver: Driver) -> None:
+    answer = driver.python(
         """
         n.nvmlInit()
         library = ctypes.CDLL("libnvidia-ml.so.1")
         text, number = ctypes.create_string_buffer(96), ctypes.c_uint()
         h = n.nvmlDeviceGetHandleByIndex(0)
-        tell([
+        report([
             library.nvmlDeviceGetUUID(None, text, 96),
             library.nvmlDeviceGetUUID(ctypes.byref(number), text, 96),
             library.nvmlDeviceGetMinorNumber(None, ctypes.byref(number)),
@@ -136,29 +136,29 @@ def test_null_and_invented_handles_are_refused(driver: Driver) -> None:
         ])
         """
     )
-    assert told == [2, 2, 2, 2, 2, 7, 2]
+    assert answer == [2, 2, 2, 2, 2, 7, 2]
 
 
 def test_nothing_works_before_init_and_after_the_last_shutdown(driver: Driver) -> None:
-    told = driver.python(
+    answer = driver.python(
         """
         before = code(n.nvmlDeviceGetCount)
         n.nvmlInit(); n.nvmlInit(); n.nvmlShutdown()
         between = n.nvmlDeviceGetCount()
         n.nvmlShutdown()
-        tell([before, between, code(n.nvmlDeviceGetCount), code(n.nvmlShutdown)])
+        report([before, between, code(n.nvmlDeviceGetCount), code(n.nvmlShutdown)])
         """
     )
-    assert told == [1, 2, 1, 1]
+    assert answer == [1, 2, 1, 1]
 
 
-def test_mig_is_off_or_there_is_none(driver: Driver) -> None:
+def test_mig_is_disabled_or_unsupported(driver: Driver) -> None:
     driver.cards.write_text(CARDS.replace("_8GiB", "_8GiB mig=disabled"))
-    told = driver.python(
+    answer = driver.python(
         """
         n.nvmlInit()
         first, second = map(n.nvmlDeviceGetHandleByIndex, (0, 1))
-        tell([
+        report([
             code(n.nvmlDeviceGetMigMode, first), n.nvmlDeviceGetMigMode(second),
             n.nvmlDeviceIsMigDeviceHandle(first).value, n.nvmlDeviceGetMaxMigDeviceCount(first),
             code(n.nvmlDeviceGetMigDeviceHandleByIndex, first, 0), code(n.nvmlDeviceGetAttributes, first),
@@ -166,71 +166,71 @@ def test_mig_is_off_or_there_is_none(driver: Driver) -> None:
         ])
         """
     )
-    assert told == [3, [0, 0], 0, 0, 3, 3, [7, 5], 3]
+    assert answer == [3, [0, 0], 0, 0, 3, 3, [7, 5], 3]
 
 
-def test_every_code_has_its_words(driver: Driver) -> None:
-    told = driver.python(
+def test_every_code_has_its_message(driver: Driver) -> None:
+    answer = driver.python(
         """
         library = ctypes.CDLL("libnvidia-ml.so.1")
         library.nvmlErrorString.restype = ctypes.c_char_p
-        tell([library.nvmlErrorString(value).decode() for value in (*range(30), 999, -1)])
+        report([library.nvmlErrorString(value).decode() for value in (*range(30), 999, -1)])
         """
     )
-    assert len(set(told[:30])) == 30
-    assert all(told)
-    assert (told[0], told[9], told[15], told[18]) == (
+    assert len(set(answer[:30])) == 30
+    assert all(answer)
+    assert (answer[0], answer[9], answer[15], answer[18]) == (
         "Success",
         "Driver Not Loaded",
         "GPU is lost",
         "Driver/library version mismatch",
     )
-    assert told[30:] == ["Unknown Error", "Unknown Error"]
+    assert answer[30:] == ["Unknown Error", "Unknown Error"]
 
 
 @pytest.mark.parametrize("value", [9, 18, 999])
-def test_init_fails_as_it_is_told_to_and_recovers(driver: Driver, value: int) -> None:
+def test_init_fails_as_configured_and_recovers(driver: Driver, value: int) -> None:
     driver.describe(f"fault init:{value}")
-    told = driver.python(
+    answer = driver.python(
         f"""
         first = code(n.nvmlInit)
         rewrite({CARDS!r})
-        tell([first, code(n.nvmlInit), n.nvmlDeviceGetCount()])
+        report([first, code(n.nvmlInit), n.nvmlDeviceGetCount()])
         """
     )
-    assert told == [value, 0, 2]
+    assert answer == [value, 0, 2]
 
 
-def test_no_file_is_no_driver(driver: Driver) -> None:
+def test_without_a_configuration_there_is_no_driver(driver: Driver) -> None:
     driver.cards.unlink()
-    assert driver.python("tell(code(n.nvmlInit))") == 9
+    assert driver.python("report(code(n.nvmlInit))") == 9
 
 
 def test_a_driver_without_cards_counts_none(driver: Driver) -> None:
     driver.describe("fault count0")
-    told = driver.python("n.nvmlInit(); tell([n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 0)])")
-    assert told == [0, 2]
+    answer = driver.python("n.nvmlInit(); report([n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 0)])")
+    assert answer == [0, 2]
 
 
-def test_one_card_fails_and_the_other_doesnt(driver: Driver) -> None:
-    told = driver.python(
+def test_failed_card_leaves_the_other_usable(driver: Driver) -> None:
+    answer = driver.python(
         f"""
         n.nvmlInit()
         first, second = map(n.nvmlDeviceGetHandleByIndex, (0, 1))
         append("fault card:1:15")
         lost = [code(n.nvmlDeviceGetMemoryInfo, h) for h in (first, second)]
-        anew = [code(n.nvmlDeviceGetHandleByIndex, i) for i in (0, 1)]
+        reopened = [code(n.nvmlDeviceGetHandleByIndex, i) for i in (0, 1)]
         rewrite({CARDS!r})
-        tell([lost, anew, [code(n.nvmlDeviceGetMemoryInfo, h) for h in (first, second)]])
+        report([lost, reopened, [code(n.nvmlDeviceGetMemoryInfo, h) for h in (first, second)]])
         """
     )
-    assert told == [[0, 15], [0, 15], [0, 0]]
+    assert answer == [[0, 15], [0, 15], [0, 0]]
 
 
-def test_a_caller_has_the_cards_whose_device_nodes_it_has(driver: Driver, tmp_path: Path) -> None:
+def test_a_caller_has_only_the_cards_of_its_device_nodes(driver: Driver, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia3").touch()
-    told = driver.python(
+    answer = driver.python(
         f"""
         os.environ["KUBEGPU_SIM_DEV"] = "{tmp_path}/dev"
         n.nvmlInit()
@@ -238,27 +238,14 @@ def test_a_caller_has_the_cards_whose_device_nodes_it_has(driver: Driver, tmp_pa
         own = [n.nvmlDeviceGetCount(), n.nvmlDeviceGetUUID(first), n.nvmlDeviceGetIndex(first)]
         other = code(n.nvmlDeviceGetHandleByUUID, "{FIRST}")
         open("{tmp_path}/dev/nvidia1", "w").close()
-        tell([own, other, n.nvmlDeviceGetCount(), n.nvmlDeviceGetIndex(first)])
+        report([own, other, n.nvmlDeviceGetCount(), n.nvmlDeviceGetIndex(first)])
         """
     )
-    assert told == [[1, SECOND, 0], 6, 2, 1]
+    assert answer == [[1, SECOND, 0], 6, 2, 1]
 
 
-def test_a_slow_driver_is_slow(driver: Driver) -> None:
-    told = driver.python(
-        """
-        n.nvmlInit()
-        append("fault slow:0.3")
-        began = time.monotonic()
-        n.nvmlDeviceGetCount()
-        tell(time.monotonic() - began)
-        """
-    )
-    assert 0.3 <= told < 3
-
-
-def test_a_slow_call_holds_nobody_else_up(driver: Driver) -> None:
-    told = driver.python(
+def test_slow_driver_delays_every_call_by_itself(driver: Driver) -> None:
+    answer = driver.python(
         """
         import threading
         n.nvmlInit()
@@ -266,14 +253,14 @@ def test_a_slow_call_holds_nobody_else_up(driver: Driver) -> None:
         threads = [threading.Thread(target=n.nvmlDeviceGetCount) for _ in range(8)]
         began = time.monotonic()
         [thread.start() for thread in threads], [thread.join() for thread in threads]
-        tell(time.monotonic() - began)
+        report(time.monotonic() - began)
         """
     )
-    assert 0.5 <= told < 2
+    assert 0.5 <= answer < 2
 
 
 def test_a_changed_file_is_read_again_and_handles_stay_with_their_cards(driver: Driver) -> None:
-    told = driver.python(
+    answer = driver.python(
         f"""
         n.nvmlInit()
         second = n.nvmlDeviceGetHandleByIndex(1)
@@ -282,11 +269,11 @@ def test_a_changed_file_is_read_again_and_handles_stay_with_their_cards(driver: 
         alone = [n.nvmlDeviceGetCount(), n.nvmlDeviceGetUUID(second), n.nvmlDeviceGetIndex(second),
                  n.nvmlDeviceGetMemoryInfo(second).total >> 20]
         rewrite({CARDS!r}.replace("{SECOND}", "GPU-other"))
-        tell([alone, code(n.nvmlDeviceGetMemoryInfo, second)])
+        report([alone, code(n.nvmlDeviceGetMemoryInfo, second)])
         """
     )
-    # A card that has gone from the machine has fallen off the bus for those who hold its handle.
-    assert told == [[1, SECOND, 0, 4096], 15]
+    # The handle of a removed card reports that the card has fallen off the bus.
+    assert answer == [[1, SECOND, 0, 4096], 15]
 
 
 @pytest.mark.parametrize(
@@ -303,22 +290,22 @@ def test_a_changed_file_is_read_again_and_handles_stay_with_their_cards(driver: 
         "gpu 0",
     ],
 )
-def test_a_mistake_is_said_with_its_line_and_the_last_good_state_stays(driver: Driver, line: str) -> None:
+def test_an_invalid_file_is_reported_with_its_line_and_the_last_valid_state_stays(driver: Driver, line: str) -> None:
     driver.describe(line)
-    assert driver.python("tell(code(n.nvmlInit))") == 999
+    assert driver.python("report(code(n.nvmlInit))") == 999
     done = driver.smi("-L")
     assert done.returncode == 255
     assert f"{driver.cards}:{len(CARDS.splitlines()) + 1}: " in done.stderr
     driver.describe()
-    assert driver.python(f"n.nvmlInit(); append({line!r}); tell(n.nvmlDeviceGetCount())") == 2
+    assert driver.python(f"n.nvmlInit(); append({line!r}); report(n.nvmlDeviceGetCount())") == 2
 
 
-def test_a_file_that_is_just_being_written_changes_nothing(driver: Driver) -> None:
-    assert driver.python("n.nvmlInit(); rewrite(''); tell(n.nvmlDeviceGetCount())") == 2
+def test_an_incomplete_file_changes_nothing(driver: Driver) -> None:
+    assert driver.python("n.nvmlInit(); rewrite(''); report(n.nvmlDeviceGetCount())") == 2
 
 
-def test_waiting_for_events_takes_the_time_that_was_given(driver: Driver) -> None:
-    told = driver.python(
+def test_waiting_for_events_takes_the_given_time(driver: Driver) -> None:
+    answer = driver.python(
         """
         first, second = start()
         events, answers = watch(first, second), []
@@ -326,33 +313,33 @@ def test_waiting_for_events_takes_the_time_that_was_given(driver: Driver) -> Non
             began = time.monotonic()
             value = wait(events, ms)
             answers.append([value, time.monotonic() - began])
-        tell(answers)
+        report(answers)
         """
     )
-    assert [value for value, _seconds in told] == [10, 10, 10]
-    assert told[0][1] < 0.2
-    assert 0.25 <= told[1][1] < 0.55
-    assert 0.6 <= told[2][1] < 1.2
+    assert [value for value, _seconds in answer] == [10, 10, 10]
+    assert answer[0][1] < 0.2
+    assert 0.25 <= answer[1][1] < 0.55
+    assert 0.6 <= answer[2][1] < 1.2
 
 
 def test_an_xid_reaches_each_event_set_once(driver: Driver) -> None:
     driver.describe("xid 0 31")
-    told = driver.python(
+    answer = driver.python(
         """
         first, second = start()
         both, one = watch(first, second), watch(first)
         before = wait(both, 0)
         append("xid 1 79")
         append("xid 0 31")
-        tell([before, wait(both, 1000), wait(both, 1000), wait(both, 0), wait(one, 1000), wait(one, 0)])
+        report([before, wait(both, 1000), wait(both, 1000), wait(both, 0), wait(one, 1000), wait(one, 0)])
         """
     )
-    # What was there before the registration isn't an event; the same code again is one.
-    assert told == [10, [SECOND, 8, 79], [FIRST, 8, 31], 10, [FIRST, 8, 31], 10]
+    # An error from before the registration isn't an event; the same code again is one.
+    assert answer == [10, [SECOND, 8, 79], [FIRST, 8, 31], 10, [FIRST, 8, 31], 10]
 
 
-def test_an_xid_that_was_taken_out_can_come_again(driver: Driver) -> None:
-    told = driver.python(
+def test_an_xid_that_was_removed_can_occur_again(driver: Driver) -> None:
+    answer = driver.python(
         f"""
         first, second = start()
         events = watch(first)
@@ -361,14 +348,14 @@ def test_an_xid_that_was_taken_out_can_come_again(driver: Driver) -> None:
         rewrite({CARDS!r})
         none = wait(events, 150)
         append("xid 0 79")
-        tell([once, none, wait(events, 1000)])
+        report([once, none, wait(events, 1000)])
         """
     )
-    assert told == [[FIRST, 8, 79], 10, [FIRST, 8, 79]]
+    assert answer == [[FIRST, 8, 79], 10, [FIRST, 8, 79]]
 
 
-def test_an_xid_ends_a_wait_at_once_and_nobody_is_held_up_by_it(driver: Driver) -> None:
-    told = driver.python(
+def test_an_xid_ends_a_wait_immediately_and_delays_no_other_call(driver: Driver) -> None:
+    answer = driver.python(
         """
         first, second = start()
         import threading
@@ -376,15 +363,15 @@ def test_an_xid_ends_a_wait_at_once_and_nobody_is_held_up_by_it(driver: Driver) 
         threading.Timer(0.3, append, ["xid 1 48"]).start()
         threading.Timer(0.1, n.nvmlDeviceGetCount).start()
         began = time.monotonic()
-        tell([wait(events, 20000), time.monotonic() - began])
+        report([wait(events, 20000), time.monotonic() - began])
         """
     )
-    assert told[0] == [SECOND, 8, 48]
-    assert 0.3 <= told[1] < 3
+    assert answer[0] == [SECOND, 8, 48]
+    assert 0.3 <= answer[1] < 3
 
 
 def test_the_old_wait_fills_24_bytes(driver: Driver) -> None:
-    told = driver.python(
+    answer = driver.python(
         """
         first, second = start()
         events = watch(second)
@@ -395,48 +382,48 @@ def test_the_old_wait_fills_24_bytes(driver: Driver) -> None:
         after = (ctypes.c_uint64 * 4)(*[0x5A] * 4)
         late = library.nvmlEventSetWait(events, after, 0)
         same = ctypes.cast(data[0], ctypes.c_void_p).value == ctypes.cast(second, ctypes.c_void_p).value
-        tell([value, same, list(data[1:]), late, list(after)])
+        report([value, same, list(data[1:]), late, list(after)])
         """
     )
-    assert told == [0, True, [8, 79, 0x5A], 10, [0, 0, 0, 0x5A]]
+    assert answer == [0, True, [8, 79, 0x5A], 10, [0, 0, 0, 0x5A]]
 
 
-def test_waiting_for_a_lost_card_says_so_without_spinning(driver: Driver) -> None:
-    told = driver.python(
+def test_waiting_for_a_lost_card_fails_without_spinning(driver: Driver) -> None:
+    answer = driver.python(
         """
         first, second = start()
         events, other = watch(first), watch(second)
         append("fault card:0:15")
         began = time.monotonic()
         value = wait(events, 5000)
-        tell([value, time.monotonic() - began, wait(other, 0), code(n.nvmlEventSetFree, events), wait(events, 0)])
+        report([value, time.monotonic() - began, wait(other, 0), code(n.nvmlEventSetFree, events), wait(events, 0)])
         """
     )
-    assert told[0] == 15
-    assert 0.1 <= told[1] < 2
-    assert told[2:] == [10, 0, 2]
+    assert answer[0] == 15
+    assert 0.1 <= answer[1] < 2
+    assert answer[2:] == [10, 0, 2]
 
 
 def test_many_threads_agree_while_the_file_changes(driver: Driver) -> None:
-    told = driver.python(
+    answer = driver.python(
         f"""
         import threading
         n.nvmlInit()
         wrong, stop = [], threading.Event()
-        def ask():
+        def query():
             while not stop.is_set():
                 h = n.nvmlDeviceGetHandleByUUID("{FIRST}")
                 memory = n.nvmlDeviceGetMemoryInfo(h)
                 if memory.total - memory.free != memory.used or n.nvmlDeviceGetMinorNumber(h) != 1:
                     wrong.append(1)
-        threads = [threading.Thread(target=ask) for _ in range(6)]
+        threads = [threading.Thread(target=query) for _ in range(6)]
         [thread.start() for thread in threads]
         for i in range(60):
             rewrite({CARDS!r} + f"process 0 {{i + 1}} {{i}}\\n" * (i % 4))
             time.sleep(0.01)
         stop.set()
         [thread.join() for thread in threads]
-        tell(len(wrong))
+        report(len(wrong))
         """
     )
-    assert told == 0
+    assert answer == 0

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_smi as node_info
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi as node_info
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from simulated_driver import FIRST, SECOND, VERSION, Driver
 
 QUERY = (
@@ -45,32 +45,22 @@ def test_a_query_answers_every_field_with_its_unit(driver: Driver) -> None:
 
 
 def observed(driver: Driver) -> dict[str, object]:
-    """What gpu_node_info makes of the simulated nvidia-smi's answer to its own question."""
+    """Parse the simulated nvidia-smi's answer to gpu_node_info's own query."""
     fields = [*node_info.FIELDS, *node_info.NEWER_FIELDS]
     done = driver.smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    return node_info.told(Done(done.returncode, done.stdout, done.stderr), fields)
+    return node_info.parse_result(Done(done.returncode, done.stdout, done.stderr), fields)
 
 
-def test_the_node_observer_reads_it(driver: Driver) -> None:
-    seen = observed(driver)
-    assert (seen["version"], seen["code"], seen["error"]) == (VERSION, 0, None)
-    cards = [tuple(card[name] for name in ("index", "uuid", "memory_mib", "address")) for card in seen["cards"]]
+def test_gpu_node_info_parses_the_cards(driver: Driver) -> None:
+    result = observed(driver)
+    assert (result["version"], result["code"], result["error"]) == (VERSION, 0, None)
+    cards = [tuple(card[name] for name in ("index", "uuid", "memory_mib", "address")) for card in result["cards"]]
     assert cards == [(0, FIRST, 16384, "0000:3b:00.0"), (1, SECOND, 8192, "0000:c1:00.0")]
     # The simulated cards have persistence mode off, and no MIG mode at all.
-    assert {(card["persistence"], card["mig"]) for card in seen["cards"]} == {(False, None)}
+    assert {(card["persistence"], card["mig"]) for card in result["cards"]} == {(False, None)}
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [("init:9", 9), ("init:18", 18), ("init:999", 999), ("count0", 6), ("card:1:15", 15), ("init:4", 4)],
-)
-def test_the_node_observer_reads_nvmls_code_in_its_words(driver: Driver, line: str, code: int) -> None:
-    driver.describe(f"fault {line}")
-    seen = observed(driver)
-    assert seen["code"] == code and seen["error"]
-
-
-def test_a_field_that_it_lacks_is_refused_in_the_words_that_the_node_observer_knows(driver: Driver) -> None:
+def test_an_unknown_field_is_refused_with_the_message_that_gpu_node_info_parses(driver: Driver) -> None:
     done = driver.smi("--query-gpu=index,persistence_mode.extended", "--format=csv,noheader")
     refused = node_info.REFUSED.search(done.stdout)
     assert refused is not None and refused.group(1) == "persistence_mode.extended"
@@ -106,33 +96,34 @@ def test_the_list_and_the_table(driver: Driver) -> None:
     assert [line.split(":")[1].strip() for line in details.splitlines() if "Minor Number" in line] == ["1", "3"]
 
 
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running."
+)
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n"
+
+
 @pytest.mark.parametrize(
-    ("lines", "status", "words"),
+    ("fault", "code", "status", "message"),
     [
-        (
-            ["fault init:9"],
-            9,
-            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
-            "NVIDIA driver is installed and running.",
-        ),
-        (
-            ["fault init:18"],
-            18,
-            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n",
-        ),
-        (["fault init:999"], 255, "Failed to initialize NVML: Unknown Error"),
-        (["fault count0"], 6, "No devices were found"),
-        (["fault card:1:15"], 15, "Unable to determine the device handle for GPU1: GPU is lost."),
+        ("init:4", 4, 4, "Failed to initialize NVML: Insufficient Permissions"),
+        ("init:9", 9, 9, NO_DRIVER),
+        ("init:18", 18, 18, MISMATCH),
+        ("init:999", 999, 255, "Failed to initialize NVML: Unknown Error"),
+        ("count0", 6, 6, "No devices were found"),
+        ("card:1:15", 15, 15, "Unable to determine the device handle for GPU1: GPU is lost."),
     ],
 )
-def test_a_failing_driver_is_told_in_the_real_ones_words(
-    driver: Driver, lines: list[str], status: int, words: str
+def test_failing_driver_prints_the_real_message_whose_code_gpu_node_info_reads(
+    driver: Driver, fault: str, code: int, status: int, message: str
 ) -> None:
-    driver.describe(*lines)
+    driver.describe(f"fault {fault}")
     for arguments in ([], ["-L"], ["--query-gpu=uuid", "--format=csv"]):
         done = driver.smi(*arguments)
         assert done.returncode == status
-        assert words in done.stdout
+        assert message in done.stdout
+    result = observed(driver)
+    assert result["code"] == code and result["error"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +142,7 @@ def test_a_wrong_command_line_ends_with_2(driver: Driver, arguments: list[str]) 
     assert done.stdout
 
 
-def test_a_card_that_isnt_there_ends_with_6(driver: Driver) -> None:
+def test_a_missing_card_ends_with_6(driver: Driver) -> None:
     assert driver.smi("-L", "-i", "7").returncode == 6
 
 
@@ -165,12 +156,12 @@ def test_without_the_library_it_ends_with_12(driver: Driver) -> None:
     assert "couldn't find libnvidia-ml.so" in done.stdout
 
 
-def test_cuda_tells_its_version_and_finds_no_device(driver: Driver) -> None:
-    told = driver.python(
+def test_cuda_reports_its_version_and_finds_no_device(driver: Driver) -> None:
+    answer = driver.python(
         """
         cuda, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-        told = cuda.cuDriverGetVersion(ctypes.byref(version))
-        tell([told, version.value, cuda.cuDriverGetVersion(None), cuda.cuInit(0)])
+        answer = cuda.cuDriverGetVersion(ctypes.byref(version))
+        report([answer, version.value, cuda.cuDriverGetVersion(None), cuda.cuInit(0)])
         """
     )
-    assert told == [0, 13000, 1, 100]
+    assert answer == [0, 13000, 1, 100]

@@ -43,7 +43,7 @@ def test_kinds_are_chosen_by_name_or_group() -> None:
     ]
     assert machines.chosen([]) == list(KINDS.values())
     with pytest.raises(
-        LabError, match=r"no kind of machine is named debian9; there are debian11-containerd, .* suse\.$"
+        LabError, match=r"no kind or group of machines is named debian9; there are debian11-containerd, .* suse\.$"
     ):
         machines.chosen(["debian9"])
 

@@ -111,7 +111,7 @@ def test_versions_of_kubernetes() -> None:
 
 def test_ready_binaries_must_be_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_BIN", str(tmp_path))
-    with pytest.raises(LabError, match=r"LAB_BIN: .* lacks etcd of etcd"):
+    with pytest.raises(LabError, match=r"LAB_BIN: .* has no etcd of etcd"):
         build.binaries("etcd")
     (tmp_path / "etcd").touch(mode=0o755)
     assert build.binaries("etcd") == tmp_path
@@ -225,7 +225,7 @@ def test_not_root_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_apt_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name, path=None: None if name in ("apt-get", "debootstrap") else name)
-    with pytest.raises(LabError, match=r"no apt and lacks .*: debootstrap\.$"):
+    with pytest.raises(LabError, match=r"no apt, and .* missing: debootstrap\.$"):
         host.prepare()
 
 

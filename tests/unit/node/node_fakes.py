@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A made-up machine: files in a dict, scripted commands, and a small apt that keeps its state in them."""
+"""A simulated machine: files in a dict, scripted commands, and a small apt that keeps its state in the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 
 Answer = Done | Callable[[Sequence[str]], Done]
 
@@ -240,7 +240,7 @@ class AptMachine(FakeSystem):
         return Done(0, "", "")
 
     def _without(self, names: Sequence[str], clean: bool) -> list[str]:
-        """What goes with packages: those that depend on them, and with ``clean`` what nobody needs after."""
+        """Return the packages that a removal takes along: dependents and, with ``clean``, unused dependencies."""
         going = set(names)
         while True:
             more = {name for name in self.installed if self.needs.get(name, set()) & going} - going

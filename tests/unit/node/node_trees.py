@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Made-up machines: a folder of trees/ becomes real files under a temporary root, its commands are answered from it.
+"""Simulated machines: a directory of trees/ becomes files under a temporary root, and scripts the commands' output.
 
 ``tree.yml``: ``like`` another tree, ``release`` (os-release), ``files`` by path, ``links``, ``folders``, ``pci``
 (address: "vendor:device class driver"), ``kernels`` (release: headers, module), ``running``, ``dpkg`` or ``rpm`` (name,
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done, RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 
 TREES = Path(__file__).parent / "trees"
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def names() -> list[str]:
     return sorted(path.name for path in TREES.iterdir())
 
 
-def load(name: str) -> Json:
-    """A tree over the one that it is like; what it says of a section is added, a null takes away."""
+def load(name: str) -> JsonObject:
+    """Load a tree over the one that ``like`` names: its sections are merged, a null removes a key."""
     own = yaml.safe_load((TREES / name / "tree.yml").read_text())
     tree = load(own.pop("like")) if "like" in own else {}
     for section, content in own.items():
@@ -38,21 +38,21 @@ def load(name: str) -> Json:
     return tree
 
 
-def expected(name: str) -> Json:
+def expected(name: str) -> JsonObject:
     return yaml.safe_load((TREES / name / "expected.yml").read_text()) or {}
 
 
-def part(seen: Any, path: str) -> Any:
-    """What stands at ``a.0.b`` of an observation."""
+def part(value: Any, path: str) -> Any:
+    """Return the value at ``a.0.b``."""
     for step in path.split("."):
-        seen = seen[int(step)] if isinstance(seen, list) else seen[step]
-    return seen
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    return value
 
 
 class TreeSystem(RealSystem):
-    """The files of a tree under a root, its commands from the tree; every command that ran is kept in ``ran``."""
+    """The files and commands of a tree; ``ran`` lists the commands that ran."""
 
-    def __init__(self, root: Path, tree: Json) -> None:
+    def __init__(self, root: Path, tree: JsonObject) -> None:
         super().__init__(str(root))
         self._tree = tree
         self.ran: list[str] = []
@@ -81,7 +81,7 @@ class TreeSystem(RealSystem):
         return Done(answer.get("rc", 0), answer.get("out", ""), answer.get("err", ""))
 
 
-def build(root: Path, tree: Json) -> None:
+def build(root: Path, tree: JsonObject) -> None:
     """The tree's files, in the way that sysfs, the kernel's packages and the package managers lay theirs."""
     files = {"/etc/os-release": tree.get("release", ""), **tree.get("files", {})}
     links = dict(tree.get("links", {}))
@@ -131,7 +131,7 @@ def place(root: Path, path: str) -> Path:
     return target
 
 
-def smi(scripted: Json, line: str) -> Done:
+def smi(scripted: JsonObject, line: str) -> Done:
     """nvidia-smi with the fields that this one knows."""
     if "out" in scripted or "rc" in scripted:
         return Done(scripted.get("rc", 0), scripted.get("out", ""), scripted.get("err", ""))

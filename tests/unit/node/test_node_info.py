@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_node_info: each section's corners, as tables; whole machines are in test_node_info_trees.py."""
+"""gpu_node_info: special cases of each section; whole machines are in test_node_info_trees.py."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info, _nouveau_apply
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_driver as driver
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_files as files
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_gpu as gpu
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_host as host
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_modules as modules
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_packages as packages
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_security as security
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_smi as smi
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info_toolkit as toolkit
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import facts as driver
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import module_facts as modules
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau_query
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi as smi
+from ansible_collections.kubegpu.share.plugins.module_utils._host import cached_reader as files
+from ansible_collections.kubegpu.share.plugins.module_utils._host import facts as host
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._node import facts, security
+from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus as gpu
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import installed as packages
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import facts as toolkit
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import memory_limit
 from node_fakes import AptMachine, FakeSystem
 from node_trees import TreeSystem
 
-# --------------------------------------------------------------------------- how it looks
+# --------------------------------------------------------------------------- reading
 
 
-def test_a_command_that_was_run_is_not_run_again():
+def test_a_command_runs_once():
     system = FakeSystem({}, {"a": Done(0, "1", "")})
     once = files.Once(system)
     assert [once.run(["a", "b"]).out, once.run(("a", "b")).out, once.run(["a"], stdin="x").out] == ["1", "1", "1"]
     assert once.run(["a"], stdin="x").out == "1" and system.ran == ["a b", "a", "a"]
 
 
-def test_what_cant_be_read_is_not_there(monkeypatch):
+def test_an_unreadable_file_counts_as_missing(monkeypatch):
     def fail(_path):
         raise ShareError("/sys/x can't be read: Input/output error")
 
@@ -51,7 +52,7 @@ def test_what_cant_be_read_is_not_there(monkeypatch):
         ({"/a": "/b", "/b": "/a"}, "/a", "/a"),
     ],
 )
-def test_following_links(links, start, end):
+def test_links_are_followed(links, start, end):
     system = FakeSystem()
     system.links = links
     assert files.target(system, start) == end
@@ -97,90 +98,74 @@ ALL = (*smi.FIELDS, *smi.NEWER_FIELDS)
 
 
 def test_cards_whose_names_have_commas_and_whose_modes_differ():
-    rows, other = smi.parse(ROWS, ALL)
-    assert other == []
-    assert rows[1] == {
+    cards, versions, other = smi.parse(ROWS, ALL)
+    assert versions == ["580.95.05"] * 2 and other == []
+    assert cards[1] == {
         "index": 1,
         "uuid": "GPU-bbbb",
         "name": "NVIDIA H100, 80GB HBM3",
         "memory_mib": 81559,
         "address": "0001:0f:00.0",
-        "driver_version": "580.95.05",
+        "minor": None,
         "persistence": False,
         "mig": None,
     }
-    assert (rows[0]["persistence"], rows[0]["mig"]) == (True, False)
+    assert (cards[0]["persistence"], cards[0]["mig"]) == (True, False)
 
 
-def test_minors_have_gaps():
+def test_minors_come_from_the_kernel_and_may_have_gaps():
     information = {
         f"{driver.PROC}/gpus/0001:0f:00.0/information": "Model: \t x\nDevice Minor: \t 3\nGPU Excluded:\t No\n"
     }
     system = FakeSystem({smi.SMI: "", **information}, {"timeout -k 2 20 /usr/bin/nvidia-smi": Done(0, ROWS, "")})
-    seen = driver.driver(system, [], {})
-    assert [card["minor"] for card in seen["cards"]] == [None, 3]
-    assert seen["persistence"] is False and seen["version"] == "580.95.05" and seen["code"] == 0
+    found = driver.driver(system, [], {})
+    assert [card["minor"] for card in found["cards"]] == [None, 3]
+    assert found["persistence"] is False and found["version"] == "580.95.05" and found["code"] == 0
 
 
 @pytest.mark.parametrize(
-    ("done", "cards", "words", "code"),
+    ("done", "cards", "message", "code"),
     [
-        (Done(124, "", "nvidia-smi didn't end within 20 s"), 0, "nvidia-smi didn't answer within 20 s", None),
-        (Done(137, ROWS, ""), 0, "nvidia-smi didn't answer within 20 s", None),
-        (
-            Done(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure.\n\n", ""),
-            0,
-            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure.",
-            9,
-        ),
-        (
-            Done(18, "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n", ""),
-            0,
-            "Failed to initialize NVML: Driver/library version mismatch NVML library version: 580.95",
-            18,
-        ),
-        (
-            Done(255, "Failed to initialize NVML: Unknown Error\n", ""),
-            0,
-            "Failed to initialize NVML: Unknown Error",
-            999,
-        ),
+        (Done(124, "", "nvidia-smi didn't end within 20 s"), 0, "nvidia-smi didn't finish within 20 s", None),
+        (Done(137, ROWS, ""), 0, "nvidia-smi didn't finish within 20 s", None),
+        (Done(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure.\n\n", ""), 0,
+         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure.", 9),
+        (Done(18, "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n", ""), 0,
+         "Failed to initialize NVML: Driver/library version mismatch NVML library version: 580.95", 18),
+        (Done(255, "Failed to initialize NVML: Unknown Error\n", ""), 0, "Failed to initialize NVML: Unknown Error",
+         999),
         (Done(4, "Failed to initialize NVML: Insufficient Permissions\n", ""), 0, None, 4),
         (Done(12, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please\n", ""), 0, None, 12),
         (Done(6, "No devices were found\n", ""), 0, "No devices were found", 6),
-        (
-            Done(15, ROWS.splitlines()[0] + "\nUnable to determine the device handle: GPU is lost\n", ""),
-            1,
-            "Unable to determine the device handle: GPU is lost",
-            15,
-        ),
+        (Done(15, ROWS.splitlines()[0] + "\nUnable to determine the device handle: GPU is lost\n", ""), 1,
+         "Unable to determine the device handle: GPU is lost", 15),
         (Done(0, "0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0, 580.95.05, Enabled, [N/A]\n", ""), 1, "", 0),
         (Done(0, "0, [Unknown Error], x, 1, 0:1, 5, x, y\n", ""), 0, "0, [Unknown Error], x, 1, 0:1, 5, x, y", 999),
-        (Done(0, ROWS, "a warning that hurts nobody\n"), 2, "", 0),
+        (Done(0, ROWS, "a warning\n"), 2, "", 0),
         (Done(127, "", "nvidia-smi: libnvidia-ml.so.1 missing"), 0, "nvidia-smi: libnvidia-ml.so.1 missing", None),
         (Done(3, "", ""), 0, "nvidia-smi ended with status 3", None),
     ],
-)
-def test_nvidia_smi_that_fails_is_quoted_and_its_code_told(done, cards, words, code):
-    seen = smi.told(done, ALL)
-    assert len(seen["cards"]) == cards and seen["code"] == code
-    assert seen["error"] == (words or None) if words is not None else seen["error"]
+)  # fmt: skip
+def test_output_and_code_of_a_failing_nvidia_smi(done, cards, message, code):
+    found = smi.parse_result(done, ALL)
+    assert len(found["cards"]) == cards and found["code"] == code
+    assert found["error"] == (message or None) if message is not None else found["error"]
 
 
 @pytest.mark.parametrize(
     "unknown", [["mig.mode.current"], ["persistence_mode"], ["persistence_mode", "mig.mode.current"]]
 )
-def test_a_driver_that_doesnt_know_a_field_is_asked_without_it(unknown, tmp_path):
+def test_a_newer_field_is_left_out_for_an_older_driver(unknown, tmp_path):
     card = {"uuid": "GPU-a", "pci.bus_id": "0:1", "persistence_mode": "Enabled", "mig.mode.current": "Enabled"}
     common = {"name": "x", "memory.total": 1, "driver_version": "418.1"}
     system = TreeSystem(tmp_path, {"smi": {"unknown": unknown, "all": common, "cards": [card]}})
-    seen = smi.ask(system)
-    assert seen["error"] is None and len(system.ran) == 1 + len(unknown)
-    assert seen["cards"][0]["persistence"] is (None if "persistence_mode" in unknown else True)
-    assert seen["cards"][0]["mig"] is (None if "mig.mode.current" in unknown else True)
+    found = smi.ask(system)
+    assert found["error"] is None and len(system.ran) == 1 + len(unknown)
+    assert found["cards"][0]["persistence"] is (None if "persistence_mode" in unknown else True)
+    assert found["cards"][0]["mig"] is (None if "mig.mode.current" in unknown else True)
 
 
-def test_a_driver_that_refuses_what_all_know_is_quoted(tmp_path):
+def test_a_refused_old_field_is_an_error(tmp_path):
     system = TreeSystem(tmp_path, {"smi": {"unknown": ["uuid"], "all": {}, "cards": []}})
     assert smi.ask(system)["error"] == 'Field "uuid" is not a valid field to query.' and len(system.ran) == 1
 
@@ -190,11 +175,11 @@ def test_a_driver_that_refuses_what_all_know_is_quoted(tmp_path):
 
 def test_no_driver_is_no_error_and_runs_nothing():
     system = FakeSystem()
-    seen = driver.driver(system, [], {})
-    assert (seen["loaded"], seen["module_version"], seen["module_open"], seen["version"], seen["error"]) == (
+    found = driver.driver(system, [], {})
+    assert (found["loaded"], found["module_version"], found["module_open"], found["version"], found["error"]) == (
         False, None, None, None, None,
     )  # fmt: skip
-    assert seen["cards"] == [] and seen["others"] == [] and system.ran == []
+    assert found["cards"] == [] and found["others"] == [] and system.ran == []
 
 
 @pytest.mark.parametrize(
@@ -206,8 +191,8 @@ def test_no_driver_is_no_error_and_runs_nothing():
     ],
 )
 def test_kernel_module(text, version, is_open):
-    seen = driver.driver(FakeSystem({f"{driver.PROC}/version": text} if text else {}), [], {})
-    assert (seen["module_version"], seen["module_open"]) == (version, is_open)
+    found = driver.driver(FakeSystem({f"{driver.PROC}/version": text} if text else {}), [], {})
+    assert (found["module_version"], found["module_open"]) == (version, is_open)
 
 
 def test_the_library_behind_debians_alternatives():
@@ -220,34 +205,22 @@ def test_the_library_behind_debians_alternatives():
         f"{folder}/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.535.261.03",
     }
     assert driver.library_version(system) == "535.261.03"
-    # A link that leads nowhere tells nothing.
+    # A dangling link has no version.
     del system.files[file]
     assert driver.library_version(system) == ""
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "origin", "who"),
+    ("name", "version", "origin", "vendor"),
     [
         ("nvidia-driver-cuda", "3:580.95.05-1.el9", "NVIDIA Corporation", "nvidia"),
         ("nvidia-dkms-open", "580.95.05-0ubuntu1", "cudatools <cudatools@nvidia.com>", "nvidia"),
-        (
-            "nvidia-kernel-dkms",
-            "535.261.03-1",
-            "Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.debian.org>",
-            "distribution",
-        ),
-        (
-            "nvidia-dkms-580-server",
-            "580.95.05-0ubuntu0.24.04.2",
-            "Ubuntu Core Developers <x@lists.ubuntu.com>",
-            "distribution",
-        ),
-        (
-            "nvidia-dkms-560",
-            "560.35.03-0ubuntu0~gpu24.04.5",
-            "Ubuntu Core Developers <x@lists.ubuntu.com>",
-            "graphics-ppa",
-        ),
+        ("nvidia-kernel-dkms", "535.261.03-1", "Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.debian.org>",
+         "distribution"),
+        ("nvidia-dkms-580-server", "580.95.05-0ubuntu0.24.04.2", "Ubuntu Core Developers <x@lists.ubuntu.com>",
+         "distribution"),
+        ("nvidia-dkms-560", "560.35.03-0ubuntu0~gpu24.04.5", "Ubuntu Core Developers <x@lists.ubuntu.com>",
+         "graphics-ppa"),
         ("akmod-nvidia", "3:570.153.02-1.el9", "RPM Fusion", "rpmfusion"),
         ("kmod-nvidia", "570.1-1.el9_6.elrepo", "The ELRepo Project (https://elrepo.org)", "elrepo"),
         ("dkms-nvidia", "3:570.153.02-1.el9", "negativo17.org", "negativo17"),
@@ -258,10 +231,10 @@ def test_the_library_behind_debians_alternatives():
         ("nvidia-x11-drv", "1", "", "elrepo"),
         ("nvidia-driver", "1", "", ""),
     ],
-)
-def test_who_made_a_package(name, version, origin, who):
+)  # fmt: skip
+def test_vendor_of_a_package(name, version, origin, vendor):
     assert driver.DRIVER_PACKAGE.fullmatch(name)
-    assert driver.maker(name, version, origin) == who
+    assert driver.maker(name, version, origin) == vendor
 
 
 @pytest.mark.parametrize(
@@ -283,11 +256,11 @@ def test_who_made_a_package(name, version, origin, who):
         "kernel-devel",
     ],
 )
-def test_packages_that_bring_no_driver_of_their_own(name):
+def test_package_without_a_driver_is_none_of_the_driver(name):
     assert driver.DRIVER_PACKAGE.fullmatch(name) is None
 
 
-def test_who_else_manages_the_driver():
+def test_other_sources_of_a_driver():
     system = FakeSystem({"/usr/bin/nvidia-uninstall": "", "/run/nvidia/driver/usr/bin/nvidia-smi": ""})
     package = {"kmod-nvidia-open-dkms": {"version": "3:1-1", "origin": "NVIDIA Corporation"}}
     assert driver.other_managers(system, package) == ["runfile", "gpu-operator", "nvidia"]
@@ -316,10 +289,10 @@ def test_product_data_is_read_only_where_hidden_switches_can_be():
         ("", None),
     ],
 )
-def test_toolkit(out, version):
-    found = {toolkit.CTK: "", "/usr/bin/nvidia-cdi-hook": ""}
-    seen = toolkit.toolkit(FakeSystem(found, {"/usr/bin/nvidia-ctk --version": Done(0, out, "")}), {})
-    assert (seen["version"], seen["binaries"]) == (version, ["nvidia-ctk", "nvidia-cdi-hook"])
+def test_version_of_the_toolkit(out, version):
+    files = {toolkit.CTK: "", "/usr/bin/nvidia-cdi-hook": ""}
+    found = toolkit.toolkit(FakeSystem(files, {"/usr/bin/nvidia-ctk --version": Done(0, out, "")}), {})
+    assert (found["version"], found["binaries"]) == (version, ["nvidia-ctk", "nvidia-cdi-hook"])
     assert toolkit.toolkit(FakeSystem(), {})["version"] is None
 
 
@@ -352,30 +325,22 @@ def test_devices_of_a_spec(text, devices):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"devices": []}', '{"kind": 3}'])
-def test_what_is_no_spec(text):
+def test_files_that_are_no_spec(text):
     assert toolkit.parse_json(text) is None and toolkit.parse_yaml(text) is None
 
 
 @pytest.mark.parametrize(
-    ("driver_version", "tools", "cgroup", "mig", "possible"),
+    ("driver_version", "toolkit_version", "cgroup", "mig", "unmet"),
     [
-        ("615.10", "1.20.1", 2, None, True),
-        ("620.1", "1.21.0-rc.1", 2, False, True),
-        ("610.99.99", "1.20.1", 2, None, False),
-        ("615.10", "1.20.0", 2, None, False),
-        ("615.10", None, 2, None, False),
-        ("615.10", "1.20.1", 1, None, False),
-        ("615.10", "1.20.1", 0, None, False),
-        ("615.10", "1.20.1", 2, True, False),
-        (None, "1.20.1", 2, None, False),
+        ("615.10", "1.20.1", 2, [], 0),
+        ("620.1", "1.21.0-rc.1", 2, [], 0),
+        ("610.99.99", "1.20.0", 2, [], 2),
+        ("", "", 0, [3], 4),
     ],
 )
-def test_whether_memory_can_be_limited(driver_version, tools, cgroup, mig, possible):
-    cards = [{"index": 0, "mig": mig}]
-    seen = toolkit.memory_limit(
-        {"module_version": driver_version, "version": None, "cards": cards}, {"version": tools}, {"version": cgroup}
-    )
-    assert seen["possible"] is possible and len(seen["why"]) == (0 if possible else 1)
+def test_memory_limit_lists_every_unmet_condition(driver_version, toolkit_version, cgroup, mig, unmet):
+    found = memory_limit.conditions(driver_version, toolkit_version, cgroup, mig)
+    assert found["possible"] is (unmet == 0) and len(found["why"]) == unmet
 
 
 # --------------------------------------------------------------------------- host
@@ -389,7 +354,6 @@ def test_whether_memory_can_be_limited(driver_version, tools, cgroup, mig, possi
         ('# x\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n', ("rocky", "9.6", 9, "", "redhat")),
         ('ID="almalinux"\nVERSION_ID="10.0"\n', ("almalinux", "10.0", 10, "", "redhat")),
         ('ID="ol"\nID_LIKE="fedora"\nVERSION_ID="8.10"\n', ("ol", "8.10", 8, "", "redhat")),
-        ('ID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n', ("centos", "7", 7, "", "redhat")),
         ('ID="amzn"\nID_LIKE="fedora"\nVERSION_ID="2023"\n', ("amzn", "2023", 2023, "", "redhat")),
         ('ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n', ("sles", "15.6", 15, "", "suse")),
         ('ID="opensuse-leap"\nID_LIKE="suse opensuse"\nVERSION_ID="15.6"\n', ("opensuse-leap", "15.6", 15, "", "suse")),
@@ -400,8 +364,8 @@ def test_whether_memory_can_be_limited(driver_version, tools, cgroup, mig, possi
     ],
 )
 def test_distribution(text, expected):
-    seen = host.distribution(FakeSystem({"/etc/os-release": text}))
-    assert (seen["id"], seen["version"], seen["major"], seen["codename"], seen["family"]) == expected
+    found = host.distribution(FakeSystem({"/etc/os-release": text}))
+    assert (found["id"], found["version"], found["major"], found["codename"], found["family"]) == expected
 
 
 @pytest.mark.parametrize(("machine", "arch"), [("x86_64", "amd64"), ("aarch64", "arm64"), ("riscv64", "riscv64")])
@@ -423,11 +387,11 @@ def test_architecture(machine, arch):
         ("config-6.1.0-22-amd64", None),
     ],
 )
-def test_kernels_of_a_machine(name, release):
+def test_kernels_in_boot_are_listed(name, release):
     assert host.kernel(FakeSystem({f"/boot/{name}": ""}))["installed"] == ([release] if release else [])
 
 
-def test_a_link_to_headers_that_arent_there():
+def test_a_dangling_link_to_headers():
     system = FakeSystem({"/proc/sys/kernel/osrelease": "5.14\n"})
     system.links["/lib/modules/5.14/build"] = "/usr/src/kernels/5.14"
     assert host.kernel(system)["headers"] is False
@@ -475,17 +439,17 @@ def test_compiler_of_a_kernel(text, version):
         ({}, 0),
     ],
 )
-def test_cgroup(files, version):
+def test_version_of_cgroups(files, version):
     assert host.cgroup(FakeSystem(files)) == {"version": version}
 
 
 @pytest.mark.parametrize("path", host.REBOOT)
-def test_the_distribution_asks_for_a_reboot(path):
+def test_reboot_required(path):
     assert host.reboot_required(FakeSystem({path: ""})) is True
     assert host.reboot_required(FakeSystem()) is False
 
 
-def test_services_that_exist():
+def test_only_existing_services_are_listed():
     shown = (
         "Id=nvidia-persistenced.service\nLoadState=loaded\nActiveState=active\nUnitFileState=enabled\n\n"
         "Id=dnf-automatic.timer\nLoadState=loaded\nActiveState=inactive\nUnitFileState=disabled\n\n"
@@ -542,7 +506,7 @@ def test_key_that_modules_are_signed_with(distribution, files, key):
 
 
 @pytest.mark.parametrize(
-    ("words", "enrolled", "pending"),
+    ("output", "enrolled", "pending"),
     [
         ("/k is already enrolled\n", True, False),
         ("/k is already in db\n", True, False),
@@ -551,17 +515,17 @@ def test_key_that_modules_are_signed_with(distribution, files, key):
         ("mokutil: not found\n", None, None),
     ],
 )
-def test_whether_firmware_trusts_the_key(words, enrolled, pending):
-    system = FakeSystem({security.DKMS_KEY: ""}, {"mokutil --test-key": Done(1, words, "")})
+def test_enrolment_of_the_key(output, enrolled, pending):
+    system = FakeSystem({security.DKMS_KEY: ""}, {"mokutil --test-key": Done(1, output, "")})
     assert security.mok(system, "debian", True) == {"key": security.DKMS_KEY, "enrolled": enrolled, "pending": pending}
     assert security.mok(system, "debian", False)["enrolled"] is None
-    assert len(system.ran) == 1, "firmware that checks nothing needs no asking"
+    assert len(system.ran) == 1, "mokutil runs only under Secure Boot"
 
 
 # --------------------------------------------------------------------------- dkms and the log
 
 
-def test_every_state_that_dkms_knows():
+def test_states_of_dkms():
     tree = "/var/lib/dkms/nvidia"
     system = FakeSystem(
         {f"{tree}/580.1/6.1/x86_64/module/nvidia.ko": "", f"{tree}/580.1/6.2/x86_64/module/nvidia.ko": ""}
@@ -592,9 +556,9 @@ def test_every_state_that_dkms_knows():
         ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", None),
     ],
 )
-def test_what_the_log_tells(line, key):
-    seen = modules.log(FakeSystem({}, {"dmesg": Done(0, f"[ 1.0] {line}\n", "")}), True)
-    assert [name for name in ("key_rejected", "unsupported_by_open", "requires_open") if seen[name]] == (
+def test_errors_in_the_log(line, key):
+    found = modules.log(FakeSystem({}, {"dmesg": Done(0, f"[ 1.0] {line}\n", "")}), True)
+    assert [name for name in ("key_rejected", "unsupported_by_open", "requires_open") if found[name]] == (
         [key] if key else []
     )
 
@@ -607,7 +571,7 @@ def test_what_the_log_tells(line, key):
         ("NVRM: Xid (PCI:0000:3b:00.0): 79", "0000:3b:00.0"),
     ],
 )
-def test_errors_that_cards_report(line, address):
+def test_xids_in_the_log(line, address):
     assert list(modules.xids(line)) == [(address, 79)]
 
 
@@ -633,30 +597,30 @@ def test_nouveau_section(tmp_path):
             }
         },
     )
-    seen = _nouveau_apply.observe(system, "debian", [])
-    assert sorted(seen["files"]) == ["/etc/modprobe.d/blacklist-nouveau.conf", blacklist]
-    assert (seen["loaded"], seen["refcnt"], seen["blacklisted"]) == (True, 2, True)
+    found = nouveau_query.observe(system, "debian", [])
+    assert sorted(found["files"]) == ["/etc/modprobe.d/blacklist-nouveau.conf", blacklist]
+    assert (found["loaded"], found["refcnt"], found["blacklisted"]) == (True, 2, True)
     (tmp_path / blacklist.lstrip("/")).write_text("#blacklist nouveau\n")
-    assert _nouveau_apply.observe(system, "debian", [])["blacklisted"] is False
+    assert nouveau_query.observe(system, "debian", [])["blacklisted"] is False
 
 
-# --------------------------------------------------------------------------- the whole
+# --------------------------------------------------------------------------- all sections
 
 
-def test_packages_that_are_told_of(monkeypatch):
-    monkeypatch.setattr(_node_info.images, "observe", lambda system, references: {one: "" for one in references})
+def test_packages_that_are_returned(monkeypatch):
+    monkeypatch.setattr(facts.images, "observe", lambda system, references: {one: "" for one in references})
     node = AptMachine({})
     node.installed = {"nvidia-driver-cuda": "580.95.05-1", "bash": "5", "libnvidia-ml1": "1", "linux-image-amd64": "6"}
     node.held = {"nvidia-driver-cuda"}
     node.files["/etc/os-release"] = "ID=debian\nVERSION_ID=12\n"
-    seen = _node_info.observe(node, ["example.org/a:1"], ["linux-image-*"])
-    assert {name: (one["version"], one["held"]) for name, one in seen["packages"].items()} == {
+    found = facts.observe(node, ["example.org/a:1"], ["linux-image-*"])
+    assert {name: (one["version"], one["held"]) for name, one in found["packages"].items()} == {
         "nvidia-driver-cuda": ("580.95.05-1", True),
         "libnvidia-ml1": ("1", False),
         "linux-image-amd64": ("6", False),
     }
-    assert all("origin" in one for one in seen["packages"].values())
-    assert seen["images"] == {"example.org/a:1": ""}
+    assert all("origin" in one for one in found["packages"].values())
+    assert found["images"] == {"example.org/a:1": ""}
 
 
 @pytest.mark.parametrize(
@@ -672,13 +636,13 @@ def test_packages_that_are_told_of(monkeypatch):
         ("alpine", [], None),
     ],
 )
-def test_whose_packages_count(family, databases, which, tmp_path):
+def test_package_database_by_distribution(family, databases, which, tmp_path):
     rows = [["dkms", "3.0-1", "x"]]
-    seen = packages.observe(TreeSystem(tmp_path, dict.fromkeys(databases, rows)), family, "amd64")
-    assert [name for name in ("apt", "rpm") if seen[name] is not None] == ([which] if which else [])
-    assert list(seen["packages"]) == (["dkms"] if which else [])
+    found = packages.observe(TreeSystem(tmp_path, dict.fromkeys(databases, rows)), family, "amd64")
+    assert [name for name in ("apt", "rpm") if found[name] is not None] == ([which] if which else [])
+    assert list(found["packages"]) == (["dkms"] if which else [])
 
 
-def test_no_images_asked_for_no_runtime_asked(monkeypatch):
-    monkeypatch.setattr(_node_info.images, "observe", lambda *_arguments: pytest.fail("asked"))
-    assert _node_info.observe(FakeSystem())["images"] == {}
+def test_without_requested_images_no_runtime_is_queried(monkeypatch):
+    monkeypatch.setattr(facts.images, "observe", lambda *_arguments: pytest.fail("asked"))
+    assert facts.observe(FakeSystem())["images"] == {}

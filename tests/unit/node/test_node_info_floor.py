@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code that runs on nodes holds Python 3.8: all of it parses there, and the observation runs there."""
+"""Code for nodes runs on Python 3.9: every file parses, and the facts of this machine are collected with it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-FLOOR = (3, 8)
-# A real one before what may be no more than a shim of it.
-PLACES = [*sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")), shutil.which("python3.8")]
-# Imports all that may come to a node, runs the real observation of this very machine with its real commands, prints it.
+FLOOR = (3, 9)
+# pyenv's interpreters before those on PATH, which may be shims.
+PLACES = [*sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9")), shutil.which("python3.9")]
+# Imports all files, collects the facts of this machine with its real commands and prints them.
 SCRIPT = """
-import importlib, json, os, subprocess, sys
+import glob, importlib, json, os, subprocess, sys
 sys.path.insert(0, {path!r})
-room = "ansible_collections.kubegpu.share.plugins.module_utils"
-for name in sorted(os.listdir({path!r} + "/" + room.replace(".", "/"))):
+package = "ansible_collections.kubegpu.share.plugins.module_utils"
+top = {path!r} + "/" + package.replace(".", "/")
+for name in sorted(glob.glob(top + "/_*/*.py")):
     try:
-        importlib.import_module(room + "." + os.path.splitext(name)[0]) if name.endswith(".py") else None
+        importlib.import_module(package + os.path.splitext(name)[0][len(top):].replace("/", "."))
     except ImportError as error:
-        # What speaks with the cluster takes ansible's YAML and never runs on a node.
+        # The client of the cluster's API imports ansible's YAML and never runs on a node.
         if error.name != "ansible":
             raise
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 def run_command(argv, data=None, environ_update=None):
     try:
@@ -37,26 +38,24 @@ def run_command(argv, data=None, environ_update=None):
         return 127, "", str(error)
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
-print(json.dumps(_node_info.observe(RealSystem("/", run_command))))
+print(json.dumps(facts.observe(RealSystem("/", run_command))))
 """
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*sorted((ROOT / "plugins/modules").glob("*.py")), *sorted((ROOT / "plugins/module_utils").glob("*.py"))],
-    ids=lambda path: path.stem,
-)
-def test_it_parses_there(path):
-    ast.parse(path.read_text(), filename=str(path), feature_version=FLOOR)
+def test_every_file_parses():
+    files = [*(ROOT / "plugins/modules").glob("*.py"), *(ROOT / "plugins/module_utils").glob("*/*.py")]
+    assert len(files) > 100
+    for path in files:
+        ast.parse(path.read_text(), filename=str(path), feature_version=FLOOR)
 
 
-def test_all_of_it_imports_and_the_observation_runs_there():
+def test_all_files_import_and_facts_are_collected():
     found = [str(place) for place in PLACES if place]
     if not found:
-        pytest.skip("no python3.8 on this machine")
+        pytest.skip("no python3.9 on this machine")
     script = SCRIPT.format(path=str(ROOT / ".collections"))
     done = subprocess.run([found[0], "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout)
-    assert seen["python"]["version"].startswith("3.8.")
-    assert seen["distribution"]["arch"] and seen["kernel"]["release"]
+    facts_of_machine = json.loads(done.stdout)
+    assert facts_of_machine["python"]["version"].startswith("3.9.")
+    assert facts_of_machine["distribution"]["arch"] and facts_of_machine["kernel"]["release"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_node_info over whole made-up machines: each distribution, each way to have a driver, each failure."""
+"""gpu_node_info on whole simulated machines: each distribution, each source of a driver, each fault."""
 
 from __future__ import annotations
 
@@ -7,81 +7,47 @@ import collections
 
 import node_trees
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _node_info
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 from ansible_collections.kubegpu.share.plugins.modules import gpu_node_info
 from node_trees import TreeSystem, expected, load, part
 
-KEYS = set(
-    [
-        "distribution",
-        "python",
-        "kernel",
-        "secure_boot",
-        "security",
-        "mok",
-        "reboot_required",
-        "services",
-        "gpus",
-        "nvswitches",
-        "nouveau",
-        "driver",
-        "memory_limit",
-        "toolkit",
-        "cdi",
-        "cgroup",
-        "devices",
-        "dkms",
-        "log",
-        "apt",
-        "rpm",
-        "packages",
-        "sources_stale",
-        "runtimes",
-        "kubelet",
-        "first_look",
-        "toolkit_legacy",
-        "maintenance",
-        "images",
-    ]
-)
+DOCUMENTED = yaml.safe_load(gpu_node_info.RETURN)["gpu_node"]["contains"]
 
 
-@pytest.fixture(params=node_trees.names())
-def tree(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=node_trees.names(), scope="module")
+def collected(request, tmp_path_factory):
+    """Collect the facts of a tree once: its name, its facts, the commands that ran."""
+    system = TreeSystem(tmp_path_factory.mktemp(request.param), load(request.param))
+    return str(request.param), facts.observe(system, ["example.org/a:1"]), system.ran
 
 
-def test_what_is_seen_of_it(tree, tmp_path):
-    seen = _node_info.observe(TreeSystem(tmp_path, load(tree)))
+def test_facts_are_as_expected(collected):
+    tree, node, _ran = collected
     wanted = expected(tree)
     assert wanted, "a tree that expects nothing tests nothing"
-    assert {path: part(seen, path) for path in wanted} == wanted
+    assert {path: part(node, path) for path in wanted} == wanted
 
 
-def test_every_key_is_there_and_documented(tree, tmp_path):
-    seen = _node_info.observe(TreeSystem(tmp_path, load(tree)))
-    assert set(seen) == KEYS
-    documented = node_trees.yaml.safe_load(gpu_node_info.RETURN)["gpu_node"]["contains"]
-    assert set(documented) == KEYS
-    for section, described in documented.items():
-        if "contains" in described and isinstance(seen[section], dict):
-            assert set(seen[section]) == set(described["contains"]), section
-        if section == "gpus" and seen["gpus"]:
-            assert set(seen["gpus"][0]) == set(described["contains"])
+def test_every_key_is_returned_and_documented(collected):
+    node = collected[1]
+    assert set(node) == set(DOCUMENTED)
+    for section, described in DOCUMENTED.items():
+        if "contains" in described and isinstance(node[section], dict):
+            assert set(node[section]) == set(described["contains"]), section
+        if section == "gpus" and node["gpus"]:
+            assert set(node["gpus"][0]) == set(described["contains"])
 
 
-def test_no_command_runs_twice(tree, tmp_path):
-    system = TreeSystem(tmp_path, load(tree))
-    _node_info.observe(system, ["example.org/a:1"])
-    assert [
-        line for line, count in collections.Counter(system.ran).items() if count > 1 and not line.startswith("date ")
-    ] == []
+def test_no_command_runs_twice(collected):
+    counts = collections.Counter(line for line in collected[2] if not line.startswith("date "))
+    assert [line for line, count in counts.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
     ("tree", "programs"),
     [
-        # A node without a card costs what its packages and services cost, and nothing for NVIDIA.
+        # A node without a driver: packages, services and the log.
         ("debian-12-bare", ["uname", "dpkg-query", "dmesg"]),
         ("rocky-9-rpmfusion", ["uname", "rpm", "modinfo", "mokutil", "dmesg"]),
         (
@@ -91,30 +57,30 @@ def test_no_command_runs_twice(tree, tmp_path):
         ("hgx-h100", ["nv-fabricmanager"]),
     ],
 )
-def test_what_is_run_for_it(tree, programs, tmp_path):
+def test_commands_of_each_kind_of_node(tree, programs, tmp_path):
     system = TreeSystem(tmp_path, load(tree))
-    _node_info.observe(system)
+    facts.observe(system)
     assert set(programs) <= {line.split()[0] for line in system.ran}
 
 
-# Its packages, its services, and for each runtime whether it is there.
+# Packages, services, and one per runtime.
 MOST = 13
 
 
-def test_a_node_without_a_gpu_costs_few_commands(tmp_path):
+def test_node_without_a_gpu_runs_few_commands(tmp_path):
     bare = load("debian-12-bare")
     del bare["pci"]["0000:01:00.0"]
     system = TreeSystem(tmp_path, bare)
-    _node_info.observe(system)
-    assert "dmesg" not in system.ran, "the log of a machine without a card is nobody's business"
+    facts.observe(system)
+    assert "dmesg" not in system.ran, "the log isn't read without a card"
     assert len(system.ran) <= MOST, system.ran
 
 
-def test_a_machine_with_nothing_at_all(tmp_path):
-    seen = _node_info.observe(TreeSystem(tmp_path, {}))
-    assert set(seen) == KEYS
-    assert (seen["apt"], seen["rpm"], seen["packages"]) == (None, None, {})
-    assert (seen["distribution"]["id"], seen["distribution"]["family"], seen["distribution"]["major"]) == (
+def test_machine_without_any_file_has_all_keys(tmp_path):
+    node = facts.observe(TreeSystem(tmp_path, {}))
+    assert set(node) == set(DOCUMENTED)
+    assert (node["apt"], node["rpm"], node["packages"]) == (None, None, {})
+    assert (node["distribution"]["id"], node["distribution"]["family"], node["distribution"]["major"]) == (
         "linux",
         "linux",
         0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real API server with OpenShift's real definitions, of its own: they make any cluster look like OpenShift."""
+"""A real API server with OpenShift's real definitions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the real definitions of OpenShift's resources are: beside the checkout, and no part of the project."""
+"""Find the real definitions of OpenShift's resources, which are no part of the project."""
 
 from __future__ import annotations
 

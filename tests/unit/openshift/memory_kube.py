@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster in memory, for what needs hundreds of runs: a kill before each of a run's changes, and what comes after."""
+"""A cluster in memory, for tests with hundreds of runs: one is killed before each change, and the next follows."""
 
 from __future__ import annotations
 
 import collections
 import copy
 
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import ref_of
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import ref_of
 
 
 class Killed(BaseException):
-    """SIGKILL: nothing that the program still wants to do happens."""
+    """A SIGKILL: no handler of the program runs."""
 
 
 def merged(live, body):
@@ -28,7 +28,7 @@ def merged(live, body):
 
 
 class MemoryKube:
-    """The API server; an operator that is played beside it moves on with the clock.
+    """An API server, and an operator that advances with the clock.
 
     :param operator: called with this cluster at each step of the clock.
     """
@@ -57,7 +57,7 @@ class MemoryKube:
     # ----------------------------------------------------------------- kills
 
     def killed_after(self, changes, work):
-        """Whether a piece of work was killed before it made more than so many changes or looks at the clock."""
+        """Return whether the work was killed before it had made that many changes or sleeps."""
         self.left = changes
         try:
             work()
@@ -73,7 +73,7 @@ class MemoryKube:
             if self.left < 0:
                 raise Killed
 
-    # ----------------------------------------------------------------- the door
+    # ----------------------------------------------------------------- the client
 
     def get(self, ref):
         return copy.deepcopy(self.objects.get(ref))

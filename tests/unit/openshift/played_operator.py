@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""OpenShift's kube-scheduler operator, played on a real API server: what it makes of Scheduler/cluster, as recorded.
+"""A simulation of OpenShift's kube-scheduler operator on a real API server.
 
-The sequences and the words are those of cluster-kube-scheduler-operator 4.6 to 4.10: it copies the policy, makes a new
-revision, installs it on one node after the other, and tells of it in KubeScheduler/cluster and ClusterOperator
-kube-scheduler. What goes wrong there is a script of its own.
+Sequences and messages are those of cluster-kube-scheduler-operator 4.6 to 4.10: it copies the policy, creates a new
+revision, installs it on one node after the other, and reports it in KubeScheduler/cluster and ClusterOperator
+kube-scheduler. Each failure has a script of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import typing as t
 
 from real_apiserver import MERGE, ApiServer, Refused
+from simulation import Simulation
 
 NODES = ("master-0", "master-1", "master-2")
 CONFIG = "/apis/config.openshift.io/v1"
@@ -39,20 +39,21 @@ REMOVED = (
 
 def conditions(**given: tuple[bool, str]) -> list[dict[str, str]]:
     return [
-        {"type": kind, "status": str(on), "reason": "AsExpected", "message": said, "lastTransitionTime": NOW}
-        for kind, (on, said) in given.items()
+        {"type": kind, "status": str(on), "reason": "AsExpected", "message": message, "lastTransitionTime": NOW}
+        for kind, (on, message) in given.items()
     ]
 
 
-class PlayedOperator:
-    """Follows Scheduler/cluster from its own thread until it is left.
+class PlayedOperator(Simulation):
+    """Follow Scheduler/cluster from a thread until the context ends.
 
-    :param scripts: what becomes of the changes that are to come: ``rollout`` (also when there are no more), ``crash``,
-        ``failed-revision``, ``slow`` (a rollout that ends on the first node), ``lingering`` (a rollout that tells until
-        its end of what crashed before) or ``asleep`` (nothing happens at all).
+    :param scripts: the outcomes of the next changes: ``rollout`` (also when there are no more), ``crash``,
+        ``failed-revision``, ``slow`` (a rollout that ends on the first node), ``lingering`` (a rollout that reports
+        the earlier crash until its end) or ``asleep`` (nothing happens at all).
     """
 
     def __init__(self, server: ApiServer, version: str, scripts: t.Sequence[str] = (), policy: str = "") -> None:
+        super().__init__()
         self.server = server
         self.scripts = list(scripts)
         self.policy_removed = tuple(map(int, version.split(".")[:2])) >= (4, 10)
@@ -60,21 +61,10 @@ class PlayedOperator:
         self.current = dict.fromkeys(NODES, 8)
         self.failed: dict[str, list[str]] = {}
         self.named = policy
-        self.seen: list[str] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.history: list[str] = []
         self._reset(version)
 
-    def __enter__(self) -> PlayedOperator:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-    # ----------------------------------------------------------------- the cluster as it is before
+    # ----------------------------------------------------------------- the initial cluster
 
     def _reset(self, version: str) -> None:
         server = self.server
@@ -114,9 +104,9 @@ class PlayedOperator:
         found = [one for one in keep if one["metadata"]["name"] == self.named]
         self._copy(found[0]["data"]["policy.cfg"] if found else None)
         if self.policy_removed and self.named:
-            self._tell(degraded=REMOVED)
+            self._report(degraded=REMOVED)
         else:
-            self._tell()
+            self._report()
 
     def version(self, version: str, upgrading: str = "") -> None:
         history = {"completionTime": NOW, "image": "i", "startedTime": NOW, "verified": False, "version": version}
@@ -132,22 +122,21 @@ class PlayedOperator:
             },
         )
 
-    # ----------------------------------------------------------------- what it does
+    # ----------------------------------------------------------------- reactions
 
-    def _follow(self) -> None:
-        while not self._end.wait(0.02):
-            spec = self.server.request("GET", f"{CONFIG}/schedulers/cluster").get("spec") or {}
-            name = (spec.get("policy") or {}).get("name") or ""
-            if name != self.named:
-                self.named = name
-                self.seen.append(name)
-                self._play(self.scripts.pop(0) if self.scripts else "rollout")
+    def _step(self) -> None:
+        spec = self.server.request("GET", f"{CONFIG}/schedulers/cluster").get("spec") or {}
+        name = (spec.get("policy") or {}).get("name") or ""
+        if name != self.named:
+            self.named = name
+            self.history.append(name)
+            self._play(self.scripts.pop(0) if self.scripts else "rollout")
 
     def _play(self, script: str) -> None:
         if script == "asleep":
             return
         if self.policy_removed:
-            self._tell(degraded=REMOVED if self.named else "")
+            self._report(degraded=REMOVED if self.named else "")
             return
         text = None
         if self.named:
@@ -158,20 +147,20 @@ class PlayedOperator:
             return
         self.revision += 1
         before = CRASH if script == "lingering" else ""
-        self._tell(before)
+        self._report(before)
         for node in NODES:
             if script == "crash":
-                self._tell(degraded=CRASH)
+                self._report(degraded=CRASH)
                 return
             if script == "failed-revision":
                 self.failed[node] = [INSTALLER]
-                self._tell()
+                self._report()
                 return
             self._end.wait(0.05)
             self.current[node] = self.revision
             self.failed.pop(node, None)
             self._pod(node)
-            self._tell(before if node != NODES[-1] else "")
+            self._report(before if node != NODES[-1] else "")
             if script == "slow":
                 return
 
@@ -206,12 +195,12 @@ class PlayedOperator:
         body = {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node, "containers": [container]}}
         self.server.request("POST", PODS, body)
 
-    def _tell(self, degraded: str = "") -> None:
+    def _report(self, degraded: str = "") -> None:
         newest = [node for node in NODES if self.current[node] == self.revision]
         old = min(self.current.values())
         rolling = len(newest) < len(NODES)
         there = f"{len(NODES) - len(newest)} nodes are at revision {old}; " if rolling else ""
-        said = f"NodeInstallerProgressing: {there}{len(newest)} nodes have achieved new revision {self.revision}"
+        message = f"NodeInstallerProgressing: {there}{len(newest)} nodes have achieved new revision {self.revision}"
         # One node at a time has a revision to go to.
         target = next((node for node in NODES if self.current[node] < self.revision), "")
         nodes = [
@@ -226,8 +215,8 @@ class PlayedOperator:
         ]
         self._status("revisions", {"latestAvailableRevision": self.revision, "nodeStatuses": nodes, "readyReplicas": 0})
         told = conditions(
-            Available=(True, f"StaticPodsAvailable: 3 nodes are active; {said}"),
-            Progressing=(rolling, said),
+            Available=(True, f"StaticPodsAvailable: 3 nodes are active; {message}"),
+            Progressing=(rolling, message),
             Degraded=(bool(degraded), degraded or "NodeControllerDegraded: All master nodes are ready"),
         )
         self._status("operator", {"conditions": told})

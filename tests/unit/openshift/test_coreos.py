@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Machines that nobody may change over SSH, told by /etc/os-release as OpenShift's and other releases have it."""
+"""Detection of CoreOS by /etc/os-release as OpenShift's and other releases have it."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _coreos as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import coreos as subject
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ from ansible_collections.kubegpu.share.plugins.module_utils import _coreos as su
         ("fedora", "Fedora CoreOS 38.20230609.3.0"),
     ],
 )
-def test_coreos_is_refused_by_host_and_name(identity, name):
-    said = subject.refusal("worker-1", {"id": identity, "name": name})
-    assert said.startswith(f"host worker-1 runs {name}, whose files belong to") and "machine_config" in said
+def test_coreos_refused_with_host_and_name(identity, name):
+    message = subject.refusal("worker-1", {"id": identity, "name": name})
+    assert message.startswith(f"host worker-1 runs {name}, whose files belong to") and "machine_config" in message
 
 
 @pytest.mark.parametrize(
     ("identity", "name"),
     [("rhel", "Red Hat Enterprise Linux 9.4 (Plow)"), ("debian", "Debian GNU/Linux 12 (bookworm)"), ("", "")],
 )
-def test_others_are_not(identity, name):
+def test_other_systems_accepted(identity, name):
     assert subject.refusal("worker-1", {"id": identity, "name": name}) == ""

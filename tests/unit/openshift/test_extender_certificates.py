@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Certificates of an extender that isn't beside its scheduler: made once, kept, renewed, good for a real connection."""
+"""Certificates of a remote extender: created once, kept, renewed, and used for a real connection."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import ssl
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.filter.extender_certificates import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_certificates as subject
-from gpushare.service import Service, text
-from gpushare.tls import Tls
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates as subject
+from gpushare.http.service import Service, text
+from gpushare.http.tls import Tls
 from prometheus_client import CollectorRegistry
 
 NAME = "gpushare-extender.gpushare-system.svc"
@@ -43,7 +43,7 @@ def made():
 
 @pytest.fixture(scope="module")
 def foreign(made):
-    """What another authority made: the same in all but the name of who signed."""
+    """Certificates of another authority, which differ only in the issuer's name."""
     before, subject.AUTHORITY = subject.AUTHORITY, "somebody's authority"
     try:
         return fitting()
@@ -51,7 +51,7 @@ def foreign(made):
         subject.AUTHORITY = before
 
 
-def test_what_is_there_stays(made):
+def test_valid_certificates_are_kept(made):
     assert made["ours"] is True
     again = fitting(kept(made))
     assert again == made
@@ -72,7 +72,7 @@ def test_what_is_there_stays(made):
     ],
     ids=str,
 )
-def test_ours_are_made_anew_where_they_do_not_fit_any_more(made, change):
+def test_our_unfit_certificates_are_recreated(made, change):
     other = fitting()
     secrets = kept(made)
     if "mix" in change:
@@ -86,7 +86,7 @@ def test_ours_are_made_anew_where_they_do_not_fit_any_more(made, change):
     assert fitting(kept(new), change.get("names", NAMES), change.get("now", NOW)) == new
 
 
-def test_somebody_elses_are_used_as_long_as_they_last(made, foreign):
+def test_foreign_certificates_used_until_expiry(made, foreign):
     late = NOW + datetime.timedelta(days=subject.DAYS - 1)
     assert fitting(kept(foreign)) == fitting(kept(foreign), now=late) == {**foreign, "ours": False}
 
@@ -100,13 +100,13 @@ def test_somebody_elses_are_used_as_long_as_they_last(made, foreign):
         ),
         ({"names": ["other.svc"]}, "gpushare-extender-tls: its certificate isn't for other.svc"),
         ({"key": True}, "gpushare-extender-client: tls.key isn't the key of tls.crt"),
-        ({"authority": True}, "gpushare-extender-tls: no certificate in ca.crt of the other one"),
-        ({"text": True}, "gpushare-extender-tls: it, or the ca.crt of the other one, holds no certificate"),
-        ({"lose": True}, "gpushare-extender-client: it isn't there"),
+        ({"authority": True}, "gpushare-extender-tls: its certificate isn't signed by"),
+        ({"text": True}, "gpushare-extender-tls: it, or the ca.crt of the other one, has no readable certificate"),
+        ({"lose": True}, "gpushare-extender-client: it doesn't exist"),
     ],
     ids=str,
 )
-def test_somebody_elses_are_never_replaced(foreign, made, change, words):
+def test_unfit_foreign_certificates_refused(foreign, made, change, words):
     server, client = dict(foreign["server"]), dict(foreign["client"])
     if "key" in change:
         client["key"] = server["key"]
@@ -117,11 +117,11 @@ def test_somebody_elses_are_never_replaced(foreign, made, change, words):
     secrets = kept(foreign, server=server, client=client)[: 1 if "lose" in change else 2]
     with pytest.raises(BadInput, match=words):
         fitting(secrets, change.get("names", NAMES), change.get("now", NOW))
-    told = FilterModule().filters()["extender_certificates"](secrets, ["other.svc"])
-    assert told["problem"] and "server" not in told
+    result = FilterModule().filters()["extender_certificates"](secrets, ["other.svc"])
+    assert result["problem"] and "server" not in result
 
 
-def test_an_authority_that_renews_its_own_certificate_may_name_both(foreign, made):
+def test_authority_bundle_of_two_accepted(foreign, made):
     client = {**foreign["client"], "authority": made["client"]["authority"] + foreign["client"]["authority"]}
     assert fitting(kept(foreign, client=client))["client"] == client
 
@@ -158,7 +158,7 @@ def ask(address, method, path, authority, certificate=None, name=NAME, folder=No
         connection.close()
 
 
-def test_a_scheduler_gets_through_and_nobody_else(made, address, tmp_path):
+def test_only_the_scheduler_connects(made, address, tmp_path):
     client, other = made["client"], fitting()
     assert ask(address, "POST", "/bind", client["authority"], client, folder=tmp_path) == 200
     assert ask(address, "POST", "/bind", client["authority"], client, NAMES[1], tmp_path) == 200

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MachineConfigs for nodes with GPUs: the real definitions, and the Machine Config Operator played beside them."""
+"""MachineConfigs for nodes with GPUs: the real definitions, and a simulated Machine Config Operator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import tomllib
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _machine_config as subject
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import machine_config as subject
 from played_operator import conditions
 from real_apiserver import MERGE, Refused
+from simulation import Simulation
 
 API = "/apis/machineconfiguration.openshift.io/v1"
 LABEL = "node-role.kubernetes.io/gpu"
@@ -28,7 +29,7 @@ UNPACKED = (
 
 
 def collect(server):
-    """What kube-controller-manager does with objects that are deleted in the foreground."""
+    """Complete foreground deletions, as kube-controller-manager does."""
     for plural in ("machineconfigs", "machineconfigpools"):
         for one in server.request("GET", f"{API}/{plural}")["items"]:
             if one["metadata"].get("deletionTimestamp"):
@@ -36,36 +37,25 @@ def collect(server):
                 server.ask("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
 
 
-class Played:
-    """Renders, and updates the nodes of each pool one after the other; a pool with ``bad`` arguments degrades."""
+class Played(Simulation):
+    """Render configurations and update each pool node by node; a pool with ``bad`` arguments degrades."""
 
     def __init__(self, server, bad=(), asleep=False):
+        super().__init__()
         self.server, self.bad, self.asleep = server, set(bad), asleep
-        self._end, self._at_work = threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._at_work = threading.Lock()
         self.rendered = {}
         self.joined = []
         self.known = {"gpu": {}, "worker": {}}
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._end.set()
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-    def _follow(self):
-        while not self._end.wait(0.02):
-            with self._at_work:
-                if not self.asleep:
-                    with contextlib.suppress(Refused):
-                        collect(self.server)
-                        self._sync()
+    def _step(self):
+        with self._at_work, contextlib.suppress(Refused):
+            if not self.asleep:
+                collect(self.server)
+                self._sync()
 
     def fall_asleep(self):
-        """From now on it does nothing: what it is at it ends first."""
+        """Stop after the step in progress."""
         with self._at_work:
             self.asleep = True
 
@@ -162,7 +152,7 @@ def names(server, plural):
     return {name for name in found if not name.startswith("rendered-")}
 
 
-def test_only_nodes_with_gpus_are_configured_and_they_come_back(kube, openshift):
+def test_gpu_nodes_configured_and_restored(kube, openshift):
     with Played(openshift) as operator:
         before = run(kube, check=True, runtime_path="/usr/local/nvidia/toolkit/nvidia-container-runtime")
         assert names(openshift, "machineconfigs") == set() and labelled(openshift) == set()
@@ -188,7 +178,7 @@ def test_only_nodes_with_gpus_are_configured_and_they_come_back(kube, openshift)
         assert not run(kube, state="absent", nodes=[])["changed"]
 
 
-def test_a_pool_that_was_there_before_keeps_its_own_nodes(kube, openshift):
+def test_existing_pool_keeps_its_nodes(kube, openshift):
     pool = subject.pool_of("gpu")
     pool["metadata"] = {"name": "gpu"}
     openshift.apply(pool)
@@ -206,11 +196,11 @@ def test_a_pool_that_was_there_before_keeps_its_own_nodes(kube, openshift):
         assert not run(kube, state="absent", nodes=[])["changed"]
 
 
-def test_a_pool_that_degrades_is_put_back_in_the_operators_words(kube, openshift):
+def test_degraded_pool_rolls_back_with_the_operators_message(kube, openshift):
     with Played(openshift, bad=["no-such-argument=1"]):
         with pytest.raises(NotInEffect) as failure:
             run(kube, kernel_arguments=["no-such-argument=1"])
-        assert "can't reconcile config" in str(failure.value) and str(failure.value).endswith("it was taken back")
+        assert "can't reconcile config" in str(failure.value) and str(failure.value).endswith("it was rolled back")
         assert gone(openshift, "machineconfigs", "99-gpushare") and labelled(openshift) == set()
         run(kube)
         with pytest.raises(NotInEffect, match="NodeDegraded"):
@@ -221,7 +211,7 @@ def test_a_pool_that_degrades_is_put_back_in_the_operators_words(kube, openshift
         }
 
 
-def test_a_node_more_that_doesnt_come_up_leaves_the_others_configured(kube, openshift):
+def test_unfinished_added_node_leaves_the_others_configured(kube, openshift):
     with Played(openshift) as operator:
         run(kube)
         operator.fall_asleep()
@@ -230,33 +220,15 @@ def test_a_node_more_that_doesnt_come_up_leaves_the_others_configured(kube, open
         assert labelled(openshift) == {"worker-1"} and names(openshift, "machineconfigs") == {"99-gpushare"}
 
 
-def test_a_run_that_was_killed_is_proven_by_the_next(kube, openshift):
-    class Killed(BaseException):
-        pass
-
-    def die(_seconds):
-        raise Killed
-
-    with Played(openshift, bad=["no-such-argument=1"]):
-        run(kube)
-        with pytest.raises(Killed):
-            waiting = subject.Waiting(timeout=20, pause=0.05, sleep=die)
-            subject.work(kube, params(kernel_arguments=["no-such-argument=1"]), False, waiting)
-        with pytest.raises(NotInEffect, match="taken back"):
-            run(kube, kernel_arguments=["no-such-argument=1"])
-        live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")
-        assert live["spec"]["kernelArguments"] == list(subject.NOUVEAU_ARGUMENTS)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"nodes": ["master-0"]}, "nodes: master-0 is a node of the control plane"),
         ({"nodes": ["worker-9"]}, "nodes: the cluster has no node worker-9"),
-        ({"nodes": []}, "nodes: it names none"),
+        ({"nodes": []}, "nodes: the list is empty"),
         ({"pool": "worker"}, "pool: 'worker' can't be"),
         ({"pool": "GPU nodes"}, "pool: 'GPU nodes' can't be"),
-        ({"nouveau": False}, "none of them asks for anything"),
+        ({"nouveau": False}, "none of them is set"),
         (
             {"runtime_path": "nvidia-container-runtime"},
             "runtime_path: 'nvidia-container-runtime' isn't an absolute path",
@@ -271,7 +243,7 @@ def test_bad_input_is_refused_before_anything_changes(kube, openshift, given, wo
     assert names(openshift, "machineconfigs") == set() and names(openshift, "machineconfigpools") == {"worker"}
 
 
-def test_other_peoples_pools_are_left_alone(kube, openshift):
+def test_foreign_pools_and_configs_refused(kube, openshift):
     pool = subject.pool_of("infra")
     pool["metadata"] = {"name": "infra"}
     openshift.apply(pool)
@@ -289,11 +261,11 @@ def test_other_peoples_pools_are_left_alone(kube, openshift):
                     "matchExpressions": [{"key": subject.ROLE, "operator": "In", "values": ["gpu"]}]
                 }
             },
-            "without what workers have",
+            "doesn't select the MachineConfigs of workers",
         ),
         (
             {"machineConfigSelector": {"matchExpressions": [{"key": subject.ROLE, "operator": "In", "values": ["x"]}]}},
-            "doesn't take",
+            "doesn't select MachineConfigs of role gpu",
         ),
     ):
         pool = subject.pool_of("gpu")
@@ -305,7 +277,7 @@ def test_other_peoples_pools_are_left_alone(kube, openshift):
     theirs = {**subject.machine_config(params()), "metadata": {"name": "99-gpushare"}}
     theirs["spec"]["kernelArguments"] = ["quiet"]
     openshift.apply(theirs)
-    with pytest.raises(BadInput, match="MachineConfig 99-gpushare is there and isn't ours"):
+    with pytest.raises(BadInput, match="MachineConfig 99-gpushare exists and isn't ours"):
         run(kube)
     degraded = {"status": {"conditions": conditions(Degraded=(True, "Node worker-2 is reporting: disk full"))}}
     openshift.request("PATCH", f"{API}/machineconfigpools/worker/status", degraded, MERGE)
@@ -313,18 +285,18 @@ def test_other_peoples_pools_are_left_alone(kube, openshift):
         run(kube)
 
 
-def test_an_operator_that_hasnt_rendered_the_change_yet_isnt_believed(kube, openshift):
+def test_pool_status_older_than_the_change_is_ignored(kube, openshift):
     with Played(openshift) as operator:
         run(kube)
-        # Every node is updated, says the pool, with what was there before.
+        # The pool's status is that of the configuration before.
         operator.fall_asleep()
-        with pytest.raises(NotInEffect, match=r"isn't made of 99-gpushare as it is now; it was taken back"):
+        with pytest.raises(NotInEffect, match=r"doesn't contain 99-gpushare as it is now; it was rolled back"):
             run(kube, kernel_arguments=["intel_iommu=on"], timeout=1.5)
         live = openshift.request("GET", f"{API}/machineconfigs/99-gpushare")
         assert live["spec"]["kernelArguments"] == list(subject.NOUVEAU_ARGUMENTS)
 
 
-def test_what_a_pool_gives_to_its_nodes_may_hold_others_files_too():
+def test_rendered_config_may_contain_more_files():
     spec = subject.machine_config(params(kernel_arguments=["a=1"]))["spec"]
     rendered = {"spec": {**spec, "kernelArguments": ["quiet", *spec["kernelArguments"]]}}
     assert subject.holds(rendered, spec)

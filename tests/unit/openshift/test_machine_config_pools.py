@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MachineConfigs in a pool of our own and in one that was there before, and runs killed in between."""
+"""MachineConfigs in a pool of our own and in an existing one, and killed runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 import json
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _machine_config as subject
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref, ref_of
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref, ref_of
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import machine_config as subject
 from memory_kube import MemoryKube
 
 LABEL = "node-role.kubernetes.io/gpu"
@@ -20,7 +20,7 @@ BAD = "no-such-argument=1"
 
 
 class Operator:
-    """The Machine Config Operator: tells of a change one moment later, updates one node of a pool after the other."""
+    """A simulation of the Machine Config Operator: it reports a change one second later, and updates node by node."""
 
     def __init__(self):
         self.have = {}
@@ -42,7 +42,7 @@ class Operator:
                 "metadata": {"name": rendered},
                 "spec": ours["spec"] if ours and name == "gpu" else {},
             }
-            seen = pool["metadata"].get("generation")
+            generation = pool["metadata"].get("generation")
             given = {"configuration": {"name": rendered, "source": source}}
             kube.set(ref_of(pool), {**pool, "spec": {**pool["spec"], **given}})
             pool = kube.objects[ref_of(pool)]
@@ -52,7 +52,7 @@ class Operator:
                 self.have[behind.pop()] = content
             done = not behind and not bad
             pool["status"] = {
-                "observedGeneration": seen,
+                "observedGeneration": generation,
                 "machineCount": len(members),
                 "readyMachineCount": len(members) - len(behind),
                 "configuration": {"name": rendered if done else "rendered-before"},
@@ -129,7 +129,7 @@ def notes(kube, ref):
 # --------------------------------------------------------------------------- another's pool
 
 
-def test_in_anothers_pool_only_the_nodes_that_we_brought_go_and_its_own_stay():
+def test_removal_from_an_existing_pool_keeps_its_own_nodes():
     kube = cluster(theirs(), members=["w2"])
     before = json.dumps(theirs()["spec"]["nodeSelector"])
     assert run(kube, nodes=["w1", "w2"])["changed"]
@@ -142,29 +142,29 @@ def test_in_anothers_pool_only_the_nodes_that_we_brought_go_and_its_own_stay():
     assert not run(kube, state="absent")["changed"]
 
 
-def test_a_node_that_came_later_goes_too_and_one_that_failed_was_never_ours():
+def test_nodes_added_later_are_removed_and_failed_ones_kept():
     kube = cluster(theirs(), members=["w3"])
     run(kube, nodes=["w1"])
     run(kube, nodes=["w1", "w2"])
     assert json.loads(notes(kube, CONFIG)[subject.LABELLED]) == ["w1", "w2"]
-    with pytest.raises(NotInEffect, match="it was taken back"):
+    with pytest.raises(NotInEffect, match="it was rolled back"):
         run(kube, nodes=["w1", "w2", "w3"], kernel_arguments=[BAD])
     assert labelled(kube) == {"w1", "w2", "w3"}
     run(kube, state="absent")
     assert labelled(kube) == {"w3"}
 
 
-def test_a_node_that_was_put_back_is_its_users_from_then_on():
+def test_rolled_back_node_belongs_to_its_user():
     kube = cluster(theirs(), members=["w3"])
     run(kube, nodes=["w1"])
-    with pytest.raises(NotInEffect, match="it was taken back"):
+    with pytest.raises(NotInEffect, match="it was rolled back"):
         run(kube, nodes=["w1", "w2"], kernel_arguments=[BAD])
     kube.objects[Ref("v1", "Node", "", "w2")]["metadata"]["labels"][LABEL] = ""
     run(kube, state="absent")
     assert labelled(kube) == {"w2", "w3"}
 
 
-def test_our_own_pool_goes_with_all_its_nodes():
+def test_our_pool_is_removed_with_all_nodes():
     kube = cluster()
     run(kube, nodes=["w1"])
     kube.objects[Ref("v1", "Node", "", "w2")]["metadata"]["labels"][LABEL] = ""
@@ -172,11 +172,11 @@ def test_our_own_pool_goes_with_all_its_nodes():
     assert labelled(kube) == set() == configured(kube) and POOL not in kube.objects
 
 
-def test_a_pool_that_takes_nodes_by_another_label_or_is_paused_is_refused():
+def test_pool_with_another_label_or_paused_refused():
     pool = theirs()
     pool["spec"]["nodeSelector"] = {"matchLabels": {"example.org/gpu": ""}}
     kube = cluster(pool)
-    with pytest.raises(BadInput, match="pool: MachineConfigPool gpu is there and doesn't take node w1 by the label"):
+    with pytest.raises(BadInput, match="pool: MachineConfigPool gpu exists and doesn't select node w1 by the label"):
         run(kube)
     kube = cluster(theirs(), members=["w2"])
     run(kube)
@@ -200,7 +200,7 @@ def test_a_pool_that_takes_nodes_by_another_label_or_is_paused_is_refused():
         ({"key": "a", "operator": "NotIn", "values": ["x"]}, {}, True),
     ],
 )
-def test_which_nodes_a_pool_takes(term, labels, taken):
+def test_pool_selectors(term, labels, taken):
     assert subject._matches({"spec": {"nodeSelector": {"matchExpressions": [term]}}}, labels) is taken
     assert not subject._matches({"spec": {}}, labels)
 
@@ -211,8 +211,8 @@ def test_which_nodes_a_pool_takes(term, labels, taken):
 @pytest.mark.parametrize("given", [{}, {"kernel_arguments": [BAD]}])
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("pool", ["ours", "theirs"])
-def test_a_kill_anywhere_is_finished_by_the_next_run_in_either_direction(pool, there, given):
-    """Killed before each change and look while nodes are brought; then the same again, or all away."""
+def test_killed_run_is_completed_or_reverted_by_the_next(pool, there, given):
+    """Kill a run before each change and read while nodes are added; then repeat it, or remove everything."""
     own = {"w3"} if pool == "theirs" else set()
 
     def start():
@@ -248,7 +248,7 @@ def test_a_kill_anywhere_is_finished_by_the_next_run_in_either_direction(pool, t
         gone(same)
         run(away, state="absent")
         gone(away)
-        # The way back killed as well; then on with it.
+        # The removal is killed as well, and repeated.
         twice.killed_after(number, lambda twice=twice: run(twice, state="absent"))
         run(twice, state="absent")
         gone(twice)
@@ -258,7 +258,7 @@ def test_a_kill_anywhere_is_finished_by_the_next_run_in_either_direction(pool, t
 
 
 @pytest.mark.parametrize("pool", ["ours", "theirs"])
-def test_a_kill_while_it_goes_away_is_finished_by_the_next_run_in_either_direction(pool):
+def test_killed_removal_is_completed_or_reverted_by_the_next(pool):
     own = {"w3"} if pool == "theirs" else set()
     for number in itertools.count():
         away, back, bad = (cluster(theirs() if own else None, members=own) for _kind in range(3))

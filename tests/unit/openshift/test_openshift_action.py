@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action plugin and the role's tasks, with the very module behind them, on a real API server."""
+"""The action plugin and the role's tasks with the module, on a real API server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import openshift_scheduler as action
-from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_client as client
-from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_scheduler as subject
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler as subject
 from played_operator import PlayedOperator
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -33,7 +34,7 @@ USERS = """\
 
 
 class Direct(action.ActionModule):
-    """The module runs here and now instead of in a process of its own."""
+    """Run the module in this process."""
 
     executed: list[bool]
 
@@ -43,13 +44,13 @@ class Direct(action.ActionModule):
         module = SimpleNamespace(params=params, tmpdir=params.pop("tmp"), no_log_values=set())
         try:
             api = client.DynamicKube.of_module(module)
-            return subject.work(api, params, self._task.check_mode, subject.Waiting(timeout=10, pause=0.02))
+            return subject.work(api, params, self._task.check_mode, Waiting(timeout=10, pause=0.02))
         except ShareError as error:
             return {"failed": True, "msg": str(error), **error.details}
 
 
 def act(server, check=False, **arguments):
-    given = {"kubeconfig": str(server.kubeconfig), **arguments}
+    given = {"method": "policy", "kubeconfig": str(server.kubeconfig), **arguments}
     task = SimpleNamespace(args=given, check_mode=check, async_val=0, action="x", diff=False)
     plugin = Direct(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
     plugin.executed = []
@@ -60,12 +61,12 @@ def act(server, check=False, **arguments):
     return plugin.run(task_vars={}), plugin.executed
 
 
-def test_the_users_policy_is_merged_and_stays_what_it_is(openshift):
+def test_users_policy_merged_and_unchanged(openshift):
     openshift.request("DELETE", MAPS)
     openshift.request("POST", MAPS, {"metadata": {"name": "team-policy"}, "data": {"policy.cfg": USERS}})
     with PlayedOperator(openshift, "4.9.23", policy="team-policy"):
         checked, executed = act(openshift, check=True)
-        # Looking is all that check mode does.
+        # Check mode only observes.
         assert checked["changed"] and executed == [False]
         done, executed = act(openshift)
         assert done["changed"] and executed == [False, True] and done["diff"] == checked["diff"]
@@ -86,7 +87,7 @@ def test_the_users_policy_is_merged_and_stays_what_it_is(openshift):
         assert [one["metadata"]["name"] for one in openshift.request("GET", MAPS)["items"]] == ["team-policy"]
 
 
-def test_a_policy_with_another_binder_or_that_is_none_is_refused(openshift):
+def test_invalid_or_binding_policy_refused(openshift):
     for text, words in (
         (USERS.replace('"filterVerb"', '"bindVerb": "bind", "filterVerb"'), "binds pods already"),
         (USERS.replace('"Policy"', '"Polisy"'), "team-policy isn't a Policy"),
@@ -100,7 +101,7 @@ def test_a_policy_with_another_binder_or_that_is_none_is_refused(openshift):
             assert len(openshift.request("GET", MAPS)["items"]) == 1
 
 
-def test_from_4_10_on_it_is_refused_before_a_policy_is_made(openshift):
+def test_openshift_4_10_refused_before_planning(openshift):
     openshift.request("DELETE", MAPS)
     with PlayedOperator(openshift, "4.18.2"):
         done, _executed = act(openshift)
@@ -158,48 +159,50 @@ ROLE = {
         ("4.20.1", False, ["Subscription", "SecondaryScheduler", "NetworkPolicy", "ValidatingAdmissionPolicyBinding"]),
     ],
 )
-def test_the_roles_tasks_on_a_cluster_that_was_never_touched(openshift, tmp_path, release, policy, kinds):
-    chosen = {"mode": "openshift", "openshift": release, "policy": policy}
-    given = {**ROLE, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_chosen": chosen}
+def test_role_in_check_mode_on_a_new_cluster(openshift, tmp_path, release, policy, kinds):
+    chosen = {"mode": "openshift", "openshift": release, "takes_policy": policy}
+    given = {**ROLE, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_detection": chosen}
     openshift.request("DELETE", MAPS)
-    said = ""
+    output = ""
     with PlayedOperator(openshift, release):
-        for tasks in ("openshift_access", "openshift"):
-            role = {"name": "kubegpu.share.scheduler", "tasks_from": tasks}
-            task = {"name": "Take the step", "ansible.builtin.include_role": role, "vars": given}
+        for step in ("openshift_access", "cluster"):
+            role = {"name": "kubegpu.share.scheduler"}
+            task = {"name": "Run the step", "ansible.builtin.include_role": role}
+            task["vars"] = {**given, "scheduler_step": step}
             code, words = playbook(openshift, tmp_path, task, "--check", "--diff")
             assert code == 0, words
-            said += words
-    assert not [kind for kind in ("SecurityContextConstraints", *kinds) if kind not in said], said
+            output += words
+    assert not [kind for kind in ("SecurityContextConstraints", *kinds) if kind not in output], output
     assert openshift.ask("GET", "/api/v1/namespaces/gpushare-fresh")[0] == 404
 
 
-@pytest.mark.parametrize("release", ["4.9.59", "4.20.1"])
-def test_what_goes_needs_no_certificates(openshift, tmp_path, release):
-    """Nobody looks for them then, and nobody makes any; only looking, as nobody here collects what is deleted."""
-    chosen = {"mode": "openshift", "openshift": release, "policy": release.startswith("4.9.")}
-    given = {**ROLE, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_chosen": chosen}
+@pytest.mark.parametrize("release", [pytest.param("4.9.59", marks=pytest.mark.long), "4.20.1"])
+def test_removal_skips_certificates(openshift, tmp_path, release):
+    """In check mode only: no controller completes deletions here."""
+    chosen = {"mode": "openshift", "openshift": release, "takes_policy": release.startswith("4.9.")}
+    given = {**ROLE, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_detection": chosen}
     openshift.request("DELETE", MAPS)
     with PlayedOperator(openshift, release):
-        role = {"name": "kubegpu.share.scheduler", "tasks_from": "openshift"}
-        task = {"name": "Take the step", "ansible.builtin.include_role": role}
-        task["vars"] = {**given, "scheduler_state": "absent"}
+        task = {"name": "Run the step", "ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
+        task["vars"] = {**given, "scheduler_step": "cluster", "scheduler_state": "absent"}
         code, words = playbook(openshift, tmp_path, task, "--check", "--diff")
     assert code == 0, words
-    if not chosen["policy"]:
-        [said] = re.findall(r"(?ms)^TASK \[[^\n]*Keep those that fit, or have new ones\] \**\n(.*?)(?=^TASK )", words)
-        assert said.startswith("skipping:"), words
+    if not chosen["takes_policy"]:
+        [output] = re.findall(
+            r"(?ms)^TASK \[[^\n]*Keep valid certificates, or make new ones\] \**\n(.*?)(?=^TASK )", words
+        )
+        assert output.startswith("skipping:"), words
 
 
-def test_the_real_module_and_action_by_ansible_itself(openshift, tmp_path):
+def test_module_and_action_by_ansible(openshift, tmp_path):
     openshift.request("DELETE", MAPS)
-    auth = {"kubeconfig": str(openshift.kubeconfig)}
-    task = {"name": "Tell it", "kubegpu.share.openshift_scheduler": auth}
+    auth = {"method": "policy", "kubeconfig": str(openshift.kubeconfig)}
+    task = {"name": "Configure it", "kubegpu.share.openshift_scheduler": auth}
     with PlayedOperator(openshift, "4.9.23"):
-        code, said = playbook(openshift, tmp_path, task, "--check", "--diff")
-        assert code == 0 and "changed=1" in said, said
-        assert "http://127.0.0.1:12345/gpushare-scheduler" in said and "gpushare-scheduler-policy-" in said
+        code, output = playbook(openshift, tmp_path, task, "--check", "--diff")
+        assert code == 0 and "changed=1" in output, output
+        assert "http://127.0.0.1:12345/gpushare-scheduler" in output and "gpushare-scheduler-policy-" in output
         assert openshift.request("GET", MAPS)["items"] == []
     with PlayedOperator(openshift, "4.16.0"):
-        code, said = playbook(openshift, tmp_path, task)
-        assert code == 2 and "scheduler_mode: OpenShift 4.16.0 doesn't take a Policy" in said, said
+        code, output = playbook(openshift, tmp_path, task)
+        assert code == 2 and "scheduler_mode: the scheduler of OpenShift 4.16.0 reads no Policy" in output, output

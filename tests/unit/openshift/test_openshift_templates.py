@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role scheduler puts on OpenShift, rendered by Ansible and judged by a real API server with real definitions."""
+"""The objects of role scheduler on OpenShift, rendered by Ansible and validated by a real API server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import datetime
 
 import pytest
 import role_templates
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_certificates as certificates
-from gpushare import extender
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates
+from gpushare.extender import command
 from real_apiserver import Refused
 from role_templates import one
 
@@ -25,7 +25,7 @@ def given(**variables):
         **role_templates.variables_of("gpushare", "vars"),
         **role_templates.variables_of("scheduler", "vars"),
         "scheduler_state": "present",
-        "scheduler_chosen": {"mode": "openshift", "openshift": "4.20.3"},
+        "scheduler_detection": {"mode": "openshift", "openshift": "4.20.3"},
         # As role scheduler takes them from role gpushare's.
         "scheduler_extender_image": own["gpushare_image"],
         "scheduler_extender_pull_secrets": own["gpushare_image_pull_secrets"],
@@ -53,14 +53,14 @@ def applied(openshift):
     return objects
 
 
-def test_the_api_server_takes_every_object(applied, openshift):
+def test_api_server_accepts_every_object(applied, openshift):
     assert {each["kind"] for each in applied} >= {
         "SecurityContextConstraints",
         "NetworkPolicy",
         "Service",
         "Deployment",
     }
-    # And refuses what it doesn't know, so that the test above can fail.
+    # Unknown fields are refused, so that the test above can fail.
     broken = {**one(applied, "SecurityContextConstraints", "extender"), "allowHostNetworks": True}
     with pytest.raises(Refused, match="allowHostNetworks"):
         openshift.apply(broken)
@@ -69,17 +69,17 @@ def test_the_api_server_takes_every_object(applied, openshift):
 def test_only_these_service_accounts_may_use_the_constraints(applied, openshift):
     for component, other in (("extender", "device-plugin"), ("device-plugin", "extender")):
         user = f"system:serviceaccount:{NAMESPACE}:gpushare-{component}"
-        wish = {"verb": "use", "resource": "securitycontextconstraints", "group": "security.openshift.io"}
-        assert openshift.may(user, **wish, namespace=NAMESPACE, name=f"gpushare-{component}")
+        wanted = {"verb": "use", "resource": "securitycontextconstraints", "group": "security.openshift.io"}
+        assert openshift.may(user, **wanted, namespace=NAMESPACE, name=f"gpushare-{component}")
         for namespace, name in (
             (NAMESPACE, f"gpushare-{other}"),
             (NAMESPACE, "privileged"),
             ("default", f"gpushare-{component}"),
         ):
-            assert not openshift.may(user, **wish, namespace=namespace, name=name)
+            assert not openshift.may(user, **wanted, namespace=namespace, name=name)
 
 
-def test_the_extender_has_the_rights_that_it_has_elsewhere(applied, openshift):
+def test_extender_rights_equal_those_of_role_gpushare(applied, openshift):
     elsewhere = rendered("extender", "gpushare")
     assert one(applied, "ClusterRole")["rules"] == one(elsewhere, "ClusterRole")["rules"]
     ledger = [each for each in applied if each["kind"] == "Role" and "scc" not in each["metadata"]["name"]]
@@ -94,7 +94,7 @@ def test_the_extender_has_the_rights_that_it_has_elsewhere(applied, openshift):
 
 
 def allowed_by(constraints, pod):
-    """What of a pod these constraints don't allow; the part of OpenShift's admission that our pods touch."""
+    """Return the fields of a pod that these constraints don't allow, of those that our pods set."""
     wrong = []
     if pod.get("hostNetwork") and not constraints["allowHostNetwork"]:
         wrong.append("hostNetwork")
@@ -124,7 +124,7 @@ def allowed_by(constraints, pod):
 
 
 @pytest.mark.parametrize(("template", "component"), [("extender", "extender"), ("device_plugin", "device-plugin")])
-def test_the_constraints_allow_exactly_what_role_gpushares_pods_ask_for(template, component):
+def test_constraints_allow_role_gpushares_pods_only(template, component):
     constraints = one(rendered("openshift/access"), "SecurityContextConstraints", component)
     pod = one(rendered(template, "gpushare"), "DaemonSet")["spec"]["template"]["spec"]
     assert allowed_by(constraints, pod) == []
@@ -134,7 +134,7 @@ def test_the_constraints_allow_exactly_what_role_gpushares_pods_ask_for(template
     assert constraints["priority"] == 0
 
 
-def test_the_service_finds_the_extender_and_only_the_scheduler_gets_through():
+def test_service_and_network_policy_select_the_extender():
     objects = rendered("openshift/extender")
     template = one(objects, "Deployment")["spec"]["template"]
     labels = template["metadata"]["labels"]
@@ -148,7 +148,7 @@ def test_the_service_finds_the_extender_and_only_the_scheduler_gets_through():
     }
     assert peer["podSelector"]["matchLabels"] == {"app": "secondary-scheduler"}
     (container,) = template["spec"]["containers"]
-    options = extender.parse(container["command"][1:])
+    options = command.parse(container["command"][1:])
     assert (options.address, options.port) == ("0.0.0.0", contract.EXTENDER_PORT)
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "certificates"]
     (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "certificates"]
@@ -161,7 +161,7 @@ def test_the_service_finds_the_extender_and_only_the_scheduler_gets_through():
     assert "runAsUser" not in template["spec"]["securityContext"] and not template["spec"].get("hostNetwork")
 
 
-def test_the_service_finds_no_extender_beside_a_scheduler():
+def test_service_ignores_extenders_of_old_releases():
     """Such a one, of an OpenShift before 4.10, listens on its node's loopback address alone."""
     old = one(rendered("extender", "gpushare"), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     objects = rendered("openshift/extender")
@@ -178,21 +178,21 @@ def test_the_service_finds_no_extender_beside_a_scheduler():
 @pytest.mark.parametrize(
     "live", [{}, {"labels": {"team": "a", "app.kubernetes.io/part-of": "b"}}], ids=["new", "theirs"]
 )
-def test_both_roles_want_the_same_of_the_namespace(release, live):
+def test_both_roles_request_the_same_namespace(release, live):
     """Otherwise each would change it back."""
     chosen = {"mode": "dedicated", "openshift": release, "namespace": {"name": "cards", "metadata": live}}
-    hosts = {"localhost": {"scheduler_found": chosen}}
-    more = given(gpushare_namespace="cards", scheduler_chosen=chosen, hostvars=hosts)
+    hosts = {"localhost": {"scheduler_detected": chosen}}
+    more = given(gpushare_namespace="cards", scheduler_detection=chosen, hostvars=hosts)
     more["gpushare_openshift"] = role_templates.defaults("gpushare")["gpushare_openshift"]
-    wish = role_templates.value("scheduler", "__scheduler_namespace_wish", **more)
-    assert wish == role_templates.value("gpushare", "__gpushare_namespace_terms", **more)["wish"]
-    assert wish["metadata"]["name"] == "cards"
+    wanted = role_templates.value("scheduler", "__scheduler_namespace_wish", **more)
+    assert wanted == role_templates.value("gpushare", "__gpushare_namespace_terms", **more)["wish"]
+    assert wanted["metadata"]["name"] == "cards"
     sync = "security.openshift.io/scc.podSecurityLabelSync"
-    assert wish["metadata"]["labels"].get(sync) == ("false" if release else None)
+    assert wanted["metadata"]["labels"].get(sync) == ("false" if release else None)
 
 
-def test_the_restricted_standard_takes_the_extender(openshift):
-    """What restricted-v2 asks for beside the user is what Kubernetes' own standard does."""
+def test_extender_fits_pod_security_restricted(openshift):
+    """Beside the user, restricted-v2 requires the same as Kubernetes' own standard."""
     namespace = openshift.namespace("restricted", {"pod-security.kubernetes.io/enforce": "restricted"})
     pod = one(rendered("openshift/extender"), "Deployment")["spec"]["template"]
     path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
@@ -203,7 +203,7 @@ def test_the_restricted_standard_takes_the_extender(openshift):
         openshift.request("POST", path, body)
 
 
-def test_several_extenders_work_at_once_and_one_scheduler_keeps_to_one_of_them():
+def test_extender_replicas_and_session_affinity():
     objects = rendered("openshift/extender")
     deployment = one(objects, "Deployment")["spec"]
     assert deployment["replicas"] == 2
@@ -212,7 +212,7 @@ def test_several_extenders_work_at_once_and_one_scheduler_keeps_to_one_of_them()
     assert one(objects, "Service")["spec"]["sessionAffinity"] == "ClientIP"
 
 
-def test_certificates_that_somebody_else_keeps_are_only_used():
+def test_foreign_certificates_are_not_written():
     assert len([each for each in rendered("openshift/extender") if each["kind"] == "Secret"]) == 2
     theirs = rendered("openshift/extender", __scheduler_certificates={**CERTIFICATES, "ours": False})
     assert [each for each in theirs if each["kind"] == "Secret"] == []

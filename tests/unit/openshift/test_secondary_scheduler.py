@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The scheduler beside OpenShift's own: OLM and the Secondary Scheduler Operator, played on a real API server."""
+"""The secondary scheduler of OpenShift: OLM and the Secondary Scheduler Operator, simulated on a real API server."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import datetime
 import json
 import os
 import subprocess
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.filter.secondary_scheduler import secondary_scheduler
-from ansible_collections.kubegpu.share.plugins.module_utils import _openshift_client as client
-from ansible_collections.kubegpu.share.plugins.module_utils import _secondary_scheduler as subject
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._waiting import Waiting
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _extender_certificates, _secondary_config
+from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import dedicated_scheduler
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import secondary as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates, dedicated
 from definitions import definitions
 from played_operator import PlayedOperator, conditions
 from real_apiserver import MERGE, Refused
+from simulation import Simulation
 
 SPACE = subject.NAMESPACE
 CORE = f"/api/v1/namespaces/{SPACE}"
@@ -35,36 +36,25 @@ CONFIG = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfigu
 IMAGE = "registry.k8s.io/scheduler-plugins/kube-scheduler:v0.33.5"
 
 
-class Played:
-    """OLM, the operator and kubelet in one: the Deployment of the object that there is, and how far it comes.
+class Played(Simulation):
+    """A simulation of OLM, the operator and kubelet.
 
     :param bad: configurations (their ConfigMaps' names) with which pods never get ready.
     """
 
     def __init__(self, server, installs=True, bad=()):
+        super().__init__()
         self.server, self.installs, self.bad = server, installs, list(bad)
         self.generation = None
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._end.set()
-        self._thread.join(20)
-        assert not self._thread.is_alive()
 
     def _get(self, path):
         status, _text = self.server.ask("GET", path)
         return self.server.request("GET", path) if status == 200 else None
 
-    def _follow(self):
-        while not self._end.wait(0.02):
-            with contextlib.suppress(Refused):
-                self._olm()
-                self._operator()
+    def _step(self):
+        with contextlib.suppress(Refused):
+            self._olm()
+            self._operator()
 
     def _olm(self):
         for one in self.server.request("GET", f"{OLM}/v1alpha1/namespaces/{SPACE}/subscriptions")["items"]:
@@ -97,9 +87,9 @@ class Played:
             "metadata": {"labels": labels, "annotations": notes},
             "spec": {"containers": [container], "volumes": [volume]},
         }
-        wish = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pod}
+        options = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pod}
         metadata = {"name": "secondary-scheduler", "namespace": SPACE, "labels": labels}
-        self.server.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": wish})
+        self.server.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": options})
         time.sleep(0.1)
         generation = self._get(f"{DEPLOYMENTS}/secondary-scheduler")["metadata"]["generation"]
         fine = spec["schedulerConfig"] not in self.bad
@@ -132,10 +122,10 @@ def api(openshift):
     for kind in ("v1/namespaces/{}/operatorgroups", "v1alpha1/namespaces/{}/subscriptions"):
         openshift.ask("DELETE", f"{OLM}/{kind.format(SPACE)}")
     openshift.kubectl("delete", "crd", DEFINITION, "--ignore-not-found", "--timeout=30s")
-    # Nobody finishes a namespace's removal here, so that each test finds it made by somebody else.
+    # No controller completes a namespace's removal, so it exists before each test.
     openshift.ask("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     module = SimpleNamespace(
-        params={**dict.fromkeys(subject.ARGUMENTS), "kubeconfig": str(openshift.kubeconfig)},
+        params={**dict.fromkeys(ARGUMENTS), "kubeconfig": str(openshift.kubeconfig)},
         tmpdir=str(openshift.folder),
         no_log_values=set(),
     )
@@ -143,8 +133,8 @@ def api(openshift):
 
 
 def params(config=CONFIG, **more):
-    defaults = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()}
-    return {**defaults, "config": config, "image": IMAGE, **more}
+    defaults = {name: spec.get("default") for name, spec in ARGUMENTS.items()}
+    return {**defaults, "method": "secondary", "config": config, "image": IMAGE, **more}
 
 
 def run(api, config=CONFIG, check=False, timeout=25.0, **more):
@@ -152,7 +142,7 @@ def run(api, config=CONFIG, check=False, timeout=25.0, **more):
 
 
 def name_of(config):
-    return subject.Wish(params(config)).name
+    return subject.Options(params(config)).name
 
 
 def maps(server):
@@ -163,7 +153,7 @@ def maps(server):
 OTHER = CONFIG + "parallelism: 8\n"
 
 
-def test_it_comes_stays_changes_and_goes(api, openshift):
+def test_install_change_and_remove(api, openshift):
     with Played(openshift):
         before = run(api, check=True)
         assert before["changed"] and maps(openshift) == {}
@@ -188,32 +178,32 @@ def test_it_comes_stays_changes_and_goes(api, openshift):
         assert not run(api, state="absent")["changed"]
 
 
-def test_a_configuration_that_crashes_is_put_back_in_the_pods_words(api, openshift):
+def test_crashing_configuration_rolls_back_with_the_pods_message(api, openshift):
     with Played(openshift, bad=[name_of(OTHER)]):
         run(api)
         with pytest.raises(NotInEffect) as failure:
             run(api, OTHER, timeout=4.0)
         assert "CrashLoopBackOff" in str(failure.value)
-        assert f"has the configuration {name_of(CONFIG)} again and is healthy" in str(failure.value)
+        assert f"rolled back to the configuration {name_of(CONFIG)}, with which it is healthy" in str(failure.value)
         assert openshift.request("GET", CR)["spec"]["schedulerConfig"] == name_of(CONFIG)
         assert maps(openshift) == {name_of(CONFIG): CONFIG}
         assert not run(api)["changed"]
 
 
-def test_the_first_one_that_crashes_is_taken_away_again(api, openshift):
+def test_crashing_first_configuration_is_removed(api, openshift):
     with Played(openshift, bad=[name_of(CONFIG)]):
-        with pytest.raises(NotInEffect, match=r"CrashLoopBackOff.*taken away again"):
+        with pytest.raises(NotInEffect, match=r"CrashLoopBackOff.*rolled back: it was removed again"):
             run(api, timeout=4.0)
         assert openshift.ask("GET", CR)[0] == 404 and maps(openshift) == {}
 
 
-def test_an_operator_that_olm_cant_bring_is_told_in_olms_words(api, openshift):
-    words = r"OLM doesn't bring .* ResolutionFailed: no operators found in package"
+def test_olm_failure_reported_with_its_message(api, openshift):
+    words = r"OLM doesn't install .* ResolutionFailed: no operators found in package"
     with Played(openshift, installs=False), pytest.raises(NotInEffect, match=words):
         run(api, timeout=2.0)
 
 
-def test_a_run_that_was_killed_before_the_proof_is_proven_or_put_back_by_the_next(api, openshift):
+def test_killed_run_is_verified_by_the_next(api, openshift):
     class Killed(BaseException):
         pass
 
@@ -229,21 +219,21 @@ def test_a_run_that_was_killed_before_the_proof_is_proven_or_put_back_by_the_nex
         with pytest.raises(Killed):
             subject.work(api, params(OTHER), False, Dies(timeout=20, pause=0.05, sleep=die))
         assert openshift.request("GET", CR)["spec"]["schedulerConfig"] == name_of(OTHER)
-        with pytest.raises(NotInEffect, match="again and is healthy"):
+        with pytest.raises(NotInEffect, match="with which it is healthy"):
             run(api, OTHER, timeout=4.0)
         assert openshift.request("GET", CR)["spec"]["schedulerConfig"] == name_of(CONFIG)
 
 
 def finished(server):
-    """What the namespace controller does when a namespace that is to go is empty."""
+    """Complete a namespace's removal, as the namespace controller does once it is empty."""
     path = f"/api/v1/namespaces/{SPACE}"
     live = server.request("GET", path)
-    assert live["metadata"].get("deletionTimestamp"), "it was to go"
+    assert live["metadata"].get("deletionTimestamp"), "it is not being deleted"
     server.request("PUT", f"{path}/finalize", {**live, "spec": {"finalizers": []}})
     assert server.ask("GET", path)[0] == 404
 
 
-def test_the_namespace_that_we_made_goes_though_it_takes_its_time(api, openshift):
+def test_created_namespace_removed_and_terminating_one_refused(api, openshift):
     openshift.request("DELETE", f"/api/v1/namespaces/{SPACE}")
     finished(openshift)
     with Played(openshift):
@@ -252,14 +242,14 @@ def test_the_namespace_that_we_made_goes_though_it_takes_its_time(api, openshift
         gone = run(api, state="absent")
         assert gone["changed"] and gone["kept"] == []
         assert "Namespace" in gone["diff"][-1]["before_header"]
-        # Nobody has finished it yet.
+        # No controller has completed it yet.
         assert not run(api, state="absent")["changed"]
         with pytest.raises(ShareError, match=r"Namespace .* is being deleted; run again when it is gone"):
             run(api)
         finished(openshift)
 
 
-def test_the_namespace_that_we_made_stays_for_what_others_have_in_it(api, openshift):
+def test_created_namespace_kept_for_foreign_objects(api, openshift):
     openshift.request("DELETE", f"/api/v1/namespaces/{SPACE}")
     finished(openshift)
     with Played(openshift):
@@ -281,7 +271,7 @@ def test_the_namespace_that_we_made_stays_for_what_others_have_in_it(api, opensh
         finished(openshift)
 
 
-def test_what_is_somebody_elses_stays(api, openshift):
+def test_foreign_operator_group_and_configuration(api, openshift):
     openshift.install(definitions() / f"{DEFINITION}.yaml")
     group = {"metadata": {"name": "theirs"}, "spec": {"targetNamespaces": [SPACE]}}
     kind = {"apiVersion": "operators.coreos.com/v1", "kind": "OperatorGroup"}
@@ -291,10 +281,10 @@ def test_what_is_somebody_elses_stays(api, openshift):
         run(api, state="absent")
         groups = openshift.request("GET", f"{OLM}/v1/namespaces/{SPACE}/operatorgroups")["items"]
         assert [one["metadata"]["name"] for one in groups] == ["theirs"]
-    wish = {"apiVersion": "operator.openshift.io/v1", "kind": "SecondaryScheduler"}
+    options = {"apiVersion": "operator.openshift.io/v1", "kind": "SecondaryScheduler"}
     spec = {"schedulerConfig": "theirs", "schedulerImage": "i"}
-    openshift.apply({**wish, "metadata": {"name": "cluster", "namespace": SPACE}, "spec": spec})
-    with pytest.raises(BadInput, match=r"somebody else's configuration .theirs."):
+    openshift.apply({**options, "metadata": {"name": "cluster", "namespace": SPACE}, "spec": spec})
+    with pytest.raises(BadInput, match=r"a configuration that isn't ours .theirs."):
         run(api)
     assert not run(api, state="absent")["changed"]
     openshift.request("DELETE", CR)
@@ -304,7 +294,7 @@ def test_what_is_somebody_elses_stays(api, openshift):
         run(api)
 
 
-def test_before_4_10_it_is_refused(openshift, api):
+def test_releases_before_4_10_refused(openshift, api):
     PlayedOperator(openshift, "4.9.40")
     with pytest.raises(BadInput, match=r"OpenShift 4.9.40 has no Secondary Scheduler Operator"):
         run(api)
@@ -314,12 +304,17 @@ def test_before_4_10_it_is_refused(openshift, api):
 
 
 NOW = datetime.datetime.now(datetime.UTC)
-TLS = _extender_certificates.fitting([], ["gpushare-extender.gpushare-system.svc"], NOW)["client"]
+TLS = certificates.fitting([], ["gpushare-extender.gpushare-system.svc"], NOW)["client"]
 
 
-def wish(**given):
+def cluster(release):
+    return {"version": release, "nodes": []}
+
+
+def options(**given):
     extender = "gpushare-extender.gpushare-system"
     return {
+        "mode": "openshift",
         "state": "present",
         "name": "gpushare-scheduler",
         "image": "",
@@ -336,27 +331,27 @@ def wish(**given):
     ("release", "tag", "minor"),
     [("4.20.3", "v0.33.5", 33), ("4.21.0", "v0.34.7", 34), ("4.22.1", "v0.34.7", 34), ("4.19.9", "v0.32.7", 32)],
 )
-def test_the_image_goes_with_the_release(release, tag, minor):
-    found = _secondary_config.plan(release, wish())
-    assert (found["image"], found["minor"]) == (f"{_secondary_config.REPOSITORY}:{tag}", minor)
+def test_image_by_release(release, tag, minor):
+    found = dedicated.plan(cluster(release), options())
+    assert (found["image"], found["minor"]) == (f"{dedicated.REPOSITORY}:{tag}", minor)
     assert found["policy_api"] == "admissionregistration.k8s.io/v1"
     config = yaml.safe_load(found["config"])
     assert config["leaderElection"] == {"leaderElect": False}
     (extender,) = config["extenders"]
     assert extender["urlPrefix"] == "https://gpushare-extender.gpushare-system.svc:12345/gpushare-scheduler"
     assert (extender["enableHTTPS"], extender["preemptVerb"]) == (True, "preempt")
-    told = {name: base64.b64decode(text).decode() for name, text in extender["tlsConfig"].items()}
-    assert told == {"caData": TLS["authority"], "certData": TLS["certificate"], "keyData": TLS["key"]}
+    decoded = {name: base64.b64decode(text).decode() for name, text in extender["tlsConfig"].items()}
+    assert decoded == {"caData": TLS["authority"], "certData": TLS["certificate"], "keyData": TLS["key"]}
 
 
-def test_nobody_reads_the_key_in_a_difference(api):
-    config = _secondary_config.plan("4.20.0", wish())["config"]
-    other = _secondary_config.plan("4.20.0", wish(preemption=False))["config"]
+def test_diff_hides_the_private_key(api):
+    config = dedicated.plan(cluster("4.20.0"), options())["config"]
+    other = dedicated.plan(cluster("4.20.0"), options(preemption=False))["config"]
     key = base64.b64encode(TLS["key"].encode()).decode()
     assert key in config
     seen = subject.observe(api)
     seen["maps"] = {name_of(other): other}
-    shown = json.dumps(subject.make_plan(subject.Wish(params(config)), seen).diff())
+    shown = json.dumps(subject.make_plan(subject.Options(params(config)), seen).diff())
     assert key not in shown and shown.count("keyData: (hidden)") == 2
 
 
@@ -364,19 +359,19 @@ def test_nobody_reads_the_key_in_a_difference(api):
     ("release", "policy"),
     [("4.10.0", ""), ("4.16.9", ""), ("4.17.0", "v1"), ("4.20.3", "v1"), ("4.99.0", "v1"), ("5.0.1", "v1")],
 )
-def test_what_goes_is_only_named(release, policy):
-    """Neither image nor name nor release that have become wrong since it came may keep the admission policy."""
+def test_removal_ignores_invalid_options(release, policy):
+    """An image, name or release that became invalid must not keep the admission policy."""
     for given in ({}, {"image": "example.org/s:v1.11.0"}, {"image": "example.org/s@sha256:ab"}, {"name": "Ours"}):
-        found = secondary_scheduler(release, wish(**given, state="absent"))
+        found = dedicated_scheduler(cluster(release), options(**given, state="absent"))
         assert found["problem"] == "" and found["image"] == found["config"] == ""
         assert found["policy_api"] == (policy and f"admissionregistration.k8s.io/{policy}")
 
 
-def test_a_major_version_that_nobody_knows_yet_has_what_the_newest_has():
-    found = secondary_scheduler("5.1.0", wish(image="example.org/s:v1.36.0"))
+def test_unknown_major_version():
+    found = dedicated_scheduler(cluster("5.1.0"), options(image="example.org/s:v1.36.0"))
     assert (found["problem"], found["policy_api"]) == ("", "admissionregistration.k8s.io/v1")
-    assert secondary_scheduler("5.1.0", wish())["problem"] == (
-        "scheduler_openshift_image: no image is known for OpenShift 5.1.0; name one with /bin/kube-scheduler of its "
+    assert dedicated_scheduler(cluster("5.1.0"), options())["problem"] == (
+        "scheduler_openshift_image: no image is known for OpenShift 5.1.0; set one with /bin/kube-scheduler of its "
         "version of Kubernetes or the one before"
     )
 
@@ -385,21 +380,21 @@ def test_a_major_version_that_nobody_knows_yet_has_what_the_newest_has():
     ("release", "given", "words"),
     [
         ("4.23.0", {}, "scheduler_openshift_image: no image is known for OpenShift 4.23.0 (Kubernetes 1.36)"),
-        ("4.20.0", {"image": "example.org/s:v1.36.3"}, "kube-scheduler 1.36 doesn't go with Kubernetes 1.33 here"),
-        ("4.20.0", {"image": "example.org/s@sha256:ab"}, "scheduler_version: kube-scheduler's version can't be told"),
-        ("4.20.0", {"name": "default-scheduler"}, "scheduler_name: 'default-scheduler' can't be"),
-        ("4.20.0", {"name": "Ours"}, "scheduler_name: 'Ours' can't be"),
+        ("4.20.0", {"image": "example.org/s:v1.36.3"}, "kube-scheduler 1.36 doesn't work with an API server 1.33"),
+        ("4.20.0", {"image": "example.org/s@sha256:ab"}, "scheduler_version: 'example.org/s@sha256:ab' has no version"),
+        ("4.20.0", {"name": "default-scheduler"}, "scheduler_name: default-scheduler is the name"),
+        ("4.20.0", {"name": "Ours"}, "scheduler_name: 'Ours' isn't"),
     ],
 )
-def test_what_doesnt_go_together_is_refused(release, given, words):
+def test_incompatible_options_refused(release, given, words):
     with pytest.raises(BadInput) as failure:
-        _secondary_config.plan(release, wish(**given))
+        dedicated.plan(cluster(release), options(**given))
     assert words in str(failure.value)
 
 
-def test_the_real_kube_scheduler_reads_the_configuration(openshift, tmp_path):
-    """As a pod would: with an address of the API server, here by a kubeconfig, and until it schedules."""
-    found = _secondary_config.plan("4.22.0", wish(image="example.org/scheduler:v1.35.0"))
+def test_real_scheduler_reads_the_configuration(openshift, tmp_path):
+    """Start it with a kubeconfig, and wait until it schedules."""
+    found = dedicated.plan(cluster("4.22.0"), options(image="example.org/scheduler:v1.35.0"))
     config = yaml.safe_load(found["config"])
     config["clientConnection"] = {"kubeconfig": str(openshift.kubeconfig)}
     file = tmp_path / "config.yaml"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configurations of containerd as people have them, what ours and NVIDIA's tool make of them, and who is right.
+"""Configurations of containerd from practice, changed by this collection and by nvidia-ctk, and their validation.
 
 ``corpus/containerd/<name>/`` holds the files under their paths and ``meta.yml``::
 
@@ -42,9 +42,11 @@ from pathlib import Path
 import real_containerd
 import real_parts
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _containerd, _observe_containerd
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.plugin_utils._containerd_plan import MARK, Options, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
 
 from lab.paths import cache_root
 
@@ -144,7 +146,7 @@ class Node(real_containerd.Machine):
     def apply(self, files: tuple[dict[str, t.Any], ...]) -> None:
         """As the node's part does it: with the credentials of the real file."""
         real = [
-            {**row, "after": row["after"] and _containerd.unmask(row["after"], self.read(row["path"]) or "")}
+            {**row, "after": row["after"] and containerd.unmask(row["after"], self.read(row["path"]) or "")}
             for row in files
         ]
         real_containerd.apply(tuple(real))
@@ -153,12 +155,12 @@ class Node(real_containerd.Machine):
         return path in self._present or super().exists(path)
 
     def observe(self) -> dict[str, t.Any]:
-        seen = _observe_containerd.observe(self)
+        seen = containerd_query.observe(self)
         assert seen is not None
         return seen
 
     def dump(self) -> tuple[str, str]:
-        return _observe_containerd.dump(self, self.binary, f"{self.root}{MAIN}")
+        return containerd_query.dump(self, self.binary, f"{self.root}{MAIN}")
 
     def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
         if "config" not in argv:
@@ -211,12 +213,20 @@ def nvidia_ctk() -> str:
 
 
 @cache
-def results() -> dict[tuple[str, str], Cell]:
-    """All of the corpus on all releases that can be had."""
+def results(releases: tuple[str, ...], compare: bool = False) -> dict[tuple[str, str], Cell]:
+    """Apply the whole corpus to releases of containerd.
+
+    :param compare: apply it by nvidia-ctk too.
+    :returns: the cells of all available releases.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        # All that is fetched or built is there before the work is shared out.
-        nvidia_ctk()
-        cells = [(row, release, Path(folder)) for row in rows() for release in row.releases if there(release)]
+        # Downloads and builds happen before the processes start.
+        if compare:
+            nvidia_ctk()
+        available = [release for release in releases if there(release)]
+        cells = [
+            (row, release, Path(folder), compare) for row in rows() for release in row.releases if release in available
+        ]
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
             return {
                 (cell.row.name, cell.release): cell for cell in pool.map(_cell, *zip(*cells, strict=True), chunksize=8)
@@ -229,13 +239,13 @@ def there(release: str) -> bool:
     return False
 
 
-def _cell(row: Row, release: str, folder: Path) -> Cell:
+def _cell(row: Row, release: str, folder: Path, compare: bool) -> Cell:
     root = folder / f"{row.name}-{release}"
     node = Node(row, release, root)
     before = node.texts()
     dumped = node.dump()[0]
     cell = Cell(row, release, before, _ours(node, row, before, dumped))
-    if nvidia_ctk():
+    if compare and nvidia_ctk():
         node.put(before)
         cell.theirs = _nvidia_ctk(node, row, before, dumped)
     shutil.rmtree(root, ignore_errors=True)
@@ -267,8 +277,8 @@ def _ours(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcom
 
 
 def _files_of(node: Node) -> dict[str, t.Any]:
-    texts = _observe_containerd.read_files(node, f"{node.root}{MAIN}")
-    return {"files": {path: _containerd.mask(text) for path, text in texts.items()}, "drop_in": None}
+    texts = containerd_query.read_files(node, f"{node.root}{MAIN}")
+    return {"files": {path: containerd.mask(text) for path, text in texts.items()}, "drop_in": None}
 
 
 def _nvidia_ctk(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
@@ -310,7 +320,7 @@ def judge(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcom
     tables = cri.get("containerd", {})
     disabled = [one for one in now.get("disabled_plugins") or [] if one == "cri" or ".cri" in one]
     if disabled or not cri:
-        outcome.wrong.append("the CRI stays switched off")
+        outcome.wrong.append("the CRI stays disabled")
         return outcome
     name = "default" if tables.get("default_runtime", {}).get("runtime_type") else tables.get("default_runtime_name")
     if name != "nvidia":
@@ -323,7 +333,7 @@ def judge(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcom
         return outcome
     if ours.get("runtime_engine") and ours.get("runtime_type") != "io.containerd.runtime.v1.linux":
         outcome.wrong.append("the CRI doesn't load: runtime_engine")
-    if ours.get("runtime_type") not in _containerd.RUNC_SHIMS:
+    if ours.get("runtime_type") not in containerd.RUNC_SHIMS:
         outcome.wrong.append(f"nvidia by the shim {ours.get('runtime_type')}")
     binaries = {value for key, value in ours.get("options", {}).items() if key.lower() == "binaryname"}
     if binaries != {BINARY}:
@@ -331,7 +341,7 @@ def judge(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcom
     runc = tables.get("runtimes", {}).get("runc", {})
     wanted = row.meta.get("systemd_cgroup")
     if wanted is None:
-        wanted = _systemd(runc) == {True} if runc.get("runtime_type") in _containerd.RUNC_SHIMS else None
+        wanted = _systemd(runc) == {True} if runc.get("runtime_type") in containerd.RUNC_SHIMS else None
     if (wanted is not None and _systemd(ours) - {wanted}) or (wanted and not _systemd(ours)):
         outcome.wrong.append(f"nvidia {'without' if wanted else 'with'} SystemdCgroup")
     if "runtimes" in row.meta and sorted(tables["runtimes"]) != row.meta["runtimes"]:
@@ -348,19 +358,19 @@ def _systemd(runtime: dict[str, t.Any]) -> set[bool]:
 
 def _cri(dump: dict[str, t.Any]) -> dict[str, t.Any]:
     plugins = dump.get("plugins", {})
-    return dict(plugins.get(_containerd.CRI_PLUGIN[3]) or plugins.get(_containerd.CRI_PLUGIN[2]) or {})
+    return dict(plugins.get(containerd.CRI_PLUGIN[3]) or plugins.get(containerd.CRI_PLUGIN[2]) or {})
 
 
 def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool) -> list[str]:
     """Settings of others that aren't what they were."""
-    plugins = (_containerd.CRI_PLUGIN[3], _containerd.CRI_PLUGIN[2])
+    plugins = (containerd.CRI_PLUGIN[3], containerd.CRI_PLUGIN[2])
     ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
     ours |= {
         ("plugins", one, *key) for one in plugins for key in (("containerd", "default_runtime_name"), ("enable_cdi",))
     }
     tables = [("plugins", one, "containerd", "runtimes", "nvidia") for one in plugins]
     if hidden:
-        tables += [("plugins", one) for one in _containerd.CRI_PARTS]
+        tables += [("plugins", one) for one in containerd.CRI_PARTS]
 
     def theirs(tree: dict[str, t.Any]) -> Flat:
         return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configurations of Docker and CRI-O as people have them, beside those of containerd.
+"""Configurations of Docker and CRI-O from practice, beside those of containerd.
 
 ``corpus/docker/<name>/`` and ``corpus/crio/<name>/`` are laid out as containerd's are; ``refused`` is a pattern here.
 Docker's results are judged by real daemons (``dockerd --validate``); CRI-O can't be had as a program of its own, so its
@@ -25,16 +25,14 @@ from pathlib import Path
 import corpus_containerd
 import real_dockerd
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _docker
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _crio_plan, _docker_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import crio
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import docker as runtime_docker
+from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, docker_state
 
 CORPUS = Path(__file__).parent / "corpus"
-BINARY = corpus_containerd.BINARY
-PRESENT, ABSENT = Wanted(present=True, binary=BINARY), Wanted(present=False)
 Outcome = corpus_containerd.Outcome
-DAEMON = "/etc/docker/daemon.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,52 +117,35 @@ def _nvidia_ctk(root: Path, row: Row, runtime: str, *options: str) -> tuple[dict
 def _docker_cell(row: Row, root: Path) -> Cell:
     cell = Cell(row, _ours_docker(row))
     if corpus_containerd.nvidia_ctk():
-        after, cell.theirs = _nvidia_ctk(root, row, "docker", f"--config={root}{DAEMON}")
+        after, cell.theirs = _nvidia_ctk(root, row, "docker", f"--config={root}{DAEMON_JSON}")
         if not cell.theirs.refused:
-            cell.theirs.wrong = _judge_docker(row.texts.get(DAEMON), after.get(DAEMON))
+            cell.theirs.wrong = _judge_docker(row.texts.get(DAEMON_JSON), after.get(DAEMON_JSON))
     return cell
 
 
-def _docker_seen(text: bytes | None, error: str, was: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
-    shown = None if text is None else _docker.mask(text.decode(errors="replace"))
-    return {
-        "version": "28.5.2",
-        "config_path": DAEMON,
-        "text": shown,
-        "flags": {},
-        "default_runtime": "",
-        "runtimes": {},
-        "cgroup_driver": "",
-        "live_restore": True,
-        "containers": 0,
-        "rootless": "",
-        "service_active": False,
-        "answers": False,
-        "error": error,
-        "was": was,
-        "ours": was is not None,
-        "pending": False,
-        "operator": False,
-    }
+def _docker_state(text: bytes | None, error: str, was: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
+    stopped = {"service_active": False, "answers": False, "default_runtime": "", "runtimes": {}, "cgroup_driver": ""}
+    stopped |= {"version": "28.5.2", "live_restore": True, "error": error, "was": was, "ours": was is not None}
+    return docker_state(None if text is None else docker.mask(text.decode(errors="replace")), **stopped)
 
 
 def _ours_docker(row: Row) -> Outcome:
-    before = row.texts.get(DAEMON)
+    before = row.texts.get(DAEMON_JSON)
     error = _refuses(before) if before is not None else ""
     try:
-        planned = _docker_plan.make_plan(PRESENT, _docker_seen(before, error))
+        planned = runtime_docker.make_plan(PRESENT, _docker_state(before, error))
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = before
     for one in planned.files:
-        after = _docker.unmask(one["after"], (before or b"").decode()).encode()
-    outcome = Outcome(files={DAEMON: after or b""}, wrong=_judge_docker(before, after))
-    was = {"text": None if before is None else _docker.mask(before.decode()), "untouched": True}
-    again = _docker_plan.make_plan(PRESENT, _docker_seen(after, "", was))
+        after = docker.unmask(one["after"], (before or b"").decode()).encode()
+    outcome = Outcome(files={DAEMON_JSON: after or b""}, wrong=_judge_docker(before, after))
+    was = {"text": None if before is None else docker.mask(before.decode()), "untouched": True}
+    again = runtime_docker.make_plan(PRESENT, _docker_state(after, "", was))
     if again.files:
         outcome.wrong.append("a second run changes something")
-    (back,) = _docker_plan.make_plan(ABSENT, _docker_seen(after, "", was)).files or ({"after": None},)
-    text = None if back["after"] is None else _docker.unmask(back["after"], (before or b"").decode()).encode()
+    (back,) = runtime_docker.make_plan(ABSENT, _docker_state(after, "", was)).files or ({"after": None},)
+    text = None if back["after"] is None else docker.unmask(back["after"], (before or b"").decode()).encode()
     if planned.files and text != before:
         outcome.wrong.append("taking it out doesn't give the file back")
     return outcome
@@ -179,7 +160,7 @@ def _refuses(text: bytes) -> str:
         for binary in real_dockerd.binaries():
             fine, words = real_dockerd.validate(binary, file.name)
             if not fine:
-                return words.splitlines()[-1].replace(file.name, DAEMON)
+                return words.splitlines()[-1].replace(file.name, DAEMON_JSON)
     return ""
 
 
@@ -250,7 +231,7 @@ def _crio_cell(row: Row, root: Path) -> Cell:
     return cell
 
 
-def _crio_seen(texts: dict[str, bytes]) -> dict[str, t.Any]:
+def _crio_state(texts: dict[str, bytes]) -> dict[str, t.Any]:
     toolkit = texts.get("/etc/nvidia-container-runtime/config.toml")
     return {
         "version": "1.31.0",
@@ -275,15 +256,15 @@ def _crio_seen(texts: dict[str, bytes]) -> dict[str, t.Any]:
 
 def _ours_crio(row: Row) -> Outcome:
     try:
-        planned = _crio_plan.make_plan(PRESENT, _crio_seen(row.texts))
+        planned = crio.make_plan(PRESENT, _crio_state(row.texts))
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = _with(row.texts, planned.files)
     outcome = Outcome(files=after, wrong=_judge_crio(row, after))
     outcome.wrong += [f"{path} changed" for path, text in row.texts.items() if after.get(path) != text]
-    if _crio_plan.make_plan(PRESENT, _crio_seen(after)).files:
+    if crio.make_plan(PRESENT, _crio_state(after)).files:
         outcome.wrong.append("a second run changes something")
-    if _with(after, _crio_plan.make_plan(ABSENT, _crio_seen(after)).files) != row.texts:
+    if _with(after, crio.make_plan(ABSENT, _crio_state(after)).files) != row.texts:
         outcome.wrong.append("taking it out doesn't give the files back")
     return outcome
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A made-up node: files in a dict, commands answered by functions, every write and command noted."""
+"""A simulated node: files in a dict, commands answered by functions, every write and command recorded."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
 
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 
 Answer = Callable[[Sequence[str]], Done]
 
@@ -76,11 +76,11 @@ class Clock:
 
 
 class Killed(BaseException):
-    """What no code catches, as a SIGKILL."""
+    """A simulated SIGKILL, which no ``except Exception`` catches."""
 
 
 def killed(node: FakeNode, at: int, work: Callable[[], object]) -> bool:
-    """Do some work that is killed before its n-th write or command; False where it was done before that."""
+    """Kill some work before its n-th write or command; return False if it ended before."""
     count, write, run = 0, node.write, node.run
 
     def step() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Docker engine of the tests' own: private socket, data and containerd, no network; ended by its process id."""
+"""A Docker engine of the tests: private socket, data and containerd, no network; stopped by its process id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import real_dockerd
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 # What an engine makes outside of the folders that it is given.
 TRACES = ("/etc/docker/key.json", "/etc/docker", "/opt/containerd", "/run/docker")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real containerd programs, one per release that matters, to judge every file that is written."""
+"""Real containerd programs, one per relevant release, which validate every written file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import real_parts
-from ansible_collections.kubegpu.share.plugins.module_utils import _containerd, _observe_containerd
-from ansible_collections.kubegpu.share.plugins.module_utils._system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 
 _SOURCES: dict[str, Callable[[], Path]] = {
     "1.6": lambda: real_parts.debian("bookworm") / "containerd",
@@ -23,13 +23,18 @@ _SOURCES: dict[str, Callable[[], Path]] = {
     "2.4": lambda: real_parts.built("containerd-2.4") / "containerd",
 }
 RELEASES = tuple(_SOURCES)
+# The releases of the usual tests: one before 2.0, whose program is a download of seconds, and the lab's.
+USUAL = ("1.7", "2.2")
+FURTHER = tuple(one for one in RELEASES if one not in USUAL)
+# For ``parametrize``: every further release is downloaded or built first, which takes minutes.
+PARAMETERS = tuple(pytest.param(one, marks=() if one in USUAL else pytest.mark.long) for one in RELEASES)
 
 
 @cache
 def find(release: str) -> str:
-    """The containerd of a release: the machine's own if it is that, else one of the cache.
+    """Return the containerd of a release: the machine's own if it has this release, else one of the cache.
 
-    :raises real_parts.Missing: it can't be had.
+    :raises real_parts.Missing: it can't be downloaded or built.
     """
     ready = [Path(os.environ["LAB_BIN"]) / "containerd"] if os.environ.get("LAB_BIN") else []
     for path in [*ready, Path("/usr/bin/containerd")]:
@@ -45,16 +50,16 @@ def find(release: str) -> str:
 
 
 def _release_of(path: Path) -> str:
-    return ".".join(map(str, _containerd.release(version(str(path)))))
+    return ".".join(map(str, containerd.release(version(str(path)))))
 
 
 @cache
 def version(binary: str) -> str:
-    return _containerd.version_of(real_parts.version_words(binary))
+    return containerd.version_of(real_parts.version_words(binary))
 
 
 def of(release: str) -> str:
-    """The containerd of a release; the test that asks is skipped where it can't be had."""
+    """Return the containerd of a release; skip the test where it is missing."""
     try:
         return find(release)
     except real_parts.Missing as missing:
@@ -63,9 +68,9 @@ def of(release: str) -> str:
 
 @cache
 def binaries() -> tuple[str, ...]:
-    """All that can be had, the oldest release first."""
+    """Return the available programs of the usual releases, the oldest first."""
     found = []
-    for release in RELEASES:
+    for release in USUAL:
         try:
             found.append(find(release))
         except real_parts.Missing:
@@ -74,7 +79,7 @@ def binaries() -> tuple[str, ...]:
 
 
 class Machine(RealSystem):
-    """This machine's files, with systemd's word for which containerd runs with which file."""
+    """This machine's files, with a simulated unit for a containerd and its configuration."""
 
     def __init__(self, binary: str, config: str) -> None:
         super().__init__(run_command=self._run_it)
@@ -85,7 +90,7 @@ class Machine(RealSystem):
         )
 
     def exists(self, path: str) -> bool:
-        # Nothing of the machine that the tests run on may count.
+        # Ignore everything else on the machine that runs the tests.
         return False if path.startswith(("/etc/rancher", "/var", "/run", "/etc/k0s")) else super().exists(path)
 
     def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
@@ -98,13 +103,13 @@ class Machine(RealSystem):
 
 
 def observe(binary: str, config: Path) -> dict[str, object]:
-    seen = _observe_containerd.observe(Machine(binary, str(config)))
+    seen = containerd_query.observe(Machine(binary, str(config)))
     assert seen is not None
     return seen
 
 
 def apply(files: tuple[dict[str, str | None], ...]) -> None:
-    """Write what a plan hands over."""
+    """Write the files of a plan."""
     for row in files:
         path = Path(str(row["path"]))
         if row["after"] is None:

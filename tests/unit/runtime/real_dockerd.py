@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real dockerd programs that can check a daemon.json without a running daemon (from release 23 on)."""
+"""Real dockerd programs that validate a daemon.json without a running daemon (since release 23)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ OLDEST = 23
 
 
 def release(binary: str) -> int:
-    """Major release of a dockerd; 0 where it doesn't run here."""
+    """Return the major release of a dockerd; 0 where it doesn't run here."""
     found = re.search(r"version v?([0-9]+)\.", real_parts.version_words(binary))
     return int(found[1]) if found else 0
 
 
 @cache
-def binaries() -> tuple[str, ...]:
-    """One dockerd per release, oldest first; none where they can't be had."""
+def binaries(newest: bool = False) -> tuple[str, ...]:
+    """Return one dockerd per available release, the oldest first.
+
+    :param newest: also download that of Debian's unstable suite.
+    """
     sources: list[Callable[[], Path]] = [
         lambda: real_parts.debian("trixie") / "dockerd",
-        lambda: real_parts.debian("sid") / "dockerd",
+        *([lambda: real_parts.debian("sid") / "dockerd"] if newest else []),
         lambda: Path("/usr/bin/dockerd"),
         lambda: Path("/usr/sbin/dockerd"),
     ]
@@ -43,12 +46,12 @@ def binaries() -> tuple[str, ...]:
 
 
 def environment(binary: str) -> dict[str, str]:
-    """What a dockerd runs with: it takes no configuration where its PATH has no docker-proxy."""
+    """Return a dockerd's environment: it rejects every configuration without docker-proxy in its PATH."""
     return {**os.environ, "PATH": f"{Path(binary).parent}:{os.environ['PATH']}"}
 
 
 def validate(binary: str, path: str | Path) -> tuple[bool, str]:
-    """Whether dockerd takes this daemon.json, and its own words; it doesn't look whether the default runtime exists."""
+    """Validate a daemon.json; return the result and the output. It doesn't check that the default runtime exists."""
     command = [binary, "--validate", "--config-file", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment(binary))
     return done.returncode == 0, (done.stdout + done.stderr).strip()

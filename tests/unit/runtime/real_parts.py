@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real programs to test against, fetched or built once and kept in the lab's cache; a machine that can't has fewer."""
+"""Real programs for the tests, downloaded or built once and kept in the cache; a machine may lack some."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whatever is in containerd's files: nothing of others is lost, and what can't be read is left as it is."""
+"""Random files of containerd: no setting of others is lost, and unparsable files are not changed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import typing as t
 
 import pytest
 import tomlkit
-from ansible_collections.kubegpu.share.plugins.module_utils import _containerd
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._containerd_plan import MARK, Options, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from runtime_kit import ABSENT, BINARY, PRESENT, containerd_state
 
-BINARY = "/usr/bin/nvidia-container-runtime"
-PRESENT = Options(present=True, binary=BINARY)
-ABSENT = Options(present=False, binary="")
 MAIN = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-kubegpu-nvidia.toml"
-OLD, NEW = _containerd.CRI_PLUGIN[2], _containerd.CRI_PLUGIN[3]
+OLD, NEW = containerd.CRI_PLUGIN[2], containerd.CRI_PLUGIN[3]
 
 
 def observed(files: dict[str, str], release: str) -> dict[str, t.Any]:
-    """As gpu_node_info would show it; the dump has what containerd brings, and is of no account here."""
+    """Return the state of a containerd that has our settings in effect wherever a file has them."""
     plugin = NEW if release >= "2" else OLD
     base = f"plugins.'{plugin}'.containerd"
     done = DROP_IN in files or any(MARK in text for text in files.values())
@@ -33,19 +33,8 @@ def observed(files: dict[str, str], release: str) -> dict[str, t.Any]:
     if done:
         dump += f"[{base}.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n"
         dump += f"[{base}.runtimes.nvidia.options]\nBinaryName = '{BINARY}'\nSystemdCgroup = false\n"
-    return {
-        "version": release,
-        "config_path": MAIN,
-        "files": {path: text for path, text in files.items() if path in _containerd.load_order(MAIN, files)},
-        "drop_in": files.get(DROP_IN),
-        "dump": dump,
-        "error": "",
-        "service_active": True,
-        "stale": False,
-        "pending": False,
-        "embedded": "",
-        "operator": False,
-    }
+    loaded = {path: files[path] for path in containerd.load_order(MAIN, files)}
+    return containerd_state(loaded, version=release, config_path=MAIN, drop_in=files.get(DROP_IN), dump=dump)
 
 
 def applied(files: dict[str, str], options: Options, release: str) -> dict[str, str]:
@@ -107,15 +96,8 @@ def files(draw: st.DrawFn) -> str:
     for table in draw(TABLES):
         lines += [draw(NOISE), f"[{tomlkit.key(list(table)).as_string()}]{draw(st.sampled_from(['', ' # t']))}"]
         for key, value in draw(st.dictionaries(KEYS, VALUES, max_size=3)).items():
-            if isinstance(value, dict):
-                written = (
-                    "{" + ", ".join(f"{tomlkit.key([k]).as_string()} = {_literal(v)}" for k, v in value.items()) + "}"
-                )
-            else:
-                written = _literal(value)
-            lines.append(
-                f"{draw(st.sampled_from(['', '  ']))}{tomlkit.key([key]).as_string()} = {written}{draw(NOISE)}"
-            )
+            indent = draw(st.sampled_from(["", "  "]))
+            lines.append(f"{indent}{tomlkit.key([key]).as_string()} = {_literal(value)}{draw(NOISE)}")
     end = draw(st.sampled_from(["\n", "\r\n"]))
     text = end.join(lines) + draw(st.sampled_from(["", end]))
     try:
@@ -156,7 +138,7 @@ FOREIGN_OPTIONS = f'version = 2\n[plugins."{NEW}".containerd.runtimes.runc.optio
 @settings(max_examples=80)
 @example(FOREIGN_OPTIONS, "2.0.14")
 @given(files(), st.sampled_from(["1.6.20", "1.7.24", "2.0.14", "2.2.9", "2.4.2"]))
-def test_nothing_of_others_is_lost(text: str, release: str) -> None:
+def test_no_foreign_setting_is_lost(text: str, release: str) -> None:
     before = {MAIN: text}
     try:
         after = applied(before, PRESENT, release)
@@ -166,7 +148,7 @@ def test_nothing_of_others_is_lost(text: str, release: str) -> None:
     old = {path: value for path, value in flat(tomllib.loads(text)).items() if not ours(path)}
     now = flat(new)
     assert {path: now.get(path) for path in old} == old
-    # Runtimes that old containerd brings are written down beside ours; all else is nobody's.
+    # The runtime that an old containerd has by default is written beside ours; nothing else is added.
     added = {path for path in now if path not in flat(tomllib.loads(text)) and not ours(path)}
     assert all(path[2:5] == ("containerd", "runtimes", "runc") for path in added)
     kept = [line for line in text.splitlines() if line.strip()]
@@ -180,13 +162,13 @@ def test_nothing_of_others_is_lost(text: str, release: str) -> None:
     assert back == before
 
 
-# --------------------------------------------------------------------------- anything at all
+# --------------------------------------------------------------------------- any bytes
 
 
 @settings(max_examples=150)
 @given(st.one_of(st.binary(max_size=60), st.text("[]{}=\"'#\n\\.,ab1 ", max_size=40).map(str.encode)))
-def test_what_cant_be_read_is_left_as_it_is(raw: bytes) -> None:
-    # As the node reads it, and as JSON brings it here.
+def test_unparsable_files_are_not_changed(raw: bytes) -> None:
+    # As the node reads it, and as JSON transports it.
     text = raw.decode(errors="replace")
     try:
         tomllib.loads(text.removeprefix("\ufeff"))
@@ -205,8 +187,8 @@ def test_what_cant_be_read_is_left_as_it_is(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("release", ["1.7.24", "2.2.9"])
-def test_credentials_come_back(release: str) -> None:
+def test_credentials_are_restored(release: str) -> None:
     text = f'version = 2\n[plugins."{OLD}".registry.configs."r".auth]\n  password = "p#[" # c\n'
-    masked = _containerd.mask(text)
+    masked = containerd.mask(text)
     after = applied({MAIN: masked}, PRESENT, release)
-    assert 'password = "p#[" # c' in _containerd.unmask(after[MAIN], text)
+    assert 'password = "p#[" # c' in containerd.unmask(after[MAIN], text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node tells of its containerd, read without a TOML library."""
+"""Containerd's configuration on a node, parsed without a TOML library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import tomllib
 
 import pytest
 import real_containerd
-from ansible_collections.kubegpu.share.plugins.module_utils import _containerd as c
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd_apply import cri_state, last_words
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import cri_state
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ SECRETS = """[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]
 """
 
 
-def test_secrets_are_masked_and_come_back() -> None:
+def test_credentials_are_masked_and_restored() -> None:
     masked = c.mask(SECRETS)
     assert "YWJj" not in masked and "in line" not in masked and 'p\\"w' not in masked
     assert '"u"' in masked and '"kept"' in masked and 'identitytoken = ""' in masked
@@ -90,8 +91,8 @@ def test_masking_is_reversible(rows: list[tuple[str, str]]) -> None:
     assert c.mask(c.mask(text)).count("masked") == c.mask(text).count("masked")
 
 
-@pytest.mark.parametrize("release", real_containerd.RELEASES)
-def test_a_real_dump_reads_as_toml_does(release: str) -> None:
+@pytest.mark.parametrize("release", real_containerd.PARAMETERS)
+def test_a_real_dump_is_parsed_as_toml(release: str) -> None:
     binary = real_containerd.of(release)
     text = subprocess.run([binary, "config", "default"], capture_output=True, text=True, check=True).stdout
     flat: dict[tuple[str, ...], object] = {}
@@ -138,13 +139,13 @@ NVIDIA = """      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nv
           BinaryName = '/b'
           SystemdCgroup = true
 """
-WANTED = c.Wanted(present=True, binary="/b")
+WANTED = c.Options(present=True, binary="/b")
 
 
-def test_a_dump_that_does_what_is_wanted() -> None:
-    assert c.shortcomings(c.effective(dump("nvidia", NVIDIA)), WANTED) == []
-    assert c.shortcomings(c.effective(dump("runc", NVIDIA)), c.Wanted(True, default=False, binary="/b")) == []
-    assert c.shortcomings(c.effective(dump()), c.Wanted(present=False)) == []
+def test_a_dump_without_unmet_requirements() -> None:
+    assert c.unmet_requirements(c.effective(dump("nvidia", NVIDIA)), WANTED) == []
+    assert c.unmet_requirements(c.effective(dump("runc", NVIDIA)), c.Options(True, default=False, binary="/b")) == []
+    assert c.unmet_requirements(c.effective(dump()), c.Options(present=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -162,11 +163,11 @@ def test_a_dump_that_does_what_is_wanted() -> None:
         ("version = 3\n", "the CRI plugin isn't"),
     ],
 )
-def test_a_dump_that_falls_short_says_how(text: str, words: str) -> None:
-    assert any(words in one for one in c.shortcomings(c.effective(text), WANTED))
+def test_unmet_requirements_of_a_dump(text: str, words: str) -> None:
+    assert any(words in one for one in c.unmet_requirements(c.effective(text), WANTED))
 
 
-def test_losses_are_the_users_settings_and_not_ours() -> None:
+def test_losses_are_settings_of_the_user_only() -> None:
     before, after = c.effective(dump()), c.effective(dump("nvidia", NVIDIA))
     assert c.losses(before, after, WANTED) == []
     lost = c.effective(dump("nvidia", NVIDIA, systemd="false").replace("'pause:3'", "'other:1'"))
@@ -190,9 +191,9 @@ def test_state_of_the_cri(listing: str, state: str) -> None:
     assert cri_state(listing) == state
 
 
-def test_last_words_are_the_errors() -> None:
-    assert last_words("level=info a\nlevel=error b\nlevel=info c\n") == "level=error b"
+def test_error_lines_of_a_journal() -> None:
+    assert error_lines("level=info a\nlevel=error b\nlevel=info c\n") == "level=error b"
     failed = 'level=warning msg="failed to load plugin" error="no such runtime" id=io.containerd.cri.v1.runtime'
-    assert last_words(f'time="2026" {failed}\ntime="2026" level=info msg=booted\n') == failed
-    assert last_words("a\nb\nc\nd\n") == "b | c | d"
-    assert last_words("") == "its journal is empty"
+    assert error_lines(f'time="2026" {failed}\ntime="2026" level=info msg=booted\n') == failed
+    assert error_lines("a\nb\nc\nd\n") == "b | c | d"
+    assert error_lines("") == "its journal is empty"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How CRI-O puts its files together, as crio.conf.d(5) and its configuration loader have it: a table."""
+"""How CRI-O merges its files, according to crio.conf.d(5) and its loader."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import tomllib
 import typing as t
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _crio
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._crio_plan import merged, parse
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import merged
 
-# rule: files in CRI-O's order, and what of crio they amount to
+# rule: files in CRI-O's order, and the table crio of the result
 RULES: dict[str, tuple[list[str], dict[str, t.Any]]] = {
     "the file sorted last wins": (
         ['[crio.runtime]\ndefault_runtime = "runc"', '[crio.runtime]\ndefault_runtime = "crun"'],
         {"runtime": {"default_runtime": "crun"}},
     ),
-    "what a later file doesn't name stays": (
+    "a key that a later file lacks stays": (
         ['[crio.runtime]\nlog_level = "info"\ndefault_runtime = "runc"', '[crio.runtime]\ndefault_runtime = "crun"'],
         {"runtime": {"log_level": "info", "default_runtime": "crun"}},
     ),
@@ -68,18 +67,18 @@ RULES: dict[str, tuple[list[str], dict[str, t.Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("files", "amount_to"), RULES.values(), ids=list(RULES))
-def test_files_amount_to(files: list[str], amount_to: dict[str, t.Any]) -> None:
-    assert merged(tomllib.loads(text) for text in files).get("crio") == amount_to
+@pytest.mark.parametrize(("files", "expected"), RULES.values(), ids=list(RULES))
+def test_merging_of_files(files: list[str], expected: dict[str, t.Any]) -> None:
+    assert merged(tomllib.loads(text) for text in files).get("crio") == expected
 
 
-def test_every_file_of_the_folder_is_read_in_the_order_of_names() -> None:
-    """filepath.Walk: hidden ones, backups and folders of folders too, of whatever suffix."""
+def test_every_file_of_the_directory_is_read_in_the_order_of_names() -> None:
+    """CRI-O uses filepath.Walk: hidden files, backups, subdirectories and any suffix are included."""
     tree = {
         "/d": ["99-nvidia.toml", "10-crio.conf", ".hidden", "20-more", "10-crio.conf.bak", "99-nvidia.conf"],
         "/d/20-more": ["b", "a"],
     }
-    assert _crio.in_order(lambda path: tree.get(path, []), lambda path: path in tree, "/d") == [
+    assert crio.in_order(lambda path: tree.get(path, []), lambda path: path in tree, "/d") == [
         "/d/.hidden",
         "/d/10-crio.conf",
         "/d/10-crio.conf.bak",
@@ -91,15 +90,8 @@ def test_every_file_of_the_folder_is_read_in_the_order_of_names() -> None:
 
 
 @pytest.mark.parametrize("other", ["99-nvidia.conf", "99-nvidia.toml", "99-runtimes.conf", "10-crio.conf", "01-ctrcfg"])
-def test_ours_is_read_after_those_of_nvidia_and_openshift(other: str) -> None:
-    assert other < _crio.DROP_IN_NAME
-
-
-def test_what_cant_be_parsed_is_refused_with_its_place() -> None:
-    with pytest.raises(BadInput, match=r"^/x, line 2, can't be parsed \(.*\); it is left as it is$"):
-        parse("/x", "[crio]\nroot = \n")
-    with pytest.raises(BadInput, match="isn't UTF-8"):
-        parse("/x", "# \ufffd")
+def test_our_drop_in_is_read_after_those_of_nvidia_and_openshift(other: str) -> None:
+    assert other < crio.DROP_IN_NAME
 
 
 PRINTED = """# The CRI-O configuration file
@@ -122,14 +114,14 @@ runtime_root = ""
 """
 
 
-def test_what_crio_prints() -> None:
-    found = _crio.read_shown(PRINTED)
-    assert found.default_runtime == "nvidia" and found.names() == ["my.one", "nvidia"]
+def test_parse_crio_config() -> None:
+    found = crio.parse_config(PRINTED)
+    assert found.default_runtime == "nvidia" and found.runtimes() == ["my.one", "nvidia"]
     assert found.runtime("nvidia") == {
         "runtime_path": '"/usr/bin/nvidia-container-runtime"',
         "allowed_annotations": '["x"]',
     }
     assert found.flat[("crio", "runtime", "hooks_dir")] == '["/a", "/b"]'
     assert ("crio", "root") not in found.flat
-    other = _crio.read_shown(PRINTED.replace('"/b"', '"/c"').replace('= "nvidia"', '= "crun"'))
-    assert _crio.losses(found, other) == ["crio.runtime.hooks_dir"]
+    other = crio.parse_config(PRINTED.replace('"/b"', '"/c"').replace('= "nvidia"', '= "crun"'))
+    assert crio.losses(found, other) == ["crio.runtime.hooks_dir"]

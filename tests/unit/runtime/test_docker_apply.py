@@ -1,48 +1,45 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's Docker gets its file, proves itself, or gets the old one back; over a made-up node and dockerd."""
+"""The update of a simulated Docker: file, validation, reload or restart, rollback; and its observation."""
 
 from __future__ import annotations
 
-import functools
 import json
 import typing as t
 from collections.abc import Sequence
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _docker, _observe_docker
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
-from ansible_collections.kubegpu.share.plugins.module_utils._docker_apply import Docker
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._put_back import replacements
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime_apply import Apply
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
-from ansible_collections.kubegpu.share.plugins.plugin_utils._docker_plan import make_plan
-from fake_node import Clock, FakeNode, killed
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker as runtime_docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_apply import DockerEngine
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
+from fake_node import Clock, FakeNode
+from runtime_kit import ABSENT, BINARY, PRESENT, kill_steps, show_unit, update
+from runtime_kit import DAEMON_JSON as PATH
 
-PATH = "/etc/docker/daemon.json"
-BINARY = "/usr/bin/nvidia-container-runtime"
-PRESENT = Wanted(True, True, BINARY, True, False)
-ABSENT = Wanted(False, True, BINARY, True, False)
 OLD = '{\n  "labels": ["a=b"],\n  "proxies": {"http-proxy": "http://me:hunter2@p:1"}\n}\n'
 
 
 class Dockerd:
-    """As a real one behaves: a reload keeps what the file doesn't name, a restart begins anew."""
+    """A simulated dockerd: a reload keeps settings that the file doesn't name, a restart resets them."""
 
     def __init__(self, node: FakeNode, version: str) -> None:
         self.node, self.version = node, version
         self.pid = 77
         self.default, self.runtimes = "runc", {"runc": "runc"}
         self.containers, self.live_restore = 2, False
-        self.deaf = False
-        # Texts that it doesn't start with.
-        self.hates: t.Callable[[str], bool] = lambda text: False
+        self.ignores_reloads = False
+        # Whether it refuses to start with a text.
+        self.rejects: t.Callable[[str], bool] = lambda text: False
 
     def _file(self) -> dict[str, t.Any]:
         return t.cast("dict[str, t.Any]", json.loads(self.node.read(PATH) or "{}"))
 
     def hangup(self) -> None:
-        if self.deaf or self.hates(self.node.read(PATH) or ""):
+        if self.ignores_reloads or self.rejects(self.node.read(PATH) or ""):
             return
         tree = self._file()
         assert "runtimes" not in tree or tree["runtimes"] is not None, "a null kills dockerd 20.10 in a reload"
@@ -52,7 +49,7 @@ class Dockerd:
 
     def restart(self) -> int:
         tree = self._file()
-        if self.hates(self.node.read(PATH) or ""):
+        if self.rejects(self.node.read(PATH) or ""):
             self.pid = 0
             return 1
         self.pid = 78
@@ -85,9 +82,7 @@ def node(text: str | None = OLD, version: str = "24.0.9") -> tuple[FakeNode, Doc
 
     def systemctl(argv: Sequence[str]) -> Done:
         if argv[1] == "show":
-            state = "active" if daemon.pid else "failed"
-            start = "{ path=/usr/bin/dockerd ; argv[]=/usr/bin/dockerd -H fd:// ; }"
-            return Done(0, f"LoadState=loaded\nActiveState={state}\nMainPID={daemon.pid}\nExecStart={start}\n", "")
+            return show_unit(daemon.pid, "/usr/bin/dockerd -H fd://")
         return Done(daemon.restart() if argv[1] == "restart" else 0, "", "")
 
     def kill(argv: Sequence[str]) -> Done:
@@ -104,32 +99,44 @@ def node(text: str | None = OLD, version: str = "24.0.9") -> tuple[FakeNode, Doc
     return made, daemon
 
 
-def run(made: FakeNode, wanted: Wanted) -> dict[str, t.Any]:
-    seen = _observe_docker.observe(made)
-    assert seen is not None and "hunter2" not in json.dumps(seen)
-    planned = make_plan(wanted, seen)
-    if planned.plan.empty:
-        return {"changed": False}
+def run(made: FakeNode, wanted: Options) -> dict[str, t.Any]:
+    planned = make_plan(wanted, observe(made))
+    return {"changed": False} if planned.plan.empty else apply(made, wanted, planned)
+
+
+def observe(made: FakeNode) -> dict[str, t.Any]:
+    observed = docker_query.observe(made)
+    assert observed is not None and "hunter2" not in json.dumps(observed)
+    return observed
+
+
+def apply(made: FakeNode, wanted: Options, planned: RuntimePlan) -> dict[str, t.Any]:
     clock = Clock()
-    docker = Docker(made, wanted, planned.restart, clock.sleep, clock.now)
-    return Apply(made, docker, 10, clock.sleep, clock.now).run(replacements(planned.files))
+    docker = DockerEngine(made, wanted, planned.restart, clock.sleep, clock.now)
+    return update(made, docker, planned.files, clock)
 
 
 def restarts(made: FakeNode) -> int:
     return made.log.count("systemctl restart docker.service")
 
 
-def test_a_reload_does_it_and_stops_nothing() -> None:
+def test_a_reload_stops_no_container() -> None:
     made, daemon = node()
     done = run(made, PRESENT)
     assert done == {"effective": {"default_runtime": "nvidia", "runtimes": daemon.runtimes}, "restarted": False}
     assert restarts(made) == 0 and "kill -HUP 77" in made.log and daemon.pid == 77
     assert "hunter2" in made.files[PATH] and made.modes[PATH] == 0o640 and made.owners[PATH] == "0:5"
-    assert made.modes[_docker.WAS_PATH] == 0o600 and json.loads(made.files[_docker.WAS_PATH])["text"] == OLD
-    assert _docker.PENDING_PATH not in made.files
+    assert (
+        made.modes[runtime_docker.BACKUP_PATH] == 0o600
+        and json.loads(made.files[runtime_docker.BACKUP_PATH])["text"] == OLD
+    )
+    assert runtime_docker.PENDING_PATH not in made.files
     assert run(made, PRESENT) == {"changed": False}
     assert run(made, ABSENT)["restarted"] is False
-    assert made.files == {PATH: OLD, BINARY: ""} and (daemon.default, daemon.runtimes) == ("runc", {"runc": "runc"})
+    assert made.files == {PATH: OLD, BINARY: ""} and (daemon.default, daemon.runtimes) == (
+        "runc",
+        {"runc": "runc"},
+    )
     assert made.modes[PATH] == 0o640 and run(made, ABSENT) == {"changed": False}
     assert restarts(made) == 0 and not any("daemon-reload" in one for one in made.log)
 
@@ -137,7 +144,7 @@ def test_a_reload_does_it_and_stops_nothing() -> None:
 @pytest.mark.parametrize(
     "text", [None, '{"runtimes": null}\n', '{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}']
 )
-def test_taken_out_again_to_the_byte(text: str | None) -> None:
+def test_removal_restores_the_bytes(text: str | None) -> None:
     made, daemon = node(text)
     daemon.restart()
     before = daemon.default, daemon.runtimes
@@ -145,10 +152,10 @@ def test_taken_out_again_to_the_byte(text: str | None) -> None:
     assert daemon.default == "nvidia"
     run(made, ABSENT)
     assert made.files.get(PATH) == text and (daemon.default, daemon.runtimes) == before
-    assert _docker.WAS_PATH not in made.files and restarts(made) == 0
+    assert runtime_docker.BACKUP_PATH not in made.files and restarts(made) == 0
 
 
-def test_cdi_restarts_docker_where_that_stops_nothing() -> None:
+def test_cdi_restarts_docker_if_that_stops_no_container() -> None:
     made, daemon = node(version="27.3.1")
     run(made, PRESENT)
     assert restarts(made) == 0 and '"cdi": true' in made.files[PATH]
@@ -157,9 +164,9 @@ def test_cdi_restarts_docker_where_that_stops_nothing() -> None:
     assert run(made, PRESENT)["restarted"] is True and restarts(made) == 1
 
 
-def test_a_reload_without_effect_isnt_made_good_by_stopping_containers() -> None:
+def test_a_reload_without_effect_doesnt_stop_containers() -> None:
     made, daemon = node()
-    daemon.deaf = True
+    daemon.ignores_reloads = True
     with pytest.raises(NotInEffect, match="a restart would stop 2 running container"):
         run(made, PRESENT)
     assert made.files == {PATH: OLD, BINARY: ""} and restarts(made) == 0
@@ -167,114 +174,65 @@ def test_a_reload_without_effect_isnt_made_good_by_stopping_containers() -> None
     assert run(made, PRESENT)["restarted"] is True and daemon.default == "nvidia"
 
 
-def test_a_docker_that_refuses_to_start_gets_its_old_file_back() -> None:
+def test_a_daemon_that_fails_to_start_is_rolled_back() -> None:
     made, daemon = node(version="27.3.1")
     daemon.containers = 0
-    daemon.hates = lambda text: "nvidia" in text
-    with pytest.raises(NotInEffect, match=r"runs with the old one again \(systemctl restart ended with 1\): unable to"):
+    daemon.rejects = lambda text: "nvidia" in text
+    with pytest.raises(NotInEffect, match=r"rolled back, it runs with the old one: unable to"):
         run(made, PRESENT)
     assert made.files == {PATH: OLD, BINARY: ""} and made.modes[PATH] == 0o640
     assert daemon.pid and daemon.default == "runc" and restarts(made) == 2
 
 
-def test_both_failing_is_said() -> None:
-    made, daemon = node(version="27.3.1")
-    daemon.containers = 0
-    daemon.hates = lambda text: True
-    with pytest.raises(NotInEffect, match="with the old one, which is back in place, it doesn't come up either"):
-        run(made, PRESENT)
-    assert made.files[PATH] == OLD and _docker.PENDING_PATH in made.files, "the next run goes on from here"
-
-
-def test_what_docker_wouldnt_take_is_put_back_without_a_restart() -> None:
+def test_a_rejected_configuration_is_rolled_back_without_a_restart() -> None:
     made, daemon = node()
     made.answers["dockerd"] = lambda argv: (
         Done(1, "", "unable to configure: no\n")
         if "--validate" in argv and "nvidia" in made.files[PATH]
         else Done(0, "Docker version 24.0.9, build x", "")
     )
-    with pytest.raises(NotInEffect, match="would not do: unable to configure: no"):
+    with pytest.raises(NotInEffect, match="rejects the new configuration; it was rolled back: unable to configure: no"):
         run(made, PRESENT)
     assert made.files == {PATH: OLD, BINARY: ""} and restarts(made) == 0 and daemon.default == "runc"
 
 
-def test_without_the_binary_nothing_is_written() -> None:
-    made, _daemon = node()
-    del made.files[BINARY]
-    with pytest.raises(BadInput, match="runtime_nvidia_binary"):
-        run(made, PRESENT)
-    assert not [one for one in made.log if one.startswith("write")]
-
-
-@pytest.mark.parametrize("full", [1, 2, 3])
-def test_a_full_disk_leaves_all_as_it_was(full: int) -> None:
-    made, daemon = node()
-    write, count = made.write, 0
-
-    def full_disk(path: str, text: str, mode: int = 0o644) -> None:
-        nonlocal count
-        count += 1
-        if count == full:
-            raise ShareError(f"{path} can't be written: No space left on device")
-        write(path, text, mode)
-
-    made.write = full_disk  # type: ignore[method-assign]
-    with pytest.raises(ShareError, match="No space left on device"):
-        run(made, PRESENT)
-    assert made.files == {PATH: OLD, BINARY: ""} and daemon.default == "runc"
-    assert "rmdir /var/lib/kubegpu-share" in made.log or full == 1
-
-
-def test_a_run_killed_anywhere_is_finished_by_the_next() -> None:
-    at = 1
-    while True:
-        made, daemon = node()
-        ended = not killed(made, at, functools.partial(run, made, PRESENT))
-        run(made, PRESENT)
-        assert daemon.default == "nvidia" and run(made, PRESENT) == {"changed": False}, at
-        assert _docker.PENDING_PATH not in made.files
-        run(made, ABSENT)
-        assert made.files == {PATH: OLD, BINARY: ""}, at
-        assert (daemon.default, daemon.runtimes) == ("runc", {"runc": "runc"}) and restarts(made) == 0
-        if ended:
-            break
-        at += 1
-    assert at > 15
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("text", [OLD, None])
-def test_taking_out_killed_anywhere_is_finished_by_the_next(text: str | None) -> None:
-    at = 1
-    while True:
+@pytest.mark.parametrize("wanted", [PRESENT, ABSENT], ids=["present", "absent"])
+def test_the_run_after_a_killed_one_finishes(text: str | None, wanted: Options) -> None:
+    def start() -> tuple[FakeNode, Dockerd]:
         made, daemon = node(text)
-        files = dict(made.files)
-        run(made, PRESENT)
-        ended = not killed(made, at, functools.partial(run, made, ABSENT))
+        if not wanted.present:
+            run(made, PRESENT)
+        return made, daemon
+
+    for made, daemon in kill_steps(start, lambda made: run(made, wanted), 15):
+        run(made, wanted)
+        if wanted.present:
+            assert daemon.default == "nvidia"
+        assert run(made, wanted) == {"changed": False} and runtime_docker.PENDING_PATH not in made.files
         run(made, ABSENT)
-        assert made.files == files, at
-        assert (daemon.default, daemon.runtimes) == ("runc", {"runc": "runc"}), at
-        if ended:
-            break
-        at += 1
-    assert at > 15
+        assert made.files == node(text)[0].files
+        assert (daemon.default, daemon.runtimes) == ("runc", {"runc": "runc"}) and restarts(made) == 0
 
 
-def test_a_changed_mind_after_a_kill() -> None:
-    """Killed while being taken out, and then wanted again: the user's layout is still known."""
-    for at in range(1, 40):
+@pytest.mark.long
+def test_a_removal_that_was_killed_and_revoked_keeps_the_users_layout() -> None:
+    def start() -> tuple[FakeNode, Dockerd]:
         made, daemon = node()
         run(made, PRESENT)
-        with_ours = made.files[PATH]
-        if not killed(made, at, functools.partial(run, made, ABSENT)):
-            break
+        return made, daemon
+
+    with_ours = start()[0].files[PATH]
+    for made, daemon in kill_steps(start, lambda made: run(made, ABSENT)):
         run(made, PRESENT)
-        assert made.files[PATH] == with_ours and daemon.default == "nvidia", at
+        assert made.files[PATH] == with_ours and daemon.default == "nvidia"
         run(made, ABSENT)
-        assert made.files == {PATH: OLD, BINARY: ""}, at
+        assert made.files == {PATH: OLD, BINARY: ""}
 
 
 @pytest.mark.parametrize("theirs", ['{"data-root": "/mnt/docker"}', '{\n  "data-root": "/mnt/docker"\n}\n'])
-def test_a_file_that_the_user_has_replaced_is_the_users(theirs: str) -> None:
+def test_a_file_that_the_user_replaced_is_kept(theirs: str) -> None:
     made, daemon = node()
     run(made, PRESENT)
     made.files[PATH] = theirs
@@ -287,34 +245,29 @@ def test_a_file_that_the_user_has_replaced_is_the_users(theirs: str) -> None:
     assert made.files == {PATH: theirs, BINARY: ""}
 
 
-def test_containers_that_started_since_the_plan_arent_stopped() -> None:
+def test_containers_started_since_the_plan_are_not_stopped() -> None:
     made, daemon = node(version="27.3.1")
     daemon.containers = 0
-    seen = _observe_docker.observe(made)
-    planned = make_plan(PRESENT, seen)
+    planned = make_plan(PRESENT, observe(made))
     assert planned.restart
     daemon.containers = 1
-    clock = Clock()
-    docker = Docker(made, PRESENT, planned.restart, clock.sleep, clock.now)
-    done = Apply(made, docker, 10, clock.sleep, clock.now).run(replacements(planned.files))
+    done = apply(made, PRESENT, planned)
     assert done["restarted"] is False and restarts(made) == 0 and daemon.default == "nvidia"
 
 
-def test_a_docker_that_doesnt_answer_isnt_restarted() -> None:
+def test_a_docker_that_doesnt_answer_is_not_restarted() -> None:
     made, _daemon = node()
-    planned = make_plan(PRESENT, _observe_docker.observe(made))
+    planned = make_plan(PRESENT, observe(made))
     made.answers["docker"] = lambda argv: Done(124, "", "")
-    clock = Clock()
-    docker = Docker(made, PRESENT, planned.restart, clock.sleep, clock.now)
-    with pytest.raises(NotInEffect, match="doesn't answer, and a restart would stop whatever containers"):
-        Apply(made, docker, 10, clock.sleep, clock.now).run(replacements(planned.files))
+    with pytest.raises(NotInEffect, match="doesn't answer, and a restart would stop all its containers"):
+        apply(made, PRESENT, planned)
     assert made.files[PATH] == OLD and restarts(made) == 0
 
 
-def test_a_default_runtime_that_is_a_flag_never_gets_into_the_file() -> None:
+def test_a_flag_for_the_default_runtime_is_never_repeated_in_the_file() -> None:
     made, daemon = node()
     daemon.default = "runc-too"
-    daemon.hates = lambda text: "default-runtime" in text
+    daemon.rejects = lambda text: "default-runtime" in text
     show = made.answers["systemctl"]
 
     def systemctl(argv: Sequence[str]) -> Done:
@@ -322,101 +275,74 @@ def test_a_default_runtime_that_is_a_flag_never_gets_into_the_file() -> None:
         return Done(done.rc, done.out.replace("-H fd://", "-H fd:// --default-runtime runc-too"), "")
 
     made.answers["systemctl"] = systemctl
-    available = Wanted(True, False, BINARY, False, False)
+    available = Options(True, False, BINARY, False, False)
     run(made, available)
     assert daemon.runtimes["nvidia"] == BINARY and run(made, available) == {"changed": False}
     run(made, ABSENT)
     assert made.files == {PATH: OLD, BINARY: ""} and daemon.runtimes == {"runc": "runc"} and restarts(made) == 0
 
 
-def test_a_linked_file_stays_a_link() -> None:
+# --------------------------------------------------------------------------- observation
+
+
+def test_observe() -> None:
     made, _daemon = node()
-    made.links[PATH] = "../share/link.json"
-    made.links["/etc/share/link.json"] = "real.json"
-    made.files["/etc/share/real.json"] = OLD
-    made.modes["/etc/share/real.json"] = 0o600
-    run(made, PRESENT)
-    assert made.modes["/etc/share/real.json"] == 0o600
-    assert "write /etc/share/real.json" in made.log and f"write {PATH}" not in made.log
-
-
-# --------------------------------------------------------------------------- the look
-
-
-def test_what_is_seen() -> None:
-    made, _daemon = node()
-    seen = _observe_docker.observe(made)
-    assert seen is not None
-    assert (seen["version"], seen["config_path"], seen["service_active"], seen["answers"]) == (
-        "24.0.9",
-        PATH,
-        True,
-        True,
-    )
+    seen = observe(made)
+    assert (seen["version"], seen["config_path"]) == ("24.0.9", PATH)
+    assert seen["service_active"] and seen["answers"]
     assert (seen["default_runtime"], seen["cgroup_driver"], seen["containers"]) == ("runc", "systemd", 2)
     assert (seen["was"], seen["ours"], seen["pending"], seen["flags"]) == (None, False, False, {})
 
 
-def test_flags_of_the_unit_with_the_file_that_has_them() -> None:
+def test_flags_are_reported_with_their_file() -> None:
     made, daemon = node()
     drop_in = "/etc/systemd/system/docker.service.d/gpu.conf"
     made.files[drop_in] = "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd --default-runtime runc\n"
-    argv = "/usr/bin/dockerd --config-file=/srv/d.json --default-runtime runc --add-runtime=a=/a -H unix:///run/d.sock"
-    made.answers["systemctl"] = lambda argv_: Done(
-        0,
-        f"LoadState=loaded\nActiveState=active\nMainPID={daemon.pid}\nFragmentPath=/lib/systemd/system/docker.service\n"
-        f"DropInPaths={drop_in}\nExecStart={{ path=/usr/bin/dockerd ; argv[]={argv} ; }}\n",
-        "",
+    command = (
+        "/usr/bin/dockerd --config-file=/srv/d.json --default-runtime runc --add-runtime=a=/a -H unix:///run/d.sock"
     )
-    seen = _observe_docker.observe(made)
-    assert seen is not None and seen["config_path"] == "/srv/d.json"
+    made.answers["systemctl"] = lambda _argv: show_unit(
+        daemon.pid, command, FragmentPath="/lib/systemd/system/docker.service", DropInPaths=drop_in
+    )
+    seen = observe(made)
+    assert seen["config_path"] == "/srv/d.json"
     assert seen["flags"]["default-runtime"] == {"values": ["runc"], "file": drop_in}
     assert seen["flags"]["add-runtime"]["values"] == ["a=/a"]
     assert any(one.startswith("docker --host unix:///run/d.sock info") for one in made.log)
 
 
-def test_flags_from_variables_are_those_of_the_process() -> None:
+def test_flags_in_variables_are_read_from_the_process() -> None:
     made, daemon = node()
     made.files["/etc/sysconfig/docker"] = "OPTIONS='--default-runtime=crun'\n"
     made.files[f"/proc/{daemon.pid}/cmdline"] = "/usr/bin/dockerd\0--default-runtime=crun\0"
-    made.answers["systemctl"] = lambda argv: Done(
-        0,
-        f"LoadState=loaded\nActiveState=active\nMainPID={daemon.pid}\n"
-        "EnvironmentFiles=/etc/sysconfig/docker (ignore_errors=yes)\n"
-        "ExecStart={ path=/usr/bin/dockerd ; argv[]=/usr/bin/dockerd $OPTIONS ; }\n",
-        "",
-    )
-    seen = _observe_docker.observe(made)
-    assert seen is not None
-    assert seen["flags"]["default-runtime"] == {"values": ["crun"], "file": "/etc/sysconfig/docker"}
+    files = "/etc/sysconfig/docker (ignore_errors=yes)"
+    made.answers["systemctl"] = lambda _argv: show_unit(daemon.pid, "/usr/bin/dockerd $OPTIONS", EnvironmentFiles=files)
+    assert observe(made)["flags"]["default-runtime"] == {"values": ["crun"], "file": "/etc/sysconfig/docker"}
 
 
 @pytest.mark.parametrize(
-    ("text", "asked"),
-    [('{"hosts": ["tcp://0.0.0.0:1", "unix:///srv/d.sock"]}', "unix:///srv/d.sock"), ("{", _docker.DEFAULT_SOCKET)],
+    ("text", "socket"),
+    [
+        ('{"hosts": ["tcp://0.0.0.0:1", "unix:///srv/d.sock"]}', "unix:///srv/d.sock"),
+        ("{", runtime_docker.DEFAULT_SOCKET),
+    ],
 )
-def test_a_socket_that_the_file_names(text: str, asked: str) -> None:
+def test_the_socket_of_daemon_json_is_queried(text: str, socket: str) -> None:
     made, _daemon = node(text)
-    made.answers["systemctl"] = lambda argv: Done(
-        0,
-        "LoadState=loaded\nActiveState=active\nMainPID=77\n"
-        "ExecStart={ path=/usr/bin/dockerd ; argv[]=/usr/bin/dockerd ; }\n",
-        "",
-    )
-    _observe_docker.observe(made)
-    assert any(one.startswith(f"docker --host {asked} info") for one in made.log)
+    made.answers["systemctl"] = lambda _argv: show_unit(77, "/usr/bin/dockerd")
+    observe(made)
+    assert any(one.startswith(f"docker --host {socket} info") for one in made.log)
 
 
-def test_a_docker_that_is_off_isnt_asked() -> None:
+def test_a_stopped_docker_is_not_queried() -> None:
     made, daemon = node()
     daemon.pid = 0
-    seen = _observe_docker.observe(made)
-    assert seen is not None and not seen["answers"] and not any(one.startswith("docker ") for one in made.log)
+    assert not observe(made)["answers"] and not any(one.startswith("docker ") for one in made.log)
 
 
 def test_no_docker_and_a_rootless_one() -> None:
     made = FakeNode({}, {name: lambda argv: Done(127, "", "") for name in ("systemctl", "dockerd")})
-    assert _observe_docker.observe(made) is None
+    assert docker_query.observe(made) is None
     made.files["/run/user/1000/docker.sock"] = ""
-    seen = _observe_docker.observe(made)
+    seen = docker_query.observe(made)
     assert seen is not None and seen["rootless"] == "/run/user/1000/docker.sock"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of daemon.json, judged by every real dockerd that can check a file."""
+"""Plans for daemon.json, validated by the real dockerd programs of this machine."""
 
 from __future__ import annotations
 
@@ -9,48 +9,26 @@ from pathlib import Path
 
 import pytest
 import real_dockerd
-from ansible_collections.kubegpu.share.plugins.module_utils import _docker
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._docker_plan import Planned, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker as runtime_docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
+from corpus_others import Row, rows
+from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, docker_state
 
-PATH = "/etc/docker/daemon.json"
-BINARY = "/usr/bin/nvidia-container-runtime"
-PRESENT = Wanted(True, True, BINARY, True, False)
-AVAILABLE = Wanted(True, False, BINARY, False, False)
-ABSENT = Wanted(False, True, BINARY, True, False)
-
-
-def docker(text: str | None, **changes: t.Any) -> dict[str, t.Any]:
-    return {
-        "version": "27.3.1",
-        "config_path": PATH,
-        "text": text,
-        "flags": {},
-        "default_runtime": "runc",
-        "runtimes": {"runc": "runc"},
-        "cgroup_driver": "systemd",
-        "live_restore": False,
-        "containers": 0,
-        "rootless": "",
-        "service_active": True,
-        "answers": True,
-        "error": "",
-        "was": None,
-        "ours": False,
-        "pending": False,
-        "operator": False,
-        **changes,
-    }
+# Not the default runtime, and CDI stays as it is.
+AVAILABLE = Options(present=True, default=False, binary=BINARY, cdi=False)
+ALL_SET = json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": BINARY}}, "features": {"cdi": True}})
 
 
-def after(planned: Planned) -> str | None:
+def after(planned: RuntimePlan) -> str | None:
     [row] = planned.files
     return t.cast("str | None", row["after"])
 
 
-def with_ours(observed: dict[str, t.Any], planned: Planned, **changes: t.Any) -> dict[str, t.Any]:
-    """The node after the plan was carried out."""
+def with_ours(observed: dict[str, t.Any], planned: RuntimePlan, **changes: t.Any) -> dict[str, t.Any]:
+    """Return the state of the node with the plan applied."""
     tree = json.loads((after(planned) or "{}").lstrip("\ufeff"))
     return {
         **observed,
@@ -63,89 +41,70 @@ def with_ours(observed: dict[str, t.Any], planned: Planned, **changes: t.Any) ->
     }
 
 
-FILES = {
-    "no file": None,
-    "empty": "",
-    "object": "{}",
-    "Debian's": '{\n  "exec-opts": ["native.cgroupdriver=systemd"],\n  "log-driver": "json-file"\n}\n',
-    "features of the user": '{"features": {"buildkit": true, "containerd-snapshotter": true}}',
-    "runtimes null": '{"runtimes": null}\n',
-    "another runtime": '{"runtimes": {"kata": {"runtimeType": "io.containerd.kata.v2"}}, "default-runtime": "kata"}',
-    "nvidia with arguments": '{"runtimes": {"nvidia": {"path": "/opt/old", "runtimeArgs": ["--debug"]}}}',
-    "nvidia as a shim": (
-        '{"runtimes": {"nvidia": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/o"}}}}'
-    ),
-    "all there": json.dumps(
-        {"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": BINARY}}, "features": {"cdi": True}}
-    ),
-    "tabs, CRLF, no final newline": '{\r\n\t"labels" : [ "a=b" ]\r\n}',
-    "byte order mark": '\ufeff{ "shutdown-timeout": 15 }',
-}
-
-
-@pytest.mark.parametrize("text", FILES.values(), ids=list(FILES))
-@pytest.mark.parametrize("wanted", [PRESENT, AVAILABLE], ids=["default", "available"])
-def test_there_and_back_again(text: str | None, wanted: Wanted, tmp_path: Path) -> None:
-    observed = docker(text)
-    planned = make_plan(wanted, observed)
+@pytest.mark.parametrize("row", [row for row in rows("docker") if not row.refused], ids=lambda row: row.name)
+def test_addition_and_removal_of_a_runtime_that_isnt_the_default(row: Row, tmp_path: Path) -> None:
+    """The corpus' own test covers the default runtime."""
+    text = row.texts[DAEMON_JSON].decode() if row.texts else None
+    observed = docker_state(text)
+    planned = make_plan(AVAILABLE, observed)
     if not planned.files:
-        assert text == FILES["all there"]
+        assert '"path": "/usr/bin/nvidia-container-runtime"' in str(text)
         return
     new = after(planned)
     assert new is not None
     tree = json.loads(new.lstrip("\ufeff"))
-    assert tree["runtimes"]["nvidia"]["path"] == BINARY
-    assert tree.get("default-runtime") == (
-        "nvidia" if wanted.default else json.loads((text or "{}").lstrip("\ufeff") or "{}").get("default-runtime")
-    )
-    assert planned.plan.changes[-1].header == _docker.UNIT
+    old = json.loads((text or "").lstrip("\ufeff").strip() or "{}")
+    assert tree["runtimes"]["nvidia"] == {**(old.get("runtimes") or {}).get("nvidia", {}), "path": BINARY}
+    assert {name: value for name, value in tree.items() if name != "runtimes"} == {
+        name: value for name, value in old.items() if name != "runtimes"
+    }
+    assert planned.plan.changes[-1].header == runtime_docker.UNIT
     for binary in real_dockerd.binaries():
-        (tmp_path / "daemon.json").write_text(new)
+        (tmp_path / "daemon.json").write_bytes(new.encode())
         assert real_dockerd.validate(binary, tmp_path / "daemon.json") == (True, "configuration OK")
     there = with_ours(observed, planned)
-    assert make_plan(wanted, there).plan.empty, "a second run changes nothing"
+    assert make_plan(AVAILABLE, there).plan.empty, "a second run changes nothing"
     if text is None:
         assert make_plan(ABSENT, there).files[0]["after"] is None
     else:
-        assert after(make_plan(ABSENT, there)) == text, "taken out again, to the byte"
+        assert after(make_plan(ABSENT, there)) == text, "the original bytes are restored"
 
 
-def test_the_users_arguments_stay() -> None:
-    tree = json.loads(after(make_plan(PRESENT, docker(FILES["nvidia with arguments"]))) or "")
-    assert tree["runtimes"]["nvidia"] == {"path": BINARY, "runtimeArgs": ["--debug"]}
+def test_an_nvidia_runtime_given_as_a_shim_is_valid(tmp_path: Path) -> None:
+    text = '{"runtimes": {"nvidia": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/o"}}}}'
+    new = after(make_plan(PRESENT, docker_state(text))) or ""
+    assert json.loads(new)["runtimes"]["nvidia"]["path"] == BINARY
+    (tmp_path / "daemon.json").write_text(new)
+    for binary in real_dockerd.binaries():
+        assert real_dockerd.validate(binary, tmp_path / "daemon.json") == (True, "configuration OK")
 
 
-def test_features_of_the_user_stay() -> None:
-    tree = json.loads(after(make_plan(PRESENT, docker(FILES["features of the user"]))) or "")
-    assert tree["features"] == {"buildkit": True, "containerd-snapshotter": True, "cdi": True}
+def test_an_older_docker_has_no_cdi() -> None:
+    assert "features" not in (after(make_plan(PRESENT, docker_state("{}", version="24.0.9"))) or "")
 
 
-def test_an_old_docker_knows_no_cdi() -> None:
-    assert "features" not in (after(make_plan(PRESENT, docker("{}", version="24.0.9"))) or "")
+def test_cdi_waits_for_a_harmless_restart() -> None:
+    assert make_plan(PRESENT, docker_state("{}")).restart is True
+    assert make_plan(PRESENT, docker_state("{}", containers=3, live_restore=True)).restart is True
+    planned = make_plan(PRESENT, docker_state("{}", containers=3))
+    assert planned.restart is False and "would stop 3 running container(s)" in planned.warnings[0]
+    assert make_plan(PRESENT, docker_state("{}", version="20.10.24", containers=3)).warnings == ()
 
 
-def test_cdi_waits_for_a_restart_that_stops_nothing() -> None:
-    assert make_plan(PRESENT, docker("{}")).restart is True
-    assert make_plan(PRESENT, docker("{}", containers=3, live_restore=True)).restart is True
-    planned = make_plan(PRESENT, docker("{}", containers=3))
-    assert planned.restart is False and "would have stopped 3 running container(s)" in planned.warnings[0]
-    assert make_plan(PRESENT, docker("{}", version="20.10.24", containers=3)).warnings == ()
-
-
-def test_a_file_changed_since_loses_only_ours() -> None:
+def test_removal_from_a_file_changed_since() -> None:
     before = '{"default-runtime": "kata", "labels": ["a=b"]}'
-    observed = docker(before)
+    observed = docker_state(before)
     there = with_ours(observed, make_plan(PRESENT, observed))
     there["text"] = there["text"].replace('"a=b"', '"a=c"')
     there["was"]["untouched"] = False
     assert after(make_plan(ABSENT, there)) == before.replace("a=b", "a=c")
-    # What the user has set otherwise since is his.
+    # A later change by the user stays.
     there["text"] = there["text"].replace('"default-runtime": "nvidia"', '"default-runtime": "crun"')
     assert json.loads(after(make_plan(ABSENT, there)) or "")["default-runtime"] == "crun"
 
 
-def test_a_file_of_ours_that_got_a_users_key_stays() -> None:
-    observed = docker(None)
+def test_a_new_file_with_a_users_key_is_kept() -> None:
+    observed = docker_state(None)
     there = with_ours(observed, make_plan(PRESENT, observed))
     there["text"] = there["text"].replace("{\n", '{\n    "debug": true,\n', 1)
     there["was"]["untouched"] = False
@@ -153,86 +112,75 @@ def test_a_file_of_ours_that_got_a_users_key_stays() -> None:
 
 
 def test_no_longer_the_default() -> None:
-    observed = docker('{"default-runtime": "kata"}\n')
+    observed = docker_state('{"default-runtime": "kata"}\n')
     there = with_ours(observed, make_plan(PRESENT, observed))
     assert json.loads(after(make_plan(AVAILABLE, there)) or "")["default-runtime"] == "kata"
     there["was"]["untouched"] = False
     assert json.loads(after(make_plan(AVAILABLE, there)) or "")["default-runtime"] == "kata"
 
 
-def test_what_isnt_ours_stays() -> None:
-    """Made by nvidia-ctk: nothing on the node says that it is ours."""
-    observed = docker(FILES["all there"], default_runtime="nvidia", runtimes={"nvidia": BINARY})
+def test_foreign_settings_are_kept() -> None:
+    """As nvidia-ctk writes them: without a record of ours on the node."""
+    observed = docker_state(ALL_SET, default_runtime="nvidia", runtimes={"nvidia": BINARY})
     assert make_plan(ABSENT, observed).plan.empty
 
 
-def test_a_daemon_that_hasnt_read_its_file() -> None:
-    observed = docker(FILES["all there"])
+def test_an_outdated_daemon_is_reloaded() -> None:
+    observed = docker_state(ALL_SET)
     planned = make_plan(PRESENT, observed)
-    assert planned.files == () and [one.header for one in planned.plan.changes] == [_docker.UNIT]
-    stopped = docker(FILES["all there"], service_active=False, answers=False, default_runtime="", runtimes={})
+    assert planned.files == () and [one.header for one in planned.plan.changes] == [runtime_docker.UNIT]
+    stopped = docker_state(ALL_SET, service_active=False, answers=False, default_runtime="", runtimes={})
     assert make_plan(PRESENT, stopped).plan.changes[0].before == "running not at all\n"
     assert make_plan(ABSENT, stopped).plan.empty
 
 
 @pytest.mark.parametrize(
-    ("observed", "words"),
+    ("observed", "message"),
     [
         (None, "runtime_name: Docker isn't installed"),
-        (docker('{"a": 1,}'), "daemon.json, line 1, can't be parsed (a comma stands before the closing })"),
-        (docker('{"runtimes": []}'), "daemon.json: runtimes isn't an object"),
-        (docker('{"a": "\ufffd"}'), "isn't UTF-8"),
-        (docker("", version="20.10.24"), "is empty, with which Docker 20.10.24 doesn't start"),
-        (docker("\ufeff{}", version="20.10.24"), "byte order mark, with which Docker 20.10.24 doesn't start"),
+        (docker_state('{"a": 1,}'), "daemon.json, line 1, can't be parsed (a comma stands before the closing })"),
+        (docker_state('{"runtimes": []}'), "daemon.json: runtimes isn't an object"),
+        (docker_state('{"a": "\ufffd"}'), "isn't UTF-8"),
+        (docker_state("", version="20.10.24"), "is empty, and Docker 20.10.24 doesn't start"),
+        (docker_state("\ufeff{}", version="20.10.24"), "byte order mark, with which Docker 20.10.24 doesn't start"),
         (
-            docker("{}", rootless="/run/user/1000/docker.sock"),
-            "Docker runs rootless on this node (/run/user/1000/docker",
+            docker_state("{}", rootless="/run/user/1000/docker.sock"),
+            "Docker runs rootless on this node (/run/user/1000",
         ),
-        (docker("{}", operator=True), "NVIDIA's GPU Operator configures Docker"),
-        (docker("{}", runtimes={"nvidia": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}), "GPU Operator"),
+        (docker_state("{}", operator=True), "NVIDIA's GPU Operator configures Docker"),
+        (docker_state("{}", runtimes={"nvidia": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}), "GPU Operator"),
+        (docker_state("{}", error="no: x"), "Docker can't read its own configuration: no: x"),
+        (docker_state("{}", answers=False), "'docker info' doesn't answer"),
         (
-            docker("{}", error="unable to configure: x"),
-            "Docker can't read its own configuration: unable to configure: x",
-        ),
-        (docker("{}", answers=False), "'docker info' has no answer"),
-        (
-            docker(
-                "{}",
-                flags={
-                    "default-runtime": {
-                        "values": ["runc"],
-                        "file": "/etc/systemd/system/docker.service.d/override.conf",
-                    }
-                },
-            ),
-            "/etc/systemd/system/docker.service.d/override.conf starts dockerd with --default-runtime=runc",
+            docker_state("{}", flags={"default-runtime": {"values": ["runc"], "file": "/etc/x.conf"}}),
+            "/etc/x.conf starts dockerd with --default-runtime=runc",
         ),
     ],
 )
-def test_refused_in_a_sentence(observed: dict[str, t.Any] | None, words: str) -> None:
+def test_refusals(observed: dict[str, t.Any] | None, message: str) -> None:
     with pytest.raises(BadInput) as refused:
         make_plan(PRESENT, observed)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_a_flag_that_says_nvidia_isnt_repeated_in_the_file() -> None:
+def test_a_flag_with_nvidia_is_not_repeated_in_the_file() -> None:
     flags = {
         "default-runtime": {"values": ["nvidia"], "file": "x"},
         "add-runtime": {"values": ["nvidia=/o"], "file": "x"},
     }
-    tree = json.loads(after(make_plan(PRESENT, docker("{}", flags=flags))) or "")
+    tree = json.loads(after(make_plan(PRESENT, docker_state("{}", flags=flags))) or "")
     assert "default-runtime" not in tree and tree["runtimes"]["nvidia"]["path"] == BINARY
 
 
-def test_taking_out_where_there_is_no_docker() -> None:
+def test_removal_without_docker() -> None:
     assert make_plan(ABSENT, None).plan.empty
 
 
-# --------------------------------------------------------------------------- the daemon's own word, secrets
+# --------------------------------------------------------------------------- docker info and credentials
 
 
-def test_what_docker_says() -> None:
-    found = _docker.read_info(
+def test_parse_docker_info() -> None:
+    found = runtime_docker.read_info(
         json.dumps(
             {
                 "ServerVersion": "27.3.1",
@@ -247,21 +195,22 @@ def test_what_docker_says() -> None:
     )
     assert found is not None and found.state == ("nvidia", {"nvidia": BINARY, "kata": ""})
     assert (found.cgroup_driver, found.live_restore, found.containers, found.rootless) == ("systemd", True, 2, True)
-    assert _docker.shortcomings(found, PRESENT) == []
-    assert _docker.read_info('{"ServerErrors": ["no"], "ServerVersion": ""}') is None and _docker.read_info("") is None
+    assert runtime_docker.unmet_requirements(found, PRESENT) == []
+    for invalid in ('{"ServerErrors": ["no"], "ServerVersion": ""}', ""):
+        assert runtime_docker.read_info(invalid) is None
 
 
-def test_credentials_are_masked_and_come_back() -> None:
+def test_credentials_are_masked_and_restored() -> None:
     text = (
         '{"proxies": {"http-proxy": "http://user:hunter2@proxy:3128"}, "log-opts": {"splunk-token": "hunter3"},\n'
         ' "registry-mirrors": ["https://m.example"], "dns": ["10.0.0.1"]}'
     )
-    shown = _docker.mask(text)
+    shown = runtime_docker.mask(text)
     assert "hunter" not in shown and "https://m.example" in shown and "proxy:3128" in shown
     json.loads(shown)
-    assert _docker.unmask(shown, text) == text
-    planned = make_plan(PRESENT, docker(shown))
-    assert "hunter2@proxy" in _docker.unmask(after(planned) or "", text)
+    assert runtime_docker.unmask(shown, text) == text
+    planned = make_plan(PRESENT, docker_state(shown))
+    assert "hunter2@proxy" in runtime_docker.unmask(after(planned) or "", text)
 
 
 @pytest.mark.parametrize(
@@ -273,23 +222,28 @@ def test_credentials_are_masked_and_come_back() -> None:
         '{"HTTP-Proxy": "http://u:hunter2@h", "https://me:hunter-token@h": "y", "log-opts": {"a-token": "hunter2"}}',
     ],
 )
-def test_credentials_however_written_are_masked_and_come_back(text: str) -> None:
-    shown = _docker.mask(text)
+def test_credentials_of_any_spelling_are_masked_and_restored(text: str) -> None:
+    shown = runtime_docker.mask(text)
     assert "hunter" not in shown and "kubegpu-share-masked-1" in shown
     json.loads(shown)
-    assert _docker.unmask(shown, text) == text
+    assert runtime_docker.unmask(shown, text) == text
 
 
-def test_a_stopgap_says_what_the_file_leaves_out() -> None:
-    none = _docker.Flags()
-    assert json.loads(_docker.telling('{"runtimes": null}', none)) == {"runtimes": {}, "default-runtime": "runc"}
-    assert json.loads(_docker.telling(None, none)) == {"runtimes": {}, "default-runtime": "runc"}
-    assert _docker.needs_telling('{"default-runtime": "x"}', none)
-    assert _docker.needs_telling('{"runtimes": {"x": {}}}', none)
-    assert not _docker.needs_telling('{"default-runtime": "x", "runtimes": {"x": {}}}', none)
+def test_the_temporary_file_sets_the_missing_keys() -> None:
+    none = runtime_docker.Flags()
+    assert json.loads(runtime_docker.with_stock_runtime('{"runtimes": null}', none)) == {
+        "runtimes": {},
+        "default-runtime": "runc",
+    }
+    assert json.loads(runtime_docker.with_stock_runtime(None, none)) == {"runtimes": {}, "default-runtime": "runc"}
+    assert runtime_docker.reload_keeps_runtime('{"default-runtime": "x"}', none)
+    assert runtime_docker.reload_keeps_runtime('{"runtimes": {"x": {}}}', none)
+    assert not runtime_docker.reload_keeps_runtime('{"default-runtime": "x", "runtimes": {"x": {}}}', none)
 
 
-def test_a_stopgap_doesnt_contradict_a_flag() -> None:
-    flag = _docker.Flags("kata")
-    assert json.loads(_docker.telling(None, flag)) == {"runtimes": {}}
-    assert not _docker.needs_telling('{"runtimes": {"x": {}}}', flag) and _docker.needs_telling("{}", flag)
+def test_the_temporary_file_doesnt_contradict_a_flag() -> None:
+    flag = runtime_docker.Flags("kata")
+    assert json.loads(runtime_docker.with_stock_runtime(None, flag)) == {"runtimes": {}}
+    assert not runtime_docker.reload_keeps_runtime(
+        '{"runtimes": {"x": {}}}', flag
+    ) and runtime_docker.reload_keeps_runtime("{}", flag)

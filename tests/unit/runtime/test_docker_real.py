@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real Docker engine with a folder of its own gets our settings by a reload, keeps running, and loses them again."""
+"""A real Docker engine in a directory of its own is reloaded with our settings, keeps running, and is restored."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from collections.abc import Iterator
 import private_dockerd
 import pytest
 import real_dockerd
-from ansible_collections.kubegpu.share.plugins.module_utils import _docker, _observe_docker
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
-from ansible_collections.kubegpu.share.plugins.module_utils._docker_apply import Docker
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect
-from ansible_collections.kubegpu.share.plugins.module_utils._put_back import replacements
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime_apply import Apply
-from ansible_collections.kubegpu.share.plugins.plugin_utils._docker_plan import Planned, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import replacements
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker as runtime_docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_apply import DockerEngine
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
 
 # A program that is there and can be asked for its version.
 BINARY = "/usr/bin/runc"
-PRESENT = Wanted(True, True, BINARY, True, False)
-ABSENT = Wanted(False, True, BINARY, True, False)
+PRESENT = Options(True, True, BINARY, True, False)
+ABSENT = Options(False, True, BINARY, True, False)
 TEXT = '{\n  "labels": ["a=b"],\n  "shutdown-timeout": 15,  \n  "features": {"buildkit": true}\n}'
 
 
-@pytest.fixture(params=["installed", "newer", "newest"])
+@pytest.fixture(
+    params=["installed", pytest.param("newer", marks=pytest.mark.long), pytest.param("newest", marks=pytest.mark.long)]
+)
 def machine(request: pytest.FixtureRequest) -> Iterator[private_dockerd.Machine]:
     binary = private_dockerd.binary()
     if request.param != "installed":
-        newer = [one for one in real_dockerd.binaries() if one != binary]
+        newer = [one for one in real_dockerd.binaries(newest=True) if one != binary]
         if len(newer) < (2 if request.param == "newest" else 1):
             pytest.skip("no newer dockerd than the others")
         binary = newer[0 if request.param == "newer" else -1]
@@ -42,22 +46,22 @@ def machine(request: pytest.FixtureRequest) -> Iterator[private_dockerd.Machine]
 
 
 def observe(machine: private_dockerd.Machine) -> dict[str, object]:
-    seen = _observe_docker.observe(machine)
+    seen = docker_query.observe(machine)
     assert seen is not None
     return seen
 
 
-def apply(machine: private_dockerd.Machine, wanted: Wanted, planned: Planned) -> dict[str, object]:
-    docker = Docker(machine, wanted, planned.restart)
-    return Apply(machine, docker, 60).run(replacements(planned.files))
+def apply(machine: private_dockerd.Machine, wanted: Options, planned: RuntimePlan) -> dict[str, object]:
+    docker = DockerEngine(machine, wanted, planned.restart)
+    return ConfigUpdate(machine, docker, 60).run(replacements(planned.files))
 
 
-def test_there_and_back_again(machine: private_dockerd.Machine) -> None:
+def test_addition_and_removal(machine: private_dockerd.Machine) -> None:
     engine = machine.engine
-    newer = _docker.major(str(observe(machine)["version"])) >= _docker.CDI_SINCE
+    newer = runtime_docker.major(str(observe(machine)["version"])) >= runtime_docker.CDI_SINCE
     pid = engine.pid
     planned = make_plan(PRESENT, observe(machine))
-    assert [one.header for one in planned.plan.changes] == [str(engine.config), _docker.UNIT]
+    assert [one.header for one in planned.plan.changes] == [str(engine.config), runtime_docker.UNIT]
     assert planned.restart is newer, "CDI is switched on only in a restart, and no container runs"
     done = apply(machine, PRESENT, planned)
     assert done["restarted"] is newer and (newer or engine.pid == pid)
@@ -76,19 +80,19 @@ def test_there_and_back_again(machine: private_dockerd.Machine) -> None:
     assert not any("daemon-reload" in one for one in machine.log)
 
 
-def test_what_docker_refuses_is_put_back(machine: private_dockerd.Machine) -> None:
+def test_a_file_that_docker_rejects_is_rolled_back(machine: private_dockerd.Machine) -> None:
     engine = machine.engine
     planned = make_plan(PRESENT, observe(machine))
     row = dict(planned.files[0])
     row["after"] = str(row["after"]).replace('"shutdown-timeout"', '"no-such-directive"')
     with pytest.raises(NotInEffect, match="no-such-directive"):
-        Apply(machine, Docker(machine, PRESENT, planned.restart), 60).run(replacements([row]))
+        ConfigUpdate(machine, DockerEngine(machine, PRESENT, planned.restart), 60).run(replacements([row]))
     assert engine.config.read_text() == TEXT
     assert engine.info()["DefaultRuntime"] == "runc", "and it runs as before"
     assert make_plan(ABSENT, observe(machine)).plan.empty
 
 
-def test_a_start_with_both_a_flag_and_a_key_is_what_we_refuse() -> None:
+def test_docker_doesnt_start_with_both_a_flag_and_a_key() -> None:
     engine = private_dockerd.Dockerd(private_dockerd.binary(), ["--default-runtime=runc"])
     try:
         engine.config.write_text('{"default-runtime": "runc"}')

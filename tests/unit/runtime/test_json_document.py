@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user's JSON under edit: what isn't edited stays as it is written, what can't be parsed is refused."""
+"""Edits of JSON texts: other bytes stay, and syntax errors are refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import typing as t
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._json_document import Document
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.json_editor import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ SET = {
 
 
 @pytest.mark.parametrize(("before", "after"), SET.values(), ids=list(SET))
-def test_what_isnt_edited_stays_as_it_is_written(before: str, after: str | None) -> None:
+def test_only_edited_bytes_change(before: str, after: str | None) -> None:
     document = Document(FILE, before)
     document.set(("d",), "n")
     document.set(("r", "n", "path"), "/x")
@@ -66,13 +66,13 @@ def test_what_isnt_edited_stays_as_it_is_written(before: str, after: str | None)
         ('{"a": 1}', "x", '{"a": 1}'),
     ],
 )
-def test_a_key_goes_with_its_comma(text: str, path: str, after: str) -> None:
+def test_a_key_is_removed_with_its_comma(text: str, path: str, after: str) -> None:
     document = Document(FILE, text)
     document.delete((path,))
     assert document.checked() == after
 
 
-def test_a_value_comes_back_as_it_was_written() -> None:
+def test_a_value_is_restored_as_it_was_written() -> None:
     before = Document(FILE, '{"a": {"n": 1.50,  "m": [1,2 ]}}')
     document = Document(FILE, '{"a": {}}')
     document.restore(("a",), before.written(("a",)))
@@ -103,13 +103,13 @@ def test_a_value_comes_back_as_it_was_written() -> None:
         ('{"a":' * 200 + "1" + "}" * 200, 1, "it is nested too deeply"),
     ],
 )
-def test_what_cant_be_parsed_is_refused_with_its_place(text: str, line: int, reason: str) -> None:
+def test_a_syntax_error_is_refused_with_its_line(text: str, line: int, reason: str) -> None:
     with pytest.raises(BadInput) as refused:
         Document(FILE, text)
     assert str(refused.value) == f"{FILE}, line {line}, can't be parsed ({reason}); it is left as it is"
 
 
-def test_what_isnt_an_object_isnt_overwritten() -> None:
+def test_only_an_object_gets_members() -> None:
     with pytest.raises(BadInput, match=r"daemon.json: features isn't an object"):
         Document(FILE, '{"features": []}').set(("features", "cdi"), True)
 
@@ -165,7 +165,7 @@ def _kept(tree: dict[str, t.Any], *paths: tuple[str, ...]) -> dict[str, t.Any]:
 
 
 @given(st.builds(lambda *parts: "".join(parts), st.sampled_from(["", "\ufeff"]), blank, objects(), blank))
-def test_nothing_foreign_is_lost(text: str) -> None:
+def test_no_foreign_member_is_lost(text: str) -> None:
     before = json.loads(text.lstrip("\ufeff"), parse_int=str, parse_float=str)
     document = Document(FILE, text)
     ours = (("default-runtime",), ("runtimes", "nvidia"), ("features", "cdi"))

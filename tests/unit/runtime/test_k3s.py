@@ -1,54 +1,44 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""k3s and RKE2: the one file of ours, and a made-up node whose service writes containerd's configuration."""
+"""k3s and RKE2: our drop-in, and a simulated service that generates containerd's configuration."""
 
 from __future__ import annotations
 
-import functools
 import json
 import typing as t
 from collections.abc import Sequence
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _cri_info, _k3s, _observe_k3s
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._k3s import K3S, RKE2, Kind
-from ansible_collections.kubegpu.share.plugins.module_utils._k3s_apply import Rancher
-from ansible_collections.kubegpu.share.plugins.module_utils._put_back import replacements
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime_apply import Apply
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
-from ansible_collections.kubegpu.share.plugins.plugin_utils._k3s_plan import TEXT, make_plan
-from fake_node import Clock, FakeNode, killed
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, make_plan
+from fake_node import FakeNode
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, kill_steps, show_unit, update
 
-BINARY = "/usr/bin/nvidia-container-runtime"
-PRESENT = Wanted(True, True, BINARY, True, False)
-AVAILABLE = Wanted(True, False, BINARY, True, False)
-ABSENT = Wanted(False, True, BINARY, True, False)
 BOTH = pytest.mark.parametrize("kind", [K3S, RKE2], ids=lambda kind: kind.name)
 
 
 class Service:
-    """As both behave: the last file that names a default runtime wins, and containerd's configuration is made anew."""
+    """A simulated k3s or RKE2: the last file with a default runtime wins; a restart regenerates containerd's file."""
 
     def __init__(self, node: FakeNode, kind: Kind, unit: str) -> None:
         self.node, self.kind, self.unit = node, kind, unit
         self.pid = 9
         self.flags = ""
-        self.hates: t.Callable[[str], bool] = lambda default: False
+        self.rejects: t.Callable[[str], bool] = lambda default: False
         self.finds = BINARY
 
     def default(self) -> str:
         folder = [one for one in sorted(self.node.files) if one.startswith(f"{self.kind.folder}/")]
         texts = [self.node.files.get(path, "") for path in (self.kind.config, *folder)]
-        return (
-            [value for text in texts if (value := _k3s.setting(text, _k3s.KEY))][-1:][0]
-            if any(_k3s.setting(text, _k3s.KEY) for text in texts)
-            else ""
-        )
+        return next((value for text in reversed(texts) if (value := k3s.setting(text, k3s.KEY))), "")
 
     def restart(self) -> int:
         default = self.default()
-        if self.hates(default):
+        if self.rejects(default):
             self.pid = 0
             return 1
         self.pid += 1
@@ -60,13 +50,13 @@ class Service:
             lines += [f'[{base}.runtimes."{name}"]', 'runtime_type = "io.containerd.runc.v2"']
             lines += [f'[{base}.runtimes."{name}".options]', *([f'BinaryName = "{binary}"'] if binary else [])]
             lines += ["SystemdCgroup = true"]
-        self.node.files[_k3s.rendered(self.kind.data)] = "\n".join(lines) + "\n"
+        self.node.files[k3s.rendered(self.kind.data)] = "\n".join(lines) + "\n"
         return 0
 
     def info(self) -> Done:
         if not self.pid:
             return Done(1, "", "no")
-        found = _observe_k3s.effective(self.node, self.kind.data)
+        found = k3s_query.effective(self.node, self.kind.data)
         runtimes = {
             name: {"options": {"BinaryName": found.runtime(name).get(("options", "BinaryName"), "")}}
             for name in found.runtimes()
@@ -85,11 +75,7 @@ def node(kind: Kind = K3S, agent: bool = False, version: str = "1.32.4") -> tupl
         if argv[1] == "show":
             if argv[2] != service.unit:
                 return Done(0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n", "")
-            state = "active" if service.pid else "failed"
-            start = (
-                f"{{ path=/usr/local/bin/{kind.name} ; argv[]=/usr/local/bin/{kind.name} server {service.flags} ; }}"
-            )
-            return Done(0, f"LoadState=loaded\nActiveState={state}\nMainPID={service.pid}\nExecStart={start}\n", "")
+            return show_unit(service.pid, f"/usr/local/bin/{kind.name} server {service.flags}")
         return Done(service.restart() if argv[1] == "restart" else 0, "", "")
 
     def program(argv: Sequence[str]) -> Done:
@@ -106,23 +92,20 @@ def node(kind: Kind = K3S, agent: bool = False, version: str = "1.32.4") -> tupl
     return made, service
 
 
-def look(made: FakeNode, kind: Kind = K3S) -> dict[str, t.Any]:
-    seen = _observe_k3s.observe(made, kind)
+def observe(made: FakeNode, kind: Kind = K3S) -> dict[str, t.Any]:
+    seen = k3s_query.observe(made, kind)
     assert seen is not None
     return seen
 
 
-def run(made: FakeNode, wanted: Wanted, kind: Kind = K3S) -> dict[str, t.Any]:
-    planned = make_plan(kind, wanted, look(made, kind))
-    if planned.plan.empty:
-        return {"changed": False}
-    clock = Clock()
-    return Apply(made, Rancher(made, wanted, kind), 10, clock.sleep, clock.now).run(replacements(planned.files))
+def run(made: FakeNode, wanted: Options, kind: Kind = K3S) -> dict[str, t.Any]:
+    planned = make_plan(kind, wanted, observe(made, kind))
+    return {"changed": False} if planned.plan.empty else update(made, K3sEngine(made, wanted, kind), planned.files)
 
 
 @BOTH
 @pytest.mark.parametrize("agent", [False, True])
-def test_there_and_back_again(kind: Kind, agent: bool) -> None:
+def test_addition_and_removal(kind: Kind, agent: bool) -> None:
     made, service = node(kind, agent)
     before = dict(made.files)
     done = run(made, PRESENT, kind)
@@ -135,7 +118,7 @@ def test_there_and_back_again(kind: Kind, agent: bool) -> None:
     assert service.pid and not any("daemon-reload" in one for one in made.log)
 
 
-def test_only_available_needs_no_file() -> None:
+def test_set_default_false_needs_no_file() -> None:
     made, _service = node()
     assert run(made, AVAILABLE) == {"changed": False}
     run(made, PRESENT)
@@ -155,71 +138,52 @@ def test_a_users_own_setting_stays() -> None:
     assert service.default() == "crun"
 
 
-def test_a_toolkit_that_came_after_its_start() -> None:
+def test_a_toolkit_installed_after_the_start() -> None:
     made, service = node()
     del made.files[BINARY]
     service.restart()
     made.files[BINARY] = ""
     run(made, AVAILABLE)
-    assert "nvidia" in look(made)["runtimes"]
+    assert "nvidia" in observe(made)["runtimes"]
 
 
-def test_a_service_that_refuses_gets_its_old_files_back() -> None:
+def test_a_service_that_fails_to_start_is_rolled_back() -> None:
     made, service = node()
     before = dict(made.files)
-    service.hates = lambda default: default == "nvidia"
-    with pytest.raises(
-        NotInEffect, match=r"k3s .* runs with the old one again \(systemctl restart ended with 1\): level=fatal"
-    ):
+    service.rejects = lambda default: default == "nvidia"
+    with pytest.raises(NotInEffect, match=r"k3s .* rolled back, it runs with the old one: level=fatal"):
         run(made, PRESENT)
     assert made.files == before and service.pid
 
 
-def test_what_it_didnt_take_over_is_put_back() -> None:
+def test_an_ineffective_change_is_rolled_back() -> None:
     made, service = node()
     before = dict(made.files)
     service.finds = "/usr/local/bin/nvidia-container-runtime"
     made.files[service.finds] = ""
-    with pytest.raises(NotInEffect, match="it has found NVIDIA's runtime at '/usr/local/bin/nvidia-container-runtime'"):
+    with pytest.raises(NotInEffect, match="it uses NVIDIA's runtime at '/usr/local/bin/nvidia-container-runtime'"):
         run(made, PRESENT)
     assert K3S.drop_in not in made.files and made.files[K3S.config] == before[K3S.config]
 
 
-def test_a_full_disk_leaves_all_as_it_was() -> None:
-    made, _service = node()
-    before, write = dict(made.files), made.write
-
-    def full_disk(path: str, text: str, mode: int = 0o644) -> None:
-        if path == K3S.drop_in:
-            raise ShareError(f"{path} can't be written: No space left on device")
-        write(path, text, mode)
-
-    made.write = full_disk  # type: ignore[method-assign]
-    with pytest.raises(ShareError, match="No space left on device; k3s's configuration is as it was"):
-        run(made, PRESENT)
-    assert made.files == before
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", [PRESENT, ABSENT], ids=["present", "absent"])
-def test_a_run_killed_anywhere_is_finished_by_the_next(wanted: Wanted) -> None:
-    at = 1
-    while True:
+def test_the_run_after_a_killed_one_finishes(wanted: Options) -> None:
+    def start() -> tuple[FakeNode, Service]:
         made, service = node()
         if not wanted.present:
             run(made, PRESENT)
-        ended = not killed(made, at, functools.partial(run, made, wanted))
+        return made, service
+
+    for made, service in kill_steps(start, lambda made: run(made, wanted)):
         run(made, wanted)
-        assert look(made)["default_runtime"] == ("nvidia" if wanted.present else ""), at
-        assert run(made, wanted) == {"changed": False} and K3S.record not in made.files, at
+        assert observe(made)["default_runtime"] == ("nvidia" if wanted.present else "")
+        assert run(made, wanted) == {"changed": False} and K3S.record not in made.files
         assert service.pid
-        if ended:
-            break
-        at += 1
-    assert at > 10
 
 
 @pytest.mark.parametrize(
-    ("version", "knows"),
+    ("version", "has_setting"),
     [
         ("1.25.16+k3s1", False),
         ("1.26.11+k3s1", False),
@@ -233,73 +197,73 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(wanted: Wanted) -> None:
         ("", False),
     ],
 )
-def test_releases_that_know_the_setting(version: str, knows: bool) -> None:
-    assert _k3s.knows_default_runtime(version) is knows
+def test_releases_with_the_setting(version: str, has_setting: bool) -> None:
+    assert k3s.has_default_runtime(version) is has_setting
 
 
 @pytest.mark.parametrize(
-    ("files", "flags", "version", "words"),
+    ("files", "flags", "version", "message"),
     [
         ({}, "", "1.28.4", "k3s 1.28.4+k3s1 has no setting default-runtime"),
-        ({_k3s.templates(K3S.data)[0]: "version = 3\n"}, "", "1.32.4", "config-v3.toml.tmpl takes the place of"),
+        ({k3s.templates(K3S.data)[0]: "version = 3\n"}, "", "1.32.4", "config-v3.toml.tmpl replaces"),
         ({f"{K3S.folder}/99-z.yaml": "default-runtime: crun\n"}, "", "1.32.4", "99-z.yaml is read after"),
         ({}, "--default-runtime=crun", "1.32.4", "starts k3s with --default-runtime=crun"),
         ({"/run/nvidia/toolkit/toolkit.pid": "1"}, "", "1.32.4", "GPU Operator"),
     ],
 )
-def test_refused_in_a_sentence(files: dict[str, str], flags: str, version: str, words: str) -> None:
+def test_refusals(files: dict[str, str], flags: str, version: str, message: str) -> None:
     made, service = node(version=version)
     made.files.update(files)
     service.flags = flags
     with pytest.raises(BadInput) as refused:
-        make_plan(K3S, PRESENT, look(made))
-    assert words in str(refused.value)
+        make_plan(K3S, PRESENT, observe(made))
+    assert message in str(refused.value)
 
 
-def test_another_program_cant_be_given() -> None:
+def test_another_binary_is_refused() -> None:
     made, _service = node()
-    with pytest.raises(BadInput, match="runtime_nvidia_binary: k3s finds NVIDIA's runtime by itself"):
-        make_plan(K3S, Wanted(True, True, "/opt/nvidia-container-runtime", True, False), look(made))
+    with pytest.raises(BadInput, match="runtime_nvidia_binary: k3s detects NVIDIA's runtime by itself"):
+        make_plan(K3S, Options(True, True, "/opt/nvidia-container-runtime", True, False), observe(made))
 
 
 @pytest.mark.parametrize(
     "template", ['{{ template "base" . }}\n[x]\n', "{{- if .NodeConfig.DefaultRuntime }}x{{ end }}"]
 )
-def test_a_template_that_heeds_the_setting(template: str) -> None:
+def test_a_template_that_renders_the_setting(template: str) -> None:
     made, _service = node()
-    made.files[_k3s.templates(K3S.data)[1]] = template
-    assert not make_plan(K3S, PRESENT, look(made)).plan.empty
+    made.files[k3s.templates(K3S.data)[1]] = template
+    assert not make_plan(K3S, PRESENT, observe(made)).plan.empty
 
 
-def test_another_data_folder() -> None:
+def test_another_data_directory() -> None:
     made, _service = node()
     made.files[K3S.config] += "data-dir: /srv/k3s\n"
-    made.files[_k3s.rendered("/srv/k3s")] = made.files[_k3s.rendered(K3S.data)].replace(
+    made.files[k3s.rendered("/srv/k3s")] = made.files[k3s.rendered(K3S.data)].replace(
         "]\n", ']\ndefault_runtime_name = "x"\n', 1
     )
-    assert look(made)["default_runtime"] == "x"
+    assert observe(made)["default_runtime"] == "x"
 
 
-def test_not_there() -> None:
+def test_not_installed() -> None:
     made = FakeNode({}, {name: lambda argv: Done(127, "", "") for name in ("systemctl", "k3s", "rke2")})
-    assert _observe_k3s.observe(made, K3S) is None and _observe_k3s.observe(made, RKE2) is None
+    assert k3s_query.observe(made, K3S) is None and k3s_query.observe(made, RKE2) is None
     with pytest.raises(BadInput, match="RKE2 isn't installed"):
         make_plan(RKE2, PRESENT, None)
     assert make_plan(RKE2, ABSENT, None).plan.empty
 
 
-def test_what_the_cri_says() -> None:
+def test_parse_crictl_info() -> None:
     text = json.dumps(
         {
             "status": {"conditions": [{"type": "RuntimeReady", "status": False}]},
             "config": {"containerd": {"defaultRuntimeName": "runc", "runtimes": {"runc": {"options": None}}}},
         }
     )
-    found = _cri_info.read(text)
-    assert found == _cri_info.CriInfo(False, "runc", {"runc": ""})
-    assert _cri_info.differences(found, True, True, BINARY) == [
+    found = cri.parse_info(text)
+    assert found == cri.CriInfo(False, "runc", {"runc": ""})
+    assert cri.differences(found, PRESENT) == [
         "its default runtime is 'runc'",
         "it has no runtime 'nvidia'",
     ]
-    assert _cri_info.differences(None, True, True, BINARY) == [] and _cri_info.read("x") is None
-    assert _cri_info.read('{"status": {}}') == _cri_info.CriInfo(None, "", {})
+    assert cri.differences(None, PRESENT) == [] and cri.parse_info("x") is None
+    assert cri.parse_info('{"status": {}}') == cri.CriInfo(None, "", {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which container runtime of a node the role is about: what the kubelet uses, and what the user says."""
+"""The choice of the container runtime by the kubelet and the user's options, and cgroup drivers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import container_runtime
-from ansible_collections.kubegpu.share.plugins.module_utils import _observe_kubelet, _observe_runtimes
-from ansible_collections.kubegpu.share.plugins.module_utils._containerd import Wanted
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import choose
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _runtime_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import facts
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import kubelet as runtime_kubelet
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import choose
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import plan
 from fake_node import FakeNode
+from runtime_kit import docker_state, show_unit
 
-PRESENT = Wanted(True, True, "/usr/bin/nvidia-container-runtime", True, False)
 
-
-def there(version: str = "1.0.0", **more: t.Any) -> dict[str, t.Any]:
+def found(version: str = "1.0.0", **more: t.Any) -> dict[str, t.Any]:
     return {"version": version, **more}
 
 
@@ -29,68 +28,73 @@ def kubelet(runtime: str, endpoint: str = "unix:///x", driver: str = "systemd") 
 
 
 @pytest.mark.parametrize(
-    ("asked", "runtimes", "kubelets", "chosen"),
+    ("name", "runtimes", "kubelets", "chosen"),
     [
-        ("auto", {"containerd": there(), "docker": there()}, kubelet("containerd"), "containerd"),
-        ("auto", {"containerd": there(), "docker": there()}, kubelet("docker"), "docker"),
-        ("auto", {"crio": there()}, kubelet("crio"), "crio"),
-        ("auto", {"containerd": there("", embedded="k3s"), "k3s": there()}, kubelet("k3s"), "k3s"),
-        ("auto", {"docker": there(), "k3s": there()}, kubelet("docker"), "docker"),
-        ("auto", {"containerd": there()}, None, "containerd"),
-        ("auto", {"containerd": None, "docker": there()}, None, "docker"),
-        ("auto", {"crio": there()}, kubelet("", ""), "crio"),
-        ("docker", {"containerd": there(), "docker": there()}, kubelet("containerd"), "docker"),
+        ("auto", {"containerd": found(), "docker": found()}, kubelet("containerd"), "containerd"),
+        ("auto", {"containerd": found(), "docker": found()}, kubelet("docker"), "docker"),
+        ("auto", {"crio": found()}, kubelet("crio"), "crio"),
+        ("auto", {"containerd": found("", embedded="k3s"), "k3s": found()}, kubelet("k3s"), "k3s"),
+        ("auto", {"docker": found(), "k3s": found()}, kubelet("docker"), "docker"),
+        ("auto", {"containerd": found()}, None, "containerd"),
+        ("auto", {"containerd": None, "docker": found()}, None, "docker"),
+        ("auto", {"crio": found()}, kubelet("", ""), "crio"),
+        ("docker", {"containerd": found(), "docker": found()}, kubelet("containerd"), "docker"),
         ("crio", {}, None, "crio"),
-        ("auto", {"containerd": there(dump='disabled_plugins = ["cri"]\n'), "docker": there()}, None, "docker"),
+        ("auto", {"containerd": found(dump='disabled_plugins = ["cri"]\n'), "docker": found()}, None, "docker"),
     ],
 )
-def test_the_runtime_that_counts(
-    asked: str, runtimes: dict[str, t.Any], kubelets: dict[str, t.Any] | None, chosen: str
+def test_choice_of_the_runtime(
+    name: str, runtimes: dict[str, t.Any], kubelets: dict[str, t.Any] | None, chosen: str
 ) -> None:
-    assert choose(asked, True, runtimes, kubelets) == chosen
+    assert choose(name, True, runtimes, kubelets) == chosen
 
 
 @pytest.mark.parametrize(
-    ("asked", "runtimes", "kubelets", "words"),
+    ("name", "runtimes", "kubelets", "message"),
     [
-        ("auto", {"containerd": there(), "docker": there()}, None, "set runtime_name to containerd or docker"),
+        ("auto", {"containerd": found(), "docker": found()}, None, "set runtime_name to containerd or docker"),
         ("auto", {}, None, "no container runtime is installed"),
-        ("auto", {"containerd": there()}, kubelet("", "unix:///run/other.sock"), "which no runtime known here has"),
+        ("auto", {"containerd": found()}, kubelet("", "unix:///run/other.sock"), "belongs to no supported runtime"),
         (
             "auto",
-            {"containerd": there("", embedded="microk8s")},
+            {"containerd": found("", embedded="microk8s")},
             None,
             "set the default runtime in /var/snap/microk8s/current/args/containerd-template.toml",
         ),
-        ("auto", {"containerd": there("", embedded="k0s")}, None, "set the default runtime in /etc/k0s/containerd.d"),
-        ("containerd", {"containerd": there("", embedded="k3s")}, None, "set runtime_name: k3s"),
+        (
+            "auto",
+            {"containerd": found("", embedded="k0s")},
+            None,
+            "set the default runtime in /etc/k0s/containerd.d",
+        ),
+        ("containerd", {"containerd": found("", embedded="k3s")}, None, "set runtime_name: k3s"),
     ],
 )
-def test_refused_with_the_choice(
-    asked: str, runtimes: dict[str, t.Any], kubelets: dict[str, t.Any] | None, words: str
+def test_refusals_name_the_choice(
+    name: str, runtimes: dict[str, t.Any], kubelets: dict[str, t.Any] | None, message: str
 ) -> None:
     with pytest.raises(BadInput, match="runtime_name") as refused:
-        choose(asked, True, runtimes, kubelets)
-    assert words in str(refused.value)
+        choose(name, True, runtimes, kubelets)
+    assert message in str(refused.value)
 
 
-def test_taking_out_never_asks() -> None:
+def test_removal_needs_no_choice() -> None:
     assert choose("auto", False, {}, None) == ""
-    assert choose("auto", False, {"containerd": there("", embedded="k0s")}, None) == ""
-    both = {"containerd": there(), "docker": there(ours=True)}
+    assert choose("auto", False, {"containerd": found("", embedded="k0s")}, None) == ""
+    both = {"containerd": found(), "docker": found(ours=True)}
     assert choose("auto", False, both, None) == "docker", "the one that has ours"
     assert choose("auto", False, both, kubelet("containerd")) == "docker", "the kubelet has changed since"
-    marked = {"containerd": there(files={"/c": "x = 1 # kubegpu.share\n"}), "docker": there()}
+    marked = {"containerd": found(files={"/c": "x = 1 # kubegpu.share\n"}), "docker": found()}
     assert choose("auto", False, marked, None) == "containerd"
-    assert choose("auto", False, {"containerd": there(), "docker": there()}, None) == "", "nothing is ours"
+    assert choose("auto", False, {"containerd": found(), "docker": found()}, None) == "", "nothing is ours"
     with pytest.raises(BadInput, match="set runtime_name to containerd or docker"):
-        choose("auto", False, {"containerd": there(drop_in="x"), "docker": there(ours=True)}, None)
+        choose("auto", False, {"containerd": found(drop_in="x"), "docker": found(ours=True)}, None)
 
 
 # --------------------------------------------------------------------------- the kubelet
 
 
-def look(
+def observe(
     files: dict[str, str] | None = None,
     arguments: str = "",
     version: str = "1.36.3",
@@ -105,13 +109,10 @@ def look(
     def systemctl(argv: Sequence[str]) -> Done:
         if argv[2] not in units:
             return Done(0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n", "")
-        start = "{ path=/usr/bin/kubelet ; argv[]=/usr/bin/kubelet $KUBELET_KUBEADM_ARGS ; }"
-        return Done(
-            0, f"LoadState=loaded\nActiveState=active\nMainPID={pid}\nDropInPaths={drop_ins}\nExecStart={start}\n", ""
-        )
+        return show_unit(pid, "/usr/bin/kubelet $KUBELET_KUBEADM_ARGS", DropInPaths=drop_ins)
 
     made.answers = {"systemctl": systemctl, "kubelet": lambda argv: Done(0, f"Kubernetes v{version}\n", "")}
-    return _observe_kubelet.observe(made)
+    return runtime_kubelet.observe(made)
 
 
 KUBEADM = """apiVersion: kubelet.config.k8s.io/v1beta1
@@ -133,13 +134,13 @@ kind: KubeletConfiguration
         ("unix:///run/other.sock", ""),
     ],
 )
-def test_whose_socket_that_is(endpoint: str, runtime: str) -> None:
-    seen = look({_observe_kubelet.CONFIG: KUBEADM.format(endpoint)}, "--config=/var/lib/kubelet/config.yaml")
+def test_runtime_of_a_socket(endpoint: str, runtime: str) -> None:
+    seen = observe({runtime_kubelet.CONFIG: KUBEADM.format(endpoint)}, "--config=/var/lib/kubelet/config.yaml")
     assert seen == {"version": "1.36.3", "endpoint": endpoint, "runtime": runtime, "cgroup_driver": "systemd"}
 
 
-def test_flags_win_over_the_file() -> None:
-    seen = look(
+def test_flags_override_the_file() -> None:
+    seen = observe(
         {"/srv/k.yaml": KUBEADM.format("unix:///run/containerd/containerd.sock")},
         "--config /srv/k.yaml --container-runtime-endpoint=unix:///run/cri-dockerd.sock --cgroup-driver=cgroupfs",
     )
@@ -148,21 +149,21 @@ def test_flags_win_over_the_file() -> None:
 
 def test_a_kubelet_that_doesnt_run_is_read_from_its_files() -> None:
     flags = 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///var/run/crio/crio.sock --pod-infra-x=x"\n'
-    seen = look({_observe_kubelet.CONFIG: "cgroupDriver: systemd\n", _observe_kubelet.FLAGS: flags}, pid=0)
+    seen = observe({runtime_kubelet.CONFIG: "cgroupDriver: systemd\n", runtime_kubelet.FLAGS: flags}, pid=0)
     assert seen is not None and seen["runtime"] == "crio"
     drop_in = "/etc/systemd/system/kubelet.service.d/20.conf"
     text = '[Service]\nEnvironment="KUBELET_EXTRA_ARGS=--container-runtime-endpoint=unix:///run/cri-dockerd.sock"\n'
-    seen = look({_observe_kubelet.CONFIG: "", drop_in: text}, pid=0, drop_ins=drop_in)
+    seen = observe({runtime_kubelet.CONFIG: "", drop_in: text}, pid=0, drop_ins=drop_in)
     assert seen is not None and seen["runtime"] == "docker"
 
 
-def test_a_folder_of_configuration() -> None:
+def test_a_directory_of_configuration_files() -> None:
     files = {
-        _observe_kubelet.CONFIG: KUBEADM.format("unix:///run/containerd/containerd.sock"),
+        runtime_kubelet.CONFIG: KUBEADM.format("unix:///run/containerd/containerd.sock"),
         "/k.d/10.conf": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n",
         "/k.d/20.txt": "containerRuntimeEndpoint: unix:///run/cri-dockerd.sock\n",
     }
-    seen = look(files, "--config-dir=/k.d")
+    seen = observe(files, "--config-dir=/k.d")
     assert seen is not None and seen["runtime"] == "crio"
 
 
@@ -170,30 +171,30 @@ def test_a_folder_of_configuration() -> None:
     ("version", "runtime"), [("1.23.17", "docker"), ("1.24.0", "containerd"), ("1.36.3", "containerd")]
 )
 def test_without_an_endpoint_it_depends_on_the_release(version: str, runtime: str) -> None:
-    seen = look({_observe_kubelet.CONFIG: "cgroupDriver: systemd\n"}, "--v=2", version)
+    seen = observe({runtime_kubelet.CONFIG: "cgroupDriver: systemd\n"}, "--v=2", version)
     assert seen is not None and seen["runtime"] == runtime
 
 
 def test_installed_and_never_joined() -> None:
-    seen = look({}, pid=0)
+    seen = observe({}, pid=0)
     assert seen is not None and (seen["runtime"], seen["endpoint"]) == ("", "")
 
 
 def test_the_kubelet_of_k3s_and_none() -> None:
-    assert look({}, units=()) is None
-    seen = look({"/etc/rancher/k3s/config.yaml": ""}, units=("k3s-agent.service",))
+    assert observe({}, units=()) is None
+    seen = observe({"/etc/rancher/k3s/config.yaml": ""}, units=("k3s-agent.service",))
     assert seen is not None and seen["runtime"] == "k3s" and seen["endpoint"].endswith("k3s/containerd/containerd.sock")
     config = "container-runtime-endpoint: unix:///run/containerd/containerd.sock\n"
-    seen = look({"/etc/rancher/rke2/config.yaml": config}, units=("rke2-server.service",))
+    seen = observe({"/etc/rancher/rke2/config.yaml": config}, units=("rke2-server.service",))
     assert seen is not None and seen["runtime"] == "containerd"
 
 
-def test_a_node_with_nothing() -> None:
+def test_a_node_without_runtimes() -> None:
     made = FakeNode({})
     names = ("systemctl", "containerd", "dockerd", "crio", "k3s", "rke2", "kubelet")
     made.answers = {name: lambda argv: Done(127, "", "") for name in names}
-    assert _observe_runtimes.observe(made) == dict.fromkeys(("containerd", "docker", "crio", "k3s", "rke2"))
-    assert _observe_kubelet.observe(made) is None
+    assert facts.observe(made) == dict.fromkeys(("containerd", "docker", "crio", "k3s", "rke2"))
+    assert runtime_kubelet.observe(made) is None
 
 
 # --------------------------------------------------------------------------- the plan and the task
@@ -216,44 +217,22 @@ SystemdCgroup = false
         ("docker", None, ""),
     ],
 )
-def test_who_makes_the_cgroups(name: str, observed: dict[str, t.Any] | None, theirs: str) -> None:
-    assert _runtime_plan.cgroup_driver(name, observed) == theirs
-    notes = _runtime_plan.cgroup_mismatch(name, observed, kubelet(name, driver="systemd"))
+def test_cgroup_drivers(name: str, observed: dict[str, t.Any] | None, theirs: str) -> None:
+    assert plan.cgroup_driver(name, {name: observed}) == theirs
+    notes = plan.cgroup_mismatch(name, {name: observed}, kubelet(name, driver="systemd"))
     assert bool(notes) is (theirs == "cgroupfs")
     assert all("the kubelet's cgroupDriver is systemd" in one for one in notes)
-    assert _runtime_plan.cgroup_mismatch(name, observed, kubelet("other", driver="systemd")) == []
+    assert plan.cgroup_mismatch(name, {name: observed}, kubelet("other", driver="systemd")) == []
 
 
-def docker(**changes: t.Any) -> dict[str, t.Any]:
-    return {
-        "version": "27.3.1",
-        "config_path": "/etc/docker/daemon.json",
-        "text": None,
-        "flags": {},
-        "default_runtime": "runc",
-        "runtimes": {"runc": "runc"},
-        "cgroup_driver": "cgroupfs",
-        "live_restore": False,
-        "containers": 1,
-        "rootless": "",
-        "service_active": True,
-        "answers": True,
-        "error": "",
-        "was": None,
-        "ours": False,
-        "pending": False,
-        "operator": False,
-        **changes,
-    }
-
-
-def test_the_task_warns_and_hands_over_whose_plan_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_warns_and_passes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from ansible.plugins.action import ActionBase
 
     monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
     executed = []
     made = object.__new__(container_runtime.ActionModule)
-    node = {"runtimes": {"docker": docker()}, "kubelet": kubelet("docker")}
+    docker = docker_state(None, cgroup_driver="cgroupfs", containers=1)
+    node = {"runtimes": {"docker": docker}, "kubelet": kubelet("docker")}
     made._task = SimpleNamespace(args={"observed": node}, check_mode=False, diff=True, action="x")
     made._execute_module = lambda **given: executed.append(given["module_args"]) or {"changed": True}
     result = made.run()

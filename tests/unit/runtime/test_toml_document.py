@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Edits of TOML texts: what is asked for, and not a byte more."""
+"""Edits of TOML texts: only the requested bytes change."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 import tomlkit
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _toml_document as toml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import toml_editor as toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ def test_set_replaces_a_value_and_keeps_its_comment() -> None:
     assert document.checked() == 'a = "y" # why # really\n'
     document.set(("a",), "z", "# note")
     assert document.checked() == 'a = "z" # note\n'
-    document.set(("a",), document.written("'w'"), "")
+    document.set(("a",), document.item("'w'"), "")
     assert document.checked() == "a = 'w'\n"
 
 
@@ -38,13 +38,13 @@ def test_set_above_all_tables_stays_above_them() -> None:
     assert document.checked() == 'imports = ["/a"]\n[t]\na = 1\n'
 
 
-def test_a_table_of_old_is_found_however_its_key_is_quoted() -> None:
+def test_a_table_is_found_with_any_quotes() -> None:
     document = toml.Document("/c", "[plugins.'a.b'.c]\n")
     document.set(("plugins", "a.b", "c", "d"), 1)
     assert document.checked() == "[plugins.'a.b'.c]\n  d = 1\n"
 
 
-def test_a_missing_table_goes_to_the_end() -> None:
+def test_a_missing_table_is_appended() -> None:
     document = toml.Document("/c", "a = 1")
     document.set(("t", "a.b", "c"), False)
     assert document.checked() == 'a = 1\n\n[t."a.b"]\n  c = false'
@@ -77,7 +77,7 @@ def test_append(old: str, new: str) -> None:
         ("x = ['a', 'n']\n", "x = ['a']\n"),
     ],
 )
-def test_take(old: str, new: str) -> None:
+def test_remove_from_a_list(old: str, new: str) -> None:
     document = toml.Document("/c", old)
     document.listed(("x",), "n", present=False)
     assert document.checked() == new
@@ -86,13 +86,13 @@ def test_take(old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line"), [("a = 1\nb = \n", 2), ("a = [\n", 2), ('a = "x\n', 1), ("[a]\n[a]\n", 2), ("a = 1\na = 2\n", 2)]
 )
-def test_unparsable_names_the_line(text: str, line: int) -> None:
+def test_a_syntax_error_has_its_line(text: str, line: int) -> None:
     # The parser may stand at the start of the next line when it notices.
     with pytest.raises(BadInput, match=rf"^/c, line ({line}|{line + 1}), can't be parsed \(.+\); it is left as it is$"):
         toml.Document("/c", text)
 
 
-def test_what_cant_be_edited_is_refused() -> None:
+def test_unsafe_edits_are_refused() -> None:
     document = toml.Document("/c", 't = { a = "x" }\n')
     with pytest.raises(BadInput):
         document.set(("t", "b"), 1)
@@ -108,7 +108,7 @@ def test_arrays_of_tables_stay() -> None:
     assert document.checked() == "v = 1\nu = 1\n[[t]]\na = 1 # c\n[[t]]\na = 2\n"
 
 
-def test_a_table_comes_and_goes_and_leaves_what_stands_under_it() -> None:
+def test_a_removed_table_keeps_its_subtables() -> None:
     text = "[a]\nx = 1\n\n[z]\n\n\n"
     document = toml.Document("/c", text)
     document.add_table(("a", "b.c"), {"k": "v"}, "# ours")
@@ -128,7 +128,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         toml.Document("/c", "")
 
 
-def test_an_edit_that_went_astray_is_noticed() -> None:
+def test_a_wrong_edit_is_detected() -> None:
     document = toml.Document("/c", "a = 1\n")
     document.set(("b",), 2)
     document.tree["a"] = 3
@@ -175,9 +175,7 @@ def texts(draw: st.DrawFn) -> str:
 
 @settings(deadline=None)
 @given(texts(), TABLE, KEY, VALUE)
-def test_whatever_is_set_is_there_and_nothing_else_changes(
-    text: str, table: tuple[str, ...], key: str, value: object
-) -> None:
+def test_only_the_set_value_changes(text: str, table: tuple[str, ...], key: str, value: object) -> None:
     document = toml.Document("/c", text)
     try:
         document.set((*table, key), value, "# ours")
@@ -197,7 +195,7 @@ def test_whatever_is_set_is_there_and_nothing_else_changes(
 
 @settings(deadline=None)
 @given(texts(), st.text("ab/*", min_size=1, max_size=4))
-def test_append_and_take_give_the_bytes_back(text: str, item: str) -> None:
+def test_append_and_remove_restore_the_bytes(text: str, item: str) -> None:
     if "imports" in tomllib.loads(text):
         return
     before = 'imports = ["first"] # c\n' + text
@@ -210,11 +208,11 @@ def test_append_and_take_give_the_bytes_back(text: str, item: str) -> None:
 
 @pytest.mark.parametrize("end", ["", "  ", " # c", "# c", "\t# c"])
 @pytest.mark.parametrize("value", ['"x"', "''", "[ 1 ]", "true"])
-def test_a_note_comes_and_goes_without_a_trace(value: str, end: str) -> None:
+def test_a_removed_mark_restores_the_bytes(value: str, end: str) -> None:
     text = f"a = {value}{end}\nb = 1\n"
     document = toml.Document("/c", text)
     comment = document.comment(("a",))
     document.set(("a",), "y", f"{comment} # ours".strip())
     document = toml.Document("/c", document.checked())
-    document.set(("a",), document.written(value), comment)
+    document.set(("a",), document.item(value), comment)
     assert document.checked() == text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The dedicated scheduler's templates, rendered as Ansible does, with what the role computes beforehand."""
+"""The dedicated scheduler's templates, rendered with the role's computed variables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 import types
 
 import role_templates
-from ansible_collections.kubegpu.share.plugins.module_utils._cluster_objects import converge
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import RealKube
-from ansible_collections.kubegpu.share.plugins.plugin_utils._dedicated_scheduler import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import plan
 from role_templates import one
 
 __all__ = ["apply", "containers_of", "one", "planned", "pod_of", "rendered", "until"]
@@ -41,10 +41,11 @@ def node(name, **labels):
     return {"name": name, "labels": {"kubernetes.io/os": "linux", **labels}}
 
 
-def planned(server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **wish):
-    """What the role computes of a cluster of this version with these nodes."""
+def planned(server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **options):
+    """Return the role's plan for a cluster of this version with these nodes."""
     cluster = {"version": server, "nodes": [one if isinstance(one, dict) else node(one) for one in there]}
     wanted = {
+        "mode": "dedicated",
         "state": "present",
         "name": NAME,
         "namespace": NAMESPACE,
@@ -52,17 +53,17 @@ def planned(server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **wish):
         "version": "",
         "replicas": 2,
         "nodes": [],
-        "extender_timeout": 30,
+        "timeout": 30,
         "preemption": True,
     }
-    return plan(cluster, {**wanted, **wish})
+    return plan(cluster, {**wanted, **options})
 
 
 def rendered(*names, server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **variables):
-    """The objects, in the order in which they are created."""
-    own = {**role_templates.variables_of("scheduler", "vars"), "scheduler_chosen": {"mode": "dedicated"}}
+    """Return the objects in the order of their creation."""
+    own = {**role_templates.variables_of("scheduler", "vars"), "scheduler_detection": {"mode": "dedicated"}}
     given = {**own, **VARIABLES, **variables}
-    wish = {
+    options = {
         "state": given["scheduler_state"],
         "name": given["scheduler_name"],
         "namespace": given["scheduler_dedicated_namespace"],
@@ -70,7 +71,7 @@ def rendered(*names, server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **variable
         "nodes": given["scheduler_dedicated_nodes"],
         "preemption": given["scheduler_extender_preemption"],
     }
-    given["__scheduler_dedicated"] = planned(server, there, **wish)
+    given["__scheduler_dedicated"] = planned(server, there, **options)
     space = variables.get("gpushare_namespace", LEDGER)
     given = {"gpushare_namespace": space, "gpushare_openshift": False, **given}
     return role_templates.objects("scheduler", *([f"dedicated/{name}" for name in names] or ALL), **given)
@@ -86,14 +87,14 @@ def containers_of(**variables):
 
 
 def apply(server, objects, state="present", check=False):
-    """What module cluster_objects does with them."""
+    """Apply objects as module cluster_objects does."""
     kube = RealKube.of_module(types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set()))
     wanted = {"definitions": objects, "state": state, "field_manager": "kubegpu-share", "replace_unready": False}
-    return converge(kube, {**wanted, "wait": False}, check)
+    return ensure(kube, {**wanted, "wait": False}, check)
 
 
 def until(check, seconds=20.0, pause=0.1):
-    """The first true value that a check gives."""
+    """Return the first true value of a check."""
     end = time.monotonic() + seconds
     while not (value := check()):
         assert time.monotonic() < end, f"still {value!r} after {seconds} s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A made-up control-plane machine with a kubelet that runs what lies in its folder, and a run that is killed there."""
+"""A control-plane machine in memory with a kubelet that runs its static pods, and a run that is killed there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import FAILED_STARTS
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import FAILED_STARTS
 from memory_system import MemorySystem
 
 parsed = cache(yaml.safe_load)
@@ -21,10 +21,10 @@ RESTART_SECONDS = 3.0
 
 
 class FakeMachine(MemorySystem):
-    """Time passes by ``sleep``; kubelet looks at its folder whenever it does.
+    """Time passes by ``sleep``, and kubelet reads its folder then.
 
-    :param refuses: says why kube-scheduler ends with these files, or nothing.
-    :param folder: where kubelet looks, by its own configuration.
+    :param refuses: returns the error with which kube-scheduler ends with these files, or nothing.
+    :param folder: kubelet's folder of static pods.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FakeMachine(MemorySystem):
     # ----------------------------------------------------------------- System
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        assert posixpath.dirname(path) != self.folder, "nothing is written where kubelet looks"
+        assert posixpath.dirname(path) != self.folder, "nothing is written into kubelet's folder"
         super().write(path, text, mode)
 
     def done(self, argv: Sequence[str]) -> Done:
@@ -72,7 +72,7 @@ class FakeMachine(MemorySystem):
             return Done(0 if found else 1, "".join(f"{line}\n" for line in found[:1]), "")
         return super().done(argv)
 
-    # ----------------------------------------------------------------- the world
+    # ----------------------------------------------------------------- kubelet
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
@@ -99,9 +99,9 @@ class FakeMachine(MemorySystem):
         reason = self.refuses(self)
         self._starts += 1
         version = pod["spec"]["containers"][0]["image"].rpartition(":")[2] if pod else ""
-        said = f't stderr F I1121 "Starting Kubernetes Scheduler" version="{version}"'
-        # The last of those that are looked at was started this moment and has written nothing yet.
-        self.files[log] = "" if reason and self._starts > FAILED_STARTS else f"{said}\nt stderr F {reason}\n"
+        line = f't stderr F I1121 "Starting Kubernetes Scheduler" version="{version}"'
+        # The newest container has just started and has written nothing yet.
+        self.files[log] = "" if reason and self._starts > FAILED_STARTS else f"{line}\nt stderr F {reason}\n"
         if reason:
             self._due = self.time + 10
             return
@@ -120,26 +120,26 @@ class FakeMachine(MemorySystem):
         return 200 if self.healthy else 0
 
     def state(self) -> tuple[object, ...]:
-        """All that a next run can see of it."""
+        """Return everything that the next run can observe."""
         return tuple(sorted(self.files.items())), tuple(sorted(self.modes.items())), round(self.time, 1)
 
 
 class Watched:
-    """A machine that is remembered as it was before each call of a door: as a visitor who is killed there leaves it.
+    """Keeps a copy of a machine before each call: the state that a run killed there leaves.
 
-    :param left: these machines; of those that look alike, one.
+    :param left: these machines; equal ones once.
     """
 
-    DOORS = ("read", "names", "exists", "link", "write", "remove", "run", "sleep", "now", "ask")
+    CALLS = ("read", "names", "exists", "link", "write", "remove", "run", "sleep", "now", "ask")
 
     def __init__(self, machine: t.Any) -> None:
         self._machine = machine
-        self._seen: set[t.Any] = set()
+        self._states: set[t.Any] = set()
         self.left: list[t.Any] = []
 
     def __getattr__(self, name: str) -> t.Any:
         found = getattr(self._machine, name)
-        if name not in self.DOORS:
+        if name not in self.CALLS:
             return found
 
         def call(*args: t.Any, **kwargs: t.Any) -> t.Any:
@@ -150,6 +150,6 @@ class Watched:
 
     def remember(self) -> None:
         state = self._machine.state()
-        if state not in self._seen:
-            self._seen.add(state)
+        if state not in self._states:
+            self._states.add(state)
             self.left.append(copy.deepcopy(self._machine))

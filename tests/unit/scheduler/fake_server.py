@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A made-up server of k3s or RKE2: its settings' files, its service, and the kube-scheduler that it runs."""
+"""A server of k3s or RKE2 in memory: its settings, its service, and the kube-scheduler that it runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typing as t
 from collections.abc import Sequence
 
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import embedded
 from memory_system import MemorySystem
 
 API_SECONDS = 6.0
@@ -24,7 +24,7 @@ class FakeServer(MemorySystem):
 
     def __init__(self, name: str, settings: str = "", version: str = "1.32.4", flags: str = "") -> None:
         super().__init__("server1")
-        self.places = _embedded.PLACES[name]
+        self.places = embedded.PLACES[name]
         self.version = f"{version}+{name}r1"
         self.flags = flags
         self.pid, self.scheduler, self.restarts = 10, 0, 0
@@ -66,7 +66,7 @@ class FakeServer(MemorySystem):
         start = f"{{ path={binary} ; argv[]={binary} server {self.flags} ; }}"
         return Done(0, f"LoadState=loaded\nActiveState=active\nMainPID={self.pid}\nExecStart={start}\n", "")
 
-    # ----------------------------------------------------------------- the world
+    # ----------------------------------------------------------------- time
 
     def ask(self, url: str) -> int:
         return 200 if self.healthy and ":10259/" in url else 0
@@ -78,7 +78,7 @@ class FakeServer(MemorySystem):
             self._start()
 
     def state(self) -> tuple[object, ...]:
-        """All that a next run can see of it."""
+        """Return everything that the next run can observe."""
         return tuple(sorted(self.files.items())), round(self.time, 1)
 
     def settings(self) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ def _texts(suffix: str) -> dict[str, str]:
 
 
 def _variants() -> dict[str, str]:
-    """What can't be kept as a file of a repository, or is one of the others in another dress."""
+    """Return manifests that git would change, and other layouts of the files."""
     plain, comments, wide = manifests.kubeadm(36), _texts("manifest")["comments"], _texts("manifest")["json-wide"]
     pod = yaml.safe_load(plain)
     no_mounts = plain.replace(plain[plain.index("    volumeMounts:") : plain.index("  hostNetwork:")], "")
@@ -67,11 +67,11 @@ def editable() -> dict[str, str]:
 
 
 def refused() -> dict[str, tuple[str, str]]:
-    """Manifests and the sentence that refuses them."""
+    """Return manifests and the message that refuses them."""
     plain, texts = manifests.kubeadm(36), _texts("refused")
     second = plain.index("status:")
     return {
-        "shell": (texts["shell"], "line 11, starts kube-scheduler by way of /bin/sh"),
+        "shell": (texts["shell"], "line 11, starts kube-scheduler by /bin/sh"),
         "shared-mounts": (texts["shared-mounts"], "line 15, is written in a way .*volumeMounts is an alias"),
         "documents": (f"{plain}---\n{plain}", f"line {plain.count(chr(10)) + 1}, can't be parsed .*several documents"),
         "tab": (plain.replace("  hostNetwork", "\thostNetwork"), r"line 6\d, can't be parsed .*'\\t'"),
@@ -94,21 +94,21 @@ def refused() -> dict[str, tuple[str, str]]:
         ),
         "no-list": (
             plain.replace("  volumes:\n", "  volumes: 1\n  x:\n"),
-            r"line \d+, has something else than a list as",
+            r"line \d+, has a .* that isn't a list",
         ),
         "no-mappings": (
             plain.replace("  volumes:\n", "  volumes:\n  - 7\n"),
-            r"line 68, has something else than mappings in",
+            r"line 68, has a .* with an item that isn't a mapping",
         ),
         "no-words": (
             plain.replace("    - --leader-elect=true\n", "    - [a]\n"),
-            "line 17, has something else than words in",
+            "line 17, has a .* with an item that isn't a string",
         ),
         "folder-taken": (
             plain.replace(
                 "    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: /etc/kubernetes/kubegpu-share/, name: x}\n"
             ),
-            r"line \d+, mounts x at /etc/kubernetes/kubegpu-share, where our folder belongs",
+            r"line \d+, mounts x at /etc/kubernetes/kubegpu-share, the path of our folder",
         ),
         "merged": (
             plain.replace("metadata:\n", "metadata:\n  <<: {annotations: {a: b}}\n"),

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A made-up machine's files, held in memory, and its clock, which moves only when somebody sleeps."""
+"""A machine's files in memory, and its clock, which advances by sleep only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ansible_collections.kubegpu.share.plugins.module_utils._system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 
 BOOT = 1_000_000.0
 
 
 class MemorySystem:
-    """What is the same on every machine; ``log`` has what was changed and which commands were run.
+    """The common part of all machines; ``log`` has the changes and commands.
 
-    :param hostname: as the kernel tells it.
+    :param hostname: as the kernel reports it.
     """
 
     def __init__(self, hostname: str) -> None:
@@ -57,7 +57,7 @@ class MemorySystem:
         return self.done(argv)
 
     def done(self, argv: Sequence[str]) -> Done:
-        """What a command has to say; one that this machine doesn't know says nothing."""
+        """Return a command's result; an unknown one succeeds without output."""
         if argv[:3] == ["stat", "-c", "%.6Y"]:
             if any(path not in self.mtimes for path in argv[3:]):
                 return Done(1, "", "No such file or directory")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real kubeadm and kubectl of the lab, to judge what is written for them."""
+"""The real kubeadm and kubectl of the lab validate our files."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def complaint(text: str, folder: Path) -> str:
-    """What kubeadm says against a ClusterConfiguration."""
-    file = folder / "judged.yaml"
+    """Return kubeadm's error for a ClusterConfiguration; empty for none."""
+    file = folder / "checked.yaml"
     file.write_text(text)
     done = _run(folder, "config", "validate", "--config", str(file))
     return "" if done.returncode == 0 else done.stderr.strip()
 
 
 def manifest(folder: Path, configuration: str = "", patches: Path | None = None) -> str:
-    """The manifest that kubeadm writes for kube-scheduler."""
+    """Return the manifest that kubeadm writes for kube-scheduler."""
     text = configuration or f"{HEAD}kind: ClusterConfiguration\nkubernetesVersion: {VERSION}\n"
     if patches is not None:
         text += f"---\n{HEAD}kind: InitConfiguration\npatches: {{directory: {patches}}}\n"

@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real kube-schedulers, built once and kept in the lab's cache, to judge every configuration that is written."""
+"""Real kube-schedulers that validate the generated configurations, built once and kept in the lab's cache.
+
+Unmarked tests use the lab's own release only. Tests with another one are long, since each takes minutes to build.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
+import typing as t
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
+from real_parts import Missing, private_apt
 
 from lab import build
 from lab.paths import cache_root, made_once
 from lab.shell import LabError, output, run, step
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))
-from real_parts import Missing, private_apt
-
-VERSIONS = ("1.20", "1.29", "1.34", "1.36")
+NEWEST = "1.36"
+VERSIONS = ("1.20", "1.29", "1.34", NEWEST)
 _KUBE = build.SETS["kubernetes"]
 # Go modules of lab/go/ beside the lab's own Kubernetes.
 TOOL_SETS = {
@@ -50,11 +53,27 @@ STARTED = "Starting Kubernetes Scheduler"
 END = re.compile(r'"command failed"|^(?![IWEF][0-9]{4} |Flag --)')
 
 
+def release(version: str, *values: str) -> t.Any:
+    """Return the parameters of a test with a real kube-scheduler, marked long unless it is the lab's own release."""
+    return pytest.param(version, *values, marks=[] if version == NEWEST else [pytest.mark.long])
+
+
+@contextmanager
+def exclusive(version: str) -> Iterator[None]:
+    """Let one process at a time run kube-scheduler 1.20, whose port without TLS, 10251, flags can't close."""
+    if version != "1.20":
+        yield
+        return
+    with (cache_root() / "kube-scheduler-1.20.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @cache
-def binary(version: str = "1.36") -> Path:
-    """A kube-scheduler, built where there is none yet; the test is left out where it can't be had."""
+def binary(version: str = NEWEST) -> Path:
+    """Return a kube-scheduler, built if the cache has none; skip the test where it can't be built."""
     try:
-        if version == "1.36":
+        if version == NEWEST:
             return build.binaries("kubernetes") / "kube-scheduler"
         folder = _from_debian(build.find_go()) if version == "1.20" else build.built(TOOL_SETS[version])
     except (LabError, OSError, Missing) as error:
@@ -93,7 +112,12 @@ def _build_from_debian(go: str, target: Path) -> None:
 
 @contextmanager
 def running(text: str, folder: Path, version: str) -> Iterator[None]:
-    """A real kube-scheduler with a configuration and, as kubeadm has it, no port without TLS among its flags."""
+    """Run a real kube-scheduler with a configuration and, as kubeadm does, without a port without TLS in its flags."""
+    with exclusive(version):
+        yield from _running(text, folder, version)
+
+
+def _running(text: str, folder: Path, version: str) -> Iterator[None]:
     kubeconfig, file, log = folder / "scheduler.conf", folder / "running.yaml", folder / "running.log"
     kubeconfig.write_text(KUBECONFIG)
     file.write_text(text.replace("/etc/kubernetes/scheduler.conf", str(kubeconfig)))
@@ -113,13 +137,18 @@ def running(text: str, folder: Path, version: str) -> Iterator[None]:
         process.wait()
 
 
-def complaint(text: str, folder: Path, version: str = "1.36", *, policy: bool = False) -> str:
-    """What a real kube-scheduler says against a configuration or Policy; nothing where it starts with it.
+def complaint(text: str, folder: Path, version: str = NEWEST, *, policy: bool = False) -> str:
+    """Return the error of a real kube-scheduler for a configuration or Policy; empty where it starts with it.
 
-    Its API server isn't there: all that it decides by its configuration, it decides before it misses that one.
+    There is no API server: kube-scheduler validates its configuration before it connects.
     """
+    with exclusive(version):
+        return _complaint(text, folder, version, policy)
+
+
+def _complaint(text: str, folder: Path, version: str, policy: bool) -> str:
     program = binary(version)
-    kubeconfig, file = folder / "scheduler.conf", folder / ("judged.json" if policy else "judged.yaml")
+    kubeconfig, file = folder / "scheduler.conf", folder / ("checked.json" if policy else "checked.yaml")
     kubeconfig.write_text(KUBECONFIG)
     file.write_bytes(text.replace("/etc/kubernetes/scheduler.conf", str(kubeconfig)).encode())
     flags = [f"--kubeconfig={kubeconfig}", f"--policy-config-file={file}"] if policy else [f"--config={file}"]
@@ -136,16 +165,16 @@ def complaint(text: str, folder: Path, version: str = "1.36", *, policy: bool = 
     )
     limit = threading.Timer(60, process.kill)
     limit.start()
-    said: list[str] = []
+    lines: list[str] = []
     try:
         assert process.stderr
         for line in process.stderr:
             if STARTED in line:
                 return ""
-            said.append(line.strip())
+            lines.append(line.strip())
         # What comes at the end, in one line or several, isn't of the log's form, or has these words.
-        first = next((number for number, line in enumerate(said) if END.search(line)), -1)
-        return " ".join(said[first:]) or f"ended with {process.wait()}"
+        first = next((number for number, line in enumerate(lines) if END.search(line)), -1)
+        return " ".join(lines[first:]) or f"ended with {process.wait()}"
     finally:
         limit.cancel()
         process.kill()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What real ansible-playbook does to a real API server: uninstall's guard, and namespaces of ours and of others.
+"""Playbooks on a real API server: uninstall's refusal, and namespaces of ours and of others.
 
-Its controllers are real, too. Nobody runs pods: no node is one of the control plane, where the extender would be.
+Its controllers are real, too; no pods run, since no node belongs to the control plane.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cluster:
         return self.api.ask("GET", path)[0] == 200
 
     def play(self, folder, playbook, *words, hosts=(), **variables):
-        """What ansible-playbook says, with these hosts in gpu_nodes."""
+        """Run ansible-playbook with these hosts in gpu_nodes."""
         local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
         given = {"gpu_kubeconfig": str(self.api.kubeconfig), **local, **variables}
         inventory = {"all": {"vars": given}, "gpu_nodes": {"hosts": {name: {} for name in hosts}}}
@@ -71,7 +71,7 @@ class Cluster:
         return done.returncode, done.stdout + done.stderr
 
     def role(self, folder, state, **variables):
-        """The role gpushare alone, for the extender; how many tasks changed something, and what was said."""
+        """The role gpushare alone, for the extender; return the number of changed tasks and the output."""
         role = {"role": "kubegpu.share.gpushare", "gpushare_component": "extender", "gpushare_state": state}
         play = {"hosts": "localhost", "gather_facts": False, "roles": [role]}
         (folder / "play.yml").write_text(yaml.safe_dump([play]))
@@ -103,7 +103,7 @@ def holder(cluster):
     cluster.api.request("DELETE", f"{path}/holder?gracePeriodSeconds=0")
 
 
-def test_nothing_is_taken_from_pods_that_hold_a_share(cluster, holder, tmp_path):
+def test_uninstall_refuses_while_pods_hold_a_share(cluster, holder, tmp_path):
     playbook = ROOT / "playbooks" / "uninstall.yml"
     for words, hosts, variables in (
         # As on OpenShift and with managed nodes: no node is a machine of the inventory.
@@ -116,11 +116,12 @@ def test_nothing_is_taken_from_pods_that_hold_a_share(cluster, holder, tmp_path)
     ):
         rc, text = cluster.play(tmp_path, playbook, *words, hosts=hosts, **variables)
         assert rc != 0, text
-        assert "Pods hold a share of a card on gpu1: delete them first" in " ".join(text.split()), text
+        assert "Pods use a share of a card on gpu1: delete them first" in " ".join(text.split()), text
         assert "changed=0" in text and not re.search(r"changed=[1-9]", text)
 
 
-def test_preflight_judges_nodes_that_are_no_hosts_of_the_inventory(cluster, tmp_path):
+@pytest.mark.long
+def test_preflight_validates_nodes_outside_the_inventory(cluster, tmp_path):
     """gpu_nodes and control_plane are empty, as on OpenShift."""
     playbook = ROOT / "playbooks" / "preflight.yml"
     given = {"gpushare_image_delivery": "registry", "scheduler_mode": "dedicated"}
@@ -135,7 +136,7 @@ def test_preflight_judges_nodes_that_are_no_hosts_of_the_inventory(cluster, tmp_
     assert rc == 0 and "changed=0" in text, text
 
 
-def test_our_namespace_goes_and_somebody_elses_gets_its_labels_back(cluster, tmp_path):
+def test_uninstall_removes_our_namespace_and_restores_labels_of_others(cluster, tmp_path):
     assert cluster.role(tmp_path, "present")[0] == 1
     metadata = cluster.api.request("GET", f"{SPACES}/gpushare-system")["metadata"]
     assert metadata["annotations"]["kubegpu.share/created"] == "true"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A scheduler of our own: what follows from the cluster's version and nodes, and the objects as they are written."""
+"""The dedicated scheduler: its plan by the cluster's version and nodes, and its objects."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as scheduler_config
-from dedicated_kit import LEDGER, NAME, NAMESPACE, containers_of, node, one, planned, pod_of, rendered
-from gpushare import extender
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as scheduler_config
+from dedicated_kit import LEDGER, NAME, NAMESPACE, node, one, planned, pod_of, rendered
+from gpushare.extender import command
 
 LIBRARY = "registry.k8s.io/kube-scheduler"
 
 
-# --------------------------------------------------------------------------- what follows from the cluster
+# --------------------------------------------------------------------------- the plan
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ LIBRARY = "registry.k8s.io/kube-scheduler"
         ("v1.36.3", "v1.36.3", "v1", "/livez", "v1", "policy/v1", None),
     ],
 )
-def test_everything_fits_the_clusters_version(version, image, api, probe, policy, budget, insecure):
+def test_plan_follows_cluster_version(version, image, api, probe, policy, budget, insecure):
     found = planned(version)
     assert found["image"] == f"{LIBRARY}:{image}"
     config = yaml.safe_load(found["config"])
@@ -56,7 +56,7 @@ def test_everything_fits_the_clusters_version(version, image, api, probe, policy
 
 
 @pytest.mark.parametrize(
-    ("wish", "image", "minor"),
+    ("options", "image", "minor"),
     [
         ({"image": "mirror:5000/k8s/kube-scheduler"}, "mirror:5000/k8s/kube-scheduler:v1.36.3", 36),
         ({"image": "mirror:5000/scheduler:v1.35.2"}, "mirror:5000/scheduler:v1.35.2", 35),
@@ -67,15 +67,15 @@ def test_everything_fits_the_clusters_version(version, image, api, probe, policy
         ({"image": "s:mine", "version": "1.36"}, "s:mine", 36),
     ],
 )
-def test_another_image(wish, image, minor):
-    found = planned(**wish)
+def test_image_and_version_options(options, image, minor):
+    found = planned(**options)
     assert (found["image"], found["minor"]) == (image, minor)
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("options", "words"),
     [
-        ({"version": "1.36"}, ["scheduler_version", "1.36", "whole version"]),
+        ({"version": "1.36"}, ["scheduler_version", "1.36", "complete version"]),
         ({"image": "s:v1.37.0"}, ["scheduler_dedicated_image", "1.37", "1.36"]),
         ({"image": "s:v1.34.9"}, ["scheduler_dedicated_image", "1.34", "1.36"]),
         ({"image": "s:latest"}, ["scheduler_version", "s:latest"]),
@@ -88,61 +88,61 @@ def test_another_image(wish, image, minor):
         ({"name": "a" * 64}, ["scheduler_name", "63"]),
         ({"namespace": "Kube"}, ["scheduler_dedicated_namespace", "Kube"]),
         ({"replicas": 0}, ["scheduler_replicas", "0"]),
-        ({"replicas": 4}, ["scheduler_replicas", "4 pods", "only 3 nodes are"]),
-        ({"replicas": 2, "nodes": ["cp1"]}, ["scheduler_replicas", "2 pods", "only 1 node is"]),
+        ({"replicas": 4}, ["scheduler_replicas", "4 pods", "only 3"]),
+        ({"replicas": 2, "nodes": ["cp1"]}, ["scheduler_replicas", "2 pods", "only 1"]),
         ({"nodes": ["cp9", "cp8"]}, ["scheduler_dedicated_nodes", "cp9, cp8"]),
-        ({"extender_timeout": 0}, ["scheduler_extender_timeout", "0"]),
+        ({"timeout": 0}, ["scheduler_extender_timeout", "0"]),
     ],
 )
-def test_what_can_not_be_is_refused_by_the_variables_name(wish, words):
+def test_invalid_options_refused_by_variable_name(options, words):
     with pytest.raises(BadInput) as refusal:
-        planned(**wish)
+        planned(**options)
     for word in words:
         assert word in str(refusal.value)
     assert str(refusal.value).startswith(words[0])
 
 
 @pytest.mark.parametrize("version", ["v1.18.20", "v1.17.0", "v2.0.0", "", "main"])
-def test_a_cluster_that_can_not_have_it(version):
+def test_unsupported_cluster_versions_refused(version):
     with pytest.raises(BadInput, match=r"^scheduler_mode: "):
         planned(version)
 
 
-def test_only_nodes_that_are_there_and_can_run_it_count():
+def test_only_linux_nodes_of_the_cluster_count():
     nodes = ("cp1", "gpu1", node("old", **{"kubernetes.io/os": "windows"}), {"name": "bare", "labels": {}})
     assert planned(there=nodes, replicas=3)["nodes"] == []
-    with pytest.raises(BadInput, match="only 3 nodes"):
+    with pytest.raises(BadInput, match="there are only 3"):
         planned(there=nodes, replicas=4)
 
 
-def test_nodes_of_the_inventory_that_have_yet_to_join_are_left_out():
+def test_nodes_outside_the_cluster_are_left_out():
     assert planned(there=("b", "a", "c"), nodes=["b", "late", "a", "b"])["nodes"] == ["a", "b"]
-    with pytest.raises(BadInput, match="only 1 node is"):
+    with pytest.raises(BadInput, match="there is only 1"):
         planned(there=("b", "a", "c"), nodes=["b", "b"])
 
 
-def test_nothing_that_has_become_wrong_keeps_it_from_going():
+def test_invalid_options_do_not_block_removal():
     gone = planned("v1.40.1", (), state="absent", image="s:v1.20.0", replicas=9, name="")
     assert gone["policy_api"] == "admissionregistration.k8s.io/v1"
     assert gone["config"] == gone["config_name"] == ""
 
 
-def test_the_filter_tells_instead_of_failing():
-    told = FilterModule().filters()["dedicated_scheduler"]
-    wish = {"state": "present", "name": NAME, "namespace": NAMESPACE, "image": LIBRARY, "version": "", "replicas": 1}
-    wish.update(nodes=[], extender_timeout=30, preemption=True)
+def test_filter_returns_the_problem():
+    plan_filter = FilterModule().filters()["dedicated_scheduler"]
+    options = {"state": "present", "name": NAME, "namespace": NAMESPACE, "image": LIBRARY, "version": "", "replicas": 1}
+    options.update(mode="dedicated", nodes=[], timeout=30, preemption=True)
     cluster = {"version": "v1.36.3", "nodes": [node("cp1")]}
-    assert told(cluster, wish)["problem"] == ""
-    assert told(cluster, {**wish, "replicas": 2})["problem"].startswith("scheduler_replicas: ")
+    assert plan_filter(cluster, options)["problem"] == ""
+    assert plan_filter(cluster, {**options, "replicas": 2})["problem"].startswith("scheduler_replicas: ")
 
 
 # --------------------------------------------------------------------------- the configuration
 
 
 @pytest.mark.parametrize("minor", range(19, 37))
-def test_the_configuration_is_one_that_this_kube_scheduler_reads(minor):
-    config = planned(f"v1.{minor}.1", name="cards", namespace="elsewhere", extender_timeout=12)["config"]
-    scheduler_config.check("it", config, minor)
+def test_configuration_valid_for_each_minor_version(minor):
+    config = planned(f"v1.{minor}.1", name="cards", namespace="elsewhere", timeout=12)["config"]
+    scheduler_config.FORM.check("it", config, minor)
     read = yaml.safe_load(config)
     assert read["profiles"] == [{"schedulerName": "cards"}]
     assert read["leaderElection"] == {
@@ -162,7 +162,7 @@ def test_the_configuration_is_one_that_this_kube_scheduler_reads(minor):
 # --------------------------------------------------------------------------- the objects
 
 
-def test_everything_is_there_and_held_together():
+def test_objects_complete_and_consistent():
     objects = rendered(scheduler_dedicated_namespace="elsewhere")
     assert [each["kind"] for each in objects] == [
         *["Namespace"] * 2,
@@ -196,7 +196,7 @@ def test_everything_is_there_and_held_together():
     )
 
 
-def test_the_extenders_rights_are_those_that_it_has_elsewhere():
+def test_extender_rights_equal_those_of_role_gpushare():
     for preemption in (True, False):
         given = {**role_templates.defaults("gpushare"), "gpushare_preemption": preemption}
         given |= {"gpushare_image_pull_policy": "Never", "__gpushare_archive_sha256": ""}
@@ -206,7 +206,7 @@ def test_the_extenders_rights_are_those_that_it_has_elsewhere():
         assert one(ours, "Role", "ledger")["rules"] == one(theirs, "Role")["rules"]
 
 
-def test_the_lease_is_its_own_and_the_only_one_that_its_role_is_about():
+def test_role_covers_only_its_own_lease():
     objects = rendered("rights", "workload", scheduler_dedicated_namespace="elsewhere")
     (role,) = [each for each in objects if each["kind"] == "Role" and each["metadata"]["namespace"] == "elsewhere"]
     config = yaml.safe_load(one(objects, "ConfigMap")["data"]["config.yaml"])
@@ -216,7 +216,7 @@ def test_the_lease_is_its_own_and_the_only_one_that_its_role_is_about():
     assert config["leaderElection"]["resourceNamespace"] == "elsewhere"
 
 
-def test_a_changed_configuration_brings_new_pods_and_leaves_the_old_ones_theirs():
+def test_changed_configuration_gets_its_own_config_map_and_pods():
     def named(**variables):
         objects = rendered("workload", **variables)
         config, template = one(objects, "ConfigMap"), one(objects, "Deployment")["spec"]["template"]
@@ -233,7 +233,7 @@ def test_a_changed_configuration_brings_new_pods_and_leaves_the_old_ones_theirs(
     assert named() != named(scheduler_name="other")
 
 
-def test_a_scheduler_and_its_extender_in_one_pod():
+def test_pod_has_scheduler_and_extender():
     spec = pod_of()["spec"]
     scheduler, beside = spec["containers"]
     assert "hostNetwork" not in spec
@@ -241,14 +241,14 @@ def test_a_scheduler_and_its_extender_in_one_pod():
     assert scheduler["image"] == f"{LIBRARY}:v1.36.3"
     for probe, path in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert scheduler[probe]["httpGet"] == {"scheme": "HTTPS", "port": "https", "path": path}
-    options = extender.parse(beside["command"][1:])
+    options = command.parse(beside["command"][1:])
     assert (options.address, options.port, options.placement) == ("127.0.0.1", contract.EXTENDER_PORT, "binpack")
     assert beside["command"][0] == "gpushare-extender"
-    assert "ports" not in beside, "nobody outside the pod may reach it"
+    assert "ports" not in beside, "it is reachable in the pod only"
     assert spec["schedulerName"] == "default-scheduler"
 
 
-def test_as_little_privilege_as_possible():
+def test_pod_has_minimal_privileges():
     spec = pod_of()["spec"]
     assert spec["securityContext"] == {
         "runAsNonRoot": True,
@@ -267,7 +267,7 @@ def test_as_little_privilege_as_possible():
     assert {value for key, value in namespace.items() if key.startswith("pod-security")} == {"restricted"}
 
 
-def test_two_never_share_a_node_and_go_one_after_the_other():
+def test_two_replicas_on_different_nodes_and_rolled_one_by_one():
     deployment = one(rendered("workload"), "Deployment")["spec"]
     assert (deployment["replicas"], deployment["strategy"]["rollingUpdate"]) == (
         2,
@@ -282,13 +282,13 @@ def test_two_never_share_a_node_and_go_one_after_the_other():
     assert gone["node.kubernetes.io/unreachable"] == gone["node.kubernetes.io/not-ready"] == 30
 
 
-def test_a_single_one_goes_when_its_successor_works():
+def test_single_replica_is_replaced_after_its_successor_is_ready():
     deployment = one(rendered("workload", scheduler_replicas=1), "Deployment")["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert "podAntiAffinity" not in deployment["template"]["spec"]["affinity"]
 
 
-def test_nodes_by_name():
+def test_nodes_selected_by_name():
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in pod_of()["spec"]["affinity"]["nodeAffinity"]
     assert "nvidia.com/gpu" not in [each["key"] for each in pod_of()["spec"]["tolerations"]]
     mine = {"key": "mine", "operator": "Exists"}
@@ -308,7 +308,7 @@ def test_secrets_and_pull_policy():
     assert [each["imagePullPolicy"] for each in spec["containers"]] == ["IfNotPresent", "Always"]
 
 
-def test_old_clusters_get_what_they_know():
+def test_old_clusters_get_supported_fields():
     objects = rendered("rights", "workload", server="v1.20.15")
     scheduler, _beside = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     # It would be ignored beside a configuration.
@@ -318,7 +318,7 @@ def test_old_clusters_get_what_they_know():
 
 
 @pytest.mark.parametrize("admission", ["deny", "warn"])
-def test_the_policy_says_the_same_in_its_first_versions(admission):
+def test_policy_v1beta1_equals_v1(admission):
     new, old = (rendered("policy", server=v, scheduler_dedicated_admission=admission) for v in ("v1.30.0", "v1.29.0"))
     for one_new, one_old in zip(new, old, strict=True):
         assert (one_new.pop("apiVersion"), one_old.pop("apiVersion")) == (
@@ -329,14 +329,10 @@ def test_the_policy_says_the_same_in_its_first_versions(admission):
     assert one(new, "ValidatingAdmissionPolicyBinding")["spec"]["validationActions"] == [admission.capitalize()]
 
 
-def test_everything_that_goes_is_named_as_it_came():
+def test_removal_names_the_created_objects():
     def names(**variables):
         return {(each["kind"], each["metadata"]["name"]) for each in rendered(**variables)}
 
     came, gone = names(), names(scheduler_state="absent", scheduler_extender_archive="/not/there.tar")
-    assert {kind for kind, _name in came - gone} == {"ConfigMap"}, "those go by their label"
+    assert {kind for kind, _name in came - gone} == {"ConfigMap"}, "they are removed by their label"
     assert not gone - came
-
-
-def test_containers_are_two():
-    assert [each["name"] for each in containers_of()] == ["kube-scheduler", "extender"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The role's dedicated mode by real ansible-playbook, on a real API server with its real controllers.
 
-Only the nodes are played: a thread binds the Deployment's pods, says that they are ready, lets one of them hold the
-lease, and lets those go that are deleted.
+Only the nodes are simulated: a thread binds the Deployment's pods, sets them ready, renews the lease for one of them,
+and completes deletions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from dedicated_kit import LEDGER, NAME, VARIABLES, node, until
-from gpushare import extender_ledger
+from gpushare.extender import ledger
 from real_apiserver import ApiServer, Missing, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,7 +66,7 @@ class Cluster(threading.Thread):
 
     def run(self):
         while not self._over.wait(0.2):
-            # Between two looks everything may be gone.
+            # Objects may disappear between two requests.
             with contextlib.suppress(Refused, OSError, KeyError):
                 self._step()
 
@@ -110,11 +110,12 @@ class Cluster(threading.Thread):
 
     # ----------------------------------------------------------------- the role
 
-    def play(self, folder, *words, role="scheduler", tasks="dedicated.yml", **variables):
-        """What ansible-playbook says of the role with these variables."""
+    def play(self, folder, *words, role="scheduler", **variables):
+        """Run the role by ansible-playbook with these variables."""
         given = {
             **VARIABLES,
-            "scheduler_kubeconfig": str(self.api.kubeconfig),
+            "scheduler_step": "cluster",
+            "scheduler_detection": {"mode": "dedicated"},
             "scheduler_version": "",
             "scheduler_extender_timeout": 30,
             "scheduler_dedicated_image": "registry.k8s.io/kube-scheduler",
@@ -122,8 +123,7 @@ class Cluster(threading.Thread):
             "gpu_kubeconfig": str(self.api.kubeconfig),
             **variables,
         }
-        task = {"name": "Take the mode", "ansible.builtin.include_role": {"name": f"kubegpu.share.{role}"}}
-        task["ansible.builtin.include_role"] |= {"tasks_from": tasks}
+        task = {"name": "Run the role", "ansible.builtin.include_role": {"name": f"kubegpu.share.{role}"}}
         play = {"name": "Play", "hosts": "localhost", "gather_facts": False, "vars": given, "tasks": [task]}
         (folder / "play.yml").write_text(yaml.safe_dump([play]))
         (folder / "inventory").write_text(
@@ -140,7 +140,7 @@ class Cluster(threading.Thread):
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         return Done(done.returncode, done.stdout + done.stderr)
 
-    # ----------------------------------------------------------------- what is there
+    # ----------------------------------------------------------------- observation
 
     def exists(self, path):
         return self.api.ask("GET", path)[0] == 200
@@ -150,7 +150,7 @@ class Cluster(threading.Thread):
         return {each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith(f"{NAME}-")}
 
     def everything(self):
-        """All that the mode could leave behind, by its marks."""
+        """Return all objects that the mode could leave, by name and label."""
         kinds = "ns,sa,cm,quota,deploy,rs,po,pdb,lease,role,rolebinding,clusterrole,clusterrolebinding"
         kinds += ",validatingadmissionpolicy,validatingadmissionpolicybinding"
         done = self.api.kubectl("get", kinds, "--all-namespaces", "--output=json")
@@ -162,15 +162,15 @@ class Cluster(threading.Thread):
         }
 
     def book(self, namespace=LEDGER):
-        """What an extender leaves."""
-        metadata = {"name": extender_ledger.NAME, "namespace": namespace, "annotations": {contract.LEDGER: "[]"}}
+        """Create the ledger that an extender leaves."""
+        metadata = {"name": ledger.NAME, "namespace": namespace, "annotations": {contract.LEDGER: "[]"}}
         self.api.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
-        return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{extender_ledger.NAME}"
+        return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{ledger.NAME}"
 
     def end(self, folder, **variables):
-        """The last step of an uninstall."""
+        """Run the last step of an uninstall."""
         gone = {"gpushare_component": "extender", "gpushare_state": "absent", "gpushare_image_delivery": "registry"}
-        done = self.play(folder, role="gpushare", tasks="main.yml", **gone, **variables)
+        done = self.play(folder, role="gpushare", **gone, **variables)
         assert done.rc == 0, done.text
         return done
 
@@ -211,21 +211,21 @@ def cluster():
         yield made
 
 
-def test_its_life(cluster, tmp_path):
+def test_install_change_failure_and_removal(cluster, tmp_path):
     """From nothing to a running scheduler, through changes that work and changes that don't, and back to nothing."""
     before = cluster.everything()
     assert before == set()
 
-    told = cluster.play(tmp_path, "--check", "--diff")
-    assert told.rc == 0, told.text
-    assert told.changed >= 1
+    checked = cluster.play(tmp_path, "--check", "--diff")
+    assert checked.rc == 0, checked.text
+    assert checked.changed >= 1
     for words in (
         "Namespace gpushare-system",
         "Namespace gpushare-scheduler",
         "Deployment gpushare-scheduler/gpushare-scheduler",
         "ValidatingAdmissionPolicy",
     ):
-        assert words in told.text
+        assert words in checked.text
     assert cluster.everything() == before, "check mode changes nothing"
 
     made = cluster.play(tmp_path)
@@ -252,19 +252,22 @@ def test_its_life(cluster, tmp_path):
     assert second < cluster.configurations()
 
     refused = cluster.play(tmp_path, scheduler_replicas=9)
-    assert refused.rc == 2 and "scheduler_replicas: no two of the 9 pods" in refused.text, refused.text
+    assert refused.rc == 2 and "scheduler_replicas: 9 pods need as many nodes" in refused.text, refused.text
 
     bookings = cluster.book()
     gone = cluster.play(tmp_path, scheduler_state="absent")
     assert gone.rc == 0, gone.text
-    assert cluster.everything() == {f"Namespace /{LEDGER}"} and cluster.exists(bookings), "others may book there"
+    assert cluster.everything() == {f"Namespace /{LEDGER}"} and cluster.exists(bookings), (
+        "other modes may use the ledger"
+    )
     again = cluster.play(tmp_path, scheduler_state="absent")
     assert (again.rc, again.changed) == (0, 0), again.text
     assert cluster.end(tmp_path).changed == 1
     assert cluster.everything() == before
 
 
-def test_somebody_elses_namespace_stays_as_it_was(cluster, tmp_path):
+@pytest.mark.long
+def test_existing_namespace_stays_unchanged(cluster, tmp_path):
     name = cluster.api.namespace("theirs", {"team": "a"})
     theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "pull", "namespace": name}}
     cluster.api.apply(theirs)
@@ -290,8 +293,9 @@ def test_somebody_elses_namespace_stays_as_it_was(cluster, tmp_path):
     until(lambda: cluster.everything() == set())
 
 
-def test_the_ledger_may_be_in_somebody_elses_namespace_too(cluster, tmp_path):
-    """No step has looked at it before: the role does, and claims nothing that was there."""
+@pytest.mark.long
+def test_ledger_in_an_existing_namespace(cluster, tmp_path):
+    """The role observes the namespace itself, and claims no existing one."""
     name = cluster.api.namespace("ledger", {"team": "b"})
     path = f"/api/v1/namespaces/{name}"
     before = cluster.api.request("GET", path)["metadata"]
@@ -314,7 +318,8 @@ def test_the_ledger_may_be_in_somebody_elses_namespace_too(cluster, tmp_path):
     until(lambda: cluster.everything() == set())
 
 
-def test_ready_pods_are_no_proof(cluster, tmp_path):
+@pytest.mark.long
+def test_lease_and_policy_are_verified_beyond_ready_pods(cluster, tmp_path):
     """Neither that one of them leads, nor that the policy guards."""
     try:
         cluster.leading = False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The dedicated scheduler at work: real kube-schedulers and extenders against a real API server, with their rights.
 
-What the pods' containers run is run here as processes, two pods of them; each has the service account's token, and the
-ConfigMap's text with what a pod has to itself (a kubeconfig, the extender's port) put in.
+The containers of two pods run as processes. Each has the service account's token and the ConfigMap's text with its own
+kubeconfig and extender port.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from dedicated_kit import NAME, NAMESPACE, apply, containers_of, one, rendered, until
 from real_apiserver import ApiServer, Missing
 
@@ -34,7 +34,7 @@ def free_port():
 
 
 class Replica:
-    """What one pod of the Deployment runs."""
+    """The processes of one pod of the Deployment."""
 
     def __init__(self, server, kubeconfig, folder):
         folder.mkdir()
@@ -50,7 +50,10 @@ class Replica:
         assert command[0] == "gpushare-extender"
         self.extender = self._start(
             "extender",
-            [sys.executable, "-m", "gpushare.extender", *command[1:], f"--kubeconfig={kubeconfig}"],
+            [
+                *(sys.executable, "-m", "gpushare.extender.command", *command[1:]),
+                *(f"--api-server={server.url}", f"--service-account={kubeconfig.parent}"),
+            ],
         )
         program, *arguments = self.scheduler_spec["command"]
         self.scheduler = self._start(
@@ -71,7 +74,7 @@ class Replica:
             return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, env=environment)
 
     def probe(self, name):
-        """Whether the extender's probe, run in its container as kubelet does, says yes."""
+        """Whether the extender's probe, run in its container as kubelet does, succeeds."""
         command = self.extender_spec[name]["exec"]["command"]
         words = [word.replace("12345", str(self.extender_port)) for word in command]
         return subprocess.run([sys.executable, *words[1:]], capture_output=True, timeout=5, check=False).returncode == 0
@@ -105,13 +108,11 @@ def server():
 
 @pytest.fixture(scope="module")
 def kubeconfig(server, tmp_path_factory):
-    """What a pod's service account can do, and nothing else."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = server.request("POST", path, request)["status"]["token"]
+    """A kubeconfig with the rights of the pod's service account."""
+    folder = server.token(tmp_path_factory.mktemp("account"), NAMESPACE, NAME)
     config = yaml.safe_load(server.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    file = tmp_path_factory.mktemp("account") / "kubeconfig"
+    config["users"][0]["user"] = {"token": (folder / "token").read_text()}
+    file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     return file
 
@@ -168,7 +169,7 @@ def bound(server, name):
     return pod if pod["spec"].get("nodeName") else None
 
 
-def test_a_pod_gets_its_card_by_the_extender_beside_the_leader(server, replicas):
+def test_pod_gets_a_card_from_the_leaders_extender(server, replicas):
     make(server, "shared", 10)
     pod = until(lambda: bound(server, "shared"), 30)
     assert pod["spec"]["nodeName"] == NODE
@@ -178,27 +179,27 @@ def test_a_pod_gets_its_card_by_the_extender_beside_the_leader(server, replicas)
     assert "bound" not in replicas[1].log("extender")
 
 
-def test_a_pod_that_fits_no_card_waits(server, replicas):
+def test_pod_too_large_for_any_card_waits(server, replicas):
     make(server, "too-large", 17)
 
-    def said():
+    def failed_events():
         events = server.request("GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=too-large")
         return [each for each in events["items"] if each["reason"] == "FailedScheduling"]
 
-    event = until(said, 30)[0]
+    event = until(failed_events, 30)[0]
     assert (event.get("reportingComponent") or event["source"]["component"]) == NAME
     assert not bound(server, "too-large")
     server.request("DELETE", "/api/v1/namespaces/default/pods/too-large?gracePeriodSeconds=0")
 
 
-def test_a_pod_without_memory_is_scheduled_too_and_one_of_others_is_left_alone(server, replicas):
+def test_pods_without_memory_and_of_other_schedulers(server, replicas):
     make(server, "plain", 0)
     make(server, "theirs", 0, scheduler="default-scheduler")
     assert contract.POD_INDEX not in (until(lambda: bound(server, "plain"), 30)["metadata"].get("annotations") or {})
     assert not bound(server, "theirs")
 
 
-def test_the_probes_tell_an_extender_that_hangs(replicas):
+def test_probe_fails_for_a_hanging_extender(replicas):
     assert replicas[1].probe("livenessProbe")
     replicas[1].extender.send_signal(signal.SIGSTOP)
     try:
@@ -208,7 +209,8 @@ def test_the_probes_tell_an_extender_that_hangs(replicas):
     until(lambda: replicas[1].probe("readinessProbe"), 10)
 
 
-def test_when_the_leader_is_killed_the_other_one_takes_over(server, replicas):
+@pytest.mark.long
+def test_second_replica_takes_over_from_a_killed_leader(server, replicas):
     first, second = replicas
     before = holder(server)
     first.scheduler.kill()
@@ -223,7 +225,8 @@ def test_when_the_leader_is_killed_the_other_one_takes_over(server, replicas):
     assert "bound" in second.log("extender")
 
 
-def test_a_leader_that_is_told_to_end_gives_its_lease_back(server, replicas, kubeconfig, tmp_path):
+@pytest.mark.long
+def test_terminated_leader_releases_its_lease(server, replicas, kubeconfig, tmp_path):
     third = Replica(server, kubeconfig, tmp_path / "third")
     try:
         until(lambda: third.health("readinessProbe") and third.probe("readinessProbe"), 60)
@@ -235,7 +238,7 @@ def test_a_leader_that_is_told_to_end_gives_its_lease_back(server, replicas, kub
         third.end()
 
 
-def test_they_had_all_the_rights_that_they_asked_for(replicas):
+def test_no_request_was_forbidden(replicas):
     for replica in replicas:
         for name in ("scheduler", "extender"):
             denied = re.findall(r"(?im)^.*\b(?:forbidden|unauthorized)\b.*$", replica.log(name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kube-scheduler as k3s and RKE2 run it: their settings, our drop-in, and a made-up server that reads both."""
+"""kube-scheduler as k3s and RKE2 run it: their settings, our drop-in, and a server in memory that reads both."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ import typing as t
 import manifests
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils import _embedded
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_apply import work
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._embedded_plan import make_plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import LookAgain, Options, Planned
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import embedded
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.embedded import make_plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
 from fake_machine import Watched
 from fake_server import FakeServer
 
-EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 PRESENT = Options(True, EXTENDER)
-OTHER = Options(True, sc.Extender(EXTENDER.url, 10))
+OTHER = Options(True, Extender(EXTENDER.url, 10))
 ABSENT = Options(False, EXTENDER)
 BOTH = pytest.mark.parametrize("name", ["k3s", "rke2"])
 
 
-def look(server: FakeServer, **arguments: str) -> dict[str, t.Any]:
-    # By way of JSON, as it gets to the controller.
+def observe(server: FakeServer, **arguments: str) -> dict[str, t.Any]:
+    # Through JSON, as on its way to the controller.
     return t.cast("dict[str, t.Any]", json.loads(json.dumps(cp.observe(server, ask=server.ask, **arguments))))
 
 
-_PLANS: dict[str, Planned] = {}
+_PLANS: dict[str, SchedulerPlan] = {}
 
 
-def remembered(options: Options, seen: dict[str, t.Any]) -> Planned:
-    """The plan; one that was made of the same sight before isn't made again."""
-    key = repr(options) + json.dumps(seen)
+def remembered(options: Options, observed: dict[str, t.Any]) -> SchedulerPlan:
+    """Return the plan; equal observations share one."""
+    key = repr(options) + json.dumps(observed)
     if key not in _PLANS:
-        _PLANS[key] = make_plan(options, seen)
+        _PLANS[key] = make_plan(options, observed)
     return _PLANS[key]
 
 
-def plan(server: FakeServer, options: Options) -> Planned:
+def plan(server: FakeServer, options: Options) -> SchedulerPlan:
     try:
-        return remembered(options, look(server))
-    except LookAgain as more:
-        return remembered(options, look(server, **more.arguments))
+        return remembered(options, observe(server))
+    except ObserveAgain as more:
+        return remembered(options, observe(server, **more.arguments))
 
 
-def carry_out(system: t.Any, planned: Planned, timeout: int = 60) -> None:
-    work({"plan": planned.handed(), "timeout": timeout}, system, system.ask, system.sleep, system.now)
+def carry_out(system: t.Any, planned: SchedulerPlan, timeout: int = 60) -> None:
+    work({"plan": planned.to_module(), "timeout": timeout}, system, system.ask, system.sleep, system.now)
 
 
-def run(server: FakeServer, options: Options) -> Planned:
+def run(server: FakeServer, options: Options) -> SchedulerPlan:
     planned = plan(server, options)
     if not planned.plan.empty:
         carry_out(server, planned)
@@ -65,7 +65,7 @@ def kept(server: FakeServer) -> dict[str, str]:
 
 
 @BOTH
-def test_there_and_back_again(name: str) -> None:
+def test_install_change_and_remove(name: str) -> None:
     server = FakeServer(name, "kube-scheduler-arg: [kube-api-qps=75]\n")
     before, places = kept(server), server.places
     planned = run(server, PRESENT)
@@ -86,21 +86,21 @@ def test_there_and_back_again(name: str) -> None:
     assert f"rmdir {places.folder}" in server.log and f"--config={places.config}" not in server.arguments
 
 
-def test_rke2s_pod_gets_its_folder_and_a_stamp() -> None:
+def test_rke2_pod_gets_mount_and_stamp() -> None:
     server = FakeServer("rke2")
     run(server, PRESENT)
     drop_in = yaml.safe_load(server.files["/etc/rancher/rke2/config.yaml.d/99-kubegpu-scheduler.yaml"])
     folder = "/etc/rancher/rke2/kubegpu-share"
     assert drop_in["kube-scheduler-extra-mount+"] == [f"{folder}:{folder}:ro"]
-    [process] = look(server)["running"]
+    [process] = observe(server)["running"]
     assert process["config"] == f"{folder}/scheduler.yaml" and len(process["stamp"]) == 64
     run(server, OTHER)
-    assert look(server)["running"][0]["stamp"] != process["stamp"], "a changed configuration starts the pod again"
+    assert observe(server)["running"][0]["stamp"] != process["stamp"], "a changed configuration starts the pod again"
 
 
 @BOTH
 @pytest.mark.parametrize("where", ["config.yaml", "drop-in", "command line"])
-def test_a_configuration_of_the_users_own_gets_the_extender(name: str, where: str) -> None:
+def test_users_configuration_gets_the_extender(name: str, where: str) -> None:
     path = "/etc/rancher/mine.yaml"
     flags = f"--kube-scheduler-arg=config={path}" if where == "command line" else ""
     setting = f"kube-scheduler-arg:\n  - v=2\n  - config={path}   # mine\n"
@@ -123,8 +123,8 @@ def test_a_configuration_of_the_users_own_gets_the_extender(name: str, where: st
 
 
 @BOTH
-def test_the_users_own_entry_is_given_back(name: str) -> None:
-    path, note = "/etc/rancher/mine.yaml", _embedded.PLACES[name].merged
+def test_users_extender_entry_is_restored(name: str) -> None:
+    path, note = "/etc/rancher/mine.yaml", embedded.PLACES[name].merged
     server = FakeServer(name, f"kube-scheduler-arg: [config={path}]\n")
     entry = (
         "- urlPrefix: http://127.0.0.1:32766/g\n    bindVerb: bind\n    managedResources: [{name: aliyun.com/gpu-mem}]"
@@ -149,14 +149,14 @@ def test_the_users_own_entry_is_given_back(name: str) -> None:
         ("1.23.4", "", None),
     ],
 )
-def test_the_port_without_tls_isnt_for_everybody(version: str, settings: str, address: str | None) -> None:
+def test_insecure_port_keeps_its_address(version: str, settings: str, address: str | None) -> None:
     server = FakeServer("k3s", settings, version=version)
     config = yaml.safe_load(plan(server, PRESENT).files[0].after or "")
     assert config.get("healthzBindAddress") == config.get("metricsBindAddress") == address
 
 
 @BOTH
-def test_what_wasnt_put_in_isnt_taken_out(name: str) -> None:
+def test_removal_leaves_a_users_own_extender(name: str) -> None:
     own = manifests.USERS_CONFIG.replace("http://127.0.0.1:9000", EXTENDER.url)
     server = FakeServer(name, "kube-scheduler-arg: [config=/etc/rancher/mine.yaml]\n")
     server.put("/etc/rancher/mine.yaml", own, 0o644)
@@ -164,24 +164,25 @@ def test_what_wasnt_put_in_isnt_taken_out(name: str) -> None:
 
 
 @BOTH
-def test_a_scheduler_that_refuses_gets_its_old_files_back(name: str) -> None:
+def test_refused_configuration_is_rolled_back(name: str) -> None:
     server = FakeServer(name)
     before = kept(server)
     server.refuses = lambda _server, config: "extenders" in config
-    why = "it ends again and again" if name == "k3s" else "it hasn't started kube-scheduler with .*"
+    why = "it restarts again and again" if name == "k3s" else "it hasn't started kube-scheduler with .*"
     begun = server.time
-    with pytest.raises(NotInEffect, match=rf"with the old one again \({why}\): .*scheduler exited: no such file"):
+    match = rf"\({why}\); rolled back, it runs with the old one: .*scheduler exited: no such file"
+    with pytest.raises(NotInEffect, match=match):
         run(server, PRESENT)
     assert server.time - begun < 120
     assert kept(server) == before and server.healthy
 
 
 @BOTH
-def test_settings_that_a_later_file_takes_away_are_refused(name: str) -> None:
+def test_settings_overridden_by_a_later_file_refused(name: str) -> None:
     server = FakeServer(name)
     later = f"{server.places.kind.folder}/99-z.yaml"
     server.put(later, "kube-scheduler-arg: [v=4]\n", 0o644)
-    with pytest.raises(BadInput, match=rf"{later} is read after 99-kubegpu-scheduler.yaml and sets kube-scheduler-arg"):
+    with pytest.raises(BadInput, match=rf"{later} is read after .*-scheduler.yaml and overrides kube-scheduler-arg"):
         plan(server, PRESENT)
     server.put(later, "kube-scheduler-arg+: [v=4]\n", 0o644)
     run(server, PRESENT)
@@ -193,10 +194,10 @@ def test_settings_that_a_later_file_takes_away_are_refused(name: str) -> None:
     [
         ("kube-scheduler-arg: [config=/a, config=/b]\n", {}, "names two configurations for kube-scheduler, /a and /b"),
         ("disable-scheduler: true\n", {}, "k3s runs no kube-scheduler on this machine"),
-        ("kube-scheduler-arg: [config=/a]\n", {}, "/a, which k3s gives kube-scheduler as its --config, isn't there"),
+        ("kube-scheduler-arg: [config=/a]\n", {}, "/a, which k3s gives kube-scheduler as its --config, doesn't exist"),
         ("kube-scheduler-arg: [config=/a\n", {}, r"/etc/rancher/k3s/config.yaml: its settings of .* can't be read"),
         ("", {"version": "1.20.4"}, r"k3s 1.20.4.* reads no drop-ins"),
-        ("", {"version": "1.18.4"}, "scheduler_configuration: k3s's kube-scheduler gets the extender by a config"),
+        ("", {"version": "1.18.4"}, "scheduler_configuration: k3s's kube-scheduler gets the extender in a config"),
     ],
 )
 def test_refused(settings: str, changes: dict[str, t.Any], words: str) -> None:
@@ -207,7 +208,7 @@ def test_refused(settings: str, changes: dict[str, t.Any], words: str) -> None:
     assert not [one for one in server.log if one.startswith(("write", "remove"))]
 
 
-def test_only_what_concerns_the_scheduler_leaves_the_machine() -> None:
+def test_only_scheduler_settings_are_collected() -> None:
     text = """\
 token: secret1
 kube-scheduler-arg:   # flags
@@ -221,58 +222,60 @@ kube-apiserver-arg:
 kube-scheduler-extra-mount+: ["/a:/a",
   "/b:/b"]
 """
-    found = _embedded.relevant(text)
+    found = embedded.relevant(text)
     assert "secret" not in found
     assert yaml.safe_load(found) == {
         "kube-scheduler-arg": ["v=2", "config=/a"],
         "disable-scheduler": False,
         "kube-scheduler-extra-mount+": ["/a:/a", "/b:/b"],
     }
-    assert _embedded.relevant('{"token": "secret"}') == "{}"
-    assert "secret" not in json.dumps(look(FakeServer("k3s")))
+    assert embedded.relevant('{"token": "secret"}') == "{}"
+    assert "secret" not in json.dumps(observe(FakeServer("k3s")))
 
 
-def test_a_comment_names_no_configuration() -> None:
+def test_configuration_in_a_comment_ignored() -> None:
     settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n"
     server = FakeServer("k3s", settings)
-    assert (_embedded.observe(server, "k3s") or {})["named"] == "/a"
+    assert (embedded.observe(server, "k3s") or {})["named"] == "/a"
 
 
-def test_an_agent_has_no_scheduler() -> None:
+def test_agent_has_no_scheduler() -> None:
     server = FakeServer("k3s")
-    server.places = _embedded.PLACES["rke2"]
-    seen = look(server)
-    assert seen["kind"] == "" and seen["embedded"] == "k3s" and seen["server"] is None
+    server.places = embedded.PLACES["rke2"]
+    observed = observe(server)
+    assert observed["kind"] == "" and observed["embedded"] == "k3s" and observed["server"] is None
 
 
 @BOTH
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"health": 0}, "not healthy"), ({"pending": True}, "an earlier run was cut short")],
+    [({"health": 0}, "not healthy"), ({"pending": True}, "an earlier run was interrupted")],
 )
-def test_right_files_and_a_scheduler_that_isnt(name: str, changes: dict[str, t.Any], words: str) -> None:
+def test_right_files_and_unhealthy_scheduler_need_a_restart(name: str, changes: dict[str, t.Any], words: str) -> None:
     server = FakeServer(name)
     run(server, PRESENT)
-    planned = make_plan(PRESENT, {**look(server), **changes})
+    planned = make_plan(PRESENT, {**observe(server), **changes})
     assert planned.files == () and [one.before for one in planned.plan.changes] == [f"{words}\n"]
 
 
-def test_a_k3s_that_wasnt_started_again() -> None:
+def test_k3s_older_than_its_configuration_is_restarted() -> None:
     server = FakeServer("k3s")
     planned = plan(server, PRESENT)
     for one in planned.files:
         server.put(one.path, one.after or "", 0o644)
     server.time += 5
-    seen = plan(server, PRESENT)
-    assert [one.before for one in seen.plan.changes] == ["k3s.service is older than this configuration\n"]
-    carry_out(server, seen)
+    observed = plan(server, PRESENT)
+    assert [one.before for one in observed.plan.changes] == ["k3s.service is older than this configuration\n"]
+    carry_out(server, observed)
     assert plan(server, PRESENT).plan.empty
 
 
 @BOTH
-@pytest.mark.parametrize("refused", [False, True], ids=["good", "bad"])
-@pytest.mark.parametrize(("first", "wanted"), [(None, PRESENT), (PRESENT, ABSENT), (PRESENT, OTHER)])
-def test_a_run_killed_at_any_door_is_finished_by_the_next(
+@pytest.mark.parametrize("refused", [False, pytest.param(True, marks=pytest.mark.long)], ids=["good", "bad"])
+@pytest.mark.parametrize(
+    ("first", "wanted"), [(None, PRESENT), (PRESENT, ABSENT), pytest.param(PRESENT, OTHER, marks=pytest.mark.long)]
+)
+def test_run_killed_at_any_call_is_completed_by_the_next(
     name: str, first: Options | None, wanted: Options, refused: bool
 ) -> None:
     start = FakeServer(name)
@@ -291,7 +294,7 @@ def test_a_run_killed_at_any_door_is_finished_by_the_next(
     for at, server in enumerate(watched.left):
         again = plan(server, wanted)
         if refused and wanted.present and not again.plan.empty:
-            with pytest.raises(NotInEffect, match="runs with the old one again"):
+            with pytest.raises(NotInEffect, match="rolled back, it runs with the old one"):
                 carry_out(server, again, timeout=15)
             assert kept(server) == old, at
         elif not again.plan.empty:

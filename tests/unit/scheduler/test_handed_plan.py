@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action plugins plan on the controller and execute on the machine only what has to be done."""
+"""The action plugins plan on the controller and execute only non-empty plans on the machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import manifests
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import container_runtime, image_import, kube_scheduler
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONFIG
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
+from observations import static_pod
 
 
 def action(
@@ -59,46 +61,33 @@ def no_ansible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", NoCluster())
 
 
-def machine(**changes: t.Any) -> dict[str, t.Any]:
-    return {
-        "manifest_path": cp.MANIFEST,
-        "manifest": manifests.kubeadm(36),
-        "config_path": "",
-        "config": None,
-        "ours": None,
-        "merged": None,
-        "running": [{"pid": 1, "config": ""}],
-        "health": 200,
-        "pending": False,
-        "hostname": "cp1",
-        "embedded": "",
-        **changes,
-    }
+def machine(manifest: str | None = manifests.kubeadm(36), **changes: t.Any) -> t.Any:
+    return static_pod(manifest, **changes)
 
 
-def test_check_mode_executes_nothing_and_shows_everything() -> None:
+def test_check_mode_executes_nothing_and_shows_the_diff() -> None:
     made = action(kube_scheduler, {"observed": machine()}, check=True)
     result = made.run()
     assert result["changed"] is True and made.executed == []
-    assert [one["after_header"] for one in result["diff"]] == [cp.CONFIG, cp.MANIFEST]
+    assert [one["after_header"] for one in result["diff"]] == [CONFIG, cp.MANIFEST]
 
 
-def test_the_machine_gets_the_plan_and_not_the_observation() -> None:
+def test_machine_gets_the_plan_without_the_observation() -> None:
     made = action(kube_scheduler, {"observed": machine(), "timeout": 60})
     result = made.run()
     [(name, args)] = made.executed
     assert name is None and set(args) == {"timeout", "plan"}
-    assert [row["path"] for row in args["plan"]["files"]] == [cp.CONFIG, cp.MANIFEST]
-    assert args["plan"]["config"] == cp.CONFIG and len(args["plan"]["urls"]) == 2
+    assert [row["path"] for row in args["plan"]["files"]] == [CONFIG, cp.MANIFEST]
+    assert args["plan"]["config"] == CONFIG and len(args["plan"]["urls"]) == 2
     assert result["changed"] is True and len(result["diff"]) == 2
 
 
-def test_nothing_to_do_executes_nothing() -> None:
+def test_empty_plan_executes_nothing() -> None:
     made = action(kube_scheduler, {"observed": machine(), "state": "absent"})
     assert made.run() == {"changed": False, "diff": []} and made.executed == []
 
 
-def test_a_refusal_is_a_failure_in_one_sentence() -> None:
+def test_refusal_fails_with_its_message() -> None:
     made = action(kube_scheduler, {"observed": machine(manifest=None)})
     result = made.run()
     assert result["failed"] and result["msg"].startswith("scheduler_mode: ") and made.executed == []
@@ -106,7 +95,7 @@ def test_a_refusal_is_a_failure_in_one_sentence() -> None:
     assert "observed:" in action(container_runtime, {"observed": {"x": 1}}).run()["msg"]
 
 
-def test_the_file_behind_a_mount_is_looked_at() -> None:
+def test_file_behind_a_mount_is_observed() -> None:
     first = machine(manifest=manifests.WITH_CONFIG, config_path="/etc/scheduler/config.yaml")
     second = {**first, "config_path": "/srv/scheduler/config.yaml", "config": manifests.USERS_CONFIG}
     answers = {"kubegpu.share.control_plane_info": {"control_plane": second}}
@@ -117,7 +106,7 @@ def test_the_file_behind_a_mount_is_looked_at() -> None:
 
 
 class Leases:
-    """What a cluster's lease says: before the change, and what becomes of the wait for it."""
+    """A cluster's lease before the change, and the outcome of the wait for its renewal."""
 
     def __init__(self, holder: str = "cp1_old", outcome: str = "cp1_new") -> None:
         self.holder, self.outcome = holder, outcome
@@ -131,14 +120,14 @@ class Leases:
     def read(self) -> Lease:
         return Lease(self.holder, "1")
 
-    def taken(self, before: Lease, hostname: str, timeout: float) -> str:
+    def wait_for_renewal(self, before: Lease, hostname: str, timeout: float) -> str:
         self.asked.append(hostname)
         if not self.outcome:
             raise NotInEffect("its lease isn't renewed")
         return self.outcome
 
 
-def test_the_lease_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_waits_for_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases()
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
     result = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"}).run()
@@ -156,10 +145,8 @@ KUBECONFIG = {
 
 @pytest.mark.parametrize("kubeconfig", ["/k", KUBECONFIG, None], ids=["path", "content", "default"])
 @pytest.mark.parametrize("outcome", ["cp1_new", ""])
-def test_the_kubeconfig_stays_on_the_controller(
-    monkeypatch: pytest.MonkeyPatch, kubeconfig: t.Any, outcome: str
-) -> None:
-    """And without one the lease is looked at with what kubernetes.core takes by default."""
+def test_kubeconfig_stays_on_the_controller(monkeypatch: pytest.MonkeyPatch, kubeconfig: t.Any, outcome: str) -> None:
+    """Without one the lease is read with kubernetes.core's defaults."""
     leases = Leases(outcome=outcome)
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
     given = {} if kubeconfig is None else {"kubeconfig": kubeconfig}
@@ -171,19 +158,19 @@ def test_the_kubeconfig_stays_on_the_controller(
     assert "very-secret" not in json.dumps([result, made.executed])
 
 
-def test_without_any_cluster_the_missing_proof_is_said() -> None:
+def test_missing_kubeconfig_warns_about_the_unchecked_lease() -> None:
     made = action(kube_scheduler, {"observed": machine()})
     result = made.run()
     assert result["changed"] and not result.get("failed") and "lease" not in result
     [warning] = result["warnings"]
-    assert "Lease kube-system/kube-scheduler isn't looked at" in warning and "No configuration found" in warning
+    assert "Lease kube-system/kube-scheduler isn't checked" in warning and "No configuration found" in warning
     made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"})
     result = made.run()
     assert result["failed"] and "No configuration found" in result["msg"] and made.executed == []
     assert action(kube_scheduler, {"observed": machine()}, check=True).run().keys() == {"changed", "diff"}
 
 
-def test_content_that_is_no_kubeconfig_isnt_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_kubeconfig_content_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", SchedulerLease)
     made = action(
         kube_scheduler, {"observed": machine(), "kubeconfig": {**KUBECONFIG, "current-context": "very-secret"}}
@@ -193,21 +180,21 @@ def test_content_that_is_no_kubeconfig_isnt_printed(monkeypatch: pytest.MonkeyPa
     assert "very-secret" not in json.dumps(result) and "********" in result["msg"]
 
 
-def test_a_lease_that_nobody_takes_brings_the_old_files_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untaken_lease_rolls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", Leases(outcome=""))
     made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"})
     result = made.run()
-    assert result["failed"] and result["msg"].endswith("the old configuration is back and kube-scheduler runs with it")
+    assert result["failed"] and result["msg"].endswith("rolled back, kube-scheduler runs with the old configuration")
     there, back = (args["plan"] for _name, args in made.executed)
     assert [row["path"] for row in back["files"]] == [row["path"] for row in reversed(there["files"])]
     assert back["files"][0]["after"] == manifests.kubeadm(36) and back["config"] == ""
     answers = {"": {"failed": True, "msg": "no"}}
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", Leases(outcome=""))
     made = action(kube_scheduler, {"observed": machine(), "kubeconfig": "/k"}, answers=answers)
-    assert made.run()["msg"] == "no", "the module's own failure is told, and it has put the old files back"
+    assert made.run()["msg"] == "no", "the module's own failure is returned; it has rolled back itself"
 
 
-def test_where_no_lease_is_taken_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_wait_without_leader_election(monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases(outcome="")
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
     alone = manifests.kubeadm(36).replace("--leader-elect=true", "--leader-elect=false")
@@ -216,8 +203,8 @@ def test_where_no_lease_is_taken_none_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 def server(**changes: t.Any) -> dict[str, t.Any]:
-    seen = machine(manifest=None, kind="k3s", embedded="k3s", version="1.32.4+k3s1", running=[])
-    seen["server"] = {
+    observed = machine(manifest=None, kind="k3s", embedded="k3s", version="1.32.4+k3s1", running=[])
+    observed["server"] = {
         "version": "1.32.4+k3s1",
         "unit": "k3s.service",
         "active": True,
@@ -230,11 +217,11 @@ def server(**changes: t.Any) -> dict[str, t.Any]:
         "named": "",
         "stale": False,
     }
-    return {**seen, **changes}
+    return {**observed, **changes}
 
 
 @pytest.mark.parametrize(("holder", "waited"), [("", False), ("server1_x", True)])
-def test_k3s_takes_a_lease_only_where_it_had_one(monkeypatch: pytest.MonkeyPatch, holder: str, waited: bool) -> None:
+def test_k3s_waits_only_for_an_existing_lease(monkeypatch: pytest.MonkeyPatch, holder: str, waited: bool) -> None:
     leases = Leases(holder, "server1_y")
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", leases)
     made = action(kube_scheduler, {"observed": server(), "kubeconfig": "/k"})
@@ -244,7 +231,7 @@ def test_k3s_takes_a_lease_only_where_it_had_one(monkeypatch: pytest.MonkeyPatch
     assert args["plan"]["kind"] == "k3s" and len(args["plan"]["files"]) == 2
 
 
-def test_an_api_server_that_is_away_stops_only_where_it_isnt_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_api_server_fails_static_pods_only(monkeypatch: pytest.MonkeyPatch) -> None:
     class Away(Leases):
         def read(self) -> Lease:
             raise ShareError("the API server at x can't be reached")
@@ -257,29 +244,29 @@ def test_an_api_server_that_is_away_stops_only_where_it_isnt_part_of_it(monkeypa
     assert made.run()["changed"] and len(made.executed) == 1
 
 
-def test_looking_again_in_vain_ends() -> None:
+def test_second_observation_without_result_fails() -> None:
     first = machine(manifest=manifests.WITH_CONFIG, config_path="/etc/scheduler/config.yaml")
     made = action(
         kube_scheduler, {"observed": first}, answers={"kubegpu.share.control_plane_info": {"control_plane": first}}
     )
-    assert "the machine changed while this run was looking at it" in made.run()["msg"]
+    assert "the machine changed during its observation" in made.run()["msg"]
     assert len(made.executed) == 1
 
 
-def test_patches_that_nobody_looked_at_are_looked_at() -> None:
-    looked = machine(patches_dir="/p", patches={})
+def test_missing_patches_are_observed() -> None:
+    observed = machine(patches_dir="/p", patches={})
     made = action(
         kube_scheduler,
         {"observed": machine(), "patches_dir": "/p"},
         check=True,
-        answers={"kubegpu.share.control_plane_info": {"control_plane": looked}},
+        answers={"kubegpu.share.control_plane_info": {"control_plane": observed}},
     )
     result = made.run()
     assert made.executed == [("kubegpu.share.control_plane_info", {"patches_dir": "/p"})]
     assert len(result["diff"]) == 4 and result["diff"][-1]["after_header"] == cp.MANIFEST
 
 
-def test_a_node_without_containerd_is_refused() -> None:
+def test_node_without_runtime_refused() -> None:
     node = {"runtimes": {"containerd": None}, "kubelet": None}
     result = action(container_runtime, {"observed": node}).run()
     assert result["failed"] and "runtime_name: no container runtime is installed" in result["msg"]
@@ -300,7 +287,7 @@ def archive(tmp_path: Path) -> str:
     return str(tmp_path / "a.tar")
 
 
-def test_an_image_that_is_there_costs_nothing(archive: str) -> None:
+def test_present_image_executes_nothing(archive: str) -> None:
     args = {
         "reference": "localhost/a:1",
         "archive": archive,
@@ -311,7 +298,7 @@ def test_an_image_that_is_there_costs_nothing(archive: str) -> None:
     assert made.run()["changed"] is False and made.executed == []
 
 
-def test_another_archive_is_carried_over_and_removed(archive: str) -> None:
+def test_other_archive_is_transferred_and_removed(archive: str) -> None:
     args = {"reference": "localhost/a:1", "archive": archive, "observed": {"images": {"localhost/a:1": "old"}}}
     made = action(image_import, args)
     assert made.run()["changed"] is True
@@ -320,19 +307,19 @@ def test_another_archive_is_carried_over_and_removed(archive: str) -> None:
     assert made.transferred == [(archive, "/tmp/x/" + Path(archive).name)] and made.removed == ["/tmp/x"]
 
 
-def test_an_image_that_wasnt_asked_for_is_looked_for_first(archive: str) -> None:
+def test_unknown_image_state_is_queried_first(archive: str) -> None:
     args = {"reference": "localhost/a:1", "archive": archive, "observed": {"images": {}}}
     made = action(image_import, args, answers={"": {"changed": False, "diff": []}})
     assert made.run()["changed"] is False
     assert len(made.executed) == 1 and made.transferred == []
 
 
-def test_a_failing_transfer_leaves_nothing_behind(archive: str) -> None:
+def test_failed_transfer_leaves_no_files(archive: str) -> None:
     args = {"reference": "localhost/a:1", "archive": archive, "observed": {"images": {"localhost/a:1": "old"}}}
     made = action(image_import, args)
 
     def fail(local: str, remote: str) -> None:
-        raise RuntimeError("no room")
+        raise RuntimeError("disk full")
 
     made._transfer_file = fail
     with pytest.raises(RuntimeError):
@@ -340,7 +327,7 @@ def test_a_failing_transfer_leaves_nothing_behind(archive: str) -> None:
     assert made.removed == ["/tmp/x"]
 
 
-def test_an_image_that_isnt_in_the_archive_is_refused_before_it_travels(archive: str) -> None:
+def test_archive_without_the_image_refused_before_transfer(archive: str) -> None:
     made = action(image_import, {"reference": "localhost/b:1", "archive": archive}, check=True)
     result = made.run()
     assert result["failed"] and result["msg"].startswith("image_archive: ") and made.transferred == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The task ``kubeadm_config`` as a play runs it, over a real API server; and against somebody who is quicker."""
+"""The task ``kubeadm_config`` in a play on a real API server, and with concurrent changes."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ import real_kubeadm
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as action
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils import _kubeadm_config as module
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as module
 from real_apiserver import ApiServer, api_server
 from test_kubeadm_config import USERS_LIST, FakeKube, stored
 
 __all__ = ["api_server"]
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "/api/v1/namespaces/kube-system/configmaps"
 TEXT = stored("v1beta4", "v1.36.3", USERS_LIST)
 
-STEPS: list[tuple[str, Json, bool]] = [
+STEPS: list[tuple[str, JsonObject, bool]] = [
     ("nothing there", {}, False),
     ("make", {}, False),
-    ("look", {}, True),
+    ("check", {}, True),
     ("add", {}, False),
     ("again", {}, False),
-    ("look back", {"state": "absent"}, True),
+    ("check removal", {"state": "absent"}, True),
     ("take", {"state": "absent"}, False),
     ("taken", {"state": "absent"}, False),
 ]
 
 
 @pytest.fixture(scope="module")
-def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
-    """All steps in one play; what each returned, and the ConfigMap's text after it."""
+def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, JsonObject]:
+    """Run all steps in one play; return each result and the ConfigMap after it."""
     folder = tmp_path_factory.mktemp("kubeadm")
     (folder / "map.yaml").write_text(
         yaml.safe_dump(
@@ -59,7 +59,7 @@ def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> d
         )
     )
     kubectl = f"{api_server.programs['kubectl']} --kubeconfig={api_server.kubeconfig} --namespace=kube-system"
-    tasks: list[Json] = []
+    tasks: list[JsonObject] = []
     for number, (name, arguments, check) in enumerate(STEPS):
         if name == "make":
             tasks.append(
@@ -73,8 +73,8 @@ def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> d
         look = f"{kubectl} get configmap kubeadm-config --ignore-not-found -o json"
         tasks.append({"ansible.builtin.command": look, "register": f"m{number}", "check_mode": False})
     names = ", ".join(f"'r{n}': r{n}, 'm{n}': m{n}" for n in range(len(STEPS)))
-    told = {"content": f"{{{{ {{ {names} }} | to_json }}}}", "dest": str(folder / "told.json")}
-    tasks.append({"ansible.builtin.copy": told, "check_mode": False})
+    results = {"content": f"{{{{ {{ {names} }} | to_json }}}}", "dest": str(folder / "results.json")}
+    tasks.append({"ansible.builtin.copy": results, "check_mode": False})
     variables = {"ansible_python_interpreter": sys.executable}
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables, "tasks": tasks}
     (folder / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False))
@@ -88,29 +88,29 @@ def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> d
     )
     api_server.ask("DELETE", f"{PATH}/kubeadm-config")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads((folder / "told.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
     steps = {}
     for number, (name, *_more) in enumerate(STEPS):
-        shown = told[f"m{number}"]["stdout"]
-        steps[name] = {"result": told[f"r{number}"], "map": json.loads(shown) if shown else None}
+        shown = results[f"m{number}"]["stdout"]
+        steps[name] = {"result": results[f"r{number}"], "map": json.loads(shown) if shown else None}
     return steps
 
 
-def test_a_cluster_that_kubeadm_didnt_make(played: dict[str, Json]) -> None:
+def test_cluster_without_kubeadm_config(played: dict[str, JsonObject]) -> None:
     result = played["nothing there"]["result"]
     assert not result["changed"] and not result["kept"] and played["nothing there"]["map"] is None
-    assert result["reason"] == "ConfigMap kube-system/kubeadm-config isn't there"
+    assert result["reason"] == "ConfigMap kube-system/kubeadm-config doesn't exist"
 
 
-def test_a_look_changes_nothing_and_tells_the_truth(played: dict[str, Json]) -> None:
-    for look, real in (("look", "add"), ("look back", "take")):
-        assert played[look]["result"]["changed"]
-        assert played[look]["result"]["diff"] == played[real]["result"]["diff"]
-    assert played["look"]["map"] == played["make"]["map"]
-    assert played["look back"]["map"] == played["again"]["map"]
+def test_check_mode_changes_nothing_and_predicts_the_diff(played: dict[str, JsonObject]) -> None:
+    for check, real in (("check", "add"), ("check removal", "take")):
+        assert played[check]["result"]["changed"]
+        assert played[check]["result"]["diff"] == played[real]["result"]["diff"]
+    assert played["check"]["map"] == played["make"]["map"]
+    assert played["check removal"]["map"] == played["again"]["map"]
 
 
-def test_added_once(played: dict[str, Json], tmp_path: Path) -> None:
+def test_extender_added_once(played: dict[str, JsonObject], tmp_path: Path) -> None:
     [diff] = played["add"]["result"]["diff"]
     text = played["add"]["map"]["data"][module.KEY]
     assert diff["before"] == TEXT and diff["after"] == text != TEXT
@@ -120,20 +120,20 @@ def test_added_once(played: dict[str, Json], tmp_path: Path) -> None:
     assert not played["again"]["result"]["changed"] and played["again"]["map"] == played["add"]["map"]
 
 
-def test_taken_out_to_the_byte(played: dict[str, Json]) -> None:
+def test_removal_restores_every_byte(played: dict[str, JsonObject]) -> None:
     assert played["take"]["result"]["changed"] and not played["take"]["result"]["kept"]
     assert played["take"]["map"]["data"] == {module.KEY: TEXT, "other": "stays"}
     assert not played["taken"]["result"]["changed"] and played["taken"]["map"] == played["take"]["map"]
 
 
-# --------------------------------------------------------------------------- somebody else
+# --------------------------------------------------------------------------- concurrent changes
 
 
-def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> Json:
+def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> JsonObject:
     task = SimpleNamespace(args=arguments, check_mode=check, async_val=0, action="x", diff=False)
     one = action.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
 
-    def execute(module_args: Json, task_vars: t.Any) -> Json:
+    def execute(module_args: JsonObject, task_vars: t.Any) -> JsonObject:
         assert not {"machines", "version"} & set(module_args), "the module has no use for them"
         try:
             return module.work({"plan": None, **module_args}, t.cast(t.Any, kube))
@@ -141,11 +141,11 @@ def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> Json:
             return {"failed": True, "msg": str(error)}
 
     one._execute_module = execute
-    done: Json = one.run(task_vars={})
+    done: JsonObject = one.run(task_vars={})
     return done
 
 
-def test_what_somebody_else_wrote_meanwhile_stays() -> None:
+def test_concurrent_change_is_kept() -> None:
     kube = FakeKube(TEXT)
     theirs = iter([TEXT.replace("clusterName: kubernetes", "clusterName: second")])
 
@@ -161,7 +161,7 @@ def test_what_somebody_else_wrote_meanwhile_stays() -> None:
     assert diff["after"] == kube.map["data"][module.KEY] and "clusterName: second" in diff["before"]
 
 
-def test_somebody_else_did_it() -> None:
+def test_concurrent_equal_change_is_no_change() -> None:
     kube, other = FakeKube(TEXT), FakeKube(TEXT)
     act(other)
     assert other.map is not None
@@ -170,40 +170,40 @@ def test_somebody_else_did_it() -> None:
     assert not act(kube)["changed"]
 
 
-def test_it_doesnt_go_on_for_ever() -> None:
+def test_conflicts_end_after_five_tries() -> None:
     kube = FakeKube(TEXT)
     kube.meanwhile = lambda: kube.change(f"{kube.map['data'][module.KEY]}# more\n" if kube.map else "")
     done = act(kube)
-    assert done["failed"] and "changed by somebody else 5 times in a row; nothing was written" in done["msg"]
+    assert done["failed"] and "changed by another client 5 times in a row; nothing was written" in done["msg"]
 
 
-def test_the_machines_say_what_kubeadm_may_write() -> None:
-    def looked(manifest: str | None) -> Json:
+def test_kubeadm_config_follows_the_machines() -> None:
+    def observation(manifest: str | None) -> JsonObject:
         return {"manifest_path": cp.MANIFEST, "manifest": manifest}
 
-    own, users = looked(manifests.kubeadm(36)), looked(manifests.WITH_CONFIG)
+    own, users = observation(manifests.kubeadm(36)), observation(manifests.WITH_CONFIG)
     kube = FakeKube(TEXT)
     done = act(kube, machines={"cp1": own, "cp2": users})
     assert not done["changed"] and not done["kept"]
-    assert done["reason"].startswith("kube-scheduler on cp2 has --config=/etc/scheduler/config.yaml, of which ")
-    for missing in ({}, looked(None)):
+    assert done["reason"].startswith("kube-scheduler on cp2 has --config=/etc/scheduler/config.yaml, which isn't in ")
+    for missing in ({}, observation(None)):
         done = act(kube, machines={"cp1": own, "cp2": missing})
-        assert not done["changed"] and done["reason"].endswith("nobody has looked at cp2 in this run")
-    assert "isn't what control_plane_info returned" in act(kube, machines={"cp1": {"x": 1}})["msg"]
+        assert not done["changed"] and done["reason"].endswith("cp2 was not observed in this run")
+    assert "isn't a result of control_plane_info" in act(kube, machines={"cp1": {"x": 1}})["msg"]
     done = act(kube, machines={"cp1": own, "cp2": own})
     assert done["changed"] and done["kept"] and kube.map is not None
-    assert not act(kube, machines={"cp1": {"x": 1}}, state="absent").get("failed"), "what goes is known"
+    assert not act(kube, machines={"cp1": {"x": 1}}, state="absent").get("failed"), "removal ignores the machines"
     assert kube.map["data"][module.KEY] == TEXT
 
 
-def test_the_machines_old_version_may_have_to_be_told() -> None:
+def test_unknown_machine_version_requires_option() -> None:
     image = manifests.kubeadm(36).replace(":v1.36.3", ":ours")
     machines = {"cp1": {"manifest_path": cp.MANIFEST, "manifest": image}}
     assert act(FakeKube(TEXT), machines=machines)["msg"].startswith("scheduler_version: ")
     assert act(FakeKube(TEXT), machines=machines, version="1.36.3")["kept"]
 
 
-def test_refusals_are_told() -> None:
+def test_errors_are_returned() -> None:
     kube = FakeKube(TEXT)
     kube.refusal = ShareError("its user may not do this")
     assert act(kube)["msg"] == "its user may not do this"

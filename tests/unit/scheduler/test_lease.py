@@ -12,13 +12,13 @@ from pathlib import Path
 
 import kubernetes  # type: ignore[import-untyped,unused-ignore]
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._objects import Ref
-from ansible_collections.kubegpu.share.plugins.plugin_utils._lease import LEASE, Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import LEASE, Lease, SchedulerLease
 
 
 class Cluster:
-    """A cluster whose lease says one thing after the other, the last one for ever."""
+    """A cluster with a sequence of leases, the last of which stays."""
 
     def __init__(self, *leases: tuple[str, str]) -> None:
         self._leases = list(leases)
@@ -83,7 +83,7 @@ def kubeconfig(server: str, token: str = "very-secret") -> dict[str, t.Any]:
 
 
 @pytest.mark.parametrize("given", ["content", "path", "home", "K8S_AUTH_KUBECONFIG", "K8S_AUTH_HOST"])
-def test_how_the_cluster_is_found(api: str, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sources_of_the_kubeconfig(api: str, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [one for one in os.environ if one.startswith("K8S_AUTH_")]:
         monkeypatch.delenv(name)
     # What an earlier test has loaded is the client library's default until its process ends.
@@ -101,13 +101,13 @@ def test_how_the_cluster_is_found(api: str, given: str, monkeypatch: pytest.Monk
     assert lease.read() == Lease("cp1_x", "1")
 
 
-def test_what_the_cluster_repeats_of_the_credentials_isnt_told(api: str) -> None:
+def test_credentials_in_error_messages_are_masked(api: str) -> None:
     lease = SchedulerLease(kubeconfig(api, "hush-hush"))
     with pytest.raises(ShareError) as caught:
         lease.read()
     assert "hush" not in str(caught.value) and "********" in str(caught.value)
     with pytest.raises(NotInEffect) as late:
-        SchedulerLease(kubeconfig(api, "hush-hush"), sleep=lambda seconds: None).taken(BEFORE, "cp1", 0)
+        SchedulerLease(kubeconfig(api, "hush-hush"), sleep=lambda seconds: None).wait_for_renewal(BEFORE, "cp1", 0)
     assert "hush" not in str(late.value)
 
 
@@ -123,30 +123,30 @@ def test_what_the_cluster_repeats_of_the_credentials_isnt_told(api: str) -> None
         ([("away", ""), ("away", ""), ("cp1_old", "10"), ("cp1_new", "12")], "cp1", "cp1_new"),
     ],
 )
-def test_taken(leases: list[tuple[str, str]], hostname: str, holder: str) -> None:
-    assert Cluster(*leases).lease().taken(BEFORE, hostname, 30) == holder
+def test_renewed_lease_ends_the_wait(leases: list[tuple[str, str]], hostname: str, holder: str) -> None:
+    assert Cluster(*leases).lease().wait_for_renewal(BEFORE, hostname, 30) == holder
 
 
 @pytest.mark.parametrize("leases", [[("cp1_old", "10")], [("cp1_old", "10"), ("cp1_old", "12")], [("", "")]])
-def test_not_taken(leases: list[tuple[str, str]]) -> None:
+def test_lease_not_renewed_in_time(leases: list[tuple[str, str]]) -> None:
     cluster = Cluster(*leases)
     with pytest.raises(NotInEffect, match=r"its lease kube-system/kube-scheduler isn't renewed after 30 s"):
-        cluster.lease().taken(BEFORE, "cp1", 30)
+        cluster.lease().wait_for_renewal(BEFORE, "cp1", 30)
     assert 30 <= cluster.time < 33
 
 
-def test_an_api_server_that_stays_away_is_named() -> None:
+def test_unreachable_api_server_is_reported() -> None:
     with pytest.raises(
         NotInEffect, match=r"isn't renewed after 30 s \(the API server at x can't be reached: refused\)"
     ):
-        Cluster(("away", "")).lease().taken(BEFORE, "cp1", 30)
+        Cluster(("away", "")).lease().wait_for_renewal(BEFORE, "cp1", 30)
 
 
 def test_another_lease() -> None:
     cluster = Cluster(("cp1_old", "10"), ("cp1_new", "12"))
     cluster.ref = Ref("coordination.k8s.io/v1", "Lease", "a", "b")
-    assert cluster.lease().taken(BEFORE, "cp1", 30) == "cp1_new"
+    assert cluster.lease().wait_for_renewal(BEFORE, "cp1", 30) == "cp1_new"
     cluster = Cluster(("", ""))
     cluster.ref = Ref("coordination.k8s.io/v1", "Lease", "a", "b")
     with pytest.raises(NotInEffect, match=r"its lease a/b isn't renewed .*its last holder is nobody"):
-        cluster.lease().taken(BEFORE, "cp1", 30)
+        cluster.lease().wait_for_renewal(BEFORE, "cp1", 30)

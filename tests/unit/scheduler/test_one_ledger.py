@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Extenders of all modes book in one place: two ledgers in a cluster, and two of them give one card's memory away."""
+"""Extenders of all modes use one ledger: with two, a card's memory would be allocated twice."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import pytest
 import role_templates
 import yaml
 from dedicated_kit import planned
-from gpushare import extender, extender_ledger
+from gpushare.extender import command as extender_command
+from gpushare.extender import ledger
 
 SIDE = {"authority": "a", "certificate": "b", "key": "c"}
-# What tasks compute beforehand, and nothing of what names a place.
+# Variables that tasks compute, without namespaces.
 GIVEN = {
     "__gpushare_archive_sha256": "",
     "gpushare_nodes": [],
     "gpushare_openshift": False,
-    "scheduler_chosen": {"mode": "dedicated"},
+    "scheduler_detection": {"mode": "dedicated"},
     "scheduler_dedicated_nodes": [],
     "__scheduler_certificates": {"ours": True, "server": SIDE, "client": SIDE},
     "__scheduler_dedicated": planned(),
@@ -36,19 +37,19 @@ def rendered(mode, **variables):
 
 
 def booking(objects):
-    """In which namespace the extender of these objects writes, and as whom."""
+    """Return the extender's ledger namespace and its service account."""
     [workload] = [each for each in objects if each["kind"] in ("DaemonSet", "Deployment")]
     spec = workload["spec"]["template"]["spec"]
     [command] = [one["command"] for one in spec["containers"] if one["name"] == "extender"]
     account = {"kind": "ServiceAccount", "name": spec["serviceAccountName"]}
     account["namespace"] = workload["metadata"]["namespace"]
-    return extender.parse(command[1:]).ledger_namespace, account
+    return extender_command.parse(command[1:]).ledger_namespace, account
 
 
 @pytest.mark.parametrize(
     ("variables", "place"), [({}, "gpushare-system"), ({"gpushare_namespace": "cards"}, "cards")], ids=["unset", "set"]
 )
-def test_all_modes_book_in_one_place(variables, place):
+def test_all_modes_use_one_ledger(variables, place):
     accounts = {}
     for mode in MODES:
         namespace, account = booking(rendered(mode, **variables))
@@ -59,7 +60,7 @@ def test_all_modes_book_in_one_place(variables, place):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_its_account_has_the_rights_there(mode):
+def test_service_account_may_write_the_ledger(mode):
     objects = rendered(mode, gpushare_namespace="cards", scheduler_dedicated_namespace="elsewhere")
     namespace, account = booking(objects)
     bound = {
@@ -76,16 +77,16 @@ def test_its_account_has_the_rights_there(mode):
     for rule in (create, change):
         assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
     assert (create["verbs"], change["verbs"]) == (["create"], ["get", "update"])
-    assert change["resourceNames"] == [extender_ledger.NAME, extender_ledger.PROBE], "and no other's Lease"
+    assert change["resourceNames"] == [ledger.NAME, ledger.PROBE], "and no other's Lease"
 
 
-def test_the_last_step_of_an_uninstall_takes_the_ledger():
+def test_uninstall_removes_the_ledger():
     tasks = yaml.safe_load((role_templates.ROLES / "gpushare" / "tasks" / "extender.yml").read_text())
     [lease] = tasks[-1]["kubegpu.share.cluster_objects"]["definitions"]
-    assert lease["metadata"]["name"] == extender_ledger.NAME
+    assert lease["metadata"]["name"] == ledger.NAME
 
 
-def test_one_mode_takes_nothing_of_another_with_it():
+def test_objects_of_modes_do_not_overlap():
     """While a cluster changes its mode both are there, and each goes by the names of its own objects."""
 
     def names(mode):
@@ -97,18 +98,18 @@ def test_one_mode_takes_nothing_of_another_with_it():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_metrics_are_had_from_elsewhere_where_that_is_wanted(mode):
+def test_metrics_address(mode):
     def container(objects):
         [workload] = [each for each in objects if each["kind"] in ("DaemonSet", "Deployment")]
         [found] = [one for one in workload["spec"]["template"]["spec"]["containers"] if one["name"] == "extender"]
         return found
 
     without, having = container(rendered(mode)), container(rendered(mode, gpushare_extender_metrics=True))
-    assert extender.parse(without["command"][1:]).metrics_address == "" and "env" not in without
-    options = extender.parse(having["command"][1:])
+    assert extender_command.parse(without["command"][1:]).metrics_address == "" and "env" not in without
+    options = extender_command.parse(having["command"][1:])
     # kubelet puts the variable's value there.
     assert options.metrics_address == "$(POD_IP)"
     assert having["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     ports = {one["name"]: one["containerPort"] for one in having["ports"]}
     assert ports["metrics"] == options.metrics_port != options.port
-    assert options.address == extender.parse(without["command"][1:]).address
+    assert options.address == extender_command.parse(without["command"][1:]).address

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fields, types and rules of a configuration: what is refused here is what the real kube-schedulers refuse."""
+"""Fields, types and rules of a configuration: the real kube-schedulers refuse the same."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import real_scheduler
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_fields as fields
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import schema as fields
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 HEAD = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
-REAL = [("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1")]
+REAL = [real_scheduler.release(*one) for one in (("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1"))]
 WORDS = {
     "apiVersion": None,
     "kind": None,
@@ -37,7 +38,7 @@ PLUGINS = sorted(fields._PLUGINS)
 
 
 def example(shape: fields.Shape, minor: int, version: str, name: str = "") -> object:
-    """A value of a shape, with all the fields that it has."""
+    """Return a value of a shape with all its fields."""
     if isinstance(shape, fields.Struct):
         pairs = {key: example(inner, minor, version, key) for key, inner in shape.of(minor, version).items()}
         return {key: value for key, value in pairs.items() if value is not None}
@@ -61,7 +62,7 @@ def whole(version: str, api: str) -> dict:  # type: ignore[type-arg]
 
 
 def mappings(value: object, place: str = "") -> list[str]:
-    """The places of all mappings with fields, deepest last."""
+    """Return the paths of all mappings with fields, deepest last."""
     if isinstance(value, list):
         return [one for number, item in enumerate(value) for one in mappings(item, f"{place}[{number}]")]
     if not isinstance(value, dict) or place.endswith("matchLabels"):
@@ -78,23 +79,23 @@ def at(config: object, place: str) -> object:
 
 def refusal(text: str, minor: int = 36) -> str:
     try:
-        sc.check("/c", text, minor)
+        sc.FORM.check("/c", text, minor)
     except BadInput as error:
         return str(error)
     return ""
 
 
 @pytest.mark.parametrize(("version", "api"), REAL)
-def test_every_known_field_is_known_to_the_real_scheduler(version: str, api: str, tmp_path: Path) -> None:
+def test_real_scheduler_knows_every_field(version: str, api: str, tmp_path: Path) -> None:
     config = whole(version, api)
-    said = real_scheduler.complaint(yaml.safe_dump(config), tmp_path, version)
-    assert "unknown field" not in said and "cannot unmarshal" not in said and "invalid duration" not in said
+    message = real_scheduler.complaint(yaml.safe_dump(config), tmp_path, version)
+    assert "unknown field" not in message and "cannot unmarshal" not in message and "invalid duration" not in message
     assert len(mappings(config)) > 30
-    assert "knows no field" not in refusal(yaml.safe_dump(config), int(version.split(".")[1]))
+    assert "has no field" not in refusal(yaml.safe_dump(config), int(version.split(".")[1]))
 
 
 @pytest.mark.parametrize(("version", "api"), REAL)
-def test_no_other_field_is_known_anywhere(version: str, api: str, tmp_path: Path) -> None:
+def test_unknown_fields_refused_at_every_level(version: str, api: str, tmp_path: Path) -> None:
     minor, config = int(version.split(".")[1]), whole(version, api)
     places = mappings(config)
     everywhere = copy.deepcopy(config)
@@ -103,14 +104,14 @@ def test_no_other_field_is_known_anywhere(version: str, api: str, tmp_path: Path
         at(wrong, place)[f"bogus{number}"] = 1  # type: ignore[index]
         at(everywhere, place)[f"bogus{number}"] = 1  # type: ignore[index]
         field = f"{place}.bogus{number}" if place else f"bogus{number}"
-        assert re.search(rf"knows no field {re.escape(field)}$", refusal(json.dumps(wrong), minor)), field
+        assert re.search(rf"has no field {re.escape(field)}$", refusal(json.dumps(wrong), minor)), field
     # A kube-scheduler names only some: those outside of plugins' arguments, or those of the first arguments.
-    said = real_scheduler.complaint(yaml.safe_dump(everywhere), tmp_path, version)
-    assert "bogus" in said
+    message = real_scheduler.complaint(yaml.safe_dump(everywhere), tmp_path, version)
+    assert "bogus" in message
 
 
 @pytest.mark.parametrize(("version", "api"), REAL)
-def test_fields_of_other_versions_are_unknown_to_this_one(version: str, api: str, tmp_path: Path) -> None:
+def test_fields_of_other_versions_refused(version: str, api: str, tmp_path: Path) -> None:
     minor = int(version.split(".")[1])
     newest = fields.CONFIGURATION.of(99, "v1") | fields.CONFIGURATION.of(99, "v1beta1")
     others = set(newest) - set(fields.CONFIGURATION.of(minor, api))
@@ -122,7 +123,7 @@ def test_fields_of_other_versions_are_unknown_to_this_one(version: str, api: str
     assert texts
     for more in texts:
         text = yaml.safe_dump({**{key: whole(version, api)[key] for key in ("apiVersion", "kind")}, **more})
-        assert "knows no field" in refusal(text, minor)
+        assert "has no field" in refusal(text, minor)
         assert real_scheduler.complaint(text, tmp_path, version) != "", f"{version} reads {more}"
 
 
@@ -161,7 +162,7 @@ CONFIGURED = PROFILE + "  pluginConfig:\n  - name: {}\n    args: {}\n"
         ("profiles: [{}, {}]\n", r"profiles\[0\]\.schedulerName is missing"),
         (
             PROFILE + "- schedulerName: b\n- schedulerName: a\n",
-            r"line 6: profiles\[2\]\.schedulerName is a, as that of",
+            r"line 6: profiles\[2\]\.schedulerName is a, the same as that of",
         ),
         (
             PROFILE + "  percentageOfNodesToScore: 200\n",
@@ -172,7 +173,7 @@ CONFIGURED = PROFILE + "  pluginConfig:\n  - name: {}\n    args: {}\n"
             r"score\.enabled\[0\]\.weight isn't a whole",
         ),
         (PROFILE + "  plugins: {score: [x]}\n", r"profiles\[0\]\.plugins\.score isn't a mapping"),
-        (PROFILE + "  plugins: {multiPoint: {enabled: [{name: EBSLimits}]}}\n", "is EBSLimits, which is gone"),
+        (PROFILE + "  plugins: {multiPoint: {enabled: [{name: EBSLimits}]}}\n", "is EBSLimits, which was removed"),
         (
             PROFILE + "- schedulerName: b\n  plugins: {queueSort: {enabled: [{name: PrioritySort}]}}\n",
             r"line 6: profiles\[1\]\.plugins\.queueSort isn't that of profiles\[0\]",
@@ -218,7 +219,7 @@ CONFIGURED = PROFILE + "  pluginConfig:\n  - name: {}\n    args: {}\n"
         ),
         (
             CONFIGURED.format("InterPodAffinity", "{}") + "  - name: InterPodAffinity\n",
-            r"line 8: profiles\[0\]\.pluginConfig\[1\]\.name is InterPodAffinity, which has arguments already",
+            r"line 8: profiles\[0\]\.pluginConfig\[1\]\.name is InterPodAffinity, which already has arguments",
         ),
         ("extenders:\n- prioritizeVerb: p\n", r"line 4: extenders\[0\]\.weight isn't greater than 0"),
         ("extenders: [{weight: a}]\n", r"extenders\[0\]\.weight isn't a whole number"),
@@ -235,17 +236,17 @@ CONFIGURED = PROFILE + "  pluginConfig:\n  - name: {}\n    args: {}\n"
         ("extenders: [{managedResources: [{}]}]\n", "isn't the name of an extended resource"),
         (
             "extenders:\n- managedResources:\n  - name: a.b/c\n- managedResources:\n  - name: a.b/c\n",
-            r"line 7: extenders\[1\]\.managedResources\[0\]\.name is a\.b/c, which extenders\[0\] manages already",
+            r"line 7: extenders\[1\]\.managedResources\[0\]\.name is a\.b/c, which extenders\[0\] manages too",
         ),
         (
             "extenders: [{bindVerb: a}, {bindVerb: b}]\n",
-            r"extenders\[1\]\.bindVerb is set, and extenders\[0\] binds already",
+            r"extenders\[1\]\.bindVerb is set, and extenders\[0\] has one too",
         ),
         ("extenders: [filter]\n", r"extenders\[0\] isn't a mapping"),
         ("profiles: {a: b}\n", "profiles isn't a list"),
     ],
 )
-def test_refused_with_its_line_as_the_real_scheduler_does(more: str, words: str, tmp_path: Path) -> None:
+def test_invalid_configuration_refused_with_its_line(more: str, words: str, tmp_path: Path) -> None:
     assert re.search(rf"^/c, line \d+: .*{words.partition(': ')[2] or words}", refusal(HEAD + more))
     assert re.search(words, refusal(HEAD + more))
     assert real_scheduler.complaint(HEAD + more, tmp_path) != ""
@@ -275,17 +276,17 @@ def test_refused_with_its_line_as_the_real_scheduler_does(more: str, words: str,
         PROFILE + "- schedulerName: b\n  plugins: {queueSort: {enabled: []}, score: {disabled: [{name: '*'}]}}\n",
     ],
 )
-def test_accepted_as_the_real_scheduler_does(more: str, tmp_path: Path) -> None:
+def test_valid_configuration_accepted(more: str, tmp_path: Path) -> None:
     assert real_scheduler.complaint(HEAD + more, tmp_path) == ""
     assert refusal(HEAD + more) == ""
 
 
-def test_plugins_from_elsewhere_have_arguments_of_their_own() -> None:
+def test_arguments_of_foreign_plugins_accepted() -> None:
     text = HEAD + CONFIGURED.format("Coscheduling", "{permitWaitingTimeSeconds: 10, kind: AnyArgs}")
     assert refusal(text) == ""
 
 
-def test_what_begins_with_a_brace_is_json(tmp_path: Path) -> None:
+def test_text_with_leading_brace_is_json(tmp_path: Path) -> None:
     text = "{apiVersion: kubescheduler.config.k8s.io/v1,\n kind: KubeSchedulerConfiguration}\n"
     assert re.search("^/c, line 1, can't be parsed", refusal(text))
     assert "json parse error" in real_scheduler.complaint(text, tmp_path)
@@ -351,7 +352,7 @@ CONFIGURATIONS = st.lists(st.sampled_from([*sorted(TOP), "extenders", "profiles"
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(config=CONFIGURATIONS, style=st.sampled_from(["block", "flow", "indented", "comments", "json", "tabs"]))
-def test_what_the_real_scheduler_accepts_stays_accepted(  # type: ignore[no-untyped-def]
+def test_merge_of_accepted_configuration_stays_accepted(  # type: ignore[no-untyped-def]
     config, style, tmp_path: Path
 ) -> None:
     # An empty list of extenders is as good as none, and goes with ours.
@@ -366,12 +367,12 @@ def test_what_the_real_scheduler_accepts_stays_accepted(  # type: ignore[no-unty
         text = "---\n" + text.replace("\n  ", "\n    ")
     if style == "comments":
         text = "".join(f"# above {number}\n{line}\n" for number, line in enumerate(text.splitlines()))
-    said = real_scheduler.complaint(text, tmp_path)
-    event("refused" if said else "accepted")
-    if said:
+    message = real_scheduler.complaint(text, tmp_path)
+    event("refused" if message else "accepted")
+    if message:
         return
-    done = sc.merged("/c", text, 36, EXTENDER)
+    done = sc.FORM.merged("/c", text, 36, EXTENDER)
     assert real_scheduler.complaint(done, tmp_path) == ""
     assert yaml.safe_load(done.replace("\t", " "))["extenders"][:-1] == config.get("extenders", [])
-    assert sc.merged("/c", done, 36, EXTENDER) == done
-    assert sc.without("/c", done) == text
+    assert sc.FORM.merged("/c", done, 36, EXTENDER) == done
+    assert sc.FORM.without("/c", done) == text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of kube-scheduler's manifest."""
+"""Plans for kube-scheduler's manifest and files."""
 
 from __future__ import annotations
 
@@ -11,148 +11,136 @@ import typing as t
 import manifests
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION, CONTAINER
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _merged_file as merged_file
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
-    LookAgain,
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import (
+    ANNOTATION,
+    CONFIG,
+    CONTAINER,
+    FOLDER,
+    POLICY,
+)
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import merged_file
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import (
+    ObserveAgain,
     Options,
     lease_of,
     make_plan,
 )
+from observations import process, static_pod
 
-EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 PRESENT = Options(present=True, extender=EXTENDER)
 ABSENT = Options(present=False, extender=EXTENDER)
 
 
-def seen(manifest: str | None, **changes: t.Any) -> dict[str, t.Any]:
-    named = cp.flag(manifest or "", "config")
-    return {
-        "manifest_path": cp.MANIFEST,
-        "manifest": manifest,
-        "config_path": named,
-        "config": None,
-        "ours": None,
-        "merged": None,
-        "running": [{"pid": 1, "config": named}],
-        "health": 200,
-        "pending": False,
-        "hostname": "cp1",
-        "embedded": "",
-        **changes,
-    }
-
-
 def after(planned: t.Any, before: dict[str, t.Any]) -> dict[str, t.Any]:
-    """What the machine shows when a plan has been carried out."""
+    """Return the observation after a plan was applied."""
     texts = {row.path: row.after for row in planned.files}
     manifest = texts.get(cp.MANIFEST, before["manifest"])
     named = cp.flag(manifest, "config")
-    ours = texts.get(cp.CONFIG, before["ours"])
+    ours = texts.get(CONFIG, before["ours"])
     config = texts.get(before["config_path"], before["config"]) if before["config"] is not None else ours
     path = before["config_path"] if before["config"] is not None else named
     merged = texts.get(cp.MERGED, before["merged"])
-    running = [{"pid": 2, "config": named}]
-    return seen(manifest, ours=ours, merged=merged, config=config, config_path=path, running=running)
+    running = [process(config=named)]
+    return static_pod(manifest, ours=ours, merged=merged, config=config, config_path=path, running=running)
 
 
 @pytest.mark.parametrize("minor", [19, 20, 22, 23, 25, 28, 29, 31, 32, 34, 36])
-def test_kubeadms_manifest_of_every_version(minor: int) -> None:
+def test_kubeadm_manifest_of_each_version(minor: int) -> None:
     manifest = manifests.kubeadm(minor)
-    planned = make_plan(PRESENT, seen(manifest))
-    assert [row.path for row in planned.files] == [cp.CONFIG, cp.MANIFEST], "the manifest last"
+    planned = make_plan(PRESENT, static_pod(manifest))
+    assert [row.path for row in planned.files] == [CONFIG, cp.MANIFEST], "the manifest last"
     text = planned.files[1].after
     old = manifest.splitlines()
     assert [line for line in text.splitlines() if line in old][: len(old)] and not set(old) - set(text.splitlines())
     pod = yaml.safe_load(text)
     [container] = pod["spec"]["containers"]
-    assert f"--config={cp.CONFIG}" in container["command"]
-    assert {"mountPath": cp.FOLDER, "name": "kubegpu-share", "readOnly": True} in container["volumeMounts"]
-    assert {"name": "kubegpu-share", "hostPath": {"path": cp.FOLDER, "type": "Directory"}} in pod["spec"]["volumes"]
+    assert f"--config={CONFIG}" in container["command"]
+    assert {"mountPath": FOLDER, "name": "kubegpu-share", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "kubegpu-share", "hostPath": {"path": FOLDER, "type": "Directory"}} in pod["spec"]["volumes"]
     sha256 = hashlib.sha256(planned.files[0].after.encode()).hexdigest()
     assert pod["metadata"]["annotations"] == {ANNOTATION: sha256}
-    assert planned.config == cp.CONFIG
+    assert planned.config == CONFIG
     paths = ("/livez", "/readyz") if minor >= 31 else ("/healthz",)
     assert planned.urls == tuple(f"https://127.0.0.1:10259{path}" for path in paths)
 
-    then = after(planned, seen(manifest))
+    then = after(planned, static_pod(manifest))
     assert make_plan(PRESENT, then).plan.empty
     back = make_plan(ABSENT, then)
-    assert [row.path for row in back.files] == [cp.MANIFEST, cp.CONFIG], "nothing refers to a file that is gone"
+    assert [row.path for row in back.files] == [cp.MANIFEST, CONFIG], "nothing refers to a file that is gone"
     assert back.files[0].after == manifest, "to the byte"
     assert back.files[1].after is None and back.config == ""
     assert make_plan(ABSENT, after(back, then)).plan.empty
 
 
 def test_a_manifest_in_another_style() -> None:
-    planned = make_plan(PRESENT, seen(manifests.FULL))
+    planned = make_plan(PRESENT, static_pod(manifests.FULL))
     text = planned.files[1].after
     for comment in ("# our own manifest", "# who", "# flags", "# the kubeconfig", "# end of the volumes"):
         assert comment in text
     container = yaml.safe_load(text)["spec"]["containers"][1]
-    assert container["command"] == ["kube-scheduler"] and container["args"][-1] == f"--config={cp.CONFIG}"
+    assert container["command"] == ["kube-scheduler"] and container["args"][-1] == f"--config={CONFIG}"
     config = yaml.safe_load(planned.files[0].after)
     assert config["enableProfiling"] is False and config["clientConnection"]["qps"] == 75.0
     assert planned.urls == ("https://127.0.0.1:10260/livez", "https://127.0.0.1:10260/readyz")
-    then = after(planned, seen(manifests.FULL))
+    then = after(planned, static_pod(manifests.FULL))
     assert make_plan(PRESENT, then).plan.empty
     assert make_plan(ABSENT, then).files[0].after == manifests.FULL, "to the byte"
 
 
 def users(**changes: t.Any) -> dict[str, t.Any]:
-    return seen(
+    return static_pod(
         manifests.WITH_CONFIG, config_path="/srv/scheduler/config.yaml", config=manifests.USERS_CONFIG, **changes
     )
 
 
-def test_a_scheduler_that_has_a_configuration_keeps_it() -> None:
+def test_users_configuration_is_merged() -> None:
     planned = make_plan(PRESENT, users())
     assert [row.path for row in planned.files] == [cp.MERGED, "/srv/scheduler/config.yaml", cp.MANIFEST]
     assert planned.config == "/etc/scheduler/config.yaml"
     manifest = planned.files[2].after
-    assert cp.FOLDER not in manifest and ANNOTATION in manifest
+    assert FOLDER not in manifest and ANNOTATION in manifest
     then = after(planned, users())
     assert make_plan(PRESENT, then).plan.empty
     back = make_plan(ABSENT, then)
     assert [row.after for row in back.files] == [manifests.USERS_CONFIG, manifests.WITH_CONFIG, None]
 
 
-def test_what_wasnt_put_in_isnt_taken_out() -> None:
+def test_removal_leaves_a_users_own_extender() -> None:
     own = manifests.USERS_CONFIG.replace("http://127.0.0.1:9000", EXTENDER.url)
     assert make_plan(ABSENT, users(running=[]) | {"config": own}).plan.empty
 
 
-def test_a_path_in_the_container_isnt_one_on_the_machine() -> None:
-    with pytest.raises(LookAgain) as caught:
-        make_plan(PRESENT, seen(manifests.WITH_CONFIG, config="something else"))
+def test_host_path_is_observed_for_a_container_path() -> None:
+    with pytest.raises(ObserveAgain) as caught:
+        make_plan(PRESENT, static_pod(manifests.WITH_CONFIG, config="something else"))
     assert caught.value.arguments == {"config_path": "/srv/scheduler/config.yaml"}
 
 
-def test_a_changed_configuration_starts_the_scheduler_again() -> None:
-    then = after(make_plan(PRESENT, seen(manifests.kubeadm(36))), seen(manifests.kubeadm(36)))
-    for other in (sc.Extender(EXTENDER.url, 10), sc.Extender(EXTENDER.url, 30, preempts=True)):
+def test_changed_configuration_restarts_the_scheduler() -> None:
+    then = after(make_plan(PRESENT, static_pod(manifests.kubeadm(36))), static_pod(manifests.kubeadm(36)))
+    for other in (Extender(EXTENDER.url, 10), Extender(EXTENDER.url, 30, preempts=True)):
         planned = make_plan(Options(True, other), then)
         assert len(planned.files) == 2
         texts = (then["manifest"], planned.files[1].after)
         old, new = (yaml.safe_load(text)["metadata"]["annotations"] for text in texts)
         assert old != new
-        # Away it goes, whatever is asked for by then.
+        # Its removal doesn't depend on the options.
         assert make_plan(ABSENT, after(planned, then)).files[0].after == manifests.kubeadm(36)
 
 
-def test_half_of_ours_is_completed() -> None:
-    """As after a kubeadm upgrade that kept the flag but lost the volume, or a hand that changed the mount."""
-    done = make_plan(PRESENT, seen(manifests.kubeadm(36)))
+def test_partial_edit_is_completed() -> None:
+    """A kubeadm upgrade kept the flag but lost the volume, or a user changed the mount."""
+    done = make_plan(PRESENT, static_pod(manifests.kubeadm(36)))
     whole, ours = done.files[1].after, done.files[0].after
-    broken = whole.replace(
-        f"  - hostPath:\n      path: {cp.FOLDER}\n      type: Directory\n    name: kubegpu-share\n", ""
-    )
+    broken = whole.replace(f"  - hostPath:\n      path: {FOLDER}\n      type: Directory\n    name: kubegpu-share\n", "")
     broken = broken.replace("mountPath: /etc/kubernetes/kubegpu-share", "mountPath: /elsewhere")
     assert broken != whole
-    text = make_plan(PRESENT, seen(broken, ours=ours)).files[0].after
+    text = make_plan(PRESENT, static_pod(broken, ours=ours)).files[0].after
     assert yaml.safe_load(text) == yaml.safe_load(whole)
 
 
@@ -160,22 +148,22 @@ def test_half_of_ours_is_completed() -> None:
     ("changes", "words"),
     [
         ({"running": []}, "not running with this configuration"),
-        ({"running": [{"pid": 1, "config": ""}]}, "not running with this configuration"),
+        ({"running": [process(config="")]}, "not running with this configuration"),
         ({"health": 0}, "not healthy"),
-        ({"pending": True}, "an earlier run was cut short"),
+        ({"pending": True}, "an earlier run was interrupted"),
     ],
 )
-def test_right_files_and_a_scheduler_that_isnt(changes: dict[str, t.Any], words: str) -> None:
-    then = after(make_plan(PRESENT, seen(manifests.kubeadm(36))), seen(manifests.kubeadm(36)))
+def test_right_files_and_unhealthy_scheduler_need_a_restart(changes: dict[str, t.Any], words: str) -> None:
+    then = after(make_plan(PRESENT, static_pod(manifests.kubeadm(36))), static_pod(manifests.kubeadm(36)))
     planned = make_plan(PRESENT, {**then, **changes})
     assert planned.files == ()
     assert [(one.header, one.before) for one in planned.plan.changes] == [(CONTAINER, f"{words}\n")]
 
 
-def test_absent_minds_nothing_but_a_run_cut_short() -> None:
-    assert make_plan(ABSENT, seen(None)).plan.empty
-    assert make_plan(ABSENT, seen(manifests.kubeadm(36), running=[], health=0)).plan.empty
-    assert not make_plan(ABSENT, seen(manifests.kubeadm(36), pending=True)).plan.empty
+def test_absent_plans_nothing_unless_a_run_was_interrupted() -> None:
+    assert make_plan(ABSENT, static_pod(None)).plan.empty
+    assert make_plan(ABSENT, static_pod(manifests.kubeadm(36), running=[], health=0)).plan.empty
+    assert not make_plan(ABSENT, static_pod(manifests.kubeadm(36), pending=True)).plan.empty
 
 
 KUBEADM = manifests.kubeadm(36)
@@ -205,37 +193,37 @@ OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
         (KUBEADM, {"others": {f"{cp.MANIFEST}.bak": KUBEADM}}, "second kube-scheduler pod, kube-scheduler.yaml.bak"),
         (
             KUBEADM,
-            {"version": "1.36.3", "running": [{"pid": 1, "config": "", "version": "1.35.6"}]},
+            {"version": "1.36.3", "running": [process(config="", version="1.35.6")]},
             r"half upgraded: .* asks for kube-scheduler 1.36 and 1.35 is running; finish the upgrade",
         ),
         (f"{KUBEADM}# caf\ufffd\n", {}, "kube-scheduler.yaml isn't in UTF-8"),
         (KUBEADM.replace("--leader-elect=true", "--config=/nowhere/c"), {}, r"--config=/nowhere/c isn't in a folder"),
-        (manifests.WITH_CONFIG, {"config_path": "/srv/scheduler/config.yaml"}, "config.yaml, which .* isn't there"),
+        (manifests.WITH_CONFIG, {"config_path": "/srv/scheduler/config.yaml"}, "config.yaml, which .* doesn't exist"),
     ],
 )
 def test_refused(manifest: str | None, changes: dict[str, t.Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        make_plan(PRESENT, seen(manifest, **changes))
+        make_plan(PRESENT, static_pod(manifest, **changes))
 
 
-def test_control_planes_of_two_versions() -> None:
+def test_half_upgraded_control_plane_refused() -> None:
     near, far = (
         dataclasses.replace(PRESENT, versions=versions) for versions in (("v1.36.1", "v1.36.3"), ("1.35.4", "1.36.3"))
     )
-    assert make_plan(near, seen(KUBEADM)).files
+    assert make_plan(near, static_pod(KUBEADM)).files
     with pytest.raises(BadInput, match=r"half upgraded: its kube-schedulers are 1.35 to 1.36"):
-        make_plan(far, seen(KUBEADM))
-    then = after(make_plan(PRESENT, seen(KUBEADM)), seen(KUBEADM))
+        make_plan(far, static_pod(KUBEADM))
+    then = after(make_plan(PRESENT, static_pod(KUBEADM)), static_pod(KUBEADM))
     assert make_plan(far, then).plan.empty, "there is nothing to change"
 
 
-def test_files_that_only_look_like_a_second_scheduler() -> None:
+def test_similar_files_are_no_second_scheduler() -> None:
     others = {
         "/etc/kubernetes/manifests/a.yaml": "kind: ConfigMap\nmetadata: {name: kube-scheduler}\n",
         "/etc/kubernetes/manifests/b.yaml": "name: kube-scheduler\n  broken: [\n",
         "/etc/kubernetes/manifests/c.yaml": "kind: Pod\nspec: {containers: [{name: kube-scheduler-x}]}\n",
     }
-    assert make_plan(PRESENT, seen(KUBEADM, others=others)).files
+    assert make_plan(PRESENT, static_pod(KUBEADM, others=others)).files
 
 
 # --------------------------------------------------------------------------- Policy
@@ -268,23 +256,23 @@ USERS_POLICY = """\
         (manifests.kubeadm(23), "config", "config"),
     ],
 )
-def test_which_form(manifest: str, configuration: str, form: str) -> None:
-    planned = make_plan(dataclasses.replace(PRESENT, configuration=configuration), seen(manifest))
-    path, flag = (cp.POLICY, "policy-config-file") if form == "policy" else (cp.CONFIG, "config")
+def test_policy_or_configuration_by_version(manifest: str, configuration: str, form: str) -> None:
+    planned = make_plan(dataclasses.replace(PRESENT, configuration=configuration), static_pod(manifest))
+    path, flag = (POLICY, "policy-config-file") if form == "policy" else (CONFIG, "config")
     assert [row.path for row in planned.files] == [path, cp.MANIFEST]
     [container] = yaml.safe_load(planned.files[1].after or "")["spec"]["containers"]
     assert container["command"][-1] == f"--{flag}={path}"
-    assert (planned.config, planned.policy) == ((cp.CONFIG, "") if form == "config" else ("", cp.POLICY))
+    assert (planned.config, planned.policy) == ((CONFIG, "") if form == "config" else ("", POLICY))
 
 
 @pytest.mark.parametrize(("minor", "configuration"), [(20, "auto"), (22, "policy")])
-def test_a_policy_of_the_users_own_keeps_the_rest(minor: int, configuration: str) -> None:
+def test_users_policy_is_merged(minor: int, configuration: str) -> None:
     options = dataclasses.replace(PRESENT, configuration=configuration)
     manifest = with_policy(minor)
-    with pytest.raises(LookAgain) as caught:
-        make_plan(options, seen(manifest, policy_path="/etc/policy/p.json"))
+    with pytest.raises(ObserveAgain) as caught:
+        make_plan(options, static_pod(manifest, policy_path="/etc/policy/p.json"))
     assert caught.value.arguments == {"policy_path": "/srv/policy/p.json"}
-    before = seen(manifest, policy_path="/srv/policy/p.json", policy=USERS_POLICY)
+    before = static_pod(manifest, policy_path="/srv/policy/p.json", policy=USERS_POLICY)
     planned = make_plan(options, before)
     assert [row.path for row in planned.files] == [cp.MERGED, "/srv/policy/p.json", cp.MANIFEST]
     note, policy_file, manifest_file = (row.after for row in planned.files)
@@ -293,71 +281,71 @@ def test_a_policy_of_the_users_own_keeps_the_rest(minor: int, configuration: str
     assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
     assert (planned.config, planned.policy) == ("", "/etc/policy/p.json")
     then = {**before, "manifest": manifest_file, "policy": policy_file, "merged": note}
-    then["running"] = [{"pid": 2, "config": "", "policy": "/etc/policy/p.json"}]
+    then["running"] = [process(config="", policy="/etc/policy/p.json")]
     assert make_plan(options, then).plan.empty
     back = make_plan(ABSENT, then)
     assert [row.after for row in back.files] == [USERS_POLICY, manifest, None]
 
 
-def test_an_upgrade_that_ends_policies_leaves_none() -> None:
-    done = make_plan(dataclasses.replace(PRESENT, configuration="policy"), seen(manifests.kubeadm(22)))
-    planned = make_plan(PRESENT, seen(manifests.kubeadm(23), ours_policy=done.files[0].after))
+def test_policy_removed_after_upgrade() -> None:
+    done = make_plan(dataclasses.replace(PRESENT, configuration="policy"), static_pod(manifests.kubeadm(22)))
+    planned = make_plan(PRESENT, static_pod(manifests.kubeadm(23), ours_policy=done.files[0].after))
     assert [(row.path, row.after is None) for row in planned.files] == [
-        (cp.CONFIG, False),
+        (CONFIG, False),
         (cp.MANIFEST, False),
-        (cp.POLICY, True),
+        (POLICY, True),
     ]
 
 
-def test_a_configuration_that_the_user_took_over() -> None:
+def test_configuration_replaced_by_the_users() -> None:
     """Ours was there; then the user gave kube-scheduler another one, by hand, beside our folder."""
-    whole = make_plan(PRESENT, seen(KUBEADM))
-    mixed = (whole.files[1].after or "").replace(f"--config={cp.CONFIG}", "--config=/etc/scheduler/config.yaml")
+    whole = make_plan(PRESENT, static_pod(KUBEADM))
+    mixed = (whole.files[1].after or "").replace(f"--config={CONFIG}", "--config=/etc/scheduler/config.yaml")
     mixed = mixed.replace(
         "  hostNetwork: true\n", "    - mountPath: /etc/scheduler\n      name: mine\n  hostNetwork: true\n"
     ).replace("status: {}\n", "  - hostPath:\n      path: /srv/scheduler\n    name: mine\nstatus: {}\n")
     path = "/srv/scheduler/config.yaml"
     planned = make_plan(
-        PRESENT, seen(mixed, ours=whole.files[0].after, config=manifests.USERS_CONFIG, config_path=path)
+        PRESENT, static_pod(mixed, ours=whole.files[0].after, config=manifests.USERS_CONFIG, config_path=path)
     )
     assert [(row.path, row.after is None) for row in planned.files] == [
         (cp.MERGED, False),
         (path, False),
         (cp.MANIFEST, False),
-        (cp.CONFIG, True),
+        (CONFIG, True),
     ]
 
 
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        (OLD.replace("--leader-elect=true", "--config=/c"), r"1\.18 has --config=/c, .* combined; take that flag out$"),
-        (KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"), r"combined; take that flag out$"),
+        (OLD.replace("--leader-elect=true", "--config=/c"), r"1\.18 has --config=/c, .* combined; remove that flag$"),
+        (KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"), r"combined; remove that flag$"),
         (
             manifests.kubeadm(20).replace("--leader-elect=true", "--config=/c"),
-            r"scheduler_configuration: config, or take",
+            r"scheduler_configuration: config, or remove",
         ),
     ],
 )
-def test_no_way_out_that_is_none(manifest: str, words: str) -> None:
+def test_message_suggests_a_possible_remedy(manifest: str, words: str) -> None:
     options = dataclasses.replace(PRESENT, configuration="policy" if ":v1.20" in manifest else "auto")
     with pytest.raises(BadInput, match=words):
-        make_plan(options, seen(manifest))
+        make_plan(options, static_pod(manifest))
 
 
-def test_a_policy_is_judged_by_its_schedulers_version() -> None:
+def test_policy_validated_for_the_scheduler_version() -> None:
     unknown = USERS_POLICY.replace('"extenders"', '"ours": 1, "extenders"')
     for minor, refused in ((16, False), (17, True)):
         manifest = with_policy(19).replace(":v1.19.3", f":v1.{minor}.3")
-        before = seen(manifest, policy_path="/srv/policy/p.json", policy=unknown)
+        before = static_pod(manifest, policy_path="/srv/policy/p.json", policy=unknown)
         if refused:
-            with pytest.raises(BadInput, match=r"kube-scheduler 1\.17 knows no field ours"):
+            with pytest.raises(BadInput, match=r"kube-scheduler 1\.17 has no field ours"):
                 make_plan(PRESENT, before)
         else:
             assert make_plan(PRESENT, before).files
 
 
-# --------------------------------------------------------------------------- a note of what the user's file was
+# --------------------------------------------------------------------------- the note of the user's file
 
 
 USERS_PATH = "/srv/scheduler/config.yaml"
@@ -386,19 +374,19 @@ class Machine:
         self.files: dict[str, str | None] = {cp.MANIFEST: manifest, USERS_PATH: config}
         self.path = "/etc/scheduler/config.yaml"
 
-    def seen(self) -> dict[str, t.Any]:
+    def observed(self) -> dict[str, t.Any]:
         merged = self.files.get(cp.MERGED)
         manifest = self.files[cp.MANIFEST]
-        running = [{"pid": 1, "config": cp.flag(manifest or "", "config")}]
-        ours, config = self.files.get(cp.CONFIG), self.files.get(self.path)
-        return seen(manifest, config_path=self.path, config=config, ours=ours, merged=merged, running=running)
+        running = [process(config=cp.flag(manifest or "", "config"))]
+        ours, config = self.files.get(CONFIG), self.files.get(self.path)
+        return static_pod(manifest, config_path=self.path, config=config, ours=ours, merged=merged, running=running)
 
     def plan(self, options: Options) -> t.Any:
         try:
-            return make_plan(options, self.seen())
-        except LookAgain as more:
+            return make_plan(options, self.observed())
+        except ObserveAgain as more:
             self.path = more.arguments["config_path"]
-            return make_plan(options, self.seen())
+            return make_plan(options, self.observed())
 
     def run(self, options: Options, files: int | None = None) -> t.Any:
         """Carry out a plan, or only the first so many of its files."""
@@ -414,7 +402,7 @@ class Machine:
 
 @pytest.mark.parametrize("config", [manifests.USERS_CONFIG, WITH_UPSTREAM, EMPTY_LIST], ids=["own", "upstream", "[]"])
 @pytest.mark.parametrize("minor_change", [False, True], ids=["", "changed"])
-def test_the_users_file_is_given_back(config: str, minor_change: bool) -> None:
+def test_users_file_is_restored(config: str, minor_change: bool) -> None:
     machine = Machine(config)
     before = machine.left()
     planned = machine.run(PRESENT)
@@ -423,12 +411,12 @@ def test_the_users_file_is_given_back(config: str, minor_change: bool) -> None:
     )
     assert machine.plan(PRESENT).plan.empty
     if minor_change:
-        machine.run(Options(True, sc.Extender(EXTENDER.url, 10)))
+        machine.run(Options(True, Extender(EXTENDER.url, 10)))
     assert machine.run(ABSENT).files[-1].path == cp.MERGED, "and after it"
     assert machine.left() == before and machine.plan(ABSENT).plan.empty
 
 
-def test_what_the_user_changed_since_stays() -> None:
+def test_later_changes_of_the_user_are_kept() -> None:
     machine = Machine(WITH_UPSTREAM)
     machine.run(PRESENT)
     more = "percentageOfNodesToScore: 50\n"
@@ -440,7 +428,7 @@ def test_what_the_user_changed_since_stays() -> None:
     assert "# upstream's" in text and "bindVerb:   bind" in text
 
 
-def test_what_cant_be_taken_out_now_is_no_reason_against_putting_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_removal_does_not_block_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: t.Any) -> str:
         raise BadInput("is written in a way that can't be edited safely")
 
@@ -450,7 +438,7 @@ def test_what_cant_be_taken_out_now_is_no_reason_against_putting_in(monkeypatch:
         "http://127.0.0.1:9000", "http://127.0.0.1:9001"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(sc, "undone", refused)
+        patch.setattr(sc.FORM, "undone", refused)
         machine.run(PRESENT)
         assert machine.plan(PRESENT).plan.empty
         with pytest.raises(BadInput, match="can't be edited safely"):
@@ -459,8 +447,8 @@ def test_what_cant_be_taken_out_now_is_no_reason_against_putting_in(monkeypatch:
     assert machine.files[USERS_PATH] == manifests.USERS_CONFIG.replace("127.0.0.1:9000", "127.0.0.1:9001")
 
 
-@pytest.mark.parametrize("notes", [True, False], ids=["noted", "by its words"])
-def test_an_upgrade_that_writes_the_manifest_anew_leaves_ours_ours(notes: bool) -> None:
+@pytest.mark.parametrize("notes", [True, False], ids=["noted", "without the note"])
+def test_recreated_manifest_keeps_our_entry_known(notes: bool) -> None:
     machine = Machine(manifests.USERS_CONFIG)
     machine.run(PRESENT)
     machine.files[cp.MANIFEST] = manifests.WITH_CONFIG
@@ -475,19 +463,19 @@ def test_an_upgrade_that_writes_the_manifest_anew_leaves_ours_ours(notes: bool) 
     assert machine.left() == {cp.MANIFEST: manifests.WITH_CONFIG, USERS_PATH: manifests.USERS_CONFIG}
 
 
-def test_an_upgrade_that_takes_the_users_flag_out_leaves_no_extender_in_his_file() -> None:
+def test_users_file_cleaned_after_its_flag_is_gone() -> None:
     machine = Machine(manifests.USERS_CONFIG)
     machine.run(PRESENT)
     machine.files[cp.MANIFEST] = KUBEADM
     machine.run(PRESENT)
-    assert machine.files[cp.CONFIG] and machine.files[cp.MERGED]
+    assert machine.files[CONFIG] and machine.files[cp.MERGED]
     machine.run(ABSENT)
     assert machine.left() == {cp.MANIFEST: KUBEADM, USERS_PATH: manifests.USERS_CONFIG}
 
 
 @pytest.mark.parametrize("options", [PRESENT, ABSENT], ids=["present", "absent"])
 @pytest.mark.parametrize("done", [1, 2, 3])
-def test_a_run_that_is_cut_short_loses_nothing(options: Options, done: int) -> None:
+def test_interrupted_run_loses_nothing(options: Options, done: int) -> None:
     machine = Machine(WITH_UPSTREAM)
     before = machine.left()
     if options is ABSENT:
@@ -498,7 +486,7 @@ def test_a_run_that_is_cut_short_loses_nothing(options: Options, done: int) -> N
     assert machine.left() == before
 
 
-def test_somebody_elses_extender_in_an_untouched_file_stays() -> None:
+def test_foreign_extender_in_an_untouched_file_is_kept() -> None:
     for config in (WITH_UPSTREAM, "a: [\n"):
         for manifest in (manifests.WITH_CONFIG, "a: [\n"):
             assert Machine(config, manifest).plan(ABSENT).plan.empty
@@ -506,21 +494,21 @@ def test_somebody_elses_extender_in_an_untouched_file_stays() -> None:
     assert mapped != manifests.WITH_CONFIG and Machine(WITH_UPSTREAM, mapped).plan(ABSENT).plan.empty
 
 
-def test_a_note_that_cant_be_read_says_nothing() -> None:
+def test_invalid_note_is_ignored() -> None:
     for text in ("", "{", "[]", '{"path": 1}', '{"x": ""}'):
         assert merged_file.read(text) is None
 
 
-# --------------------------------------------------------------------------- the way back, the lease
+# --------------------------------------------------------------------------- rollback and lease
 
 
-def test_the_way_back() -> None:
-    planned = make_plan(PRESENT, seen(KUBEADM))
-    handed, back = planned.handed(), planned.back()
-    assert [row["path"] for row in back["files"]] == [cp.MANIFEST, cp.CONFIG]
+def test_rollback_reverses_the_plan() -> None:
+    planned = make_plan(PRESENT, static_pod(KUBEADM))
+    handed, back = planned.to_module(), planned.rollback()
+    assert [row["path"] for row in back["files"]] == [cp.MANIFEST, CONFIG]
     assert [row["after"] for row in back["files"]] == [KUBEADM, None]
     assert back["files"][0]["before"] == hashlib.sha256(handed["files"][1]["after"].encode()).hexdigest()
-    assert (handed["config"], back["config"]) == (cp.CONFIG, "")
+    assert (handed["config"], back["config"]) == (CONFIG, "")
 
 
 ELECTION = "leaderElection: {%s}\n"
@@ -542,13 +530,15 @@ ELECTION = "leaderElection: {%s}\n"
         (ELECTION % "resourceName: a, resourceNamespace: b", {"leader-elect": "true"}, 36, ("b", "a")),
     ],
 )
-def test_lease(text: str | None, flags: dict[str, str], minor: int, lease: tuple[str, str] | None) -> None:
+def test_lease_by_configuration_and_flags(
+    text: str | None, flags: dict[str, str], minor: int, lease: tuple[str, str] | None
+) -> None:
     assert lease_of(text, flags, minor) == lease
 
 
-def test_the_lease_of_a_users_configuration() -> None:
+def test_lease_of_the_users_configuration() -> None:
     own = manifests.USERS_CONFIG.replace("{leaderElect: true}", "{leaderElect: true, resourceName: mine}")
     path = "/srv/scheduler/config.yaml"
-    planned = make_plan(PRESENT, seen(manifests.WITH_CONFIG, config_path=path, config=own))
+    planned = make_plan(PRESENT, static_pod(manifests.WITH_CONFIG, config_path=path, config=own))
     assert planned.lease == ("kube-system", "mine") and planned.lease_certain
-    assert make_plan(PRESENT, seen(KUBEADM)).lease == ("kube-system", "kube-scheduler")
+    assert make_plan(PRESENT, static_pod(KUBEADM)).lease == ("kube-system", "kube-scheduler")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kube-scheduler gets its files, proves itself, or gets the old ones back; over a machine with a made-up kubelet."""
+"""Apply plans to kube-scheduler's static pod, verify them and roll them back; on a machine in memory."""
 
 from __future__ import annotations
 
@@ -9,72 +9,74 @@ import typing as t
 
 import manifests
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._put_back import Replacement, replacements
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler_apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._static_pod import Apply, Proof, last_words
-from ansible_collections.kubegpu.share.plugins.plugin_utils import _scheduler_config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler_plan import (
-    LookAgain,
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import Replacement, replacements
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONFIG, FOLDER, POLICY
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import Apply, Proof, error_lines
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import (
+    ObserveAgain,
     Options,
-    Planned,
+    SchedulerPlan,
     make_plan,
 )
 from fake_machine import FakeMachine, Watched
 
 KUBEADM = manifests.kubeadm(36)
-EXTENDER = sc.Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 
 
-def plan(machine: FakeMachine, present: bool = True) -> Planned:
+def plan(machine: FakeMachine, present: bool = True) -> SchedulerPlan:
     return make_plan(Options(present, EXTENDER), cp.observe(machine, ask=machine.ask))
 
 
-def apply(machine: FakeMachine, planned: Planned | None = None, present: bool = True) -> None:
+def apply(machine: FakeMachine, planned: SchedulerPlan | None = None, present: bool = True) -> None:
     planned = planned or plan(machine, present)
-    changes = replacements(planned.handed()["files"])
+    changes = replacements(planned.to_module()["files"])
     Apply(machine, 120, machine.ask, machine.sleep, machine.now).run(changes, Proof(planned.config, planned.urls))
 
 
 def bad(machine: FakeMachine) -> str:
-    """A kube-scheduler that doesn't like our configuration."""
-    return 'E1121 run.go:72] "command failed" err="unknown field"' if cp.CONFIG in machine.files[cp.MANIFEST] else ""
+    """A kube-scheduler that refuses our configuration."""
+    return 'E1121 run.go:72] "command failed" err="unknown field"' if CONFIG in machine.files[cp.MANIFEST] else ""
 
 
 def state(machine: FakeMachine) -> dict[str, str]:
     return {path: text for path, text in machine.files.items() if path.startswith("/etc/kubernetes")}
 
 
-def test_applied_proven_and_idempotent() -> None:
+def test_install_is_verified_and_idempotent() -> None:
     machine = FakeMachine(KUBEADM)
     old = machine.pid
     apply(machine)
     [running] = cp.running(machine)
-    assert running.pid != old and running.config == cp.CONFIG
-    assert set(state(machine)) == {cp.MANIFEST, cp.CONFIG}, "no record, nothing staged"
-    assert machine.modes[cp.MANIFEST] == 0o600 and machine.modes[cp.CONFIG] == 0o644
-    first, second = machine.log.index(f"write {cp.CONFIG}"), machine.log.index(f"write {cp.STAGED}")
+    assert running.pid != old and running.config == CONFIG
+    assert set(state(machine)) == {cp.MANIFEST, CONFIG}, "no record, nothing staged"
+    assert machine.modes[cp.MANIFEST] == 0o600 and machine.modes[CONFIG] == 0o644
+    first, second = machine.log.index(f"write {CONFIG}"), machine.log.index(f"write {cp.STAGED}")
     assert machine.log.index(f"write {cp.PENDING}") < first < second, "the configuration before the manifest"
     assert machine.time < 130, "no longer than it takes"
     assert plan(machine).plan.empty
 
 
-def test_taken_out_again() -> None:
+def test_removal_restores_the_manifest() -> None:
     machine = FakeMachine(KUBEADM)
     apply(machine)
     apply(machine, present=False)
     assert state(machine) == {cp.MANIFEST: KUBEADM}
     assert [one.config for one in cp.running(machine)] == [""]
-    assert f"rmdir {cp.FOLDER}" in machine.log
+    assert f"rmdir {FOLDER}" in machine.log
     assert plan(machine, present=False).plan.empty
 
 
-def test_a_scheduler_that_ends_is_put_back_before_the_time_is_up() -> None:
+def test_crash_loop_rolled_back_before_the_timeout() -> None:
     machine = FakeMachine(KUBEADM, bad)
     begun = machine.time
     with pytest.raises(
-        NotInEffect, match=r'runs with the old one again \(its container ends again and again\): .*err="unknown'
+        NotInEffect,
+        match=r'\(its container restarts again and again\); rolled back, it runs with the old one: .*err="unknown',
     ):
         apply(machine)
     assert machine.time - begun < 60
@@ -82,7 +84,7 @@ def test_a_scheduler_that_ends_is_put_back_before_the_time_is_up() -> None:
     assert machine.healthy
 
 
-def test_a_kubelet_that_does_nothing_is_waited_for_only_so_long() -> None:
+def test_idle_kubelet_times_out() -> None:
     machine = FakeMachine(KUBEADM)
     machine.kubelet_works = False
     with pytest.raises(NotInEffect, match=r"no new process with this configuration was started after 120 s"):
@@ -90,38 +92,36 @@ def test_a_kubelet_that_does_nothing_is_waited_for_only_so_long() -> None:
     assert state(machine)[cp.MANIFEST] == KUBEADM
 
 
-def test_the_old_process_proves_nothing() -> None:
+def test_old_process_does_not_count() -> None:
     """Only a process that is younger than the manifest counts, even where its flags are as they should be."""
     machine = FakeMachine(KUBEADM)
     apply(machine)
-    changed = make_plan(Options(True, sc.Extender(EXTENDER.url, 10)), cp.observe(machine, ask=machine.ask))
+    changed = make_plan(Options(True, Extender(EXTENDER.url, 10)), cp.observe(machine, ask=machine.ask))
     machine.kubelet_works = False
     with pytest.raises(NotInEffect, match="no new process"):
         apply(machine, changed)
 
 
-def test_healthy_for_a_moment_isnt_healthy() -> None:
+def test_health_must_last() -> None:
     machine = FakeMachine(KUBEADM)
     flicker = iter([200, 200, 0] * 400)
 
     def ask(url: str) -> int:
-        return next(flicker) if cp.CONFIG in machine.files[cp.MANIFEST] else machine.ask(url)
+        return next(flicker) if CONFIG in machine.files[cp.MANIFEST] else machine.ask(url)
 
     planned = plan(machine)
     with pytest.raises(NotInEffect, match="it isn't healthy after 120 s"):
         Apply(machine, 120, ask, machine.sleep, machine.now).run(
-            replacements(planned.handed()["files"]), Proof(planned.config, planned.urls)
+            replacements(planned.to_module()["files"]), Proof(planned.config, planned.urls)
         )
     assert state(machine) == {cp.MANIFEST: KUBEADM}
 
 
-def test_both_failing_is_said_and_the_way_back_is_kept() -> None:
+def test_failed_rollback_reported_and_record_kept() -> None:
     machine = FakeMachine(KUBEADM)
     planned = plan(machine)
     machine.refuses = lambda m: 'err="no etcd"'
-    with pytest.raises(
-        NotInEffect, match=r"with the old one, which is back in place, it doesn't come up either .*no etcd"
-    ):
+    with pytest.raises(NotInEffect, match=r"is restored, and kube-scheduler isn't healthy with it either .*no etcd"):
         apply(machine, planned)
     assert machine.files[cp.MANIFEST] == KUBEADM and cp.PENDING in machine.files
     machine.refuses = lambda m: ""
@@ -129,11 +129,11 @@ def test_both_failing_is_said_and_the_way_back_is_kept() -> None:
     assert cp.PENDING not in machine.files and plan(machine).plan.empty
 
 
-def test_a_manifest_that_changed_meanwhile_isnt_overwritten() -> None:
+def test_concurrently_changed_manifest_not_overwritten() -> None:
     machine = FakeMachine(KUBEADM)
     planned = plan(machine)
     machine.put(cp.MANIFEST, KUBEADM + "# new\n", 0o600)
-    with pytest.raises(ShareError, match="was changed while"):
+    with pytest.raises(ShareError, match="was changed by another process"):
         apply(machine, planned)
     assert not [one for one in machine.log if one.startswith(("write", "mv"))]
 
@@ -141,37 +141,37 @@ def test_a_manifest_that_changed_meanwhile_isnt_overwritten() -> None:
 # --------------------------------------------------------------------------- killed
 
 
-_PLANS: dict[str, Planned] = {}
+_PLANS: dict[str, SchedulerPlan] = {}
 
 
-def remembered(machine: FakeMachine, options: Options) -> Planned:
-    """The plan; one that was made of the same sight before isn't made again."""
-    seen = cp.observe(machine, ask=machine.ask)
-    for one in seen["running"]:
+def remembered(machine: FakeMachine, options: Options) -> SchedulerPlan:
+    """Return the plan; equal observations share one."""
+    observed = cp.observe(machine, ask=machine.ask)
+    for one in observed["running"]:
         del one["pid"]
-    key = repr(options) + json.dumps(seen, sort_keys=True)
+    key = repr(options) + json.dumps(observed, sort_keys=True)
     if key not in _PLANS:
-        _PLANS[key] = make_plan(options, seen)
+        _PLANS[key] = make_plan(options, observed)
     return _PLANS[key]
 
 
-def carry_out(system: t.Any, planned: Planned) -> None:
-    work({"plan": planned.handed(), "timeout": 60}, system, system.ask, system.sleep, system.now)
+def carry_out(system: t.Any, planned: SchedulerPlan) -> None:
+    work({"plan": planned.to_module(), "timeout": 60}, system, system.ask, system.sleep, system.now)
 
 
 PRESENT = Options(True, EXTENDER)
-OTHER = Options(True, sc.Extender(EXTENDER.url, 10))
+OTHER = Options(True, Extender(EXTENDER.url, 10))
 ABSENT = Options(False, EXTENDER)
 
 
 def refusing(text: str) -> t.Callable[[FakeMachine], str]:
     """A kube-scheduler that ends when a file of ours that its manifest names has this in it."""
     return lambda machine: (
-        'err="no"' if cp.FOLDER in machine.files[machine.manifest] and text in machine.files[cp.CONFIG] else ""
+        'err="no"' if FOLDER in machine.files[machine.manifest] and text in machine.files[CONFIG] else ""
     )
 
 
-@pytest.mark.parametrize("later", [0, 25], ids=["at once", "after a while"])
+@pytest.mark.parametrize("later", [0, pytest.param(25, marks=pytest.mark.long)], ids=["at once", "after a while"])
 @pytest.mark.parametrize(
     ("first", "wanted", "then", "refused"),
     [
@@ -180,16 +180,25 @@ def refusing(text: str) -> t.Callable[[FakeMachine], str]:
         (PRESENT, OTHER, OTHER, ""),
         (PRESENT, ABSENT, ABSENT, ""),
         (PRESENT, ABSENT, PRESENT, ""),
-        (None, PRESENT, PRESENT, "extenders"),
+        pytest.param(None, PRESENT, PRESENT, "extenders", marks=pytest.mark.long),
         (PRESENT, OTHER, OTHER, "httpTimeout: 10s"),
-        (PRESENT, OTHER, ABSENT, "httpTimeout: 10s"),
+        pytest.param(PRESENT, OTHER, ABSENT, "httpTimeout: 10s", marks=pytest.mark.long),
     ],
-    ids=["put in", "put in, then out", "changed", "taken out", "out, then in", "bad", "bad change", "bad, then out"],
+    ids=[
+        "install",
+        "install, then remove",
+        "changed",
+        "remove",
+        "remove, then install",
+        "bad",
+        "bad change",
+        "bad, then remove",
+    ],
 )
-def test_a_run_killed_at_any_door_is_finished_by_the_next(
+def test_run_killed_at_any_call_is_completed_by_the_next(
     first: Options | None, wanted: Options, then: Options, refused: str, later: int
 ) -> None:
-    """Whatever is left behind, kube-scheduler runs by one manifest, and the next run ends where it should."""
+    """After each kill kube-scheduler runs by one manifest, and the next run completes."""
     start = FakeMachine(KUBEADM)
     if first:
         carry_out(start, remembered(start, first))
@@ -208,7 +217,7 @@ def test_a_run_killed_at_any_door_is_finished_by_the_next(
         again = remembered(machine, then)
         bad = bool(refused) and then.present
         if bad and not again.plan.empty:
-            with pytest.raises(NotInEffect, match="runs with the old one again"):
+            with pytest.raises(NotInEffect, match="rolled back, it runs with the old one"):
                 carry_out(machine, again)
             assert state(machine) == old, at
         elif not again.plan.empty:
@@ -217,7 +226,7 @@ def test_a_run_killed_at_any_door_is_finished_by_the_next(
         assert cp.PENDING not in machine.files and cp.STAGED not in machine.files, at
         if not bad:
             assert remembered(machine, then).plan.empty, at
-            assert [one.config for one in cp.running(machine)] == [cp.CONFIG if then.present else ""], at
+            assert [one.config for one in cp.running(machine)] == [CONFIG if then.present else ""], at
         if not then.present:
             assert state(machine) == {cp.MANIFEST: KUBEADM}, at
 
@@ -228,16 +237,16 @@ def test_a_run_killed_at_any_door_is_finished_by_the_next(
 ELSEWHERE = "/srv/kubelet/pods"
 
 
-def test_kubelets_own_folder_is_the_one() -> None:
+def test_kubelet_configuration_names_the_folder() -> None:
     machine = FakeMachine(KUBEADM, folder=ELSEWHERE)
     machine.devices = {"/etc/kubernetes": "7"}
-    # A leftover that nobody runs.
+    # A leftover that doesn't run.
     machine.put(cp.MANIFEST, "leftover: [\n", 0o644)
-    seen = cp.observe(machine, ask=machine.ask)
-    assert seen["folder"] == ELSEWHERE and seen["manifest_path"] == f"{ELSEWHERE}/kube-scheduler.yaml"
-    planned = make_plan(PRESENT, seen)
+    observed = cp.observe(machine, ask=machine.ask)
+    assert observed["folder"] == ELSEWHERE and observed["manifest_path"] == f"{ELSEWHERE}/kube-scheduler.yaml"
+    planned = make_plan(PRESENT, observed)
     carry_out(machine, planned)
-    assert [one.config for one in cp.running(machine)] == [cp.CONFIG]
+    assert [one.config for one in cp.running(machine)] == [CONFIG]
     # On the file system of the folder, which isn't that of /etc/kubernetes.
     assert f"mv -fT /srv/kubelet/.staged-kube-scheduler.yaml {machine.manifest}" in machine.log
     assert machine.files[cp.MANIFEST] == "leftover: [\n" and not plan(machine).files
@@ -259,14 +268,14 @@ def test_kubelets_own_folder_is_the_one() -> None:
         ("", {cp.KUBELET_CONFIG: ""}, "/etc/kubernetes/manifests"),
     ],
 )
-def test_where_kubelet_looks(kubelet: str, files: dict[str, str], folder: str) -> None:
+def test_static_pod_folder(kubelet: str, files: dict[str, str], folder: str) -> None:
     machine = FakeMachine(KUBEADM)
     machine.files.update(files)
     machine.kubelet_arguments = kubelet
     assert cp.watched_folder(machine) == folder
 
 
-def test_a_folder_that_is_a_file_system_of_its_own_is_refused() -> None:
+def test_folder_on_its_own_file_system_refused() -> None:
     machine = FakeMachine(KUBEADM)
     machine.devices = {machine.folder: "9"}
     with pytest.raises(ShareError, match="file system of its own"):
@@ -274,7 +283,7 @@ def test_a_folder_that_is_a_file_system_of_its_own_is_refused() -> None:
     assert not [one for one in machine.log if one.startswith(("write", "mv", "mkdir"))]
 
 
-def test_a_manifest_that_became_a_link_isnt_replaced() -> None:
+def test_symbolic_link_not_replaced() -> None:
     machine = FakeMachine(KUBEADM)
     planned = plan(machine)
     machine.links = {machine.manifest: "/srv/kube-scheduler.yaml"}
@@ -283,47 +292,47 @@ def test_a_manifest_that_became_a_link_isnt_replaced() -> None:
     assert not [one for one in machine.log if one.startswith(("write", "mv"))]
 
 
-def test_a_policy() -> None:
+def test_policy_installed_replaced_and_removed() -> None:
     old = manifests.kubeadm(20)
     machine = FakeMachine(old)
     options = Options(True, EXTENDER, configuration="policy")
     carry_out(machine, make_plan(options, cp.observe(machine, ask=machine.ask)))
-    assert [(one.config, one.policy) for one in cp.running(machine)] == [("", cp.POLICY)]
-    assert set(state(machine)) == {cp.MANIFEST, cp.POLICY}
+    assert [(one.config, one.policy) for one in cp.running(machine)] == [("", POLICY)]
+    assert set(state(machine)) == {cp.MANIFEST, POLICY}
     assert make_plan(options, cp.observe(machine, ask=machine.ask)).plan.empty
     # The other form takes its place, and nothing of the first one is left.
     carry_out(machine, make_plan(PRESENT, cp.observe(machine, ask=machine.ask)))
-    assert [(one.config, one.policy) for one in cp.running(machine)] == [(cp.CONFIG, "")]
-    assert set(state(machine)) == {cp.MANIFEST, cp.CONFIG}
+    assert [(one.config, one.policy) for one in cp.running(machine)] == [(CONFIG, "")]
+    assert set(state(machine)) == {cp.MANIFEST, CONFIG}
     carry_out(machine, make_plan(ABSENT, cp.observe(machine, ask=machine.ask)))
     assert state(machine) == {cp.MANIFEST: old}
 
 
-def test_patches_are_written_and_taken_away() -> None:
+def test_patches_written_and_removed() -> None:
     machine = FakeMachine(KUBEADM)
     folder = "/etc/kubernetes/patches"
     machine.put(f"{folder}/kube-scheduler0+merge.yaml", "spec: {}\n", 0o644)
     options = dataclasses.replace(PRESENT, patches_dir=folder)
 
-    def look() -> dict[str, t.Any]:
+    def observe() -> dict[str, t.Any]:
         return cp.observe(machine, ask=machine.ask, patches_dir=folder)
 
-    with pytest.raises(LookAgain) as caught:
+    with pytest.raises(ObserveAgain) as caught:
         make_plan(options, cp.observe(machine, ask=machine.ask))
     assert caught.value.arguments == {"patches_dir": folder}
-    carry_out(machine, make_plan(PRESENT, look()))
+    carry_out(machine, make_plan(PRESENT, observe()))
     pid = machine.pid
-    planned = make_plan(options, look())
+    planned = make_plan(options, observe())
     assert len(planned.files) == 2 and not planned.restarts
     carry_out(machine, planned)
-    assert machine.pid == pid and make_plan(options, look()).plan.empty
+    assert machine.pid == pid and make_plan(options, observe()).plan.empty
     assert len(machine.names(folder)) == 3
-    carry_out(machine, make_plan(dataclasses.replace(options, present=False), look()))
+    carry_out(machine, make_plan(dataclasses.replace(options, present=False), observe()))
     assert machine.names(folder) == ["kube-scheduler0+merge.yaml"]
     assert machine.files[cp.MANIFEST] == KUBEADM
 
 
-def test_a_full_disk_leaves_all_as_it_was() -> None:
+def test_full_disk_restores_all_files() -> None:
     machine = FakeMachine(KUBEADM)
     planned, pid, write = plan(machine), machine.pid, machine.write
 
@@ -333,12 +342,12 @@ def test_a_full_disk_leaves_all_as_it_was() -> None:
         write(path, text, mode)
 
     machine.write = full  # type: ignore[method-assign]
-    with pytest.raises(ShareError, match="No space left on device; kube-scheduler's files are as they were"):
+    with pytest.raises(ShareError, match="No space left on device; kube-scheduler's files are restored"):
         apply(machine, planned)
     assert state(machine) == {cp.MANIFEST: KUBEADM} and machine.pid == pid
 
 
-def test_a_process_that_stays_beside_the_new_one_is_no_success() -> None:
+def test_remaining_old_process_fails() -> None:
     machine = FakeMachine(KUBEADM)
     planned, old = plan(machine), machine.pid
     left = {path: text for path, text in machine.files.items() if path.startswith(f"/proc/{old}/")}
@@ -349,12 +358,12 @@ def test_a_process_that_stays_beside_the_new_one_is_no_success() -> None:
         machine.files.update(left)
 
     machine._stop = stays  # type: ignore[method-assign]
-    with pytest.raises(NotInEffect, match="its old process is still there after 120 s"):
+    with pytest.raises(NotInEffect, match="its old process is still running after 120 s"):
         apply(machine, planned)
     assert machine.files[cp.MANIFEST] == KUBEADM
 
 
-def test_unhealthy_with_nothing_to_put_back() -> None:
+def test_unhealthy_scheduler_without_changes_fails() -> None:
     machine = FakeMachine(KUBEADM)
     apply(machine)
     machine._stop()
@@ -370,7 +379,7 @@ def test_the_module_needs_a_plan() -> None:
         work({"plan": None, "timeout": 1}, FakeMachine(KUBEADM))
 
 
-# --------------------------------------------------------------------------- the look
+# --------------------------------------------------------------------------- observation
 
 
 @pytest.mark.parametrize(
@@ -409,21 +418,25 @@ def test_health_url(manifest: str, url: str) -> None:
     assert cp.health_url(manifest) == url
 
 
-def test_what_is_seen() -> None:
+def test_observation() -> None:
     machine = FakeMachine(KUBEADM)
-    seen = cp.observe(machine, ask=machine.ask)
-    assert seen["manifest"] == KUBEADM and seen["health"] == 200 and seen["hostname"] == "cp1"
+    observed = cp.observe(machine, ask=machine.ask)
+    assert observed["manifest"] == KUBEADM and observed["health"] == 200 and observed["hostname"] == "cp1"
     process = {"pid": machine.pid, "config": "", "policy": "", "version": "1.36.3", "stamp": ""}
-    assert seen["running"] == [process] and not seen["pending"]
-    assert (seen["kind"], seen["version"], seen["folder"]) == ("static_pod", "1.36.3", "/etc/kubernetes/manifests")
-    assert seen["link"] == "" and seen["others"] == {} and seen["server"] is None
+    assert observed["running"] == [process] and not observed["pending"]
+    assert (observed["kind"], observed["version"], observed["folder"]) == (
+        "static_pod",
+        "1.36.3",
+        "/etc/kubernetes/manifests",
+    )
+    assert observed["link"] == "" and observed["others"] == {} and observed["server"] is None
     bare = FakeMachine("")
     del bare.files[cp.MANIFEST]
-    seen = cp.observe(bare, ask=lambda url: pytest.fail("asked"))
-    assert seen["manifest"] is None and seen["health"] == 0 and seen["running"] == []
+    observed = cp.observe(bare, ask=lambda url: pytest.fail("asked"))
+    assert observed["manifest"] is None and observed["health"] == 0 and observed["running"] == []
 
 
-def test_another_file_can_be_asked_for() -> None:
+def test_observation_of_another_file() -> None:
     machine = FakeMachine(manifests.WITH_CONFIG)
     machine.put("/srv/scheduler/config.yaml", "mine", 0o644)
     assert cp.observe(machine, ask=machine.ask)["config"] is None
@@ -446,28 +459,28 @@ def hosted(machine: FakeMachine, cgroup: str) -> int:
 
 
 @pytest.mark.parametrize("cgroup", HOSTED_CGROUPS.values(), ids=list(HOSTED_CGROUPS))
-def test_another_clusters_scheduler_on_the_machine_changes_nothing(cgroup: str) -> None:
+def test_scheduler_of_another_cluster_ignored(cgroup: str) -> None:
     machine = FakeMachine(KUBEADM)
     hosted(machine, cgroup)
     assert [one["pid"] for one in cp.observe(machine, ask=machine.ask)["running"]] == [machine.pid]
     apply(machine)
-    assert [one.config for one in cp.running(machine)] == [cp.CONFIG] and plan(machine).plan.empty
+    assert [one.config for one in cp.running(machine)] == [CONFIG] and plan(machine).plan.empty
     apply(machine, present=False)
     assert [one.pid for one in cp.running(machine)] == [machine.pid]
     assert state(machine) == {cp.MANIFEST: KUBEADM}
 
 
-def test_another_clusters_scheduler_proves_nothing() -> None:
+def test_scheduler_of_another_cluster_does_not_count() -> None:
     machine = FakeMachine(KUBEADM)
     apply(machine)
     hosted(machine, HOSTED_CGROUPS["a pod's"])
-    machine.refuses = lambda machine: 'err="no"' if cp.FOLDER not in machine.files[machine.manifest] else ""
-    with pytest.raises(NotInEffect, match="runs with the old one again"):
+    machine.refuses = lambda machine: 'err="no"' if FOLDER not in machine.files[machine.manifest] else ""
+    with pytest.raises(NotInEffect, match="rolled back, it runs with the old one"):
         apply(machine, present=False)
 
 
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "1:name=systemd:/\n0::/\n"])
-def test_a_process_that_cant_be_told_apart_counts(cgroup: str) -> None:
+def test_process_of_unknown_origin_counts(cgroup: str) -> None:
     machine = FakeMachine(KUBEADM)
     pid = hosted(machine, cgroup)
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
@@ -478,23 +491,23 @@ def test_a_process_that_cant_be_told_apart_counts(cgroup: str) -> None:
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
 
 
-def test_the_note_of_what_was_merged_is_read() -> None:
+def test_note_of_the_merge_is_observed() -> None:
     machine = FakeMachine(KUBEADM)
     assert cp.observe(machine, ask=machine.ask)["merged"] is None
     machine.put(cp.MERGED, "{}", 0o644)
     assert cp.observe(machine, ask=machine.ask)["merged"] == "{}"
 
 
-def test_image_version_isnt_taken_from_a_comment() -> None:
+def test_image_version_ignores_comments() -> None:
     text = "  # image: registry.k8s.io/kube-scheduler:v1.20.1\n  image: registry.k8s.io/kube-scheduler:v1.36.3 # now\n"
     assert cp.image_version(text) == "1.36.3"
 
 
-def test_last_words() -> None:
+def test_error_lines() -> None:
     error = '2026 stderr F E1121 09:07 run.go:72] "command failed" err="x"\n'
     log = f"2026 stderr F I1121 fine\n{error}2026 stderr F I1121 bye\n"
-    assert last_words(log) == 'E1121 09:07 run.go:72] "command failed" err="x"'
-    assert last_words("t s F a\nt s F b\n") == "a | b"
+    assert error_lines(log) == 'E1121 09:07 run.go:72] "command failed" err="x"'
+    assert error_lines("t s F a\nt s F b\n") == "a | b"
 
 
 def test_replacement_rows() -> None:

@@ -16,51 +16,50 @@ import manifests
 import pytest
 import real_kubeadm
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils import _control_plane as cp
-from ansible_collections.kubegpu.share.plugins.module_utils._control_plane import ANNOTATION
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._static_pod_document import VOLUME, StaticPod
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION, CONFIG, FOLDER
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, StaticPod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 CORPUS = manifest_corpus.editable()
 REFUSED = manifest_corpus.refused()
 SHA256 = "0123456789abcdef" * 4
-FLAG = f"--config={cp.CONFIG}"
+FLAG = f"--config={CONFIG}"
 
 
 def edited(text: str, sha256: str = SHA256) -> str:
     pod = StaticPod(text)
-    if pod.flags().get("config", cp.CONFIG) == cp.CONFIG:
+    if pod.flags().get("config", CONFIG) == CONFIG:
         pod.mount()
     pod.annotate(sha256)
-    return pod.done()
+    return pod.text()
 
 
 def undone(text: str) -> str:
     pod = StaticPod(text)
     pod.restore()
-    return pod.done()
+    return pod.text()
 
 
-def read(text: str) -> Json:
+def read(text: str) -> JsonObject:
     """As PyYAML reads it, with tabs that Kubernetes takes for blanks."""
     if text.lstrip("\ufeff").startswith("{") and '"' in text:
-        return t.cast(Json, json.loads(text))
+        return t.cast(JsonObject, json.loads(text))
     found = next(iter(yaml.safe_load_all(text.replace("\t", " "))))
-    return t.cast(Json, json.loads(json.dumps(found, default=str)))
+    return t.cast(JsonObject, json.loads(json.dumps(found, default=str)))
 
 
-def scheduler(pod: Json) -> Json:
+def scheduler(pod: JsonObject) -> JsonObject:
     return next(one for one in pod["spec"]["containers"] if one["name"] == "kube-scheduler")
 
 
-def foreign(pod: Json) -> Json:
-    """A pod without what is ours, judged by what Kubernetes means: an empty list is none."""
+def foreign(pod: JsonObject) -> JsonObject:
+    """Return a pod without our entries; an empty list equals none."""
     pod = copy.deepcopy(pod)
-    places: list[tuple[Json, str, t.Any]] = [
+    places: list[tuple[JsonObject, str, t.Any]] = [
         (scheduler(pod), "command", lambda one: one != FLAG),
         (scheduler(pod), "args", lambda one: one != FLAG),
         (scheduler(pod), "volumeMounts", lambda one: one["name"] != VOLUME),
@@ -77,13 +76,13 @@ def foreign(pod: Json) -> Json:
     return pod
 
 
-def by_kubernetes(text: str, folder: Path) -> Json:
+def by_kubernetes(text: str, folder: Path) -> JsonObject:
     """A manifest as Kubernetes' parser reads it: kubectl does so without a cluster, as kubelet does."""
     kubectl = real_kubeadm.binary("kubectl")
-    file = folder / ("judged.json" if text.startswith("{") else "judged.yaml")
+    file = folder / ("checked.json" if text.startswith("{") else "checked.yaml")
     file.write_bytes(text.encode())
     done = subprocess.run(
-        [kubectl, "label", "--local", "-o", "json", "-f", file, "judged=yes"],
+        [kubectl, "label", "--local", "-o", "json", "-f", file, "checked=yes"],
         capture_output=True,
         text=True,
         timeout=30,
@@ -91,35 +90,31 @@ def by_kubernetes(text: str, folder: Path) -> Json:
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(folder / "none")},
     )
     assert done.returncode == 0, done.stderr
-    pod: Json = json.loads(done.stdout)
-    del pod["metadata"]["labels"]["judged"]
+    pod: JsonObject = json.loads(done.stdout)
+    del pod["metadata"]["labels"]["checked"]
     if not pod["metadata"]["labels"]:
         del pod["metadata"]["labels"]
     return pod
 
 
-def test_the_corpus_is_one() -> None:
-    assert len(CORPUS) >= 60 and len(set(CORPUS.values())) == len(CORPUS)
-
-
 @pytest.mark.parametrize("name", CORPUS)
-def test_edited_and_undone(name: str) -> None:
+def test_manifest_edited_and_restored(name: str) -> None:
     text = CORPUS[name]
     done = edited(text)
     before, after = read(text), read(done)
     assert foreign(after) == foreign(before)
     assert after["metadata"]["annotations"][ANNOTATION] == SHA256
     container = scheduler(after)
-    theirs = StaticPod(text).flags().get("config", cp.CONFIG) != cp.CONFIG
+    theirs = StaticPod(text).flags().get("config", CONFIG) != CONFIG
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     assert words.count(FLAG) == (0 if theirs else 1)
     volumes = [one for one in after["spec"].get("volumes") or [] if one["name"] == VOLUME]
     mounts = [one for one in container.get("volumeMounts") or [] if one["name"] == VOLUME]
     if not theirs:
         assert words[-1] == FLAG, "behind all others"
-        assert volumes == [{"name": VOLUME, "hostPath": {"path": cp.FOLDER, "type": "Directory"}}]
-        assert mounts == [{"name": VOLUME, "mountPath": cp.FOLDER, "readOnly": True}]
-        assert StaticPod(done).flags()["config"] == cp.CONFIG
+        assert volumes == [{"name": VOLUME, "hostPath": {"path": FOLDER, "type": "Directory"}}]
+        assert mounts == [{"name": VOLUME, "mountPath": FOLDER, "readOnly": True}]
+        assert StaticPod(done).flags()["config"] == CONFIG
     # Every line that there was is there still, but for those that had brackets filled, or JSON that got a comma.
     lines = done.splitlines()
     rest = [line for line in text.splitlines() if line not in lines and line + "," not in lines]
@@ -133,14 +128,14 @@ def test_edited_and_undone(name: str) -> None:
 
 # kubectl, unlike kubelet, cuts a file at its dashes.
 @pytest.mark.parametrize("name", [name for name in CORPUS if name != "directive"])
-def test_kubernetes_reads_it_the_same(name: str, tmp_path: Path) -> None:
+def test_kubernetes_parser_agrees(name: str, tmp_path: Path) -> None:
     before = by_kubernetes(CORPUS[name], tmp_path)
     after = by_kubernetes(edited(CORPUS[name]), tmp_path)
     assert foreign(after) == foreign(before)
     assert after["metadata"]["annotations"][ANNOTATION] == SHA256
-    if StaticPod(CORPUS[name]).flags().get("config", cp.CONFIG) == cp.CONFIG:
-        assert {"name": VOLUME, "hostPath": {"path": cp.FOLDER, "type": "Directory"}} in after["spec"]["volumes"]
-        assert {"name": VOLUME, "mountPath": cp.FOLDER, "readOnly": True} in scheduler(after)["volumeMounts"]
+    if StaticPod(CORPUS[name]).flags().get("config", CONFIG) == CONFIG:
+        assert {"name": VOLUME, "hostPath": {"path": FOLDER, "type": "Directory"}} in after["spec"]["volumes"]
+        assert {"name": VOLUME, "mountPath": FOLDER, "readOnly": True} in scheduler(after)["volumeMounts"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -151,11 +146,11 @@ def test_refused(name: str) -> None:
         pod = StaticPod(text, "/m.yaml")
         pod.mount()
         pod.annotate(SHA256)
-        pod.done()
+        pod.text()
     assert "\n" not in str(caught.value)
 
 
-def test_kubeadms_own_manifest(tmp_path: Path) -> None:
+def test_corpus_equals_kubeadms_manifest(tmp_path: Path) -> None:
     """What the others are written after."""
     assert real_kubeadm.manifest(tmp_path) == manifests.kubeadm(36)
 
@@ -169,11 +164,11 @@ def test_kubeadms_own_manifest(tmp_path: Path) -> None:
         ("image-entrypoint", "/etc/kubernetes/x/y", "/etc/kubernetes/x/y"),
     ],
 )
-def test_a_path_in_the_container_is_one_on_the_machine(name: str, path: str, host: str) -> None:
+def test_host_path_of_a_container_path(name: str, path: str, host: str) -> None:
     assert StaticPod(CORPUS[name]).host_path(path) == host
 
 
-def test_a_part_of_a_volume_and_what_is_no_folder_of_the_machine() -> None:
+def test_host_path_of_subpath_and_unsupported_volumes() -> None:
     text = manifests.WITH_CONFIG.replace(
         "      name: scheduler-config\n", "      name: scheduler-config\n      subPath: a/b\n"
     )
@@ -201,17 +196,17 @@ def test_flags(name: str, flags: dict[str, str]) -> None:
     assert flags.items() <= StaticPod(CORPUS[name]).flags().items()
 
 
-def test_the_other_form_of_ours_goes_too() -> None:
+def test_other_flag_of_ours_is_removed() -> None:
     pod = StaticPod(CORPUS["kubeadm-1.20"])
-    pod.mount(f"--policy-config-file={cp.FOLDER}/policy.json")
-    assert f"    - --policy-config-file={cp.FOLDER}/policy.json\n" in pod.done()
-    assert undone(pod.done()) == CORPUS["kubeadm-1.20"]
+    pod.mount(f"--policy-config-file={FOLDER}/policy.json")
+    assert f"    - --policy-config-file={FOLDER}/policy.json\n" in pod.text()
+    assert undone(pod.text()) == CORPUS["kubeadm-1.20"]
     # A user's file elsewhere stays, and so does what kubeadm wrote for us a second time.
     twice = edited(CORPUS["gpushare-policy-by-hand"]).replace(f"    - {FLAG}\n", f"    - {FLAG}\n    - {FLAG}\n")
     assert undone(twice) == CORPUS["gpushare-policy-by-hand"]
 
 
-def test_what_others_changed_meanwhile_stays() -> None:
+def test_concurrent_changes_are_kept() -> None:
     done = edited(manifests.kubeadm(36))
     upgraded = done.replace(":v1.36.3", ":v1.36.6").replace("cpu: 100m", "cpu: 200m # more")
     upgraded = upgraded.replace(
@@ -251,7 +246,7 @@ def dressed(draw: st.DrawFn) -> str:
 
 @settings(max_examples=25)
 @given(dressed())
-def test_any_dress(text: str) -> None:
+def test_generated_layouts_edited_and_restored(text: str) -> None:
     if text:
         done = edited(text)
         assert foreign(read(done)) == foreign(read(text))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Edits of YAML texts: what is asked for, and nothing more."""
+"""Edits of YAML texts change nothing else."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._yaml_document import Document
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.yaml_editor import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,7 +124,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_what_isnt_edited_stays_as_it_is_written(text: str) -> None:
+def test_unedited_text_is_kept(text: str) -> None:
     done = edited(text, ("set", ("ours", "x"), {"y": [1]}), ("append", ("mine",), {"n": "v", "m": ["-", "a\nb"]}))
     read = json.loads if text.startswith("{") and '"' in text else lambda text: yaml.safe_load(text.replace("\t", " "))
     first = read(text.partition("---\n# nothing")[0])
@@ -141,7 +141,7 @@ def test_what_isnt_edited_stays_as_it_is_written(text: str) -> None:
     ["a: {}\n", "a: { }\n", "a: {\n  # none\n}\n", "a: null\n", "a: ~ # c\n", "a:\nb: 1\n", "{a: }\n", '{"a": null}'],
 )
 @pytest.mark.parametrize("listed", [True, False])
-def test_what_was_empty_is_empty_again(text: str, listed: bool) -> None:
+def test_empty_collections_are_restored(text: str, listed: bool) -> None:
     text = (
         text.replace("{}", "[]").replace("{ }", "[ ]").replace("{\n", "[\n").replace("\n}", "\n]") if listed else text
     )
@@ -169,12 +169,12 @@ def test_what_was_empty_is_empty_again(text: str, listed: bool) -> None:
         ("a: " + "[" * 2000 + "]" * 2000, ("set", ("b",), 1), "nested too deeply"),
     ],
 )
-def test_what_cant_be_edited_is_refused(text: str, step: tuple[str, tuple[object, ...], object], words: str) -> None:
+def test_unsafe_edits_refused(text: str, step: tuple[str, tuple[object, ...], object], words: str) -> None:
     with pytest.raises(BadInput, match=f"^/c, .*{words}.*; it is left as it is$"):
         edited(text, step)
 
 
-def test_a_comment_isnt_taken_out_with_what_stood_around_it() -> None:
+def test_comments_outlive_deleted_items() -> None:
     assert edited("l:\n- ours\n# about b\n- b\n", ("delete", ("l", 0), None)) == "l:\n# about b\n- b\n"
     inside = "l:\n- a\n- b: 1\n  # whose\n  c: |\n    # text\nd: 1\n"
     assert edited(inside, ("delete", ("l", 1), None)) == "l:\n- a\n  # whose\nd: 1\n"
@@ -182,7 +182,7 @@ def test_a_comment_isnt_taken_out_with_what_stood_around_it() -> None:
     assert edited("l: [a, # a\n  b]\n", ("delete", ("l", 1), None)) == "l: [a, # a\n  ]\n"
 
 
-def test_lines_are_told() -> None:
+def test_line_numbers() -> None:
     document = Document("/c", "# c\na:\n- b: 1\n  c: 2\n")
     assert [document.line(path) for path in [(), ("a",), ("a", 0), ("a", 0, "c"), ("a", 7), ("z",)]] == [
         2,

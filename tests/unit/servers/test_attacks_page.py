@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import ast
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "lab"))
 
 from _attacks import TABLE, Outcome, page
 
@@ -18,12 +15,12 @@ ON_THE_NODE = (Outcome.FAILS, Outcome.TAKES, Outcome.ALL, Outcome.NO_START)
 ON_THE_API = (Outcome.REFUSED, Outcome.WARNED, Outcome.UNSEEN)
 
 
-def test_the_page_has_the_table_that_the_lab_plays() -> None:
+def test_the_page_has_the_table_of_the_lab() -> None:
     section = PAGE.split("\n## What a pod can try\n")[1].split("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("|")] == page()
 
 
-def test_every_row_is_played_and_every_play_is_a_row() -> None:
+def test_every_row_and_every_lab_step_match() -> None:
     (plays,) = (
         node.value
         for node in PLAYED.body
@@ -35,7 +32,7 @@ def test_every_row_is_played_and_every_play_is_a_row() -> None:
     assert len(known) == len(set(known)) and sorted(named) == sorted(known)
 
 
-def test_what_the_lab_cannot_show_is_shown_by_a_unit_test() -> None:
+def test_outcomes_outside_the_lab_have_a_unit_test() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests" / "unit" / "servers").rglob("test_*.py"))
     proofs = {cell.proof for row in TABLE for cell in row.cells if cell.proof}
     assert proofs
@@ -43,7 +40,7 @@ def test_what_the_lab_cannot_show_is_shown_by_a_unit_test() -> None:
         assert f"def {proof}(" in sources, proof
 
 
-def test_what_is_played_has_an_outcome_that_the_lab_can_see() -> None:
+def test_lab_steps_have_observable_outcomes() -> None:
     for row in TABLE:
         if row.plays:
             assert {cell.outcome for cell in row.cells[:3]} <= set(ON_THE_NODE), row.pod

@@ -22,7 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from gpushare.kube import Json, KubeError
+from gpushare.api.client import KubeError
+from gpushare.shared._core.types import JsonObject
 
 GROUP = r"(?:/api/v1|/apis/coordination\.k8s\.io/v1)/"
 KIND = r"(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events|leases)"
@@ -37,8 +38,8 @@ FIRST = 100
 class Change:
     version: int
     kind: str
-    before: Json | None
-    after: Json | None
+    before: JsonObject | None
+    after: JsonObject | None
 
 
 @dataclasses.dataclass
@@ -54,7 +55,7 @@ class ApiDouble:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.objects: dict[tuple[str, str, str], Json] = {}
+        self.objects: dict[tuple[str, str, str], JsonObject] = {}
         self.log: list[Change] = []
         self.version = FIRST
         self.oldest = FIRST
@@ -62,14 +63,14 @@ class ApiDouble:
         self.failures: list[Failure] = []
         self.requests: list[tuple[str, str, Any]] = []
         self.hooks: list[Callable[[str, str], None]] = []
-        self.pages: dict[str, tuple[list[Json], int]] = {}
+        self.pages: dict[str, tuple[list[JsonObject], int]] = {}
         self.epoch = 0
         self.bookmarks = False
         self.budgets: dict[str, int] = {}
 
     # What tests do to it.
 
-    def put(self, kind: str, obj: Json) -> Json:
+    def put(self, kind: str, obj: JsonObject) -> JsonObject:
         """Create or replace an object, as its owner would; with a path for a kind, it is the protocol's request."""
         if kind.startswith("/"):
             return self._do("PUT", kind, obj, lambda: self._put(kind, obj))
@@ -81,7 +82,7 @@ class ApiDouble:
             self._store(kind, before, obj)
             return copy.deepcopy(obj)
 
-    def change(self, kind: str, name: str, namespace: str, edit: Callable[[Json], None]) -> Json:
+    def change(self, kind: str, name: str, namespace: str, edit: Callable[[JsonObject], None]) -> JsonObject:
         with self.lock:
             before = self.objects[(kind, namespace, name)]
             after = copy.deepcopy(before)
@@ -94,11 +95,11 @@ class ApiDouble:
             before = self.objects.pop((kind, namespace, name))
             self._log(kind, before, None)
 
-    def pod(self, name: str, namespace: str = "default") -> Json:
+    def pod(self, name: str, namespace: str = "default") -> JsonObject:
         with self.lock:
             return copy.deepcopy(self.objects[("pods", namespace, name)])
 
-    def pods(self) -> list[Json]:
+    def pods(self) -> list[JsonObject]:
         with self.lock:
             return [copy.deepcopy(obj) for (kind, _namespace, _name), obj in self.objects.items() if kind == "pods"]
 
@@ -134,18 +135,18 @@ class ApiDouble:
 
     # The Kube protocol.
 
-    def get(self, path: str) -> Json:
+    def get(self, path: str) -> JsonObject:
         return self._do("GET", path, None, lambda: self._get(path))
 
-    def post(self, path: str, body: Json) -> Json:
+    def post(self, path: str, body: JsonObject) -> JsonObject:
         return self._do("POST", path, body, lambda: self._post(path, body))
 
-    def patch(self, path: str, body: Any, kind: str = "merge") -> Json:
+    def patch(self, path: str, body: Any, kind: str = "merge") -> JsonObject:
         assert kind == "merge", "the double knows merge patches alone"
         return self._do("PATCH", path, body, lambda: self._patch(path, body))
 
-    def delete(self, path: str) -> Json:
-        def delete() -> Json:
+    def delete(self, path: str) -> JsonObject:
+        def delete() -> JsonObject:
             kind, namespace, name, _sub = self._object(path)
             self.remove(kind, name, namespace)
             return {}
@@ -156,7 +157,7 @@ class ApiDouble:
         return self._do("WATCH", path, None, lambda: WatchDouble(self, path))
 
     def _do(self, method: str, path: str, body: Any, action: Callable[[], Any]) -> Any:
-        # A real client sends JSON, and nobody's later change of a dict changes what was sent.
+        # A real client sends JSON, so a later change of a dict does not change the request.
         body = json.loads(json.dumps(body))
         for hook in list(self.hooks):
             hook(method, path)
@@ -174,7 +175,7 @@ class ApiDouble:
                 raise failure.error
             return copy.deepcopy(action()) if method != "WATCH" else action()
 
-    def _get(self, path: str) -> Json:
+    def _get(self, path: str) -> JsonObject:
         split = urlsplit(path)
         query = {key: values[0] for key, values in parse_qs(split.query).items()}
         if not COLLECTION.fullmatch(split.path):
@@ -193,7 +194,7 @@ class ApiDouble:
             self.pages[metadata["continue"]] = (items[limit:], version)
         return {"kind": "List", "metadata": metadata, "items": items[:limit]}
 
-    def _post(self, path: str, body: Json) -> Json:
+    def _post(self, path: str, body: JsonObject) -> JsonObject:
         if path.endswith("/binding"):
             return self._bind(path, body)
         if path.endswith("/eviction"):
@@ -205,7 +206,7 @@ class ApiDouble:
             raise KubeError(409, "AlreadyExists", f'{found["kind"]} "{body["metadata"]["name"]}" already exists')
         return body if "dryRun=All" in split.query else self.put(found["kind"], body)
 
-    def _put(self, path: str, body: Json) -> Json:
+    def _put(self, path: str, body: JsonObject) -> JsonObject:
         """A whole object in place of one; as the real one, it makes a Lease that isn't there."""
         split = urlsplit(path)
         found = OBJECT.fullmatch(split.path)
@@ -220,7 +221,7 @@ class ApiDouble:
             raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
         return body if "dryRun=All" in split.query else self.put("leases", body)
 
-    def _bind(self, path: str, body: Json) -> Json:
+    def _bind(self, path: str, body: JsonObject) -> JsonObject:
         kind, namespace, name, _sub = self._object(path)
         pod = self.objects[(kind, namespace, name)]
         metadata = body["metadata"]
@@ -233,15 +234,15 @@ class ApiDouble:
         if pod["spec"].get("nodeName"):
             raise KubeError(409, "Conflict", f'pod {name} is already assigned to node "{pod["spec"]["nodeName"]}"')
 
-        def bind(obj: Json) -> None:
+        def bind(obj: JsonObject) -> None:
             obj["spec"]["nodeName"] = body["target"]["name"]
             obj["metadata"].setdefault("annotations", {}).update(metadata.get("annotations") or {})
 
         self.change("pods", name, namespace, bind)
         return {"kind": "Status", "status": "Success"}
 
-    def _evict(self, path: str, body: Json) -> Json:
-        """Ends a pod, unless its disruption budget is used up; ``budgets`` says how many may still go, by label app."""
+    def _evict(self, path: str, body: JsonObject) -> JsonObject:
+        """Ends a pod, unless its disruption budget is used up; ``budgets`` has the rest, by label app."""
         _kind, namespace, name, _sub = self._object(path)
         pod = self.objects[("pods", namespace, name)]
         options = body.get("deleteOptions") or {}
@@ -250,14 +251,15 @@ class ApiDouble:
             raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
         app = (pod["metadata"].get("labels") or {}).get("app", "")
         if self.budgets.get(app, 1) < 1:
-            raise KubeError(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+            message = "Cannot evict pod as it would violate the pod's disruption budget."
+            raise KubeError(429, "TooManyRequests", message, ["DisruptionBudget"])
         if not options.get("dryRun"):
             if app in self.budgets:
                 self.budgets[app] -= 1
             self.change("pods", name, namespace, lambda pod: pod["metadata"].update(deletionTimestamp="now"))
         return {"kind": "Status", "status": "Success"}
 
-    def _patch(self, path: str, body: Json) -> Json:
+    def _patch(self, path: str, body: JsonObject) -> JsonObject:
         kind, namespace, name, _sub = self._object(path)
         now = self.objects[(kind, namespace, name)]["metadata"]
         for field in ("uid", "resourceVersion"):
@@ -274,7 +276,7 @@ class ApiDouble:
             raise KubeError(404, "NotFound", f'{key[0]} "{key[2]}" not found')
         return (*key, found["sub"] or "")
 
-    def _collection(self, path: str) -> list[Json]:
+    def _collection(self, path: str) -> list[JsonObject]:
         found = COLLECTION.fullmatch(path)
         assert found, path
         return [
@@ -283,17 +285,17 @@ class ApiDouble:
             if kind == found["kind"] and (not found["namespace"] or namespace == found["namespace"])
         ]
 
-    def _key(self, kind: str, obj: Json) -> tuple[str, str, str]:
+    def _key(self, kind: str, obj: JsonObject) -> tuple[str, str, str]:
         return kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
-    def _store(self, kind: str, before: Json | None, after: Json) -> None:
+    def _store(self, kind: str, before: JsonObject | None, after: JsonObject) -> None:
         self.version += 1
         after["metadata"]["resourceVersion"] = str(self.version)
         self.objects[self._key(kind, after)] = after
         self.log.append(Change(self.version, kind, before, after))
         self.changed.notify_all()
 
-    def _log(self, kind: str, before: Json, after: Json | None) -> None:
+    def _log(self, kind: str, before: JsonObject, after: JsonObject | None) -> None:
         self.version += 1
         before = copy.deepcopy(before)
         before["metadata"]["resourceVersion"] = str(self.version)
@@ -319,7 +321,7 @@ class WatchDouble:
             self.closed = True
             self.api.changed.notify_all()
 
-    def __iter__(self) -> Iterator[Json]:
+    def __iter__(self) -> Iterator[JsonObject]:
         while True:
             with self.api.lock:
                 self.api.changed.wait_for(
@@ -333,7 +335,7 @@ class WatchDouble:
                 if not changes:
                     return
                 if self.at < self.api.oldest:
-                    # What the watch cache says when it has lost what lies between.
+                    # The error of the watch cache when it has lost the versions between.
                     yield {
                         "type": "ERROR",
                         "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"},
@@ -351,7 +353,7 @@ class WatchDouble:
         # One version for each change, without a gap.
         return [one for one in self.api.log[self.at - FIRST :] if one.kind == self.kind]
 
-    def _event(self, change: Change) -> Json | None:
+    def _event(self, change: Change) -> JsonObject | None:
         was = change.before is not None and selected(change.before, self.query)
         now = change.after is not None and selected(change.after, self.query)
         if now:
@@ -363,7 +365,7 @@ class WatchDouble:
         return None
 
 
-def selected(obj: Json, query: dict[str, str]) -> bool:
+def selected(obj: JsonObject, query: dict[str, str]) -> bool:
     """Whether a field selector takes an object."""
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         path, operator, wanted = re.fullmatch(r"([^!=]+)(!=|==?)(.*)", term).groups()  # type: ignore[union-attr]
@@ -375,7 +377,7 @@ def selected(obj: Json, query: dict[str, str]) -> bool:
     return True
 
 
-def merge(into: Json, patch: Json) -> None:
+def merge(into: JsonObject, patch: JsonObject) -> None:
     """JSON merge patch (RFC 7386)."""
     for key, value in patch.items():
         if value is None:
@@ -437,7 +439,7 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
                 return True
             return False
 
-        def reply(self, action: Callable[[], Json], status: int = 200) -> None:
+        def reply(self, action: Callable[[], JsonObject], status: int = 200) -> None:
             try:
                 self.send(status, action())
             except KubeError as error:
@@ -447,7 +449,7 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
                 else:
                     self.send(error.status, {"kind": "Status", "reason": error.reason, "message": error.message})
 
-        def send(self, status: int, value: Json) -> None:
+        def send(self, status: int, value: JsonObject) -> None:
             data = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -493,7 +495,7 @@ _numbers = itertools.count()
 
 def make_node(
     name: str, *sizes: int, unit: int = 1024, unhealthy: tuple[int, ...] = (), models: tuple[str, ...] = ()
-) -> Json:
+) -> JsonObject:
     """A node with cards of these sizes in units."""
     cards = [
         {
@@ -514,8 +516,8 @@ def make_node(
 
 def make_pod(
     name: str, units: int, node: str = "", card: int | None = None, namespace: str = "default", priority: int = 0
-) -> Json:
-    pod: Json = {
+) -> JsonObject:
+    pod: JsonObject = {
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": str(units)}}}]},
         "status": {"phase": "Pending"},

@@ -54,7 +54,7 @@ class ChaosProxy:
         if self.random.random() >= self.rate:
             return ""
         mishap = self.random.choice(MISHAPS)
-        # Nobody has a conflict by reading.
+        # A read has no conflict.
         return "429" if mishap == "409" and method == "GET" else mishap
 
 
@@ -68,7 +68,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     chaos: ChaosProxy
-    # An answer is several writes, and nobody waits for what acknowledges the first.
+    # A response is several writes, and none waits for the acknowledgement of the first.
     disable_nagle_algorithm = True
 
     def setup(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from api_double import ApiDouble
 from extender_kit import Client, eventually
-from gpushare.extender import Extender
+from gpushare.extender.command import Extender
 from prometheus_client import CollectorRegistry
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpushare.extender import Extender
+from gpushare.extender.command import Extender
 
 
 class Client:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Extenders over the API double whose every request waits until it is told what becomes of it.
+"""Extenders over the API double whose every request waits until a test decides its outcome.
 
 One thread runs at any time, so a run is decided by its random numbers alone. A request is done, refused, done with its
 answer lost, or done at some later time by a network that kept it; an extender may be killed at each of them, stands
-still for as long as nobody lets it go on, and sees the API through a watch that is as late as can be. After each step
-the sums of all bound pods are made anew from the API's objects.
+still until the test resumes it, and sees the API through a watch that is as late as can be. After each step
+the sums of all bound pods are computed again from the API's objects.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from api_double import ApiDouble, make_node, make_pod
-from gpushare import contract
-from gpushare.events import Events
-from gpushare.extender_bind import Binder, Outcome, Wanted
-from gpushare.extender_ledger import Ledger
-from gpushare.extender_state import State, node_row, pod_row
-from gpushare.kube import Json, KubeError
+from gpushare.api.client import KubeError
+from gpushare.api.events import Events
+from gpushare.extender.bind import Binder, Outcome, Wanted
+from gpushare.extender.ledger import Ledger
+from gpushare.extender.state import State, node_row, pod_row
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 
 NODES = {"a": (8,), "b": (6, 6)}
 PODS = 12
@@ -39,7 +40,7 @@ class Overbooked(AssertionError):
 
 @dataclasses.dataclass
 class Call:
-    """A request that waits to be told what becomes of it."""
+    """A request that waits until a test decides its outcome."""
 
     what: str
     action: Callable[[], Any]
@@ -47,29 +48,29 @@ class Call:
     fate: str = ""
 
 
-class Door:
+class DeferredClient:
     """An extender's way to the API."""
 
     def __init__(self, extender: Extender) -> None:
         self._extender = extender
 
-    def get(self, path: str) -> Json:
-        return cast(Json, self._ask(f"GET {path}", lambda api: api.get(path)))
+    def get(self, path: str) -> JsonObject:
+        return cast(JsonObject, self._ask(f"GET {path}", lambda api: api.get(path)))
 
-    def post(self, path: str, body: Json) -> Json:
-        return cast(Json, self._ask(f"POST {path}", lambda api: api.post(path, body)))
+    def post(self, path: str, body: JsonObject) -> JsonObject:
+        return cast(JsonObject, self._ask(f"POST {path}", lambda api: api.post(path, body)))
 
-    def put(self, path: str, body: Json) -> Json:
-        return cast(Json, self._ask(f"PUT {path}", lambda api: api.put(path, body)))
+    def put(self, path: str, body: JsonObject) -> JsonObject:
+        return cast(JsonObject, self._ask(f"PUT {path}", lambda api: api.put(path, body)))
 
-    def patch(self, path: str, body: Any, kind: str = "merge") -> Json:
-        return cast(Json, self._ask(f"PATCH {path}", lambda api: api.patch(path, body)))
+    def patch(self, path: str, body: Any, kind: str = "merge") -> JsonObject:
+        return cast(JsonObject, self._ask(f"PATCH {path}", lambda api: api.patch(path, body)))
 
-    def delete(self, path: str) -> Json:
-        raise AssertionError("nobody deletes anything")
+    def delete(self, path: str) -> JsonObject:
+        raise AssertionError("no request deletes anything")
 
     def watch(self, path: str) -> Any:
-        raise AssertionError("the world itself tells of changes")
+        raise AssertionError("the world itself delivers changes")
 
     def _ask(self, what: str, action: Callable[[ApiDouble], Any]) -> Any:
         extender, world = self._extender, self._extender.world
@@ -82,7 +83,7 @@ class Door:
         if call.fate == "lost":
             _quietly(call.action)
         elif call.fate in ("late", "killed late"):
-            world.late.append(call)
+            world.retries.append(call)
         elif call.fate.isdigit():
             raise KubeError(int(call.fate), "Injected", f"injected {call.fate}")
         if call.fate.startswith("killed"):
@@ -109,16 +110,22 @@ class Extender:
         self.thread: threading.Thread | None = None
         self.outcome: Outcome | None = None
         self.state = State()
-        door = Door(self)
-        self.ledger = Ledger(door, self.state, "gpushare", self.name, world.clock, world.now_ms)
+        deferred = DeferredClient(self)
+        self.ledger = Ledger(deferred, self.state, "gpushare", self.name, world.clock, world.now_ms)
         self.binder = Binder(
-            door, self.state, "binpack", Events(door, "tests"), self.ledger, world.clock, lambda: world.now_ms() * 10**6
+            deferred,
+            self.state,
+            "binpack",
+            Events(deferred, "tests"),
+            self.ledger,
+            world.clock,
+            lambda: world.now_ms() * 10**6,
         )
         self.ledger._stopped = self.ledger._enough = self.binder._stopped = NoWait()
         with world.api.lock:
             if world.random.random() < 0.5:
                 # Before the list of pods; the others list each node when they first book on it.
-                prime(self.ledger, world.api)
+                initialize(self.ledger, world.api)
             self.at = len(world.api.log)
             for name in NODES:
                 self.state.node_changed(name, None, node_row(world.api.objects[("nodes", "", name)]))
@@ -126,7 +133,7 @@ class Extender:
                 self.state.pod_changed("", None, pod_row(pod))
 
     def see(self, count: int) -> None:
-        """The watch tells of the next changes."""
+        """The watch delivers the next changes."""
         for change in self.world.api.log[self.at : self.at + count]:
             if change.kind == "pods":
                 before, after = change.before, change.after
@@ -159,20 +166,20 @@ class Extender:
         assert self.world.parked.wait(LIMIT)
 
 
-def prime(ledger: Ledger, api: ApiDouble) -> None:
-    """At once: what an extender does before it serves is nobody's else matter."""
-    door, ledger._kube = ledger._kube, cast(Any, api)
-    ledger.prime()
-    ledger._kube = door
+def initialize(ledger: Ledger, api: ApiDouble) -> None:
+    """At once: no other extender observes the requests that one makes before it serves."""
+    deferred, ledger._kube = ledger._kube, cast(Any, api)
+    ledger.initialize()
+    ledger._kube = deferred
 
 
 class World:
-    """All of it; ``history`` says what happened, for who must find out why."""
+    """All of it; ``history`` lists every step, to explain a failure."""
 
     def __init__(self, seed: int, api: ApiDouble | None = None, extenders: int = 2) -> None:
         self.random, self.api, self.time = random.Random(seed), api or ApiDouble(), 1000.0
         self.parked = threading.Event()
-        self.late: list[Call] = []
+        self.retries: list[Call] = []
         self.history: list[str] = []
         self.made = 0
         self.faults = 0.12
@@ -212,8 +219,8 @@ class World:
             self.advance(extender)
         elif chance < 0.78:
             extender.see(self.random.randint(1, 4))
-        elif chance < 0.83 and self.late:
-            call = self.late.pop(self.random.randrange(len(self.late)))
+        elif chance < 0.83 and self.retries:
+            call = self.retries.pop(self.random.randrange(len(self.retries)))
             self.note(f"late: {call.what}")
             _quietly(call.action)
         elif chance < 0.88:
@@ -231,8 +238,8 @@ class World:
             self.note(f"{extender.name} {fate}: {extender.call.what}")
             extender.go_on(fate)
         elif self.random.random() < 0.15:
-            self.note(f"{extender.name} looks after what is left")
-            extender.begin(extender.ledger.tidy)
+            self.note(f"{extender.name} resumes the remaining bookings")
+            extender.begin(extender.ledger.collect_garbage)
         else:
             pod = f"p{self.random.randrange(PODS)}"
             uid = self.ask(extender, pod) if self.random.random() < 0.7 else ""
@@ -258,7 +265,7 @@ class World:
         extender.begin(bind)
 
     def end_pod(self) -> None:
-        """Somebody deletes a pod, and there is another one of its name."""
+        """Delete a pod and create another one of its name."""
         number = self.random.randrange(PODS)
         self.note(f"p{number} is replaced")
         self.api.remove("pods", f"p{number}", "default")
@@ -288,16 +295,16 @@ class World:
         return used
 
     def drain(self) -> None:
-        """Everything ends well, and nobody holds memory that nobody has."""
+        """Finish all requests; no reservation remains without its pod."""
         for extender in self.extenders:
             self.finish(extender)
-        for call in self.late:
+        for call in self.retries:
             _quietly(call.action)
             self.check()
         for extender in self.extenders:
             extender.see(10**6)
             self.time += 100
-            for action in (extender.binder.settle, extender.ledger.tidy, extender.ledger.tidy):
+            for action in (extender.binder.settle, extender.ledger.collect_garbage, extender.ledger.collect_garbage):
                 extender.begin(action)
                 self.finish(extender)
             assert extender.state.holds == 0 and not extender.ledger._open, "\n".join(self.history[-80:])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Any order of any number of extenders' requests, with faults and kills at each: no card is ever over its size.
 
-KUBEGPU_EXPLORE=1 looks at other orders than in every other run, and at many more.
+KUBEGPU_EXPLORE=1 explores other orders than the fixed ones, and many more.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_pod
-from gpushare.extender_ledger import Ledger
-from gpushare.extender_register import Register
-from gpushare.extender_state import State
+from gpushare.extender.ledger import Ledger
+from gpushare.extender.register import Register
+from gpushare.extender.state import State
 from ledger_world import Overbooked, World
 
 EXPLORE = bool(os.environ.get("KUBEGPU_EXPLORE"))
@@ -32,7 +32,7 @@ def test_fault_12_no_order_books_memory_twice(extenders: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         bound += sum("result='bound'" in words for words in world.history)
-    assert bound > RUNS * 5, "hardly anything was bound, so this tells nothing"
+    assert bound > RUNS * 5, "too few pods were bound to prove anything"
 
 
 def found(api: type[ApiDouble] = ApiDouble, runs: int = 200) -> bool:
@@ -69,12 +69,12 @@ class AnyPod(ApiDouble):
         return super()._bind(path, body)
 
 
-def test_fault_12_without_compare_and_swap_it_is_found() -> None:
+def test_fault_12_detected_without_compare_and_swap() -> None:
     assert found(AnyVersion)
 
 
 @pytest.mark.parametrize(("api", "held"), [(ApiDouble, 5), (AnyPod, 10)])
-def test_fault_12_the_fence_is_what_stops_who_was_paused(api: type[ApiDouble], held: int) -> None:
+def test_fault_12_the_fence_stops_a_paused_extender(api: type[ApiDouble], held: int) -> None:
     """Chance comes to this too seldom: a pause just before the Binding, long enough for its memory to be given away."""
     world = World(0, api())
     for name in ("p0", "p1"):
@@ -89,7 +89,7 @@ def test_fault_12_the_fence_is_what_stops_who_was_paused(api: type[ApiDouble], h
     world.finish(other)
     assert other.outcome is not None and "3 of 5" in other.outcome.error
     world.time += 60
-    for action in (lambda: other.begin(other.ledger.tidy), lambda: world.bind(other, "p1", "a")):
+    for action in (lambda: other.begin(other.ledger.collect_garbage), lambda: world.bind(other, "p1", "a")):
         action()
         world.finish(other)
     assert other.outcome.result == "bound"
@@ -98,8 +98,8 @@ def test_fault_12_the_fence_is_what_stops_who_was_paused(api: type[ApiDouble], h
     assert world.used("a") == {0: held}
 
 
-def test_fault_12_without_the_list_after_the_ledger_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    learn = Ledger._learn
+def test_fault_12_detected_without_the_list_after_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = Ledger._refresh_node
 
     def no_list(self: Ledger, node: str) -> None:
         kube, self._kube = self._kube, WithoutPods(self._kube)  # type: ignore[assignment]
@@ -108,17 +108,17 @@ def test_fault_12_without_the_list_after_the_ledger_it_is_found(monkeypatch: pyt
         finally:
             self._kube = kube
 
-    monkeypatch.setattr(Ledger, "_learn", no_list)
+    monkeypatch.setattr(Ledger, "_refresh_node", no_list)
     assert found()
 
 
-def test_fault_12_without_what_the_ledger_tells_of_nodes_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_12_detected_without_the_ledgers_node_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who trusts his watch on a node that others have booked on meanwhile books memory twice."""
     monkeypatch.setattr(Register, "added", lambda _self, _node: 0)
     assert found()
 
 
-def test_fault_12_without_a_look_at_the_node_of_a_booking_that_went_it_is_found(
+def test_fault_12_detected_without_reading_the_node_of_a_removed_booking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A booking that was seen and is gone may have come true since."""
@@ -136,8 +136,8 @@ def test_fault_12_without_a_look_at_the_node_of_a_booking_that_went_it_is_found(
     assert found(runs=600)
 
 
-def test_fault_12_without_a_look_at_what_may_be_bound_already_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler that didn't hear of a bind asks again, with the pod as it was before."""
+def test_fault_12_detected_without_reading_possibly_bound_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that missed the response of a bind repeats it, with the pod as it was before."""
     monkeypatch.setattr(State, "held", lambda _self, _uid: False)
     assert found(runs=600)
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare import contract, extender_bind
+from gpushare.extender import bind
+from gpushare.shared._contracts import gpushare as contract
 
 Start = Callable[..., Client]
 IDX = "ALIYUN_COM_GPU_MEM_IDX"
@@ -20,7 +21,7 @@ LEASE = "/leases"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extender_bind, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(bind, "FIRST_PAUSE", 0.001)
 
 
 class Clock:
@@ -61,7 +62,7 @@ def test_a_pod_of_several_cards_is_bound_to_all_of_them(api: ApiDouble, start: S
     assert '"cards":{"0":6,"2":6}' in lease["metadata"]["annotations"][contract.LEDGER]
 
 
-def test_a_pod_that_was_on_several_cards_is_told_that_it_is_on_one(api: ApiDouble, start: Start) -> None:
+def test_a_pod_moved_to_one_card_loses_the_annotations_of_several(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     pod = make_pod("p", 6)
     pod["metadata"]["annotations"] = {contract.POD_INDICES: "0,1", contract.POD_INDEX: "0"}
@@ -78,7 +79,7 @@ def test_a_pod_that_was_on_several_cards_is_told_that_it_is_on_one(api: ApiDoubl
         ({contract.POD_MODELS: "A100,"}, contract.POD_MODELS),
     ],
 )
-def test_a_wish_that_cannot_be_read_is_refused_by_its_name(
+def test_an_invalid_annotation_is_refused_with_its_name(
     api: ApiDouble, start: Start, annotations: dict[str, str], words: str
 ) -> None:
     api.put("nodes", make_node("a", 16))
@@ -103,7 +104,7 @@ def test_a_pod_keeps_to_its_own_placement(api: ApiDouble, start: Start) -> None:
 # ----------------------------------------------------------------- binds that come to nothing
 
 
-def test_fault_13_a_bind_that_failed_leaves_nothing(api: ApiDouble, start: Start) -> None:
+def test_fault_13_a_failed_bind_leaves_nothing(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
@@ -115,7 +116,7 @@ def test_fault_13_a_bind_that_failed_leaves_nothing(api: ApiDouble, start: Start
     assert client.used("a") == [5]
 
 
-def test_fault_13_annotations_that_another_left_on_an_unbound_pod_are_not_counted_and_go(
+def test_fault_13_stale_annotations_of_an_unbound_pod_are_not_counted_and_are_removed(
     api: ApiDouble, start: Start
 ) -> None:
     api.put("nodes", make_node("a", 8))
@@ -148,7 +149,7 @@ def test_fault_13_a_pod_that_was_bound_meanwhile_keeps_its_annotations(api: ApiD
 
 
 @pytest.mark.parametrize("status", [409, 429])
-def test_what_was_only_the_moments_fault_is_tried_again(api: ApiDouble, start: Start, status: int) -> None:
+def test_a_temporary_failure_is_retried(api: ApiDouble, start: Start, status: int) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     api.fail("POST", "/binding$", status, times=3)
@@ -156,14 +157,14 @@ def test_what_was_only_the_moments_fault_is_tried_again(api: ApiDouble, start: S
     assert client.used("a") == [5]
 
 
-def test_it_is_not_tried_for_ever(api: ApiDouble, start: Start) -> None:
+def test_retries_are_limited(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
     api.fail("POST", "/binding$", 409, times=10**6)
     assert "injected failure 409" in client.bind(pod, "a")
     assert client.used("a") == [0]
-    assert len(api.asked("POST", "/binding$")) == extender_bind.TRIES
+    assert len(api.asked("POST", "/binding$")) == bind.TRIES
 
 
 def test_a_pod_that_changes_while_it_is_being_bound_is_read_again(api: ApiDouble, start: Start) -> None:
@@ -182,7 +183,7 @@ def test_a_pod_that_changes_while_it_is_being_bound_is_read_again(api: ApiDouble
     assert client.used("a") == [5]
 
 
-def test_a_pod_that_goes_while_it_is_being_bound(api: ApiDouble, start: Start) -> None:
+def test_a_pod_that_is_deleted_during_its_bind(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     pod = api.put("pods", make_pod("p", 5))
     client = start()
@@ -197,7 +198,7 @@ def test_a_pod_that_goes_while_it_is_being_bound(api: ApiDouble, start: Start) -
     assert client.used("a") == [0]
 
 
-def test_a_mistake_of_ours_gives_no_memory_away(
+def test_an_internal_error_keeps_the_reservation(
     api: ApiDouble, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.put("nodes", make_node("a", 8))
@@ -211,8 +212,8 @@ def test_a_mistake_of_ours_gives_no_memory_away(
         broken.setattr(client.extender.binder, "_post", break_down)
         assert client.json("POST", "/gpushare-scheduler/bind", wanted(pod, "a"))[0] == 500
     assert client.used("a") == [5]
-    client.extender.ledger.tidy()
-    assert client.used("a") == [0], "nothing was sent, as the pod tells"
+    client.extender.ledger.collect_garbage()
+    assert client.used("a") == [0], "nothing was sent, as the pod shows"
     assert client.bind(pod, "a") == ""
 
 
@@ -240,9 +241,7 @@ def test_a_binding_whose_answer_was_lost_is_success(api: ApiDouble, start: Start
 
 
 @pytest.mark.parametrize("status", [0, 500, 504])
-def test_a_binding_that_may_still_happen_is_made_impossible_and_done_anew(
-    api: ApiDouble, start: Start, status: int
-) -> None:
+def test_a_binding_of_unknown_result_is_fenced_and_repeated(api: ApiDouble, start: Start, status: int) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
@@ -254,25 +253,25 @@ def test_a_binding_that_may_still_happen_is_made_impossible_and_done_anew(
     assert client.used("a") == [5]
 
 
-def test_a_binding_of_which_nothing_can_be_told_keeps_its_memory_until_it_can(api: ApiDouble, start: Start) -> None:
+def test_a_binding_of_unknown_status_keeps_its_memory_until_it_is_known(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     state, ledger = client.extender.state, client.extender.ledger
     pod, other = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     api.fail("POST", "/binding$", 504)
     api.fail("PATCH", "/pods/p$", 503, times=2)
-    assert "can't be told" in client.bind(pod, "a")
+    assert "OutcomeUnknown: " in client.bind(pod, "a")
     assert "3 of 5 GiB" in client.bind(other, "a"), "another pod must not get what may still be taken"
     assert client.filter(pod, "a")["NodeNames"] == ["a"], "the pod itself may"
     assert client.filter(other, "a")["NodeNames"] == []
-    ledger.tidy()
-    assert state.holds == 1, "what can't be told isn't given away"
-    ledger.tidy()
+    ledger.collect_garbage()
+    assert state.holds == 1, "memory of an unknown binding stays reserved"
+    ledger.collect_garbage()
     assert state.holds == 0
     assert client.bind(other, "a") == ""
 
 
-def test_a_retry_first_finds_out_what_became_of_the_last_try(api: ApiDouble, start: Start) -> None:
+def test_a_retry_first_resolves_the_previous_binding(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     api.put("nodes", make_node("b", 8))
     client = start()
@@ -291,7 +290,7 @@ def test_a_retry_first_finds_out_what_became_of_the_last_try(api: ApiDouble, sta
     assert client.bind(other, "a") == ""
 
 
-def test_a_pod_that_vanished_after_its_bind_is_forgotten(api: ApiDouble, start: Start) -> None:
+def test_a_pod_deleted_after_its_bind_is_dropped(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     binder = client.extender.binder
@@ -318,12 +317,12 @@ def test_two_binds_of_one_pod_at_once_book_once(api: ApiDouble, start: Start) ->
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.bind(pod, "a"), range(8)))
     assert "" in answers
-    assert all(error == "" or "under way" in error for error in answers)
+    assert all(error == "" or "BindInProgress: " in error for error in answers)
     eventually(lambda: client.extender.state.holds == 0)
     assert sum(client.used("a")) == 5
 
 
-def test_a_pod_is_bound_by_one_at_a_time_and_then_by_the_next(api: ApiDouble, start: Start) -> None:
+def test_concurrent_binds_of_a_pod_run_one_after_the_other(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8, 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
@@ -339,16 +338,16 @@ def test_a_pod_is_bound_by_one_at_a_time_and_then_by_the_next(api: ApiDouble, st
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.bind, pod, "a")
         assert inside.wait(10)
-        assert "under way" in client.bind(pod, "a")
+        assert "BindInProgress: " in client.bind(pod, "a")
         on.set()
         assert first.result() == ""
     assert client.bind(pod, "a") == "", "it is bound"
 
 
-def test_bindings_that_are_sent_at_once_are_few(api: ApiDouble, start: Start) -> None:
+def test_concurrent_bindings_are_limited(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 99))
     client = start()
-    pods = [api.put("pods", make_pod(f"p{number}", 1)) for number in range(3 * extender_bind.AT_ONCE)]
+    pods = [api.put("pods", make_pod(f"p{number}", 1)) for number in range(3 * bind.CONCURRENT_BINDINGS)]
     lock, on, sent = threading.Lock(), threading.Event(), list[str]()
 
     def count(_method: str, path: str) -> None:
@@ -360,8 +359,8 @@ def test_bindings_that_are_sent_at_once_are_few(api: ApiDouble, start: Start) ->
     api.hooks.append(count)
     with ThreadPoolExecutor(len(pods)) as pool:
         jobs = [pool.submit(client.bind, pod, "a") for pod in pods]
-        eventually(lambda: len(sent) == extender_bind.AT_ONCE)
+        eventually(lambda: len(sent) == bind.CONCURRENT_BINDINGS)
         eventually(lambda: client.extender.state.holds == len(pods))
-        assert len(sent) == extender_bind.AT_ONCE
+        assert len(sent) == bind.CONCURRENT_BINDINGS
         on.set()
         assert [job.result() for job in jobs] == [""] * len(pods)

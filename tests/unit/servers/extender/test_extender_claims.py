@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare import contract
-from gpushare.extender_claims import claim_of, claim_to_text
-from gpushare.extender_preempt import CLAIM_SECONDS, Preemption
-from gpushare.extender_state import Claim
-from gpushare.kube import Json
+from gpushare.extender.claims import claim_of, claim_to_text
+from gpushare.extender.preemption import CLAIM_SECONDS, Preemption
+from gpushare.extender.state import Claim
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Scheduler:
-    """One scheduler's extender, whose preemption moves only when the test says so."""
+    """One scheduler's extender, whose preemption runs only on the test's tick."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.clock = client, Clock()
@@ -64,7 +64,7 @@ def written(api: ApiDouble, name: str) -> tuple[Any, Any]:
     return metadata.get("annotations", {}).get(contract.POD_CLAIM), metadata.get("labels", {}).get(contract.POD_CLAIM)
 
 
-def evicted_for_high(api: ApiDouble, leader: Scheduler) -> Json:
+def evicted_for_high(api: ApiDouble, leader: Scheduler) -> JsonObject:
     high = api.put("pods", make_pod("high", 10, priority=10))
     assert leader.client.filter(high, "a")["NodeNames"] == []
     leader.tick()
@@ -72,7 +72,7 @@ def evicted_for_high(api: ApiDouble, leader: Scheduler) -> Json:
     return high
 
 
-def test_a_new_leaders_extender_keeps_the_card_for_whom_it_was_freed(
+def test_a_new_leaders_extender_keeps_the_claim_on_a_freed_card(
     api: ApiDouble, two: tuple[Scheduler, Scheduler]
 ) -> None:
     leader, other = two
@@ -83,14 +83,16 @@ def test_a_new_leaders_extender_keeps_the_card_for_whom_it_was_freed(
     api.remove("pods", "x", "default")
     eventually(lambda: other.client.used("a")[0] == 0)
     thief = api.put("pods", make_pod("thief", 10, priority=3))
-    assert other.client.filter(thief, "a")["FailedNodes"] == {"a": "largest free share on one card is 7 of 10 GiB"}
+    assert other.client.filter(thief, "a")["FailedNodes"] == {
+        "a": "InsufficientGPUMemory: largest free share on one card is 7 of 10 GiB"
+    }
     assert "7 of 10 GiB" in other.client.bind(thief, "a")
     assert other.client.filter(high, "a")["NodeNames"] == ["a"]
     assert other.client.bind(high, "a") == ""
     eventually(lambda: other.claims() == [])
 
 
-def test_one_that_starts_later_knows_it_before_it_is_ready(
+def test_a_later_extender_knows_the_claim_before_it_is_ready(
     api: ApiDouble, two: tuple[Scheduler, Scheduler], start: Start
 ) -> None:
     evicted_for_high(api, two[0])
@@ -105,7 +107,7 @@ def test_one_that_starts_later_knows_it_before_it_is_ready(
     eventually(lambda: blind.extender.unsynced() is None)
 
 
-def test_it_stands_on_the_pod_before_anybody_has_to_go(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_the_claim_is_written_on_the_pod_before_an_eviction(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
     seen: list[Any] = []
 
     def look(method: str, path: str) -> None:
@@ -120,21 +122,23 @@ def test_it_stands_on_the_pod_before_anybody_has_to_go(api: ApiDouble, two: tupl
     assert json.loads(text) == {"node": "a", "cards": [0], "victims": [api.pod("x")["metadata"]["uid"]]}
 
 
-def test_what_the_scheduler_evicts_is_claimed_everywhere_too(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_evictions_of_the_scheduler_are_claimed_by_every_extender(
+    api: ApiDouble, two: tuple[Scheduler, Scheduler]
+) -> None:
     leader, other = two
     high = api.put("pods", make_pod("high", 16, priority=10))
     victim = api.pod("x")["metadata"]["uid"]
     body = {"Pod": high, "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": victim}]}}}
     assert leader.client.json("POST", "/gpushare-scheduler/preempt", body)[1]["NodeNameToMetaVictims"]
     leader.tick()
-    assert other.claims() == [], "it was offered, and nobody has taken it yet"
+    assert other.claims() == [], "it was offered and is not used yet"
     api.change("pods", "x", "default", lambda pod: pod["metadata"].update(deletionTimestamp="now"))
     eventually(leader.claims)
     leader.tick(0.1)
     eventually(lambda: other.claims() == leader.claims())
 
 
-def test_it_goes_when_the_pod_is_bound(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_a_claim_is_removed_when_the_pod_is_bound(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
     leader, other = two
     high = evicted_for_high(api, leader)
     eventually(other.claims)
@@ -147,7 +151,7 @@ def test_it_goes_when_the_pod_is_bound(api: ApiDouble, two: tuple[Scheduler, Sch
     assert contract.booking(api.pod("high")) is not None
 
 
-def test_it_goes_then_also_where_its_writer_is_no_more(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_a_claim_is_removed_when_its_writer_has_stopped(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
     leader, other = two
     high = evicted_for_high(api, leader)
     eventually(other.claims)
@@ -160,7 +164,7 @@ def test_it_goes_then_also_where_its_writer_is_no_more(api: ApiDouble, two: tupl
     assert written(api, "high") == (None, None)
 
 
-def test_a_pod_that_does_not_come_loses_it_everywhere(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_an_unused_claim_ends_in_every_extender(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
     leader, other = two
     evicted_for_high(api, leader)
     eventually(other.claims)
@@ -175,9 +179,7 @@ def test_a_pod_that_does_not_come_loses_it_everywhere(api: ApiDouble, two: tuple
     assert other.claims() == [] and written(api, "high") == (None, None)
 
 
-def test_nobody_is_evicted_twice_for_a_pod_that_two_extenders_refused(
-    api: ApiDouble, two: tuple[Scheduler, Scheduler]
-) -> None:
+def test_two_extenders_evict_once_for_one_pod(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
     leader, other = two
     high = api.put("pods", make_pod("high", 10, priority=10))
     for one in two:
@@ -188,7 +190,7 @@ def test_nobody_is_evicted_twice_for_a_pod_that_two_extenders_refused(
     assert not contract.terminating(api.pod("y"))
 
 
-def test_a_claim_that_cannot_be_written_is_kept_here_and_written_later(
+def test_a_claim_that_cannot_be_written_is_kept_and_written_later(
     api: ApiDouble, two: tuple[Scheduler, Scheduler]
 ) -> None:
     leader, other = two
@@ -203,7 +205,7 @@ def test_a_claim_that_cannot_be_written_is_kept_here_and_written_later(
     eventually(other.claims)
 
 
-def test_without_preemption_nothing_is_asked(api: ApiDouble, start: Start) -> None:
+def test_without_preemption_no_request_is_made(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     start(preemption=False)
     assert not [path for _method, path, _body in api.requests if "labelSelector" in path]
@@ -214,14 +216,14 @@ def test_without_preemption_nothing_is_asked(api: ApiDouble, start: Start) -> No
 RIGHT = Claim("u", "default", "p", "a", ((0, 4), (2, 4)), 7, frozenset({"v", "w"}))
 
 
-def claiming(text: str, **annotations: str) -> Json:
+def claiming(text: str, **annotations: str) -> JsonObject:
     pod = make_pod("p", 8, priority=7)
-    wishes = {contract.POD_CARD_COUNT: "2", **annotations}
-    pod["metadata"] |= {"uid": "u", "annotations": {contract.POD_CLAIM: text, **wishes}}
+    requests = {contract.POD_CARD_COUNT: "2", **annotations}
+    pod["metadata"] |= {"uid": "u", "annotations": {contract.POD_CLAIM: text, **requests}}
     return pod
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_a_claim_round_trips() -> None:
     assert claim_of(claiming(claim_to_text(RIGHT))) == RIGHT
 
 
@@ -240,13 +242,13 @@ def test_it_is_read_as_it_was_written() -> None:
         {"victims": None},
     ],
 )
-def test_more_than_the_pod_asks_for_is_no_claim(change: Json) -> None:
+def test_a_claim_above_the_pods_request_is_ignored(change: JsonObject) -> None:
     value = json.loads(claim_to_text(RIGHT)) | change
     assert claim_of(claiming(json.dumps(value))) is None
 
 
 @pytest.mark.parametrize("place", ["bound", "ending", "finished", "wishless"])
-def test_only_for_a_pod_that_waits(place: str) -> None:
+def test_only_a_pending_pod_has_a_claim(place: str) -> None:
     pod = claiming(claim_to_text(RIGHT))
     if place == "bound":
         pod["spec"]["nodeName"] = "a"
@@ -268,13 +270,13 @@ VALUES = st.recursive(
 
 
 @given(VALUES.map(json.dumps) | st.text(max_size=20) | st.just("[" * 100_000))
-def test_whatever_is_written_there_is_read_or_ignored(text: str) -> None:
+def test_any_claim_annotation_is_parsed_or_ignored(text: str) -> None:
     claim = claim_of(claiming(text))
     if claim is not None:
         assert sum(units for _card, units in claim.cards) == 8 and claim.priority == 7
 
 
-def test_a_label_without_a_claim_is_nothing(api: ApiDouble, start: Start) -> None:
+def test_a_label_without_a_claim_is_ignored(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     pod = claiming("{")
     pod["metadata"]["labels"] = {contract.POD_CLAIM: "true"}
@@ -283,13 +285,13 @@ def test_a_label_without_a_claim_is_nothing(api: ApiDouble, start: Start) -> Non
     assert client.extender.state.claims() == []
 
 
-def test_a_claim_does_not_reach_further_than_its_pods_priority(api: ApiDouble, start: Start) -> None:
+def test_a_claim_binds_no_pod_above_its_pods_priority(api: ApiDouble, start: Start) -> None:
     """Who writes one himself keeps from others of his rank what his pod could have, and nothing from higher ones."""
     api.put("nodes", make_node("a", 8, 8, 8))
     api.put("pods", claiming(claim_to_text(RIGHT)))
     client = start()
     same, higher = make_pod("same", 8, priority=7), make_pod("higher", 8, priority=8)
-    assert client.filter(api.put("pods", same), "a")["NodeNames"] == ["a"], "one card is nobody's"
+    assert client.filter(api.put("pods", same), "a")["NodeNames"] == ["a"], "one card is unclaimed"
     assert client.bind(api.pod("same"), "a") == ""
     assert contract.booking(api.pod("same")).index == 1  # type: ignore[union-attr]
     assert client.filter(api.put("pods", higher), "a")["NodeNames"] == ["a"]

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare import contract
-from gpushare.extender_bind import Outcome, Wanted
-from gpushare.extender_http import Api, Metrics
-from gpushare.extender_late import Late
-from gpushare.extender_preempt import Preemption
-from gpushare.extender_state import State, node_row, pod_row
-from gpushare.kube import Json, KubeError
-from gpushare.service import BadRequest, Request
+from gpushare.api.client import KubeError
+from gpushare.extender.bind import Outcome, Wanted
+from gpushare.extender.preemption import Preemption
+from gpushare.extender.retry import RetryQueue
+from gpushare.extender.routes import Api, Metrics
+from gpushare.extender.state import State, node_row, pod_row
+from gpushare.http.service import BadRequest, Request
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason, Refusal
+from gpushare.shared._core.types import JsonObject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -38,13 +40,13 @@ JSON_VALUES = st.recursive(
 )
 
 
-def wishing(units: int, **annotations: str) -> Json:
+def wishing(units: int, **annotations: str) -> JsonObject:
     pod = make_pod("p", units, priority=5)
     pod["metadata"] |= {"uid": "p", "annotations": annotations}
     return pod
 
 
-REQUESTS: dict[str, Json] = {
+REQUESTS: dict[str, JsonObject] = {
     "filter": {
         "Pod": wishing(4, **{contract.POD_CARD_COUNT: "2", contract.POD_MODELS: "*", contract.POD_PLACEMENT: "spread"}),
         "NodeNames": ["a", "b"],
@@ -68,7 +70,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @st.composite
-def almost(draw: st.DrawFn, verb: str) -> Json:
+def almost(draw: st.DrawFn, verb: str) -> JsonObject:
     """A request that is right but for one to three places in it."""
     body = copy.deepcopy(REQUESTS[verb])
     for _change in range(draw(st.integers(1, 3))):
@@ -89,10 +91,10 @@ def almost(draw: st.DrawFn, verb: str) -> Json:
 class Refusing:
     """An API that has nothing and lets nothing be done."""
 
-    def get(self, _path: str) -> Json:
+    def get(self, _path: str) -> JsonObject:
         raise KubeError(404, "NotFound", "not found")
 
-    def post(self, _path: str, _body: Json) -> Json:
+    def post(self, _path: str, _body: JsonObject) -> JsonObject:
         raise KubeError(403, "Forbidden", "no right to that")
 
 
@@ -111,15 +113,15 @@ def handlers() -> dict[str, Callable[[Request], Any]]:
 
     def bind(wanted: Wanted) -> Outcome:
         assert wanted.name and wanted.namespace and wanted.node
-        return Outcome("failed", "no")
+        return Outcome("failed", Refusal(Reason.API_ERROR, "no"))
 
-    refused = (preemption.refused, Late(refusing, state).refused)
+    refused = (preemption.refused, RetryQueue(refusing, state).refused)
     api = Api(state, bind, lambda: None, Metrics(CollectorRegistry()), preemption=preemption, refused=refused)
     return {path.rsplit("/", 1)[1]: handler for (_method, path), handler in api.routes().items()}
 
 
 @pytest.mark.parametrize("verb", sorted(REQUESTS))
-def test_what_is_right_is_taken(handlers: dict[str, Callable[[Request], Any]], verb: str) -> None:
+def test_valid_requests_are_accepted(handlers: dict[str, Callable[[Request], Any]], verb: str) -> None:
     answer = handlers[verb](Request("POST", f"/gpushare-scheduler/{verb}", "", {}, json.dumps(REQUESTS[verb]).encode()))
     assert answer.status == 200
     if verb == "preempt":
@@ -132,7 +134,7 @@ def test_what_is_right_is_taken(handlers: dict[str, Callable[[Request], Any]], v
 
 @settings(max_examples=600, deadline=None)
 @given(data=st.data(), verb=st.sampled_from(sorted(REQUESTS)))
-def test_what_is_almost_right_is_answered_or_refused(
+def test_nearly_valid_requests_are_answered_or_refused(
     handlers: dict[str, Callable[[Request], Any]], data: st.DataObject, verb: str
 ) -> None:
     body = data.draw(almost(verb))
@@ -151,13 +153,13 @@ def test_what_is_almost_right_is_answered_or_refused(
             assert given_names == set(names)
     if verb == "preempt":
         for victims in value["NodeNameToMetaVictims"].values():
-            assert victims["Pods"], "kube-scheduler refuses an answer with a node that nobody is evicted from"
+            assert victims["Pods"], "kube-scheduler refuses a response with a node without victims"
 
 
 # ----------------------------------------------------------------- no wrong booking
 
 ANNOTATIONS = st.dictionaries(
-    st.sampled_from([*contract.POD_WISHES, *contract.POD_ANNOTATIONS]),
+    st.sampled_from([*contract.POD_DEMANDS, *contract.POD_ANNOTATIONS]),
     st.sampled_from(["", "0", "1", "2", "3", "-1", "0,1", "1,0", "0,0", "binpack", "spread", "*", "test", "x", "true"])
     | st.text(max_size=6),
     max_size=4,
@@ -169,7 +171,7 @@ CONTAINERS = st.lists(st.sampled_from(["0", "1", "2", "3", "4", "6", "1k", "x", 
 @given(
     st.lists(st.tuples(ANNOTATIONS, CONTAINERS, CONTAINERS, st.booleans(), st.integers(-3, 3)), min_size=1, max_size=8)
 )
-def test_whatever_is_written_on_pods_no_card_is_ever_overbooked(
+def test_no_annotation_of_a_pod_overbooks_a_card(
     api: ApiDouble, start: Start, pods: list[tuple[dict[str, str], list[str], list[str], bool, int]]
 ) -> None:
     if ("nodes", "", "a") not in api.objects:
@@ -199,8 +201,8 @@ def test_whatever_is_written_on_pods_no_card_is_ever_overbooked(
     for pod in made:
         now = api.pod(pod["metadata"]["name"])
         if contract.counts(now):
-            wish = contract.wish(now)
-            assert contract.shares(now) == dict.fromkeys(contract.booking(now).indices, wish.share)
-            assert len(contract.shares(now)) == wish.count
+            demand = contract.demand(now)
+            assert contract.shares(now) == dict.fromkeys(contract.booking(now).indices, demand.share)
+            assert len(contract.shares(now)) == demand.count
         api.remove("pods", now["metadata"]["name"], "default")
     eventually(lambda: client.used("a") == [0, 0, 0] and client.extender.state.holds == 0)

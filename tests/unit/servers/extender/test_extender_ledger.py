@@ -14,17 +14,20 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare import contract, extender_bind, extender_ledger
-from gpushare.extender_fence import Entry, Fate, fate
-from gpushare.extender_ledger import NAME
-from gpushare.extender_register import NODES, LedgerError, Register
-from gpushare.kube import Json, KubeError
+from gpushare.api.client import KubeError
+from gpushare.extender import bind as extender_bind
+from gpushare.extender import ledger as extender_ledger
+from gpushare.extender.binding_status import BindingStatus, Entry, fate
+from gpushare.extender.ledger import NAME
+from gpushare.extender.register import NODES, LedgerError, Register
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from hypothesis import given
 from hypothesis import strategies as st
 
 Start = Callable[..., Client]
 NAMESPACE = "kube-system"
-WORDS = st.text(min_size=1, max_size=20)
+MESSAGES = st.text(min_size=1, max_size=20)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +49,7 @@ class Time:
             ledger._now_ms = lambda now_ms=now_ms: int(now_ms() + self.passed * 1000)
 
 
-def lease(api: ApiDouble) -> Json:
+def lease(api: ApiDouble) -> JsonObject:
     return api.objects[("leases", NAMESPACE, NAME)]
 
 
@@ -58,7 +61,7 @@ def booked(api: ApiDouble) -> list[Entry]:
     return list(register(api).entries)
 
 
-def leave(api: ApiDouble, client: Client, pod: Json, node: str = "a") -> list[Any]:
+def leave(api: ApiDouble, client: Client, pod: JsonObject, node: str = "a") -> list[Any]:
     """Bind a pod with an extender that stops just before the Binding; it goes on when the answer's first is set."""
     waiting, on, outcome = threading.Event(), threading.Event(), list[str]()
 
@@ -88,19 +91,19 @@ CARDS = st.dictionaries(st.integers(0, 99), st.integers(1, 10**6), min_size=1).m
     lambda units: tuple(sorted(units.items()))
 )
 ENTRIES = st.lists(
-    st.builds(Entry, WORDS, WORDS, WORDS, WORDS, CARDS, st.integers(0, 2**50), WORDS, WORDS),
+    st.builds(Entry, MESSAGES, MESSAGES, MESSAGES, MESSAGES, CARDS, st.integers(0, 2**50), MESSAGES, MESSAGES),
     unique_by=lambda entry: entry.uid,
 )
 COUNTS = st.integers(0, 2**40)
 
 
-@given(st.builds(Register, st.just(2**41), st.dictionaries(WORDS, COUNTS), COUNTS, ENTRIES.map(tuple)))
-def test_what_is_written_is_what_is_read(register: Register) -> None:
+@given(st.builds(Register, st.just(2**41), st.dictionaries(MESSAGES, COUNTS), COUNTS, ENTRIES.map(tuple)))
+def test_a_register_round_trips(register: Register) -> None:
     assert Register.from_text(register.to_text()) == register
 
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         assert isinstance(Register.from_text(text), Register)
     except LedgerError as error:
@@ -138,14 +141,14 @@ VALUE = {"count": 2, "before": 0, "nodes": {"a": 2}, "bookings": [ROW]}
         "x",
     ],
 )
-def test_what_no_extender_writes_is_refused(value: Any) -> None:
+def test_an_invalid_register_is_refused(value: Any) -> None:
     assert Register.from_text(json.dumps(VALUE)).entries[0].node == "a"
     with pytest.raises(LedgerError):
         Register.from_text(json.dumps(value))
 
 
 @given(st.lists(st.sets(st.integers(0, 3 * NODES), max_size=NODES // 2), max_size=60))
-def test_of_no_node_it_tells_less_than_was_booked(writes: list[set[int]]) -> None:
+def test_a_register_reports_every_changed_node(writes: list[set[int]]) -> None:
     """Who trusts it asks for the pods of a node once too often, never once too seldom."""
     register, last = Register(), dict[str, int]()
     for count, write in enumerate(writes, 1):
@@ -176,7 +179,7 @@ def test_nothing_is_bound_that_is_not_booked_before(api: ApiDouble, start: Start
     assert let_go(paused) == ""
 
 
-def test_what_others_wrote_on_the_lease_stays(api: ApiDouble, start: Start) -> None:
+def test_foreign_content_of_the_lease_stays(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     metadata = {"name": NAME, "namespace": NAMESPACE, "labels": {"l": "1"}, "annotations": {"mine": "stays"}}
     api.put("leases", {"metadata": metadata, "spec": {}})
@@ -187,7 +190,7 @@ def test_what_others_wrote_on_the_lease_stays(api: ApiDouble, start: Start) -> N
     assert (after["labels"], after["annotations"]["mine"]) == ({"l": "1"}, "stays")
 
 
-def test_what_is_bound_leaves_with_the_next_booking(api: ApiDouble, start: Start) -> None:
+def test_a_bound_pods_entry_is_removed_by_the_next_booking(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     client = start()
     for name in ("p", "q", "r"):
@@ -196,14 +199,14 @@ def test_what_is_bound_leaves_with_the_next_booking(api: ApiDouble, start: Start
 
 
 @pytest.mark.parametrize("status", [200, 409, 0])
-def test_what_is_bound_is_written_out_once_nobody_binds(api: ApiDouble, start: Start, status: int) -> None:
+def test_entries_of_bound_pods_are_removed_when_no_bind_runs(api: ApiDouble, start: Start, status: int) -> None:
     """Another extender would ask about each of them."""
     api.put("nodes", make_node("a", 16))
     client = start()
     ledger, time = client.extender.ledger, Time(client)
     assert client.bind(api.put("pods", make_pod("p", 5)), "a") == ""
     paused = leave(api, client, api.put("pods", make_pod("q", 5)))
-    ledger.tidy()
+    ledger.collect_garbage()
     assert [entry.name for entry in booked(api)] == ["q"]
     time.passed += extender_ledger.REST_SECONDS + 1
     if status != 200:
@@ -211,7 +214,7 @@ def test_what_is_bound_is_written_out_once_nobody_binds(api: ApiDouble, start: S
     writes = len(api.asked("PUT", f"/leases/{NAME}$"))
     assert let_go(paused) == ""
     for _time in range(3):
-        ledger.tidy()
+        ledger.collect_garbage()
     assert len(api.asked("PUT", f"/leases/{NAME}$")) == writes + 1, "and not again and again"
     assert status != 200 or booked(api) == []
     assert client.bind(api.put("pods", make_pod("r", 6)), "a") == ""
@@ -219,7 +222,7 @@ def test_what_is_bound_is_written_out_once_nobody_binds(api: ApiDouble, start: S
     eventually(lambda: client.used("a") == [16])
 
 
-def test_what_is_over_leaves_with_who_stops(api: ApiDouble, start: Start) -> None:
+def test_stop_removes_finished_entries(api: ApiDouble, start: Start) -> None:
     """Else whoever comes next holds its memory until it has asked about it, some seconds later."""
     api.put("nodes", make_node("a", 16))
     client = start()
@@ -229,13 +232,13 @@ def test_what_is_over_leaves_with_who_stops(api: ApiDouble, start: Start) -> Non
     assert booked(api) == []
 
 
-def asked_and_bound(client: Client, pod: Json, node: str) -> str:
+def asked_and_bound(client: Client, pod: JsonObject, node: str) -> str:
     """As a scheduler does it."""
     assert node in client.filter(pod, node)["NodeNames"]
     return client.bind(pod, node)
 
 
-def test_a_bind_costs_one_write_more(api: ApiDouble, start: Start) -> None:
+def test_a_bind_costs_one_additional_write(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 99))
     client = start()
     assert client.bind(api.put("pods", make_pod("first", 1)), "a") == ""
@@ -261,7 +264,7 @@ def test_five_hundred_pods_at_once_on_fifty_nodes(api: ApiDouble, start: Start) 
     made = [(method, path.rpartition("/")[2]) for method, path, _body in api.requests[before:] if method != "WATCH"]
     writes = made.count(("PUT", NAME))
     assert made.count(("POST", "binding")) == 500
-    assert len(made) == 500 + writes, "what the ledger says is known from the start, and each pod by its filter"
+    assert len(made) == 500 + writes, "the ledger is known from the start, and each pod by its filter"
     assert writes <= 100, "binds that wait share a write, whatever their nodes"
     for name in nodes[1:]:
         eventually(lambda name=name: client.used(name) == [10])
@@ -349,7 +352,7 @@ def test_binds_that_share_a_write_share_no_memory(api: ApiDouble, start: Start) 
 
 @pytest.mark.parametrize("status", [0, 409, 429, 500, 503])
 @pytest.mark.parametrize("done", [False, True])
-def test_a_write_that_goes_wrong_is_done_again(api: ApiDouble, start: Start, status: int, done: bool) -> None:
+def test_a_failed_write_is_retried(api: ApiDouble, start: Start, status: int, done: bool) -> None:
     api.put("nodes", make_node("a", 16))
     client = start()
     for number, (method, path) in enumerate(
@@ -363,7 +366,9 @@ def test_a_write_that_goes_wrong_is_done_again(api: ApiDouble, start: Start, sta
 
 
 @pytest.mark.parametrize(("status", "words"), [(503, "just now"), (422, "injected failure 422")])
-def test_what_stays_wrong_is_a_failure_and_books_nothing(api: ApiDouble, start: Start, status: int, words: str) -> None:
+def test_a_persistent_write_failure_fails_the_bind_and_books_nothing(
+    api: ApiDouble, start: Start, status: int, words: str
+) -> None:
     api.put("nodes", make_node("a", 16))
     client = start()
     api.fail("POST", leases() + "$", status, times=10**6)
@@ -396,7 +401,7 @@ def test_without_the_right_to_leases_nothing_is_bound_and_it_is_not_ready(api: A
     assert client.bind(pod, "a") == ""
 
 
-def test_looking_whether_it_may_leaves_no_lease(api: ApiDouble, start: Start) -> None:
+def test_the_permission_check_leaves_no_lease(api: ApiDouble, start: Start) -> None:
     client = start()
     eventually(lambda: client.raw("GET", "/readyz")[0] == 200)
     assert not [key for key in api.objects if key[0] == "leases"]
@@ -415,7 +420,7 @@ def test_an_annotation_that_cannot_be_read_is_named(api: ApiDouble, start: Start
     assert client.bind(pod, "a") == ""
 
 
-def test_a_lease_that_was_deleted_makes_others_wait_and_ours_stay_booked(api: ApiDouble, start: Start) -> None:
+def test_after_a_deleted_lease_other_pods_wait_and_own_bookings_stay(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     time = Time(client)
@@ -429,7 +434,7 @@ def test_a_lease_that_was_deleted_makes_others_wait_and_ours_stay_booked(api: Ap
     assert let_go(paused) == ""
 
 
-def test_a_node_where_somebody_books_without_a_lease_is_waited_for(api: ApiDouble, start: Start) -> None:
+def test_without_a_lease_a_node_with_a_recent_booking_is_waited_for(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     there = make_pod("there", 2, "a", 0)
     client = start()
@@ -442,8 +447,8 @@ def test_a_node_where_somebody_books_without_a_lease_is_waited_for(api: ApiDoubl
     assert client.bind(pod, "a") == ""
 
 
-def test_a_lease_of_other_counts_is_not_taken_for_the_old_one(api: ApiDouble, start: Start) -> None:
-    """Somebody deletes it, another extender makes it anew and books: its writes are counted from the beginning."""
+def test_a_recreated_lease_is_not_mistaken_for_the_old_one(api: ApiDouble, start: Start) -> None:
+    """The Lease is deleted, another extender recreates it and books: its writes are counted from the beginning."""
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     for number in range(3):
@@ -454,7 +459,9 @@ def test_a_lease_of_other_counts_is_not_taken_for_the_old_one(api: ApiDouble, st
     time.passed += 2 * extender_ledger.FRESH_SECONDS
     assert two.bind(api.put("pods", make_pod("q", 3)), "a") == ""
     assert register(api).count == 1
-    assert "largest free share on one card is 2 of 4" in one.bind(api.put("pods", make_pod("r", 4)), "a")
+    assert "InsufficientGPUMemory: node a: largest free share on one card is 2 of 4" in one.bind(
+        api.put("pods", make_pod("r", 4)), "a"
+    )
 
 
 def test_a_retry_of_a_bind_that_was_done_reads_the_pod(api: ApiDouble, start: Start) -> None:
@@ -464,8 +471,8 @@ def test_a_retry_of_a_bind_that_was_done_reads_the_pod(api: ApiDouble, start: St
     client.extender.pods.stop()
     pod = api.put("pods", make_pod("p", 5))
     assert asked_and_bound(client, pod, "a") == ""
-    assert "already bound to node a" in asked_and_bound(client, pod, "b"), "the scheduler didn't hear of it"
-    assert client.used("a") == [5], "and nobody else gets its memory"
+    assert "already bound to node a" in asked_and_bound(client, pod, "b"), "the scheduler missed the response"
+    assert client.used("a") == [5], "and no other pod gets its memory"
 
 
 def test_a_pod_that_changed_since_its_filter_is_read(api: ApiDouble, start: Start) -> None:
@@ -479,7 +486,7 @@ def test_a_pod_that_changed_since_its_filter_is_read(api: ApiDouble, start: Star
 
 
 @pytest.mark.parametrize("wrong", [{"uid": ""}, {"resourceVersion": None}, {"name": "q"}, {"annotations": ["x"]}])
-def test_what_is_no_whole_pod_is_read(api: ApiDouble, start: Start, wrong: Json) -> None:
+def test_an_incomplete_pod_is_read_from_the_api(api: ApiDouble, start: Start, wrong: JsonObject) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
@@ -491,25 +498,25 @@ def test_what_is_no_whole_pod_is_read(api: ApiDouble, start: Start, wrong: Json)
 # ----------------------------------------------------------------- two extenders
 
 
-def test_fault_12_what_one_is_about_to_bind_the_other_does_not_give_away(api: ApiDouble, start: Start) -> None:
+def test_fault_12_a_booking_of_one_extender_is_respected_by_the_other(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     paused = leave(api, one, first)
-    assert "largest free share on one card is 3 of 5" in two.bind(second, "a")
-    assert two.filter(second, "a")["NodeNames"] == [], "it knows of it now"
+    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in two.bind(second, "a")
+    assert two.filter(second, "a")["NodeNames"] == [], "the booking is known now"
     assert let_go(paused) == ""
     eventually(lambda: two.used("a") == [5] and one.used("a") == [5])
 
 
-def test_fault_12_what_one_has_bound_the_other_sees_before_its_watch_does(api: ApiDouble, start: Start) -> None:
+def test_fault_12_a_bind_of_one_extender_is_known_to_the_other_before_its_watch(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     two.extender.pods.stop()
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     assert one.bind(first, "a") == ""
     assert two.filter(second, "a")["NodeNames"] == ["a"], "its watch is behind"
-    assert "largest free share on one card is 3 of 5" in two.bind(second, "a")
+    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in two.bind(second, "a")
     assert two.bind(api.put("pods", make_pod("r", 3)), "a") == ""
 
 
@@ -520,37 +527,37 @@ def test_fault_12_a_dead_extenders_booking_is_fenced_and_its_late_bind_refused(a
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     paused = leave(api, one, first)
     assert two.bind(second, "a") != ""
-    two.extender.ledger.tidy()
-    assert two.bind(second, "a") != "", "it may yet be at it"
+    two.extender.ledger.collect_garbage()
+    assert two.bind(second, "a") != "", "the other extender may still be binding it"
     time.passed += extender_ledger.STALE_SECONDS + 1
-    two.extender.ledger.tidy()
+    two.extender.ledger.collect_garbage()
     assert contract.POD_FENCED in api.pod("p")["metadata"]["annotations"]
     assert two.bind(second, "a") == ""
     assert [entry.name for entry in booked(api)] == ["q"]
-    assert "largest free share on one card is 3 of 5" in let_go(paused)
+    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in let_go(paused)
     assert "nodeName" not in api.pod("p")["spec"]
     assert api.pod("q")["spec"]["nodeName"] == "a"
 
 
-def test_fault_12_a_pod_that_a_dead_extender_was_at_is_bound_at_once(api: ApiDouble, start: Start) -> None:
+def test_fault_12_a_pod_that_a_dead_extender_was_binding_is_bound_at_once(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     pod = api.put("pods", make_pod("p", 5))
     paused = leave(api, one, pod)
-    assert two.bind(pod, "a") == "", "whoever was at it before"
+    assert two.bind(pod, "a") == "", "whichever extender was binding it before"
     assert let_go(paused) == "", "it is bound, and to that node"
     eventually(lambda: one.used("a") == [5] and two.used("a") == [5])
     assert len([change for change in api.log if change.kind == "pods" and change.after]) == 3, "made, fenced, bound"
 
 
-def test_fault_12_two_at_one_pod_do_not_go_on_for_ever(api: ApiDouble, start: Start) -> None:
+def test_fault_12_two_extenders_that_bind_one_pod_come_to_an_end(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     pod = api.put("pods", make_pod("p", 5))
     first = leave(api, one, pod)
     second = leave(api, two, pod)
-    # Pushed aside, it leaves the pod to the other one, which is at it still.
-    assert "another extender is just binding the pod" in let_go(first)
+    # Fenced, it leaves the pod to the other one, which is still binding it.
+    assert "another extender is binding the pod" in let_go(first)
     assert let_go(second) == ""
     assert len(api.asked("PATCH", "/pods/p$")) == 1
     eventually(lambda: one.used("a") == [5] and two.used("a") == [5])
@@ -567,7 +574,7 @@ def test_fault_12_the_same_pod_on_two_nodes(api: ApiDouble, start: Start) -> Non
     eventually(lambda: one.used("a") == [0] and one.used("b") == [5])
 
 
-def test_fault_12_a_restarted_extender_takes_up_what_it_left(api: ApiDouble, start: Start) -> None:
+def test_fault_12_a_restarted_extender_resumes_its_bookings(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one = start()
     pod, other = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
@@ -580,7 +587,7 @@ def test_fault_12_a_restarted_extender_takes_up_what_it_left(api: ApiDouble, sta
     eventually(lambda: again.used("a") == [5])
 
 
-def test_a_pod_that_was_listed_and_went_unseen_is_forgotten(api: ApiDouble, start: Start) -> None:
+def test_a_listed_pod_that_was_deleted_unseen_is_dropped(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     time = Time(two)
@@ -589,14 +596,14 @@ def test_a_pod_that_was_listed_and_went_unseen_is_forgotten(api: ApiDouble, star
     assert two.bind(api.put("pods", make_pod("q", 2)), "a") == ""
     assert two.used("a") == [7]
     api.remove("pods", "p", "default")
-    two.extender.ledger.tidy()
+    two.extender.ledger.collect_garbage()
     assert two.used("a") == [7], "the watch may still show it"
     time.passed += extender_ledger.UNSEEN_SECONDS + 1
-    two.extender.ledger.tidy()
+    two.extender.ledger.collect_garbage()
     assert two.used("a") == [2]
 
 
-def test_a_booking_that_came_true_is_counted_once(api: ApiDouble, start: Start) -> None:
+def test_a_completed_booking_is_counted_once(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     one, two = start(), start()
     time = Time(two)
@@ -605,12 +612,12 @@ def test_a_booking_that_came_true_is_counted_once(api: ApiDouble, start: Start) 
     assert let_go(paused) == ""
     eventually(lambda: two.used("a") == [6])
     time.passed += extender_ledger.STALE_SECONDS + 1
-    two.extender.ledger.tidy()
-    two.extender.ledger.tidy()
+    two.extender.ledger.collect_garbage()
+    two.extender.ledger.collect_garbage()
     assert two.used("a") == [6]
     api.remove("pods", "p", "default")
     eventually(lambda: two.used("a") == [1])
-    two.extender.ledger.tidy()
+    two.extender.ledger.collect_garbage()
     assert two.used("a") == [1]
     assert contract.POD_FENCED not in api.pod("q")["metadata"]["annotations"]
 
@@ -618,33 +625,33 @@ def test_a_booking_that_came_true_is_counted_once(api: ApiDouble, start: Start) 
 # ----------------------------------------------------------------- the fence
 
 
-def entry_of(pod: Json) -> Entry:
+def entry_of(pod: JsonObject) -> Entry:
     metadata = pod["metadata"]
     return Entry(metadata["uid"], "default", metadata["name"], "a", ((0, 1),), 0, metadata["resourceVersion"], "e")
 
 
-def test_fates(api: ApiDouble) -> None:
+def test_binding_status_of_each_state_of_a_pod(api: ApiDouble) -> None:
     pod = api.put("pods", make_pod("p", 5))
     entry = entry_of(pod)
-    assert fate(api, entry, fence=False)[0] is Fate.OPEN
+    assert fate(api, entry, fence=False)[0] is BindingStatus.OPEN
     assert not api.asked("PATCH", "")
     found, after = fate(api, entry)
-    assert found is Fate.VOID and after["metadata"]["resourceVersion"] != entry.version
-    assert fate(api, entry)[0] is Fate.VOID and len(api.asked("PATCH", "")) == 1, "one fence is enough"
+    assert found is BindingStatus.VOID and after["metadata"]["resourceVersion"] != entry.version
+    assert fate(api, entry)[0] is BindingStatus.VOID and len(api.asked("PATCH", "")) == 1, "one fence is enough"
     newer = entry_of(api.pod("p"))
     api.change("pods", "p", "default", lambda obj: obj["metadata"].update(deletionTimestamp="now"))
-    assert fate(api, newer, fence=False)[0] is Fate.VOID, "who is being deleted can't be bound"
+    assert fate(api, newer, fence=False)[0] is BindingStatus.VOID, "who is being deleted can't be bound"
     api.change("pods", "p", "default", lambda obj: obj["spec"].update(nodeName="a"))
-    assert fate(api, entry)[0] is Fate.BOUND
+    assert fate(api, entry)[0] is BindingStatus.BOUND
     api.change("pods", "p", "default", lambda obj: obj["status"].update(phase="Failed"))
-    assert fate(api, entry)[0] is Fate.GONE
+    assert fate(api, entry)[0] is BindingStatus.GONE
     api.remove("pods", "p", "default")
-    assert fate(api, entry) == (Fate.GONE, {})
+    assert fate(api, entry) == (BindingStatus.GONE, {})
     api.put("pods", make_pod("p", 5))
-    assert fate(api, entry)[0] is Fate.GONE, "it is another one of that name"
+    assert fate(api, entry)[0] is BindingStatus.GONE, "it is another one of that name"
 
 
-def test_a_fence_that_comes_too_late_sees_the_pod_bound(api: ApiDouble) -> None:
+def test_a_late_fence_finds_the_pod_bound(api: ApiDouble) -> None:
     entry = entry_of(api.put("pods", make_pod("p", 5)))
 
     def bind(method: str, path: str) -> None:
@@ -653,10 +660,10 @@ def test_a_fence_that_comes_too_late_sees_the_pod_bound(api: ApiDouble) -> None:
             api.change("pods", "p", "default", lambda obj: obj["spec"].update(nodeName="a"))
 
     api.hooks.append(bind)
-    assert fate(api, entry)[0] is Fate.BOUND
+    assert fate(api, entry)[0] is BindingStatus.BOUND
 
 
-def test_what_cannot_be_told_is_an_error(api: ApiDouble) -> None:
+def test_an_unknown_binding_status_is_an_error(api: ApiDouble) -> None:
     entry = entry_of(api.put("pods", make_pod("p", 5)))
     api.fail("PATCH", "/pods/p", 503)
     with pytest.raises(KubeError):

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import pytest
-from gpushare.contract import Wish
-from gpushare.placement import STRATEGIES, Slot, choose
+from gpushare.extender.placement import STRATEGIES, Slot, choose
+from gpushare.shared._contracts.gpushare import Demand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,15 +23,15 @@ CASES = [
 
 
 @pytest.mark.parametrize(("strategy", "free", "units", "card"), CASES)
-def test_choice(strategy: str, free: dict[int, int], units: int, card: int | None) -> None:
-    chosen = choose(strategy, [Slot(index, room) for index, room in free.items()], Wish(units))
+def test_choice_of_a_card(strategy: str, free: dict[int, int], units: int, card: int | None) -> None:
+    chosen = choose(strategy, [Slot(index, room) for index, room in free.items()], Demand(units))
     assert chosen == (() if card is None else (card,))
 
 
-def test_what_the_pod_wishes_comes_before_the_cluster() -> None:
+def test_the_pods_placement_precedes_the_clusters() -> None:
     slots = [Slot(0, 5), Slot(1, 9)]
-    assert choose("binpack", slots, Wish(2, placement="spread")) == (1,)
-    assert choose("spread", slots, Wish(2, placement="binpack")) == (0,)
+    assert choose("binpack", slots, Demand(2, placement="spread")) == (1,)
+    assert choose("spread", slots, Demand(2, placement="binpack")) == (0,)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_the_pod_wishes_comes_before_the_cluster() -> None:
 )
 def test_several_cards(strategy: str, free: dict[int, int], units: int, count: int, cards: tuple[int, ...]) -> None:
     slots = [Slot(index, room) for index, room in free.items()]
-    assert choose(strategy, slots, Wish(units, count)) == cards
+    assert choose(strategy, slots, Demand(units, count)) == cards
 
 
 @settings(deadline=None)
@@ -57,28 +57,13 @@ def test_several_cards(strategy: str, free: dict[int, int], units: int, count: i
     st.integers(1, 40),
     st.integers(1, 4),
 )
-def test_cards_are_found_exactly_if_enough_have_room(
+def test_cards_are_chosen_exactly_if_enough_have_free_memory(
     strategy: str, free: dict[int, int], share: int, count: int
 ) -> None:
-    cards = choose(strategy, [Slot(index, room) for index, room in free.items()], Wish(share * count, count))
+    cards = choose(strategy, [Slot(index, room) for index, room in free.items()], Demand(share * count, count))
     fitting = sorted(room for room in free.values() if room >= share)
     assert bool(cards) == (len(fitting) >= count)
     if cards:
         assert len(set(cards)) == count and list(cards) == sorted(cards)
         best = fitting[:count] if strategy == "binpack" else fitting[-count:]
         assert sorted(free[card] for card in cards) == best
-
-
-@settings(deadline=None)
-@given(
-    st.sampled_from(sorted(STRATEGIES)),
-    st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 3))),
-)
-def test_no_card_is_ever_filled_beyond_its_size(strategy: str, sizes: list[int], wanted: list[tuple[int, int]]) -> None:
-    free = list(sizes)
-    for share, count in wanted:
-        slots = [Slot(index, room) for index, room in enumerate(free)]
-        for card in choose(strategy, slots, Wish(share * count, count)):
-            free[card] -= share
-    assert all(room >= 0 for room in free)

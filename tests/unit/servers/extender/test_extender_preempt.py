@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods of a higher priority really get their memory, and nobody goes for nothing."""
+"""Pods of a higher priority get their memory, and no pod is evicted without effect."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare import contract
-from gpushare.extender_preempt import MOMENTS, Preemption
-from gpushare.extender_state import PodRow
-from gpushare.kube import Json
+from gpushare.extender.preemption import POSTPONEMENTS, Preemption
+from gpushare.extender.state import PodRow
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 
 Start = Callable[..., Client]
 
 
-def uid(pod: Json) -> str:
+def uid(pod: JsonObject) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def preempt(client: Client, pod: Json, offered: dict[str, list[Json]], violations: int = 0, key: str = "Meta") -> Any:
+def preempt(
+    client: Client, pod: JsonObject, offered: dict[str, list[JsonObject]], violations: int = 0, key: str = "Meta"
+) -> Any:
     """Ask as kube-scheduler does; the names of the victims by node."""
     if key == "Meta":
         victims = {node: [{"UID": uid(one)} for one in pods] for node, pods in offered.items()}
@@ -53,7 +55,7 @@ class Clock:
 
 @pytest.fixture
 def quiet(start: Start) -> Callable[..., tuple[Client, Preemption, Clock]]:
-    """An extender whose preemption moves only when the test says so."""
+    """An extender whose preemption runs only on the test's tick."""
 
     def begin(**options: Any) -> tuple[Client, Preemption, Clock]:
         client = start(**options)
@@ -78,7 +80,7 @@ Quiet = Callable[..., tuple[Client, Preemption, Clock]]
 
 
 def gone(api: ApiDouble) -> set[str]:
-    """The pods that were told to end."""
+    """The names of the terminating pods."""
     return {pod["metadata"]["name"] for pod in api.pods() if contract.terminating(pod)}
 
 
@@ -105,7 +107,7 @@ def test_victims_are_chosen_by_card(api: ApiDouble, start: Start) -> None:
     assert gone(api) == set(), "kube-scheduler evicts them"
 
 
-def test_what_it_chose_for_other_resources_stays_chosen(api: ApiDouble, start: Start) -> None:
+def test_victims_chosen_for_other_resources_stay(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16, 16))
     card = api.put("pods", make_pod("card", 8, "a", 0, priority=1))
     other = api.put("pods", make_pod("other", 8, "a", 1, priority=4))
@@ -122,7 +124,7 @@ def test_what_it_chose_for_other_resources_stays_chosen(api: ApiDouble, start: S
     assert names(api, preempt(client, high, {"a": [plain]})) == {"a": ["card", "plain"]}
 
 
-def test_nodes_that_no_eviction_helps_are_dropped(api: ApiDouble, start: Start) -> None:
+def test_nodes_where_no_eviction_helps_are_dropped(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("small", 8, 8))
     api.put("nodes", make_node("firm", 16))
     api.put("nodes", make_node("good", 16))
@@ -135,7 +137,7 @@ def test_nodes_that_no_eviction_helps_are_dropped(api: ApiDouble, start: Start) 
     assert names(api, answer) == {"good": ["g"]}
 
 
-def test_budgets_are_asked_about_and_counted(api: ApiDouble, start: Start) -> None:
+def test_disruption_budgets_are_queried_and_counted(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16, 16))
     api.put("nodes", make_node("b", 16))
     guarded = make_pod("guarded", 16, "a", 0)
@@ -153,7 +155,7 @@ def test_budgets_are_asked_about_and_counted(api: ApiDouble, start: Start) -> No
     assert gone(api) == set()
 
 
-def test_whole_pods_are_understood(api: ApiDouble, start: Start) -> None:
+def test_whole_pods_are_accepted_as_victims(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
     client = start()
@@ -161,7 +163,7 @@ def test_whole_pods_are_understood(api: ApiDouble, start: Start) -> None:
     assert names(api, preempt(client, high, {"a": [victim]}, key="")) == {"a": ["v"]}
 
 
-def test_pods_that_are_ending_are_waited_for(api: ApiDouble, start: Start) -> None:
+def test_terminating_pods_are_waited_for(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16, 16))
     ending = make_pod("ending", 16, "a", 0)
     ending["metadata"]["deletionTimestamp"] = "x"
@@ -173,7 +175,7 @@ def test_pods_that_are_ending_are_waited_for(api: ApiDouble, start: Start) -> No
     assert [one.cards for one in client.extender.state.claims()] == [((0, 16),)]
 
 
-def test_what_kube_scheduler_freed_is_kept_for_whom_it_freed_it(api: ApiDouble, start: Start) -> None:
+def test_memory_freed_by_kube_scheduler_is_claimed_for_its_pod(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
     client = start()
@@ -181,7 +183,9 @@ def test_what_kube_scheduler_freed_is_kept_for_whom_it_freed_it(api: ApiDouble, 
     preempt(client, high, {"a": [victim]})
     end(api, "v")
     eventually(client.extender.state.claims)
-    assert client.filter(low, "a")["FailedNodes"] == {"a": "largest free share on one card is 4 of 8 GiB"}
+    assert client.filter(low, "a")["FailedNodes"] == {
+        "a": "InsufficientGPUMemory: largest free share on one card is 4 of 8 GiB"
+    }
     assert "4 of 8 GiB" in client.bind(low, "a"), "a filter of another extender may have let it through"
     assert client.filter(high, "a")["NodeNames"] == ["a"]
     assert client.bind(high, "a") == ""
@@ -189,7 +193,7 @@ def test_what_kube_scheduler_freed_is_kept_for_whom_it_freed_it(api: ApiDouble, 
     assert client.extender.state.claims() == []
 
 
-def test_it_can_be_switched_off(api: ApiDouble, quiet: Quiet) -> None:
+def test_preemption_can_be_disabled(api: ApiDouble, quiet: Quiet) -> None:
     api.put("nodes", make_node("a", 16, 16))
     victim = api.put("pods", make_pod("v", 9, "a", 0))
     api.put("pods", make_pod("w", 9, "a", 1))
@@ -202,7 +206,7 @@ def test_it_can_be_switched_off(api: ApiDouble, quiet: Quiet) -> None:
     assert gone(api) == set()
 
 
-def test_a_wish_that_cannot_be_read_evicts_nobody(api: ApiDouble, start: Start) -> None:
+def test_an_invalid_annotation_evicts_no_pod(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
     high = make_pod("high", 16, priority=10)
@@ -210,7 +214,7 @@ def test_a_wish_that_cannot_be_read_evicts_nobody(api: ApiDouble, start: Start) 
     assert preempt(start(), api.put("pods", high), {"a": [victim]}) == {}
 
 
-def test_before_the_state_is_known_it_is_an_error(api: ApiDouble, start: Start) -> None:
+def test_preemption_before_the_first_list_is_an_error(api: ApiDouble, start: Start) -> None:
     api.fail("GET", r"/pods\?", 500, times=10**6)
     client = start(ready=False)
     body = {"Pod": make_pod("p", 1), "NodeNameToMetaVictims": {}}
@@ -218,7 +222,7 @@ def test_before_the_state_is_known_it_is_an_error(api: ApiDouble, start: Start) 
     api.failures.clear()
 
 
-# ----------------------------------------------------------------- nobody asks: the node's total would do
+# ----------------------------------------------------------------- the extender's own preemption
 
 
 def fragmented(api: ApiDouble) -> None:
@@ -228,7 +232,7 @@ def fragmented(api: ApiDouble) -> None:
         api.put("pods", make_pod(name, 9, "a", card, priority=priority))
 
 
-def test_where_the_total_fits_and_no_card_does_the_extender_evicts(api: ApiDouble, quiet: Quiet) -> None:
+def test_the_extender_evicts_where_the_total_fits_and_no_card_does(api: ApiDouble, quiet: Quiet) -> None:
     fragmented(api)
     client, preemption, clock = quiet()
     high = api.put("pods", make_pod("high", 10, priority=10))
@@ -247,7 +251,7 @@ def test_where_the_total_fits_and_no_card_does_the_extender_evicts(api: ApiDoubl
     assert "default/high" in events["Preempted"]["message"]
     assert events["GPUMemoryPreempting"]["involvedObject"]["name"] == "high"
     assert events["GPUMemoryPreempting"]["message"] == "evicted for GPU memory of card 0 of node a: default/x"
-    # While it ends, and after it has, the card is for nobody else of no higher priority.
+    # While it ends, and after it has, the card is for no other pod of the same or a lower priority.
     low, same = api.put("pods", make_pod("low", 7)), api.put("pods", make_pod("same", 14, priority=10))
     eventually(lambda: client.filter(low, "a")["NodeNames"] == ["a"])
     for _again in range(3):
@@ -268,7 +272,7 @@ def test_where_the_total_fits_and_no_card_does_the_extender_evicts(api: ApiDoubl
 EAGER = ("eager-0", "eager-1")
 
 
-def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, Json]:
+def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, JsonObject]:
     """Card 1 is the cheaper one to free, once two small pods that are being bound there can be evicted."""
     api.put("nodes", make_node("a", 16, 16))
     api.put("pods", make_pod("stays", 10, "a", 0, priority=5))
@@ -280,9 +284,7 @@ def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, Js
     return client, preemption, clock, api.put("pods", make_pod("high", 12, priority=10))
 
 
-def test_bookings_under_way_are_waited_for_rather_than_that_somebody_more_important_goes(
-    api: ApiDouble, quiet: Quiet
-) -> None:
+def test_pending_bookings_are_waited_for_before_a_higher_priority_pod_is_evicted(api: ApiDouble, quiet: Quiet) -> None:
     client, preemption, clock, high = crowded(api, quiet)
     client.filter(high, "a")
     for _look in range(5):
@@ -298,30 +300,30 @@ def test_bookings_under_way_are_waited_for_rather_than_that_somebody_more_import
     assert "stays" not in gone(api) and "goes" in gone(api)
 
 
-def test_they_are_not_waited_for_ever(api: ApiDouble, quiet: Quiet) -> None:
+def test_the_wait_for_pending_bookings_is_limited(api: ApiDouble, quiet: Quiet) -> None:
     client, preemption, clock, high = crowded(api, quiet)
     client.filter(high, "a")
-    for _look in range(MOMENTS + 2):
+    for _look in range(POSTPONEMENTS + 2):
         clock.now += 2
         preemption.tick()
     assert gone(api) == {"stays"}
 
 
-def test_nobody_waits_for_bookings_that_change_nothing(api: ApiDouble, quiet: Quiet) -> None:
+def test_pending_bookings_that_change_no_victim_are_not_waited_for(api: ApiDouble, quiet: Quiet) -> None:
     client, preemption, clock, high = crowded(api, quiet)
     client.extender.state.release(f"uid-{EAGER[1]}")
     client.filter(high, "a")
     clock.now += 2
     preemption.tick()
-    # Without the one that is still under way, too, the card has room enough.
+    # Even without the pending booking the card has enough free memory.
     assert gone(api) == {"goes"}
 
 
-def test_kube_scheduler_is_told_to_wait_for_them_too(api: ApiDouble, quiet: Quiet) -> None:
+def test_kube_schedulers_preemption_waits_for_pending_bookings_too(api: ApiDouble, quiet: Quiet) -> None:
     client, preemption, clock, high = crowded(api, quiet)
     offered = {"a": [api.pod("goes")]}
     assert preempt(client, high, offered) == {}
-    # What it doesn't ask again, is looked at here.
+    # The extender retries without a further request.
     for name in EAGER:
         client.extender.state.release(f"uid-{name}")
     clock.now += 2
@@ -329,10 +331,10 @@ def test_kube_scheduler_is_told_to_wait_for_them_too(api: ApiDouble, quiet: Quie
     assert gone(api) == {"goes"}
 
 
-def test_kube_scheduler_is_not_told_to_wait_for_ever(api: ApiDouble, quiet: Quiet) -> None:
+def test_the_wait_of_kube_schedulers_preemption_is_limited(api: ApiDouble, quiet: Quiet) -> None:
     client, _preemption, _clock, high = crowded(api, quiet)
     offered = {"a": [api.pod("goes")]}
-    for _look in range(MOMENTS):
+    for _look in range(POSTPONEMENTS):
         assert preempt(client, high, offered) == {}
     assert names(api, preempt(client, high, offered)) == {"a": ["stays"]}
 
@@ -349,7 +351,7 @@ def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
 @pytest.mark.parametrize(
     ("priority", "policy", "evicts"), [(10, None, True), (10, "Never", False), (1, None, False), (0, None, False)]
 )
-def test_who_may_have_others_evicted(
+def test_priority_and_policy_decide_whether_a_pod_preempts(
     api: ApiDouble, quiet: Quiet, priority: int, policy: str | None, evicts: bool
 ) -> None:
     fragmented(api)
@@ -363,7 +365,7 @@ def test_who_may_have_others_evicted(
     assert gone(api) == ({"x"} if evicts else set())
 
 
-def test_a_pod_that_was_bound_or_deleted_meanwhile_evicts_nobody(api: ApiDouble, quiet: Quiet) -> None:
+def test_a_pod_bound_or_deleted_meanwhile_evicts_no_pod(api: ApiDouble, quiet: Quiet) -> None:
     fragmented(api)
     client, preemption, clock = quiet()
     high = api.put("pods", make_pod("high", 10, priority=10))
@@ -380,7 +382,7 @@ def test_a_pod_that_was_bound_or_deleted_meanwhile_evicts_nobody(api: ApiDouble,
     assert gone(api) == set()
 
 
-def test_where_kube_scheduler_evicts_nobody_else_does(api: ApiDouble, quiet: Quiet) -> None:
+def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDouble, quiet: Quiet) -> None:
     fragmented(api)
     api.put("nodes", make_node("b", 16))
     victim = api.put("pods", make_pod("v", 16, "b", 0, priority=3))
@@ -403,7 +405,7 @@ def test_where_kube_scheduler_evicts_nobody_else_does(api: ApiDouble, quiet: Qui
     assert gone(api) == {"v"}
 
 
-def test_what_another_extender_has_evicted_is_waited_for(api: ApiDouble, quiet: Quiet) -> None:
+def test_victims_of_another_extender_are_waited_for(api: ApiDouble, quiet: Quiet) -> None:
     """A new leader's extender knows no claims, but it sees whose memory is coming."""
     fragmented(api)
     client, preemption, clock = quiet()
@@ -417,7 +419,7 @@ def test_what_another_extender_has_evicted_is_waited_for(api: ApiDouble, quiet: 
     assert [one.cards for one in client.extender.state.claims()] == [((1, 10),)]
 
 
-def test_in_a_large_cluster_other_nodes_come_first(api: ApiDouble, quiet: Quiet) -> None:
+def test_unfiltered_nodes_of_a_large_cluster_postpone_preemption(api: ApiDouble, quiet: Quiet) -> None:
     """kube-scheduler stops looking for nodes when it has a hundred; the next time it starts behind them."""
     fragmented(api)
     api.put("nodes", make_node("far", 16))
@@ -432,10 +434,10 @@ def test_in_a_large_cluster_other_nodes_come_first(api: ApiDouble, quiet: Quiet)
     client.filter(high, *asked)
     clock.now += 2
     preemption.tick()
-    assert gone(api) == {"x"}, "it never came to that node: something else keeps the pod from it"
+    assert gone(api) == {"x"}, "kube-scheduler never filtered that node: another reason keeps the pod from it"
 
 
-def test_budgets_hold(api: ApiDouble, quiet: Quiet) -> None:
+def test_disruption_budgets_are_respected(api: ApiDouble, quiet: Quiet) -> None:
     fragmented(api)
     for name in "xy":
         api.change("pods", name, "default", lambda pod: pod["metadata"].update(labels={"app": "web"}))
@@ -448,7 +450,7 @@ def test_budgets_hold(api: ApiDouble, quiet: Quiet) -> None:
         preemption.tick()
     assert gone(api) == set() and client.extender.state.claims() == []
     asked = len(api.asked("POST", "/eviction$"))
-    assert asked == 2, "a pod that nobody can be evicted for is left alone for a while"
+    assert asked == 2, "a pod whose victims are all protected is not tried again for a while"
     # The budget lets one go, and the more important one isn't guarded any more.
     api.budgets["web"] = 1
     clock.now += 60
@@ -458,8 +460,8 @@ def test_budgets_hold(api: ApiDouble, quiet: Quiet) -> None:
     assert gone(api) == {"x"}
 
 
-def test_what_stood_in_the_way_is_looked_at_again_without_being_asked(api: ApiDouble, quiet: Quiet) -> None:
-    """kube-scheduler hears of no budget, so it doesn't ask again: the extender looks by itself, ever more seldom."""
+def test_blocked_preemption_is_retried_with_growing_intervals(api: ApiDouble, quiet: Quiet) -> None:
+    """kube-scheduler knows of no budget and stays silent: the extender retries by itself, at growing intervals."""
     fragmented(api)
     for name in "xy":
         api.change("pods", name, "default", lambda pod: pod["metadata"].update(labels={"app": "web"}))
@@ -483,7 +485,7 @@ def test_what_stood_in_the_way_is_looked_at_again_without_being_asked(api: ApiDo
     assert gone(api) == {"x"}
 
 
-def test_a_budget_for_one_is_not_enough_for_two(api: ApiDouble, quiet: Quiet) -> None:
+def test_a_budget_for_one_eviction_does_not_allow_two(api: ApiDouble, quiet: Quiet) -> None:
     """Each alone may go; when the first has gone, the second may not, and another one has to."""
     api.put("nodes", make_node("a", 16))
     for name, units, priority in (("x", 6, 0), ("y", 6, 0), ("z", 4, 2)):
@@ -500,7 +502,7 @@ def test_a_budget_for_one_is_not_enough_for_two(api: ApiDouble, quiet: Quiet) ->
     assert set(client.extender.state.claims()[0].victims) == {uid(api.pod(name)) for name in gone(api)}
 
 
-def test_what_cannot_be_asked_is_asked_again(api: ApiDouble, quiet: Quiet) -> None:
+def test_a_failed_read_of_the_pod_is_retried(api: ApiDouble, quiet: Quiet) -> None:
     fragmented(api)
     client, preemption, clock = quiet()
     high = api.put("pods", make_pod("high", 10, priority=10))
@@ -534,10 +536,10 @@ def test_a_failed_eviction_leaves_no_claim(api: ApiDouble, quiet: Quiet) -> None
 
 @pytest.mark.parametrize("status", [0, 429, 500, 504])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_an_eviction_of_which_nobody_knows_costs_nobody_else(
+def test_an_eviction_of_unknown_result_evicts_no_other_pod(
     api: ApiDouble, quiet: Quiet, status: int, done: bool
 ) -> None:
-    """An API server that is busy, or whose answer is lost, says nothing of a disruption budget: no other pod goes."""
+    """A busy API server or a lost response is no verdict of a disruption budget: no other pod is evicted."""
     fragmented(api)
     client, preemption, clock = quiet()
     client.filter(api.put("pods", make_pod("high", 10, priority=10)), "a")
@@ -564,7 +566,7 @@ def test_an_eviction_of_which_nobody_knows_costs_nobody_else(
 
 
 @pytest.mark.parametrize("status", [0, 429, 500])
-def test_budgets_that_cannot_be_asked_about_cost_nobody_else(api: ApiDouble, quiet: Quiet, status: int) -> None:
+def test_a_failed_budget_query_evicts_no_other_pod(api: ApiDouble, quiet: Quiet, status: int) -> None:
     fragmented(api)
     client, preemption, clock = quiet()
     client.filter(api.put("pods", make_pod("high", 10, priority=10)), "a")
@@ -589,7 +591,7 @@ def claimed(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock]:
     return client, preemption, clock
 
 
-def test_a_claim_lasts_as_long_as_its_victims_and_a_while(api: ApiDouble, quiet: Quiet) -> None:
+def test_a_claim_outlasts_its_victims_by_a_limited_time(api: ApiDouble, quiet: Quiet) -> None:
     client, preemption, clock = claimed(api, quiet)
     clock.now += 600
     preemption.tick()
@@ -617,7 +619,7 @@ def test_a_claim_ends_with_its_pod(api: ApiDouble, quiet: Quiet) -> None:
     assert client.extender.state.claims() == []
 
 
-def test_offers_that_are_not_taken_are_forgotten(api: ApiDouble, quiet: Quiet) -> None:
+def test_unused_offers_expire(api: ApiDouble, quiet: Quiet) -> None:
     api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
     client, preemption, clock = quiet()

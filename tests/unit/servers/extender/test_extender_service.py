@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare import contract
-from gpushare.kube import KubeError
+from gpushare.api.client import KubeError
+from gpushare.shared._contracts import gpushare as contract
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ IDX, ASSIGNED = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"
 # ----------------------------------------------------------------- filter
 
 
-def test_filter_takes_and_gives_names(api: ApiDouble, start: Start) -> None:
+def test_filter_accepts_and_returns_node_names(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("big", 16, 16))
     api.put("nodes", make_node("full", 16))
     api.put("nodes", make_node("small", 2))
@@ -32,13 +32,13 @@ def test_filter_takes_and_gives_names(api: ApiDouble, start: Start) -> None:
     assert client.filter(make_pod("p", 5), "big", "full", "small") == {
         "Nodes": None,
         "NodeNames": ["big"],
-        "FailedNodes": {"full": "largest free share on one card is 3 of 5 GiB"},
-        "FailedAndUnresolvableNodes": {"small": "largest healthy card holds 2 of 5 GiB"},
+        "FailedNodes": {"full": "InsufficientGPUMemory: largest free share on one card is 3 of 5 GiB"},
+        "FailedAndUnresolvableNodes": {"small": "CardTooSmall: largest healthy card holds 2 of 5 GiB"},
         "Error": "",
     }
 
 
-def test_filter_takes_and_gives_whole_nodes(api: ApiDouble, start: Start) -> None:
+def test_filter_accepts_and_returns_whole_nodes(api: ApiDouble, start: Start) -> None:
     big, small = make_node("big", 16), make_node("small", 2)
     api.put("nodes", big)
     api.put("nodes", small)
@@ -49,13 +49,13 @@ def test_filter_takes_and_gives_whole_nodes(api: ApiDouble, start: Start) -> Non
     assert list(value["FailedAndUnresolvableNodes"]) == ["small"]
 
 
-def test_keys_of_old_schedulers_are_understood(api: ApiDouble, start: Start) -> None:
+def test_lowercase_keys_of_old_schedulers_are_accepted(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("big", 16))
     body = {"pod": make_pod("p", 5), "nodenames": ["big"]}
     assert start().json("POST", "/gpushare-scheduler/filter", body)[1]["NodeNames"] == ["big"]
 
 
-def test_a_pod_that_asks_for_nothing_fits_anywhere_and_is_bound_without_a_card(api: ApiDouble, start: Start) -> None:
+def test_a_pod_without_a_request_fits_any_node_and_is_bound_without_a_card(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("plain"))
     pod = api.put("pods", make_pod("p", 0))
     client = start()
@@ -72,7 +72,7 @@ def test_fault_06_init_containers_count_by_kubernetes_rule(api: ApiDouble, start
     assert "holds 16 of 20 GiB" in start().filter(pod, "a")["FailedAndUnresolvableNodes"]["a"]
 
 
-def test_fault_06_a_pod_of_whose_containers_only_an_init_container_asks_is_bound(api: ApiDouble, start: Start) -> None:
+def test_fault_06_a_pod_whose_init_container_alone_requests_memory_is_bound(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16))
     client = start()
     pod = make_pod("p", 0)
@@ -103,7 +103,7 @@ def test_bind_packs_cards_and_writes_the_contract(api: ApiDouble, start: Start) 
     assert client.used("a") == [10, 16]
 
 
-def test_spread_takes_the_emptiest_card(api: ApiDouble, start: Start) -> None:
+def test_spread_selects_the_emptiest_card(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 16, 16))
     client = start(placement="spread")
     for name in "pq":
@@ -127,55 +127,55 @@ def test_units_come_from_the_api_and_not_from_the_request(api: ApiDouble, start:
 
 
 @pytest.mark.parametrize(
-    ("prepare", "node", "words"),
+    ("prepare", "node", "code"),
     [
-        (lambda api: api.remove("pods", "p", "default"), "a", "doesn't exist"),
+        (lambda api: api.remove("pods", "p", "default"), "a", "PodNotFound"),
         (
             lambda api: api.put(
                 "pods", make_pod("p", 2) | {"metadata": {"name": "p", "namespace": "default", "uid": "x"}}
             ),
             "a",
-            "replaced",
+            "PodReplaced",
         ),
         (
             lambda api: api.change("pods", "p", "default", lambda pod: pod["spec"].update(nodeName="b")),
             "a",
-            "bound to node b",
+            "PodBoundElsewhere",
         ),
         (
             lambda api: api.change("pods", "p", "default", lambda pod: pod["status"].update(phase="Failed")),
             "a",
-            "finished",
+            "PodFinished",
         ),
         (
             lambda api: api.change("pods", "p", "default", lambda pod: pod["metadata"].update(deletionTimestamp="x")),
             "a",
-            "deleted",
+            "PodTerminating",
         ),
-        (lambda api: None, "who", "doesn't know node who"),
+        (lambda api: None, "who", "NodeUnknown"),
         (
             lambda api: api.change(
                 "pods", "p", "default", lambda pod: pod.update(make_pod("p", 9) | {"metadata": pod["metadata"]})
             ),
             "a",
-            "of 9 GiB",
+            "CardTooSmall",
         ),
     ],
 )
-def test_what_cannot_be_bound_says_why(
-    api: ApiDouble, start: Start, prepare: Callable[[ApiDouble], Any], node: str, words: str
+def test_a_refused_bind_has_a_reason_code(
+    api: ApiDouble, start: Start, prepare: Callable[[ApiDouble], Any], node: str, code: str
 ) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 2))
     prepare(api)
-    assert words in client.bind(pod, node)
+    assert client.bind(pod, node).startswith(f"{code}: ")
     assert not api.asked("POST", "/binding$")
     assert client.extender.state.holds == 0
 
 
-def test_fault_07_a_card_that_fails_is_given_to_nobody_at_once(api: ApiDouble, start: Start) -> None:
-    """And is again when it recovers; nothing here is read but what the plugin says of its node."""
+def test_fault_07_an_unhealthy_card_is_assigned_to_no_pod(api: ApiDouble, start: Start) -> None:
+    """And is again when it recovers; the only source is the plugin's annotation of its node."""
     healthy, ill = make_node("a", 16, 8), make_node("a", 16, 8, unhealthy=(0,))
     api.put("nodes", healthy)
     client = start()
@@ -184,8 +184,8 @@ def test_fault_07_a_card_that_fails_is_given_to_nobody_at_once(api: ApiDouble, s
     api.put("nodes", ill)
     eventually(lambda: client.node("a")["devs"][0]["healthy"] is False)
     refused = client.filter(large, "a")
-    assert refused["FailedAndUnresolvableNodes"] == {"a": "largest healthy card holds 8 of 16 GiB"}
-    assert "largest healthy card holds 8 of 16 GiB" in client.bind(large, "a")
+    assert refused["FailedAndUnresolvableNodes"] == {"a": "CardTooSmall: largest healthy card holds 8 of 16 GiB"}
+    assert client.bind(large, "a") == "CardTooSmall: node a: largest healthy card holds 8 of 16 GiB"
     # By placement it would be the card that is ill: both are empty, and it is the first.
     assert client.bind(small, "a") == ""
     assert contract.booking(api.pod("small")).index == 1  # type: ignore[union-attr]
@@ -194,7 +194,7 @@ def test_fault_07_a_card_that_fails_is_given_to_nobody_at_once(api: ApiDouble, s
     assert client.bind(large, "a") == ""
 
 
-def test_several_cards_that_kubelet_could_not_give_equally_are_refused_before_the_bind(
+def test_several_cards_that_kubelet_could_not_share_equally_are_refused_before_the_bind(
     api: ApiDouble, start: Start
 ) -> None:
     """On every node, for ever, and with the annotation's name: the plugin would refuse it after the pod was bound."""
@@ -207,8 +207,8 @@ def test_several_cards_that_kubelet_could_not_give_equally_are_refused_before_th
     pod = api.put("pods", pod)
     answer = client.filter(pod, "a", "b")
     words = (
-        "kubegpu.share/card-count: its container main asks for 4 units and would be given a part of the 8 that an init "
-        "container had, of any card"
+        "InvalidAnnotation: kubegpu.share/card-count: its container main asks for 4 units and would be given a part of "
+        "the 8 that an init container had, of any card"
     )
     assert (answer["NodeNames"], answer["FailedNodes"]) == ([], {})
     assert answer["FailedAndUnresolvableNodes"] == {"a": words, "b": words}
@@ -216,12 +216,12 @@ def test_several_cards_that_kubelet_could_not_give_equally_are_refused_before_th
     assert not api.asked("POST", "/binding$")
 
 
-def test_a_refusal_at_bind_is_an_event_and_only_one(api: ApiDouble, start: Start) -> None:
+def test_a_refusal_at_bind_is_exactly_one_event(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 9))
     for _try in range(5):
-        assert client.bind(pod, "a") == "node a: largest healthy card holds 8 of 9 GiB"
+        assert client.bind(pod, "a") == "CardTooSmall: node a: largest healthy card holds 8 of 9 GiB"
     event = eventually(lambda: api.asked("POST", "/events$"))[0]
     assert (event["reason"], event["type"]) == ("GPUMemoryRefused", "Warning")
     assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
@@ -229,7 +229,7 @@ def test_a_refusal_at_bind_is_an_event_and_only_one(api: ApiDouble, start: Start
     assert len(api.asked("POST", "/events$")) == 1
 
 
-def test_a_bind_that_was_done_before_is_done(api: ApiDouble, start: Start) -> None:
+def test_a_repeated_bind_succeeds_without_a_second_binding(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
@@ -291,20 +291,25 @@ def test_fault_05_the_card_is_the_annotations_index_and_its_uuid(api: ApiDouble,
 def test_fault_11_nodes_are_never_stale(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a"))
     client = start()
-    assert client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"] == {"a": "no GPU memory is announced"}
+    assert client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"] == {
+        "a": "NoGPUMemory: the node announces no GPU memory"
+    }
     assert client.node("a")["devs"] == []
     api.put("nodes", make_node("a", 8))
     eventually(lambda: client.filter(make_pod("p", 4), "a")["NodeNames"] == ["a"])
     api.put("nodes", make_node("a", 8, unhealthy=(0,)))
     eventually(
-        lambda: client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"] == {"a": "no card is healthy"}
+        lambda: (
+            client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"]
+            == {"a": "NoHealthyCard: no card is healthy"}
+        )
     )
     api.put("nodes", make_node("a", 2))
     eventually(
-        lambda: "holds 2 of 4" in client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"].get("a", "")
+        lambda: "CardTooSmall: " in client.filter(make_pod("p", 4), "a")["FailedAndUnresolvableNodes"].get("a", "")
     )
     api.remove("nodes", "a")
-    eventually(lambda: "doesn't know" in client.filter(make_pod("p", 4), "a")["FailedNodes"].get("a", ""))
+    eventually(lambda: "NodeUnknown: " in client.filter(make_pod("p", 4), "a")["FailedNodes"].get("a", ""))
 
 
 def test_fault_11_an_unknown_node_is_404(api: ApiDouble, start: Start) -> None:
@@ -374,7 +379,7 @@ def test_fault_11_inspect_and_filter_while_everything_changes(api: ApiDouble, st
 # ----------------------------------------------------------------- its state
 
 
-def test_not_ready_before_both_are_read(api: ApiDouble, start: Start) -> None:
+def test_not_ready_before_nodes_and_pods_are_listed(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("p", 5, "a", 0))
     api.fail("GET", r"/pods\?", 500, times=10**6)
@@ -383,8 +388,8 @@ def test_not_ready_before_both_are_read(api: ApiDouble, start: Start) -> None:
     status, body, _headers = client.raw("GET", "/readyz")
     assert (status, b"pods" in body, b"injected" in body) == (503, True, True)
     assert client.raw("GET", "/healthz")[0] == 200
-    assert "isn't ready" in client.filter(make_pod("q", 1), "a")["Error"]
-    assert "isn't ready" in client.bind(make_pod("q", 1), "a")
+    assert "NotReady: " in client.filter(make_pod("q", 1), "a")["Error"]
+    assert "NotReady: " in client.bind(make_pod("q", 1), "a")
     assert client.json("GET", "/gpushare-scheduler/inspect")[0] == 503
     api.failures.clear()
     eventually(lambda: client.raw("GET", "/readyz")[0] == 200)
@@ -444,7 +449,7 @@ def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
     }
 
 
-def test_metrics_count_what_was_asked(api: ApiDouble, start: Start) -> None:
+def test_metrics_count_requests(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("stray", 1, "a"))
     client = start()
@@ -537,14 +542,14 @@ def test_there_is_nothing_below_filter_and_bind(served: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "A", "", "a" * 300, "a\n"])
-def test_names_that_would_lead_elsewhere_are_refused(served: Client, api: ApiDouble, name: str) -> None:
+def test_names_that_would_change_the_path_are_refused(served: Client, api: ApiDouble, name: str) -> None:
     for key in ("PodName", "PodNamespace", "Node"):
         body = {"PodName": "p", "PodNamespace": "default", "PodUID": "", "Node": "a", key: name}
         assert served.json("POST", "/gpushare-scheduler/bind", body)[0] == 400
     assert not [path for _method, path, _body in api.requests if "/pods/" in path]
 
 
-def test_the_api_refusing_everything_is_a_failure_in_words(api: ApiDouble, start: Start) -> None:
+def test_an_api_that_refuses_everything_is_a_readable_failure(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     client = start()
     pod = api.put("pods", make_pod("p", 5))

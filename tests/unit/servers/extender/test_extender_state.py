@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from api_double import make_node, make_pod
-from gpushare import contract
-from gpushare.contract import Wish
-from gpushare.extender_filter import judge, refusal
-from gpushare.extender_state import (
+from gpushare.extender.filter import judge, refusal
+from gpushare.extender.placement import choose
+from gpushare.extender.state import (
+    BIND_IN_PROGRESS,
     HIGHEST_PRIORITY,
     LOWEST_PRIORITY,
     Claim,
@@ -22,15 +22,16 @@ from gpushare.extender_state import (
     pod_row,
     unit_of,
 )
-from gpushare.kube import Json
-from gpushare.placement import choose
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Demand
+from gpushare.shared._core.types import JsonObject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 NODES = ("a", "b")
 
 
-def with_uid(pod: Json, uid: str) -> Json:
+def with_uid(pod: JsonObject, uid: str) -> JsonObject:
     pod["metadata"]["uid"] = uid
     return pod
 
@@ -41,7 +42,7 @@ def shown(state: State, node: str) -> NodeView:
     return view
 
 
-def told(*nodes: Json, pods: tuple[Json, ...] = ()) -> State:
+def state_of(*nodes: JsonObject, pods: tuple[JsonObject, ...] = ()) -> State:
     state = State()
     for node in nodes:
         state.node_changed("", None, node_row(node))
@@ -54,11 +55,11 @@ def told(*nodes: Json, pods: tuple[Json, ...] = ()) -> State:
 def reserve(
     state: State, uid: str, node: str, units: int, count: int = 1, priority: int = LOWEST_PRIORITY
 ) -> Reservation:
-    wish = Wish(units, count)
+    demand = Demand(units, count)
 
     def place(view: NodeView) -> PodRow | None:
-        cards = choose("binpack", view.slots(wish), wish)
-        return booked(uid, node, wish.share, *cards) if cards else None
+        cards = choose("binpack", view.slots(demand), demand)
+        return booked(uid, node, demand.share, *cards) if cards else None
 
     return state.reserve(uid, node, place, priority)
 
@@ -79,7 +80,7 @@ def booked(uid: str, node: str, share: int, *cards: int) -> PodRow:
         ({"spec": {"containers": []}}, False),
     ],
 )
-def test_only_pods_that_hold_memory_are_kept(edit: Json, kept: bool) -> None:
+def test_only_pods_that_hold_memory_are_kept(edit: JsonObject, kept: bool) -> None:
     assert (pod_row({**make_pod("p", 3, "a", 0), **edit}) is not None) is kept
     assert pod_row(make_pod("p", 3)) is None, "not bound"
 
@@ -87,7 +88,7 @@ def test_only_pods_that_hold_memory_are_kept(edit: Json, kept: bool) -> None:
 def test_fault_08_a_terminating_pod_counts_until_it_is_gone() -> None:
     pod = make_pod("p", 3, "a", 0)
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    state = told(make_node("a", 16), pods=(pod,))
+    state = state_of(make_node("a", 16), pods=(pod,))
     assert shown(state, "a").used == (3,)
     state.pod_changed("", pod_row(pod), None)
     assert shown(state, "a").used == (0,)
@@ -108,7 +109,7 @@ def test_fault_08_a_terminating_pod_counts_until_it_is_gone() -> None:
         (make_node("a", 16, unit=1000), ""),
     ],
 )
-def test_the_unit_is_told_by_the_cards(node: Json, unit: str) -> None:
+def test_the_unit_follows_from_the_cards(node: JsonObject, unit: str) -> None:
     assert unit_of(contract.node_cards(node)) == unit
 
 
@@ -121,37 +122,20 @@ def test_an_annotation_without_announced_memory_is_no_card() -> None:
 # ----------------------------------------------------------------- sums
 
 
-def test_fault_03_more_used_than_there_is_never_wraps() -> None:
-    state = told(make_node("a", 15, 15), pods=(make_pod("p", 4096, "a", 0),))
-    view = shown(state, "a")
-    assert view.used == (4096, 0)
-    assert view.free(0) == 0
-    assert view.slots(Wish(1)) == [(0, 0), (1, 15)]
-    assert view.largest == 15
-
-
-def test_fault_04_each_card_has_its_own_size() -> None:
-    state = told(make_node("a", 1, 10))
-    assert shown(state, "a").largest == 10
-    assert reserve(state, "p", "a", 10).row == booked("p", "a", 10, 1)
-    assert reserve(state, "q", "a", 2).row is None
-    assert reserve(state, "r", "a", 1).row == booked("r", "a", 1, 0)
-
-
 def test_without_an_annotation_capacity_is_divided_as_upstream_does() -> None:
     node = {
         "metadata": {"name": "a"},
         "status": {"capacity": {"aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "2"}},
     }
-    assert [card.units for card in shown(told(node), "a").cards] == [15, 15]
+    assert [card.units for card in shown(state_of(node), "a").cards] == [15, 15]
 
 
 def test_a_pod_whose_card_is_unknown_counts_against_every_card() -> None:
     stray = make_pod("stray", 5, "a")
-    state = told(make_node("a", 16, 8), pods=(stray,))
+    state = state_of(make_node("a", 16, 8), pods=(stray,))
     view = shown(state, "a")
     assert (view.used, view.unplaced, view.largest) == ((0, 0), 5, 11)
-    assert [slot.free for slot in view.slots(Wish(1))] == [11, 3]
+    assert [slot.free for slot in view.slots(Demand(1))] == [11, 3]
     # The device plugin names its card.
     named = with_uid(make_pod("stray", 5, "a", 1), "u0")
     state.pod_changed("", pod_row(stray), pod_row(named))
@@ -163,44 +147,22 @@ def test_a_pod_whose_card_is_unknown_counts_against_every_card() -> None:
 def test_an_annotation_that_names_no_card_of_the_node_is_an_unknown_card(index: str) -> None:
     pod = make_pod("p", 4, "a", 0)
     pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] = index
-    assert shown(told(make_node("a", 16, 16), pods=(pod,)), "a").unplaced == 4
+    assert shown(state_of(make_node("a", 16, 16), pods=(pod,)), "a").unplaced == 4
 
 
-def test_an_unhealthy_card_takes_nobody_and_recovers() -> None:
-    state = told(make_node("a", 16, 8, unhealthy=(0,)))
-    assert (shown(state, "a").largest, shown(state, "a").biggest) == (8, 8)
+def test_an_unhealthy_card_accepts_no_pod_and_recovers() -> None:
+    state = state_of(make_node("a", 16, 8, unhealthy=(0,)))
+    assert (shown(state, "a").largest, shown(state, "a").largest_card) == (8, 8)
     assert reserve(state, "p", "a", 9).row is None
     state.node_changed("", None, node_row(make_node("a", 16, 8)))
     assert shown(state, "a").largest == 16
 
 
-def test_cards_that_change_are_counted_anew() -> None:
-    state = told(make_node("a", 16, 16), pods=(make_pod("p", 4, "a", 1),))
-    state.node_changed("", None, node_row(make_node("a", 16)))
-    assert (shown(state, "a").used, shown(state, "a").unplaced) == ((0,), 4)
-    state.node_changed("", None, node_row(make_node("a", 16, 16)))
-    assert (shown(state, "a").used, shown(state, "a").unplaced) == ((0, 4), 0)
-
-
-def test_pods_may_come_before_their_node_and_outlive_it() -> None:
-    pod = make_pod("p", 4, "a", 0)
-    state = State()
-    state.pod_changed("", None, pod_row(with_uid(pod, "u")))
-    assert state.view("a") is None
-    node = node_row(make_node("a", 16))
-    state.node_changed("", None, node)
-    assert shown(state, "a").used == (4,)
-    state.node_changed("", node, None)
-    assert state.view("a") is None
-    state.node_changed("", None, node)
-    assert shown(state, "a").used == (4,)
-
-
 # ----------------------------------------------------------------- holds
 
 
-def test_a_hold_counts_until_the_watch_shows_the_pod() -> None:
-    state = told(make_node("a", 16))
+def test_a_reservation_counts_until_the_watch_shows_the_pod() -> None:
+    state = state_of(make_node("a", 16))
     assert reserve(state, "p", "a", 10).row is not None
     assert reserve(state, "q", "a", 10).row is None
     state.settle("p", 1.0)
@@ -211,31 +173,17 @@ def test_a_hold_counts_until_the_watch_shows_the_pod() -> None:
     assert shown(state, "a").used == (10,), "a late release takes nothing from a bound pod"
 
 
-def test_a_released_hold_is_free_again() -> None:
-    state = told(make_node("a", 16))
+def test_a_pod_is_bound_by_one_request_at_a_time() -> None:
+    state = state_of(make_node("a", 16), make_node("b", 16))
     reserve(state, "p", "a", 10)
-    state.release("p")
-    assert shown(state, "a").used == (0,)
-
-
-def test_a_pod_is_bound_by_one_at_a_time() -> None:
-    state = told(make_node("a", 16), make_node("b", 16))
-    reserve(state, "p", "a", 10)
-    assert "under way" in reserve(state, "p", "b", 10).error
+    assert reserve(state, "p", "b", 10).refusal == BIND_IN_PROGRESS
     state.settle("p", 0.0)
     assert reserve(state, "p", "b", 10).row is not None
     assert (shown(state, "a").used, shown(state, "b").used) == ((0,), (10,))
 
 
-def test_a_hold_and_the_pod_on_another_node() -> None:
-    state = told(make_node("a", 16), make_node("b", 16))
-    reserve(state, "p", "a", 10)
-    state.pod_changed("", None, pod_row(with_uid(make_pod("p", 10, "b", 0), "p")))
-    assert (shown(state, "a").used, shown(state, "b").used) == ((0,), (10,))
-
-
-def test_the_view_without_ones_own_hold() -> None:
-    state = told(make_node("a", 16))
+def test_a_pods_own_reservation_is_excluded_from_its_view() -> None:
+    state = state_of(make_node("a", 16))
     reserve(state, "p", "a", 10)
     assert shown(state, "a").largest == 6
     mine, other = state.viewer("p")("a"), state.viewer("q")("a")
@@ -246,14 +194,14 @@ def test_the_view_without_ones_own_hold() -> None:
 # ----------------------------------------------------------------- several cards
 
 
-def several(name: str, units: int, node: str, indices: str, **more: Any) -> Json:
+def several(name: str, units: int, node: str, indices: str, **more: Any) -> JsonObject:
     pod = make_pod(name, units, node, int(indices.split(",")[0]), **more)
     pod["metadata"]["annotations"][contract.POD_INDICES] = indices
     return pod
 
 
 def test_a_pod_of_several_cards_holds_its_share_of_each() -> None:
-    state = told(make_node("a", 16, 16, 16), pods=(several("p", 8, "a", "0,2"),))
+    state = state_of(make_node("a", 16, 16, 16), pods=(several("p", 8, "a", "0,2"),))
     assert shown(state, "a").used == (4, 0, 4)
     assert reserve(state, "q", "a", 26, count=2).row is None
     assert reserve(state, "r", "a", 24, count=2).row == booked("r", "a", 12, 0, 2)
@@ -261,15 +209,15 @@ def test_a_pod_of_several_cards_holds_its_share_of_each() -> None:
 
 
 def test_a_share_on_a_card_that_is_gone_is_an_unknown_card() -> None:
-    state = told(make_node("a", 16), pods=(several("p", 8, "a", "0,2"),))
+    state = state_of(make_node("a", 16), pods=(several("p", 8, "a", "0,2"),))
     assert (shown(state, "a").used, shown(state, "a").unplaced) == ((4,), 4)
 
 
 # ----------------------------------------------------------------- other extenders
 
 
-def test_what_others_book_counts_until_the_watch_shows_it() -> None:
-    state = told(make_node("a", 16))
+def test_bookings_of_other_extenders_count_until_the_watch_shows_the_pod() -> None:
+    state = state_of(make_node("a", 16))
     state.others("a", [booked("x", "a", 10, 0)])
     assert shown(state, "a").used == (10,)
     assert reserve(state, "p", "a", 7).row is None
@@ -282,15 +230,15 @@ def test_what_others_book_counts_until_the_watch_shows_it() -> None:
     assert shown(state, "a").used == (0,)
 
 
-def test_what_others_book_of_a_pod_that_is_bound_here_is_not_counted_twice() -> None:
-    state = told(make_node("a", 16), make_node("b", 16), pods=(with_uid(make_pod("x", 10, "a", 0), "x"),))
+def test_another_extenders_booking_of_a_bound_pod_is_not_counted_twice() -> None:
+    state = state_of(make_node("a", 16), make_node("b", 16), pods=(with_uid(make_pod("x", 10, "a", 0), "x"),))
     state.others("a", [booked("x", "a", 10, 0)])
     state.others("b", [booked("x", "b", 10, 0)])
     assert (shown(state, "a").used, shown(state, "b").used) == ((10,), (0,))
 
 
-def test_two_extenders_want_one_pod() -> None:
-    state = told(make_node("a", 16, 16), make_node("b", 16))
+def test_two_extenders_book_one_pod() -> None:
+    state = state_of(make_node("a", 16, 16), make_node("b", 16))
     state.others("a", [booked("x", "a", 10, 1)])
     state.others("b", [booked("x", "b", 10, 0)])
     mine = reserve(state, "x", "a", 10).row
@@ -309,7 +257,7 @@ def claim(uid: str, node: str, *cards: tuple[int, int], priority: int = 10, vict
 
 
 def test_a_claim_binds_pods_of_no_higher_priority() -> None:
-    state = told(make_node("a", 16), make_node("b", 16))
+    state = state_of(make_node("a", 16), make_node("b", 16))
     state.claim(claim("high", "a", (0, 12)))
 
     def seen(uid: str, priority: int) -> int:
@@ -324,7 +272,7 @@ def test_a_claim_binds_pods_of_no_higher_priority() -> None:
 
 
 def test_a_claim_ends_when_its_pod_is_bound() -> None:
-    state = told(make_node("a", 16), make_node("b", 16))
+    state = state_of(make_node("a", 16), make_node("b", 16))
     state.claim(claim("high", "a", (0, 12)))
     state.pod_changed("", None, pod_row(with_uid(make_pod("high", 12, "b", 0), "high")))
     assert state.claims() == []
@@ -335,7 +283,7 @@ def test_a_claim_ends_when_its_pod_is_bound() -> None:
 @pytest.mark.parametrize("gone", [True, False])
 def test_an_offer_is_a_claim_as_soon_as_a_victim_ends(gone: bool) -> None:
     victim = with_uid(make_pod("v", 16, "b", 0), "v")
-    state = told(make_node("a", 16), make_node("b", 16), pods=(victim,))
+    state = state_of(make_node("a", 16), make_node("b", 16), pods=(victim,))
     state.offer("high", [claim("high", "a", (0, 12), victims=("u",)), claim("high", "b", (0, 12), victims=("v",))])
     assert state.claims() == []
     ending = with_uid(make_pod("v", 16, "b", 0), "v")
@@ -345,15 +293,15 @@ def test_an_offer_is_a_claim_as_soon_as_a_victim_ends(gone: bool) -> None:
     assert state.offered() == []
 
 
-def test_who_outranks_anybody() -> None:
+def test_outranks_compares_with_the_lowest_priority() -> None:
     pod = with_uid(make_pod("p", 1, "a", 0, priority=5), "p")
-    state = told(make_node("a", 16), pods=(pod,))
+    state = state_of(make_node("a", 16), pods=(pod,))
     assert (state.outranks(5), state.outranks(6)) == (False, True)
     state.pod_changed("", pod_row(pod), None)
     assert not state.outranks(6)
 
 
-def test_a_static_pod_is_above_all() -> None:
+def test_a_static_pod_has_the_highest_priority() -> None:
     pod = make_pod("p", 1, "a", 0)
     pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
     row = pod_row(pod)
@@ -394,12 +342,12 @@ EVENTS = st.lists(
 @given(EVENTS)
 def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any, ...]]) -> None:
     state = State()
-    pods: dict[int, Json] = {}
-    nodes: dict[str, Json] = {}
+    pods: dict[int, JsonObject] = {}
+    nodes: dict[str, JsonObject] = {}
     held: dict[int, PodRow] = {}
     others: dict[tuple[int, str], PodRow] = {}
 
-    def tell_pod(number: int, pod: Json | None) -> None:
+    def tell_pod(number: int, pod: JsonObject | None) -> None:
         before = pods.pop(number, None)
         if pod is not None:
             pods[number] = with_uid(pod, str(number))
@@ -429,8 +377,8 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
                 assert reservation.bound_to == contract.pod_node(pods[number])
             elif reservation.row is not None:
                 held[number] = reservation.row
-            elif not reservation.error:
-                # No room: an earlier hold, which this bind would have replaced, is given up.
+            elif not reservation.refusal:
+                # No free card: an earlier reservation, which this bind would have replaced, is released.
                 held.pop(number, None)
         elif what == "others":
             node, told_of = rest
@@ -476,7 +424,7 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
     st.lists(st.tuples(st.integers(0, 7), st.integers(1, 16), st.sampled_from(["bind", "seen", "free", "fail"]))),
 )
 def test_binds_alone_never_overbook_a_card(sizes: list[int], steps: list[tuple[int, int, str]]) -> None:
-    state = told(make_node("a", *sizes))
+    state = state_of(make_node("a", *sizes))
     bound: dict[int, PodRow] = {}
     waiting: dict[int, PodRow] = {}
     for number, units, step in steps:
@@ -501,11 +449,11 @@ def test_binds_alone_never_overbook_a_card(sizes: list[int], steps: list[tuple[i
 # ----------------------------------------------------------------- the filter's words
 
 
-def test_words() -> None:
+def test_refusal_messages() -> None:
     stray = make_pod("stray", 2, "stray")
     over = make_pod("over", 99, "over", 0)
     half = make_pod("half", 13, "half", 0)
-    state = told(
+    state = state_of(
         make_node("good", 16, 8),
         make_node("half", 16, 4),
         make_node("small", 4, 4),
@@ -517,33 +465,36 @@ def test_words() -> None:
         pods=(stray, over, half),
     )
     names = ["good", "half", "small", "mib", "none", "ill", "stray", "over", "who"]
-    passed, failed, hopeless = judge(names, state.view, Wish(5))
+    passed, failed, unresolvable = judge(names, state.view, Demand(5))
     assert passed == ["good"]
     assert failed == {
-        "half": "largest free share on one card is 4 of 5 GiB",
-        "stray": "largest free share on one card is 4 of 5 GiB, with 2 GiB held by pods whose card isn't known yet",
-        "over": "largest free share on one card is 0 of 5 GiB",
-        "who": "the gpushare extender doesn't know this node yet",
+        "half": "InsufficientGPUMemory: largest free share on one card is 4 of 5 GiB",
+        "stray": "InsufficientGPUMemory: largest free share on one card is 4 of 5 GiB, with 2 GiB held by pods whose "
+        "card isn't known yet",
+        "over": "InsufficientGPUMemory: largest free share on one card is 0 of 5 GiB",
+        "who": "NodeUnknown: the gpushare extender doesn't know this node yet",
     }
-    assert hopeless == {
-        "small": "largest healthy card holds 4 of 5 GiB",
-        "mib": "largest healthy card holds 4 of 5 MiB",
-        "none": "no GPU memory is announced",
-        "ill": "no card is healthy",
+    assert unresolvable == {
+        "small": "CardTooSmall: largest healthy card holds 4 of 5 GiB",
+        "mib": "CardTooSmall: largest healthy card holds 4 of 5 MiB",
+        "none": "NoGPUMemory: the node announces no GPU memory",
+        "ill": "NoHealthyCard: no card is healthy",
     }
 
 
-def test_words_without_a_known_unit() -> None:
+def test_refusal_messages_without_a_known_unit() -> None:
     node = {
         "metadata": {"name": "a"},
         "status": {"capacity": {"aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "2"}},
     }
-    state = told(node, pods=(make_pod("p", 12, "a", 0), make_pod("q", 12, "a", 1)))
-    assert judge(["a"], state.view, Wish(5)).failed == {"a": "largest free share on one card is 3 of 5"}
+    state = state_of(node, pods=(make_pod("p", 12, "a", 0), make_pod("q", 12, "a", 1)))
+    assert judge(["a"], state.view, Demand(5)).failed == {
+        "a": "InsufficientGPUMemory: largest free share on one card is 3 of 5"
+    }
 
 
-def test_words_about_several_cards_and_models() -> None:
-    state = told(
+def test_refusal_messages_for_several_cards_and_models() -> None:
+    state = state_of(
         make_node("both", 16, 16, models=("NVIDIA A100", "NVIDIA A100")),
         make_node("one", 16, 16, models=("NVIDIA A100", "NVIDIA A100")),
         make_node("small", 16, 2, models=("NVIDIA A100", "NVIDIA A100")),
@@ -553,32 +504,34 @@ def test_words_about_several_cards_and_models() -> None:
         pods=(make_pod("p", 14, "one", 1),),
     )
     names = ["both", "one", "small", "mixed", "other", "untold", "who"]
-    wish = Wish(6, 2, models=("*a100*",))
-    assert judge(names, state.view, wish) == (
+    demand = Demand(6, 2, models=("*a100*",))
+    assert judge(names, state.view, demand) == (
         ["both"],
         {
-            "one": "1 of 2 wanted cards have 3 GiB free",
-            "who": "the gpushare extender doesn't know this node yet",
+            "one": "InsufficientGPUMemory: 1 of 2 requested cards have 3 GiB free",
+            "who": "NodeUnknown: the gpushare extender doesn't know this node yet",
         },
         {
-            "small": "1 of 2 wanted cards can hold 3 GiB",
-            "mixed": "1 of 2 wanted cards can hold 3 GiB",
-            "other": "no healthy card is of a model that the pod takes",
-            "untold": "no healthy card is of a model that the pod takes",
+            "small": "CardTooSmall: 1 of 2 requested cards can hold 3 GiB",
+            "mixed": "CardTooSmall: 1 of 2 requested cards can hold 3 GiB",
+            "other": "NoMatchingModel: no healthy card is of a model that the pod accepts",
+            "untold": "NoMatchingModel: no healthy card is of a model that the pod accepts",
         },
     )
-    assert judge(names, state.view, Wish(17, models=("*a100*",))).hopeless["mixed"] == (
-        "largest healthy card of a model that the pod takes holds 16 of 17 GiB"
+    assert judge(names, state.view, Demand(17, models=("*a100*",))).unresolvable["mixed"] == (
+        "CardTooSmall: largest healthy card of a model that the pod accepts holds 16 of 17 GiB"
     )
-    assert judge(["other", "mixed"], state.view, Wish(6, excluded=("tesla*",))).passed == ["mixed"]
+    assert judge(["other", "mixed"], state.view, Demand(6, excluded=("tesla*",))).passed == ["mixed"]
 
 
-def test_why_cards_are_unhealthy() -> None:
+def test_refusals_name_the_reason_of_unhealthy_cards() -> None:
     node = make_node("a", 16, unhealthy=(0,))
     cards = json.loads(node["metadata"]["annotations"][contract.NODE_CARDS])
     cards[0]["reason"] = "MIG is on"
     node["metadata"]["annotations"][contract.NODE_CARDS] = json.dumps(cards)
-    assert judge(["a"], told(node).view, Wish(1)).hopeless == {"a": "no card is healthy: MIG is on"}
+    assert judge(["a"], state_of(node).view, Demand(1)).unresolvable == {
+        "a": "NoHealthyCard: no card is healthy: MIG is on"
+    }
 
 
 @settings(max_examples=200, deadline=None)
@@ -604,13 +557,13 @@ def test_the_filter_passes_a_node_exactly_if_a_bind_finds_the_cards(
         unhealthy=tuple(at for at, (_size, ill, _model) in enumerate(cards) if ill),
         models=tuple(model for _size, _ill, model in cards),
     )
-    state = told(node, pods=tuple(make_pod(f"p{at}", units, "a", card) for at, (units, card) in enumerate(held)))
-    wish = Wish(share * count, count, models=models, excluded=excluded)
+    state = state_of(node, pods=tuple(make_pod(f"p{at}", units, "a", card) for at, (units, card) in enumerate(held)))
+    demand = Demand(share * count, count, models=models, excluded=excluded)
     view = shown(state, "a")
-    verdict = judge(["a"], state.view, wish)
-    assert bool(verdict.passed) == bool(choose("binpack", view.slots(wish), wish))
-    empty = shown(told(node), "a")
-    assert ("a" in verdict.hopeless) == (not choose("binpack", empty.slots(wish), wish))
+    verdict = judge(["a"], state.view, demand)
+    assert bool(verdict.passed) == bool(choose("binpack", view.slots(demand), demand))
+    empty = shown(state_of(node), "a")
+    assert ("a" in verdict.unresolvable) == (not choose("binpack", empty.slots(demand), demand))
 
 
 NODE = st.tuples(
@@ -627,7 +580,7 @@ NODE = st.tuples(
     st.sampled_from([(), ("a",), ("*",), ("a b",)]),
     st.sampled_from([(), ("b",)]),
 )
-def test_what_is_said_of_a_node_does_not_depend_on_the_others(
+def test_the_refusal_of_a_node_does_not_depend_on_other_nodes(
     nodes: list[tuple[list[tuple[int, bool, str]], list[tuple[int, int]]]],
     share: int,
     count: int,
@@ -646,36 +599,39 @@ def test_what_is_said_of_a_node_does_not_depend_on_the_others(
             )
         )
         pods += [make_pod(f"p{number}-{at}", units, f"n{number}", card) for at, (units, card) in enumerate(held)]
-    state = told(*made, pods=tuple(pods))
+    state = state_of(*made, pods=tuple(pods))
     names = [node["metadata"]["name"] for node in made]
-    wish = Wish(share * count, count, models=models, excluded=excluded)
-    verdict = judge(names, state.view, wish)
+    demand = Demand(share * count, count, models=models, excluded=excluded)
+    verdict = judge(names, state.view, demand)
     for name in names:
-        alone = judge([name], state.view, wish)
+        alone = judge([name], state.view, demand)
         assert (name in verdict.passed) == (alone.passed == [name])
         assert verdict.failed.get(name) == alone.failed.get(name)
-        assert verdict.hopeless.get(name) == alone.hopeless.get(name)
+        assert verdict.unresolvable.get(name) == alone.unresolvable.get(name)
         if name not in verdict.passed:
-            assert refusal(shown(state, name), wish) in (verdict.failed.get(name), verdict.hopeless.get(name))
+            assert str(refusal(shown(state, name), demand)) in (
+                verdict.failed.get(name),
+                verdict.unresolvable.get(name),
+            )
 
 
-def test_a_filter_of_particular_pods_looks_at_no_card() -> None:
-    """The cost of a thousand nodes is that of a thousand looks, however many cards each has."""
+def test_a_filter_iterates_over_no_single_card() -> None:
+    """The cost grows with the number of nodes and not with their cards."""
 
     class Untouched(tuple):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
-            raise AssertionError("cards were looked at")
+            raise AssertionError("cards were read")
 
-    state = told(*(make_node(f"n{number}", *[16] * 8, models=("A",) * 8) for number in range(3)))
+    state = state_of(*(make_node(f"n{number}", *[16] * 8, models=("A",) * 8) for number in range(3)))
     views = {view.name: dataclasses.replace(view, cards=Untouched(view.cards)) for view in state.views()}
-    for wish in (Wish(16, 2), Wish(4, models=("a",)), Wish(17, models=("a",)), Wish(8, 8, excluded=("a",))):
-        verdict = judge(views, views.get, wish)
-        assert len(verdict.passed) + len(verdict.failed) + len(verdict.hopeless) == 3
+    for demand in (Demand(16, 2), Demand(4, models=("a",)), Demand(17, models=("a",)), Demand(8, 8, excluded=("a",))):
+        verdict = judge(views, views.get, demand)
+        assert len(verdict.passed) + len(verdict.failed) + len(verdict.unresolvable) == 3
 
 
-def test_where_room_came_since() -> None:
+def test_nodes_with_memory_released_since_a_version() -> None:
     pods = [with_uid(make_pod(name, 4, node, 0), name) for name, node in (("p", "a"), ("q", "b"), ("r", "c"))]
-    state = told(*(make_node(name, 16) for name in "abc"), pods=tuple(pods))
+    state = state_of(*(make_node(name, 16) for name in "abc"), pods=tuple(pods))
     began = state.freed
     assert state.freed_since(began) == []
     state.pod_changed("", pod_row(pods[1]), None)

@@ -23,11 +23,13 @@ import gpushare
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
 from extender_kit import Client, eventually
-from gpushare import extender, tls
-from gpushare.service import Request, Response, Service, answer
-from gpushare.tls import Tls, is_loopback, tls_options
+from gpushare.extender import command
+from gpushare.http import tls
+from gpushare.http.service import Request, Response, Service, answer
+from gpushare.http.tls import Tls, is_loopback, tls_options
 from prometheus_client import CollectorRegistry
 from real_apiserver import _Authority
+from service_account import service_account
 
 Start = Callable[..., Client]
 
@@ -111,17 +113,17 @@ def test_fault_14_a_scheduler_with_a_certificate_filters_and_binds(api: ApiDoubl
 
 
 def test_fault_14_without_a_certificate_there_is_only_health(service: Service, files: Files) -> None:
-    nobody = files.client()
+    anonymous = files.client()
     for path in ("/healthz", "/readyz"):
-        assert ask(service.port, nobody, path)[0] == 200
+        assert ask(service.port, anonymous, path)[0] == 200
     for path, body in (("/metrics", None), ("/version", None), ("/echo", b"x"), ("/echo/healthz", b"x")):
-        status, text = ask(service.port, nobody, path, body)
+        status, text = ask(service.port, anonymous, path, body)
         assert (status, b"client certificate" in text) == (403, True), path
     for path in ("/nothing", "/debug/pprof/", "/"):
-        assert ask(service.port, nobody, path)[0] == 404, path
+        assert ask(service.port, anonymous, path)[0] == 404, path
 
 
-def test_fault_14_nobody_says_of_himself_who_he_is(service: Service, files: Files) -> None:
+def test_fault_14_a_self_declared_identity_is_refused(service: Service, files: Files) -> None:
     connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=files.client(), timeout=10)
     connection.request("POST", "/echo", b"x", {"X-Forwarded-For": tls.VERIFIED, "Remote-Addr": tls.VERIFIED})
     assert connection.getresponse().status == 403
@@ -129,7 +131,7 @@ def test_fault_14_nobody_says_of_himself_who_he_is(service: Service, files: File
 
 
 @pytest.mark.parametrize("which", ["of another authority", "of a server"])
-def test_fault_14_a_certificate_that_is_none_ends_the_connection(service: Service, files: Files, which: str) -> None:
+def test_fault_14_an_invalid_certificate_ends_the_connection(service: Service, files: Files, which: str) -> None:
     context = files.client(files.other) if "another" in which else files.client(files.authority, server=True)
     # With TLS 1.3 the client learns of it with the first answer.
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
@@ -138,7 +140,7 @@ def test_fault_14_a_certificate_that_is_none_ends_the_connection(service: Servic
 
 def test_fault_14_plain_http_and_nonsense_get_nothing(service: Service, files: Files) -> None:
     for words in (b"GET /healthz HTTP/1.0\r\n\r\n", b"\x16\x03\x01", b"\x00" * 1000, b""):
-        # It may be gone before all is said.
+        # It may be closed before everything is sent.
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection,
@@ -151,7 +153,7 @@ def test_fault_14_plain_http_and_nonsense_get_nothing(service: Service, files: F
 
 
 def test_old_versions_of_tls_are_refused(files: Files) -> None:
-    # Asked of the context: most clients can't even be told to speak them any more.
+    # Read from the context: most clients cannot even be configured for them any more.
     assert tls.Context(files.tls()).get().minimum_version == ssl.TLSVersion.TLSv1_2
 
 
@@ -198,17 +200,17 @@ def test_large_requests_and_many_at_once(service: Service, files: Files) -> None
         assert list(pool.map(one, range(8))) == [200] * 8
 
 
-def test_a_client_that_says_nothing_is_let_go(service: Service, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_times_out(service: Service, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "HANDSHAKE_SECONDS", 0.2)
     monkeypatch.setitem(tls.IDLE_SECONDS, tls.ANONYMOUS, 0.2)
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as silent:
-        assert silent.recv(1) == b"", "before it has shaken hands"
+        assert silent.recv(1) == b"", "before its handshake"
     plain = socket.create_connection(("127.0.0.1", service.port), timeout=10)
     with files.client().wrap_socket(plain, server_hostname="127.0.0.1") as silent:
         assert silent.recv(1) == b"", "and after"
 
 
-def test_more_clients_than_there_is_room_for_leave_room_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_above_the_limit_free_their_connections(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "CONNECTIONS", 4)
     service = Service("t", "127.0.0.1", 0, lambda: None, {}, CollectorRegistry(), tls=files.tls())
     service.start()
@@ -257,7 +259,7 @@ def free(port: int) -> bool:
 # ----------------------------------------------------------------- files that change
 
 
-def test_fault_10_new_certificates_are_taken_without_a_restart(service: Service, files: Files) -> None:
+def test_fault_10_new_certificates_are_loaded_without_a_restart(service: Service, files: Files) -> None:
     def serial() -> Any:
         plain = socket.create_connection(("127.0.0.1", service.port), timeout=10)
         with files.client().wrap_socket(plain, server_hostname="127.0.0.1") as connection:
@@ -269,7 +271,7 @@ def test_fault_10_new_certificates_are_taken_without_a_restart(service: Service,
     assert serial() != before
 
 
-def test_fault_10_a_new_authority_is_taken_and_the_old_one_is_over(service: Service, files: Files) -> None:
+def test_fault_10_a_new_authority_replaces_the_old_one(service: Service, files: Files) -> None:
     old = files.client(files.authority)
     assert ask(service.port, old, "/version")[0] == 200
     shutil.copy(files.other.folder / "ca.crt", files.ca)
@@ -279,7 +281,7 @@ def test_fault_10_a_new_authority_is_taken_and_the_old_one_is_over(service: Serv
 
 
 @pytest.mark.parametrize("broken", ["half", "gone", "of another key"])
-def test_files_that_cannot_be_loaded_leave_the_last_good_ones(
+def test_unreadable_files_keep_the_last_valid_certificates(
     service: Service, files: Files, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = files.cert.read_bytes()
@@ -297,7 +299,7 @@ def test_files_that_cannot_be_loaded_leave_the_last_good_ones(
     assert "can't" not in caplog.text
 
 
-def test_files_that_are_wrong_at_the_start_are_an_oserror(files: Files) -> None:
+def test_invalid_files_at_the_start_are_an_oserror(files: Files) -> None:
     for wrong in (files.tls()._replace(cert=str(files.ca)), files.tls()._replace(key="/nothing/there")):
         service = Service("t", "127.0.0.1", 0, lambda: None, {}, CollectorRegistry(), tls=wrong)
         with pytest.raises(OSError):
@@ -324,7 +326,7 @@ def test_files_that_are_wrong_at_the_start_are_an_oserror(files: Files) -> None:
         ("*", False),
     ],
 )
-def test_what_is_loopback(address: str, loopback: bool) -> None:
+def test_loopback_addresses(address: str, loopback: bool) -> None:
     assert is_loopback(address) == loopback
 
 
@@ -338,41 +340,42 @@ def test_what_is_loopback(address: str, loopback: bool) -> None:
         (("127.0.0.1", "", "", "a"), "--tls-client-ca"),
     ],
 )
-def test_fault_14_what_does_not_fit_is_one_sentence(given: tuple[str, str, str, str], words: str) -> None:
+def test_fault_14_inconsistent_tls_options_are_one_message(given: tuple[str, str, str, str], words: str) -> None:
     with pytest.raises(ValueError) as refused:
         tls_options(*given)
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_what_fits() -> None:
+def test_consistent_tls_options_are_accepted() -> None:
     assert tls_options("127.0.0.1", "", "", "") is None
     assert tls_options("127.0.0.1", "c", "k", "") == Tls("c", "k")
     assert tls_options("0.0.0.0", "c", "k", "a") == Tls("c", "k", "a")
 
 
-def test_fault_14_the_command_refuses_to_listen_to_others_in_the_clear(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fault_14_the_command_refuses_plain_http_on_other_addresses(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
-        extender.parse(["--address=0.0.0.0"])
+        command.parse(["--address=0.0.0.0"])
     assert refused.value.code == 2
     assert "--tls-cert, --tls-key and --tls-client-ca are needed" in capsys.readouterr().err
 
 
 def test_the_command_serves_tls(api: ApiDouble, files: Files, tmp_path: Path) -> None:
     with served(api) as address:
-        config = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": address}}],
-            "users": [{"name": "u", "user": {}}],
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
         options = [f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-client-ca={files.ca}"]
+        options += ["--log-format=json", *service_account(tmp_path, address)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.extender", "--address=0.0.0.0", "--port=0", "--log-format=json", *options],
+            [
+                sys.executable,
+                "-m",
+                "gpushare.extender.command",
+                "--address=0.0.0.0",
+                "--port=0",
+                "--log-format=json",
+                *options,
+            ],
             env={
                 **os.environ,
                 "PYTHONPATH": str(Path(gpushare.__file__).parents[1]),
-                "GPUSHARE_KUBECONFIG": str(tmp_path / "kubeconfig"),
             },
             stderr=subprocess.PIPE,
             text=True,

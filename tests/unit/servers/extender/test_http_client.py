@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gpushare.http_client import KEPT, HttpClient, HttpError
+from gpushare.http.client import POOL_SIZE, HttpClient, HttpError
 from real_apiserver import _Authority
 
 WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Script:
-    """A server that says what it is told to, one answer for each request; an empty one closes the connection."""
+    """A server that sends the given responses, one for each request; an empty one closes the connection."""
 
     def __init__(self, context: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
         self.answers: list[bytes] = []
@@ -105,7 +105,7 @@ def test_a_connection_is_kept(server: Script, client: HttpClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "body"),
+    ("response", "body"),
     [
         (b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n", b"abc"),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end", b"until the end"),
@@ -115,14 +115,14 @@ def test_a_connection_is_kept(server: Script, client: HttpClient) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000, b"x" * 300_000),
     ],
 )
-def test_answers_of_all_kinds(server: Script, client: HttpClient, said: bytes, body: bytes) -> None:
-    server.answers = [said, WELL]
+def test_responses_of_every_framing(server: Script, client: HttpClient, response: bytes, body: bytes) -> None:
+    server.answers = [response, WELL]
     assert get(client)[2] == body
     assert get(client) == (200, "OK", b"ok")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
@@ -132,8 +132,8 @@ def test_answers_of_all_kinds(server: Script, client: HttpClient, said: bytes, b
         b"\x15\x03\x01\x00\x02\x02\x46",
     ],
 )
-def test_what_is_no_whole_answer_is_an_error(server: Script, client: HttpClient, said: bytes) -> None:
-    for answers in ([said], [WELL, said]):
+def test_an_incomplete_response_is_an_error(server: Script, client: HttpClient, response: bytes) -> None:
+    for answers in ([response], [WELL, response]):
         server.answers = [*answers]
         with pytest.raises(HttpError):
             for _answer in answers:
@@ -144,10 +144,10 @@ def test_what_is_no_whole_answer_is_an_error(server: Script, client: HttpClient,
 
 
 @pytest.mark.parametrize(("method", "again"), [("GET", True), ("PUT", True), ("POST", False), ("PATCH", False)])
-def test_a_kept_connection_that_dies_with_the_request(
+def test_a_kept_connection_that_closes_during_the_request(
     server: Script, client: HttpClient, method: str, again: bool
 ) -> None:
-    """Nobody can tell whether it was done; so only what may be done twice is sent again, and only once."""
+    """Its result is unknown; so only an idempotent request is sent again, and only once."""
     server.answers = [WELL, b""]
     get(client)
     if again:
@@ -165,13 +165,13 @@ def test_a_kept_connection_that_dies_with_the_request(
 def test_a_connection_that_was_closed_while_it_was_kept_is_not_used(server: Script, client: HttpClient) -> None:
     server.answers = [WELL + b"", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"]
     get(client)
-    (kept,) = client._kept
+    (kept,) = client._pooled
     socket.socket.shutdown(kept, socket.SHUT_RD)
     assert get(client, "POST") == (200, "OK", b"ok")
     assert server.connections == 2
 
 
-def test_a_server_that_is_slow_is_not_asked_again(server: Script, client: HttpClient) -> None:
+def test_a_slow_server_gets_no_second_request(server: Script, client: HttpClient) -> None:
     get(client)
     server.on.clear()
     with pytest.raises(HttpError, match="timed out"):
@@ -179,7 +179,7 @@ def test_a_server_that_is_slow_is_not_asked_again(server: Script, client: HttpCl
     assert len(server.asked) == 2
 
 
-def test_nobody_there(server: Script) -> None:
+def test_no_server_is_a_connection_error(server: Script) -> None:
     server.close()
     with pytest.raises(HttpError, match="refused"):
         get(HttpClient("http://127.0.0.1:1"))
@@ -187,17 +187,17 @@ def test_nobody_there(server: Script) -> None:
         get(HttpClient("http://nowhere.invalid"))
 
 
-def test_an_answer_that_is_not_read_to_its_end_keeps_no_connection(server: Script, client: HttpClient) -> None:
+def test_a_response_that_is_not_read_to_its_end_keeps_no_connection(server: Script, client: HttpClient) -> None:
     server.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000]
     client.request("GET", "/", {}, None, 10).close()
-    assert not client._kept
+    assert not client._pooled
     assert get(client) == (200, "OK", b"ok")
 
 
 def test_many_at_once(server: Script, client: HttpClient) -> None:
     found: list[bytes] = []
     server.on.clear()
-    threads = [threading.Thread(target=lambda: found.append(get(client)[2])) for _number in range(KEPT + 10)]
+    threads = [threading.Thread(target=lambda: found.append(get(client)[2])) for _number in range(POOL_SIZE + 10)]
     for thread in threads:
         thread.start()
     while len(server.asked) < len(threads):
@@ -205,7 +205,7 @@ def test_many_at_once(server: Script, client: HttpClient) -> None:
     server.on.set()
     for thread in threads:
         thread.join(10)
-    assert found == [b"ok"] * len(threads) and len(client._kept) == KEPT
+    assert found == [b"ok"] * len(threads) and len(client._pooled) == POOL_SIZE
 
 
 def test_shutdown_ends_a_read_in_another_thread(server: Script, client: HttpClient) -> None:
@@ -245,7 +245,7 @@ def over_tls(tmp_path: Path) -> Iterator[Callable[[str], tuple[Script, Path]]]:
         script.close()
 
 
-def test_only_the_authoritys_server_is_talked_to(
+def test_only_a_server_with_a_certificate_of_the_authority_is_accepted(
     over_tls: Callable[[str], tuple[Script, Path]], tmp_path: Path
 ) -> None:
     (ours, authority), (other, another) = over_tls("ours"), over_tls("other")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from extender_kit import eventually
-from gpushare import http_server, tls
-from gpushare.http_server import HttpServer, Message, Reply
+from gpushare.http import server as http_server
+from gpushare.http import tls
+from gpushare.http.server import HttpServer, Message, Reply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def connect(server: HttpServer) -> socket.socket:
 
 
 def heard(connection: socket.socket) -> bytes:
-    """All that is said until the other side ends."""
+    """All bytes until the other side closes."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
@@ -54,7 +55,7 @@ def heard(connection: socket.socket) -> bytes:
     return found
 
 
-def say(server: HttpServer, words: bytes) -> bytes:
+def exchange(server: HttpServer, words: bytes) -> bytes:
     with connect(server) as connection:
         connection.sendall(words)
         connection.shutdown(socket.SHUT_WR)
@@ -77,7 +78,7 @@ def bodies(words: bytes) -> list[bytes]:
 
 def test_requests_that_follow_on_each_other_are_answered_in_order(serve: Serve) -> None:
     words = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nxyGET /b?c=d HTTP/1.1\r\n\r\n"
-    assert bodies(say(serve(), words * 3)) == [b"POST /a xy", b"GET /b?c=d "] * 3
+    assert bodies(exchange(serve(), words * 3)) == [b"POST /a xy", b"GET /b?c=d "] * 3
 
 
 def test_a_body_in_chunks_and_in_single_bytes(serve: Serve) -> None:
@@ -92,14 +93,14 @@ def test_a_body_in_chunks_and_in_single_bytes(serve: Serve) -> None:
 
 def test_head_has_no_body_and_old_clients_no_second_request(serve: Serve) -> None:
     server = serve()
-    answered = say(server, b"HEAD /a HTTP/1.1\r\n\r\n")
+    answered = exchange(server, b"HEAD /a HTTP/1.1\r\n\r\n")
     assert b"Content-Length: 8\r\n" in answered and answered.endswith(b"\r\n\r\n")
     again = b"GET /a HTTP/1.0\r\n\r\n" * 2
-    assert bodies(say(server, again)) == [b"GET /a "]
-    assert bodies(say(server, b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n" + again)) == [b"GET /a "]
+    assert bodies(exchange(server, again)) == [b"GET /a "]
+    assert bodies(exchange(server, b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n" + again)) == [b"GET /a "]
 
 
-def test_a_client_that_waits_to_be_told_to_go_on_is_told(serve: Serve) -> None:
+def test_expect_100_continue_is_answered(serve: Serve) -> None:
     with connect(serve()) as connection:
         connection.sendall(b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -128,11 +129,11 @@ def test_a_client_that_waits_to_be_told_to_go_on_is_told(serve: Serve) -> None:
         (b"GET /" + b"x" * 200_000, b"431"),
     ],
 )
-def test_what_is_wrong_is_refused_and_ends_the_connection(serve: Serve, words: bytes, status: bytes) -> None:
+def test_an_invalid_request_is_refused_and_ends_the_connection(serve: Serve, words: bytes, status: bytes) -> None:
     server = serve()
-    answered = say(server, words)
+    answered = exchange(server, words)
     assert answered.startswith(b"HTTP/1.1 " + status) and b"Connection: close" in answered
-    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -143,17 +144,17 @@ def test_what_is_wrong_is_refused_and_ends_the_connection(serve: Serve, words: b
         max_size=12,
     )
 )
-def test_whatever_comes_it_serves_on(serve: Serve, words: list[bytes]) -> None:
+def test_any_input_leaves_the_server_running(serve: Serve, words: list[bytes]) -> None:
     server = serve()
-    answered = say(server, b"".join(words))
+    answered = exchange(server, b"".join(words))
     assert not answered or answered.startswith(b"HTTP/1.1 ")
-    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
 
 
 # ----------------------------------------------------------------- connections
 
 
-def test_a_request_that_does_not_come_to_its_end_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_request_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.4)
     with connect(serve()) as connection:
         began = time.monotonic()
@@ -164,13 +165,13 @@ def test_a_request_that_does_not_come_to_its_end_is_let_go(serve: Serve, monkeyp
         assert heard(connection) == b"" and time.monotonic() - began < 5
 
 
-def test_who_says_nothing_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tls.IDLE_SECONDS, tls.VERIFIED, 0.2)
     with connect(serve()) as connection:
         assert heard(connection) == b""
 
 
-def test_who_has_been_silent_for_longest_makes_room(serve: Serve) -> None:
+def test_the_longest_idle_connection_is_closed_for_a_new_one(serve: Serve) -> None:
     server = serve(most=2)
     with connect(server) as first, connect(server) as second:
         for one in (first, second):
@@ -185,7 +186,7 @@ def test_who_has_been_silent_for_longest_makes_room(serve: Serve) -> None:
             assert second.recv(1000).endswith(b"GET /c ")
 
 
-def test_more_than_there_is_room_for_wait_for_their_turn(serve: Serve) -> None:
+def test_connections_above_the_limit_wait(serve: Serve) -> None:
     """kube-scheduler binds as many pods at once as it likes: none of them may be sent away."""
     on = threading.Event()
 
@@ -217,19 +218,19 @@ def test_threads_that_are_not_needed_any_more_end(serve: Serve, monkeypatch: pyt
     for one in open_ones:
         one.close()
     eventually(lambda: not threads())
-    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
 
 
 def test_threads_are_used_again(serve: Serve) -> None:
     server = serve()
-    say(server, b"GET /a HTTP/1.1\r\n\r\n")
+    exchange(server, b"GET /a HTTP/1.1\r\n\r\n")
     before = threading.active_count()
     for _number in range(50):
-        say(server, b"GET /a HTTP/1.1\r\n\r\n")
+        exchange(server, b"GET /a HTTP/1.1\r\n\r\n")
     assert threading.active_count() <= before + 3
 
 
-def test_stop_answers_what_is_in_work_and_ends_the_rest(serve: Serve) -> None:
+def test_stop_finishes_running_requests_and_closes_the_rest(serve: Serve) -> None:
     inside, on = threading.Event(), threading.Event()
 
     def slow(message: Message) -> Reply:
@@ -254,16 +255,16 @@ def test_stop_answers_what_is_in_work_and_ends_the_rest(serve: Serve) -> None:
     eventually(lambda: not [one for one in threading.enumerate() if one.name == "http connection"])
 
 
-def test_a_failure_of_ours_ends_one_connection(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_exception_ends_one_connection(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def fail(message: Message) -> Reply:
         if message.target == b"/bad":
             raise RuntimeError("a mistake")
         return echo(message)
 
     server = serve(fail)
-    assert say(server, b"GET /bad HTTP/1.1\r\n\r\n") == b""
+    assert exchange(server, b"GET /bad HTTP/1.1\r\n\r\n") == b""
     assert "a mistake" in caplog.text
-    assert bodies(say(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
 
 
 def test_a_name_of_several_addresses_is_one_port(serve: Serve) -> None:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,10 +14,13 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
 from extender_kit import eventually
-from gpushare import account, kube
-from gpushare.account import Account
-from gpushare.kube import Json, KubeApi, KubeError, Mirror, from_environment, object_key
+from gpushare.api import account
+from gpushare.api.account import Account
+from gpushare.api.client import KubeApi, KubeError, connect
+from gpushare.api.mirror import Mirror, object_key
+from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, _Authority, api_server
+from service_account import service_account
 
 __all__ = ["api_server"]
 
@@ -45,7 +45,7 @@ def follow(api: ApiDouble) -> Iterator[Follow]:
 
 
 class Heard(list[tuple[str, str]]):
-    """What a callback was told: the key, and whether the object is new, other or gone."""
+    """The arguments of a callback: the key, and whether the object is added, changed or removed."""
 
     def __call__(self, key: str, before: Any, after: Any) -> None:
         self.append((key, "new" if before is None else "gone" if after is None else "other"))
@@ -74,10 +74,10 @@ def test_objects_without_a_namespace_go_by_name(api: ApiDouble, follow: Follow) 
 def test_slim_keeps_what_it_gives_and_unchanged_is_no_change(api: ApiDouble, follow: Follow) -> None:
     heard = Heard()
 
-    def phase(pod: Json) -> str | None:
+    def phase(pod: JsonObject) -> str | None:
         return pod["status"]["phase"] if pod["metadata"]["name"] != "never" else None
 
-    mirror = follow(slim=phase, on_change=heard)
+    mirror = follow(trim=phase, on_change=heard)
     api.put("pods", make_pod("never", 1))
     api.put("pods", make_pod("p", 1))
     api.change("pods", "p", "default", lambda pod: pod["metadata"].update(labels={"a": "b"}))
@@ -96,7 +96,7 @@ def test_a_selector_that_an_object_leaves_is_a_removal(api: ApiDouble, follow: F
     eventually(lambda: not mirror.items())
 
 
-def test_what_has_to_be_read_before_the_first_list_is(api: ApiDouble) -> None:
+def test_prerequisites_are_read_before_the_first_list(api: ApiDouble) -> None:
     """Not before later ones: what is booked while they are read, they may or may not show."""
     api.put("pods", make_pod("p", 1))
     api.fail("GET", "/api/v1/pods", 500, times=2)
@@ -154,7 +154,7 @@ def test_a_broken_watch_goes_on_where_it_was(api: ApiDouble, follow: Follow) -> 
     assert heard == [(f"default/p{number}", "new") for number in range(5)]
 
 
-def test_too_old_a_version_is_listed_again_and_only_differences_are_told(api: ApiDouble, follow: Follow) -> None:
+def test_an_expired_version_is_listed_again_and_reports_differences_only(api: ApiDouble, follow: Follow) -> None:
     heard = Heard()
     api.put("pods", make_pod("stays", 1))
     api.put("pods", make_pod("goes", 1))
@@ -178,7 +178,7 @@ def test_bookmarks_move_the_version_on(api: ApiDouble, follow: Follow) -> None:
     for number in range(5):
         api.put("pods", make_pod(f"p{number}", 1, "other"))
     at = api.version
-    eventually(lambda: mirror.fresh < 0.5)
+    eventually(lambda: mirror.age < 0.5)
     time.sleep(0.1)
     api.compact()
     api.cut()
@@ -186,40 +186,40 @@ def test_bookmarks_move_the_version_on(api: ApiDouble, follow: Follow) -> None:
     assert mirror.lists == 1
 
 
-def test_it_knows_how_long_it_has_heard_nothing(api: ApiDouble, follow: Follow) -> None:
+def test_it_reports_the_seconds_since_the_last_response(api: ApiDouble, follow: Follow) -> None:
     now = [50.0]
     api.down = True
     mirror = follow(clock=lambda: now[0], wait=False)
     eventually(lambda: mirror.error)
-    assert (mirror.synced, mirror.fresh, mirror.error) == (False, float("inf"), "connection refused")
+    assert (mirror.synced, mirror.age, mirror.error) == (False, float("inf"), "connection refused")
     api.down = False
     assert mirror.wait_synced(10)
     now[0] += 42
-    assert mirror.fresh == 42
+    assert mirror.age == 42
 
 
-def test_a_callback_that_fails_ends_nothing(api: ApiDouble, follow: Follow) -> None:
+def test_a_failing_callback_leaves_the_watch_running(api: ApiDouble, follow: Follow) -> None:
     heard = Heard()
 
     def fails(*_: Any) -> None:
         raise RuntimeError("boom")
 
-    mirror: Mirror[Json] = follow(on_change=fails, wait=False)
+    mirror: Mirror[JsonObject] = follow(on_change=fails, wait=False)
     mirror.on_change(heard)
     api.put("pods", make_pod("p", 1))
     eventually(lambda: heard)
 
 
-def test_an_object_nobody_expected_ends_nothing(api: ApiDouble, follow: Follow) -> None:
+def test_an_unexpected_object_leaves_the_watch_running(api: ApiDouble, follow: Follow) -> None:
     seen: list[str] = []
 
-    def slim(pod: Json) -> str:
+    def trim(pod: JsonObject) -> str:
         if pod["metadata"]["name"] == "odd" and not seen:
             seen.append("odd")
             raise TypeError("boom")
         return "kept"
 
-    mirror = follow(slim=slim)
+    mirror = follow(trim=trim)
     api.put("pods", make_pod("odd", 1))
     api.put("pods", make_pod("p", 1))
     eventually(lambda: len(mirror) == 2)
@@ -234,7 +234,7 @@ def test_stop_ends_a_watch_that_waits(api: ApiDouble, follow: Follow) -> None:
     assert mirror._thread is not None and not mirror._thread.is_alive()
 
 
-def test_a_watch_that_ends_at_once_is_not_asked_for_without_a_break(api: ApiDouble, follow: Follow) -> None:
+def test_a_watch_that_ends_at_once_is_delayed_before_the_next(api: ApiDouble, follow: Follow) -> None:
     class Short(ApiDouble):
         def watch(self, path: str) -> Any:
             stream = super().watch(path)
@@ -242,7 +242,7 @@ def test_a_watch_that_ends_at_once_is_not_asked_for_without_a_break(api: ApiDoub
             return stream
 
     short = Short()
-    mirror: Mirror[Json] = Mirror(short, "/api/v1/pods", backoff=(0.1, 1.0))
+    mirror: Mirror[JsonObject] = Mirror(short, "/api/v1/pods", backoff=(0.1, 1.0))
     mirror.start()
     assert mirror.wait_synced(5)
     time.sleep(0.5)
@@ -253,43 +253,17 @@ def test_a_watch_that_ends_at_once_is_not_asked_for_without_a_break(api: ApiDoub
 # ----------------------------------------------------------------- the real client
 
 
-def kubeconfig(folder: Path, address: str, token: str) -> str:
-    path = folder / "kubeconfig"
-    path.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [{"name": "c", "cluster": {"server": address}}],
-                "users": [{"name": "u", "user": {"token": token}}],
-            }
-        )
-    )
-    return str(path)
-
-
-@pytest.fixture(params=["kubeconfig", "account"])
-def real(
-    request: pytest.FixtureRequest, api: ApiDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[KubeApi]:
-    """By the official client, as with a kubeconfig, and by ours, as in a pod."""
+@pytest.fixture
+def real(api: ApiDouble, tmp_path: Path) -> Iterator[KubeApi]:
     with served(api, lambda: "good") as address:
-        if request.param == "kubeconfig":
-            client = from_environment(kubeconfig(tmp_path, address, "good"))
-        else:
-            client = KubeApi(in_a_pod(tmp_path, monkeypatch, address))
+        client = client_of(tmp_path, address)
         yield client
         client.close()
 
 
-def in_a_pod(folder: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> Account:
-    (folder / "token").write_text("good\n")
-    (folder / "ca.crt").write_text("unused: the double speaks plain HTTP")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    return Account(folder, url=address)
+def client_of(folder: Path, address: str, seconds: float = 8.0) -> KubeApi:
+    service_account(folder, address, "good")
+    return connect(address, str(folder), seconds)
 
 
 def test_requests_over_http(api: ApiDouble, real: KubeApi) -> None:
@@ -312,19 +286,19 @@ def test_a_conflict_over_http(api: ApiDouble, real: KubeApi) -> None:
     with pytest.raises(KubeError) as caught:
         real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"uid": "other", "annotations": {"a": "b"}}})
     assert caught.value.status == 409
-    assert not caught.value.unsure
+    assert not caught.value.outcome_unknown
 
 
-def test_an_api_that_is_away_is_status_0(api: ApiDouble, tmp_path: Path) -> None:
+def test_an_unreachable_api_is_status_0(api: ApiDouble, tmp_path: Path) -> None:
     with served(api) as address:
-        client = from_environment(kubeconfig(tmp_path, address, "good"))
+        client = client_of(tmp_path, address)
         api.put("pods", make_pod("p", 3))
         with api.outage(), pytest.raises(KubeError) as caught:
             client.get("/api/v1/pods")
-        assert caught.value.unreachable and caught.value.unsure
+        assert caught.value.unreachable and caught.value.outcome_unknown
         assert client.get("/api/v1/pods")["items"]
     with pytest.raises(KubeError) as caught:
-        from_environment(kubeconfig(tmp_path, address, "good")).get("/api/v1/pods")
+        client_of(tmp_path, address).get("/api/v1/pods")
     assert caught.value.unreachable
     assert "can't be reached" in str(caught.value)
 
@@ -363,16 +337,11 @@ def test_closing_a_stream_ends_a_read_that_waits(api: ApiDouble, real: KubeApi) 
     assert ended.wait(5)
 
 
-def test_fault_10_the_service_accounts_token_is_read_again(
-    api: ApiDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_10_the_service_accounts_token_is_read_again(api: ApiDouble, tmp_path: Path) -> None:
     accepted, now = ["first"], [0.0]
     with served(api, lambda: accepted[0]) as address:
         token = tmp_path / "token"
         token.write_text("first\n")
-        (tmp_path / "ca.crt").write_text("unused: the double speaks plain HTTP")
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
         own = Account(tmp_path, lambda: now[0], address)
         client = KubeApi(own)
         client.get("/api/v1/pods")
@@ -381,7 +350,7 @@ def test_fault_10_the_service_accounts_token_is_read_again(
         with pytest.raises(KubeError) as caught:
             client.get("/api/v1/pods")
         assert caught.value.status == 401
-        # The file is looked at again after a minute.
+        # The file is checked again after a minute.
         now[0] += 60
         client.get("/api/v1/pods")
         token.write_text("")
@@ -390,19 +359,24 @@ def test_fault_10_the_service_accounts_token_is_read_again(
             client.get("/api/v1/pods")
 
 
-def test_a_pod_reaches_the_api_by_its_account(api: ApiDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_reaches_the_api_with_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "FOLDER", tmp_path)
+    with pytest.raises(KubeError, match="neither --api-server nor KUBERNETES_SERVICE_HOST"):
+        connect()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(account, "FOLDER", tmp_path)
     for missing in ("ca.crt", "token"):
         with pytest.raises(KubeError, match=f"no way to reach the Kubernetes API.*{missing}"):
-            from_environment()
+            connect()
         (tmp_path / missing).write_text("x")
     assert Account(tmp_path).url == "https://[fd00::1]:443"
-    # A kubeconfig that is named comes first.
-    with served(api) as address:
-        named = from_environment(kubeconfig(tmp_path, address, "t"))
-        assert named.get("/api/v1/pods")["items"] == []
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:8080", "ftp://127.0.0.1", "127.0.0.1:6443"])
+def test_a_token_is_never_sent_in_the_clear_to_another_machine(tmp_path: Path, url: str) -> None:
+    (tmp_path / "token").write_text("x")
+    with pytest.raises(KubeError, match="neither an https URL nor an http URL of this machine"):
+        connect(url, str(tmp_path))
 
 
 def test_a_service_account_of_a_real_api_server(
@@ -411,15 +385,12 @@ def test_a_service_account_of_a_real_api_server(
     namespace = api_server.namespace()
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     api_server.request("POST", accounts, {"metadata": {"name": "server"}})
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
-    token = api_server.request("POST", f"{accounts}/server/token", request)["status"]["token"]
-    (tmp_path / "token").write_text(token)
-    (tmp_path / "ca.crt").write_bytes((api_server.folder / "pki" / "ca.crt").read_bytes())
+    api_server.token(tmp_path, namespace, "server")
     host, _colon, port = api_server.url.partition("//")[2].partition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     monkeypatch.setattr(account, "FOLDER", tmp_path)
-    client = from_environment()
+    client = connect()
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     who = client.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)["status"]["userInfo"]["username"]
     assert who == f"system:serviceaccount:{namespace}:server"
@@ -430,7 +401,7 @@ def test_a_service_account_of_a_real_api_server(
     # Another authority's server isn't talked to.
     (tmp_path / "ca.crt").write_text(_other_authority())
     with pytest.raises(KubeError, match="certificate verify failed"):
-        from_environment().get("/api/v1/pods")
+        connect().get("/api/v1/pods")
 
 
 def _other_authority() -> str:
@@ -438,20 +409,7 @@ def _other_authority() -> str:
         return (_Authority(Path(folder) / "pki").folder / "ca.crt").read_text()
 
 
-def test_in_a_pod_the_large_client_is_not_loaded() -> None:
-    code = "import sys, gpushare.extender, gpushare.device_plugin; print('kubernetes' in sys.modules)"
-    source = str(Path(kube.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}, capture_output=True, check=True)
-    assert done.stdout.strip() == b"False"
-
-
-def test_no_configuration_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(KubeError) as caught:
-        from_environment(str(tmp_path / "nothing"))
-    assert "no way to reach the Kubernetes API" in str(caught.value)
-
-
-def test_an_api_that_never_answers_is_given_up_once(tmp_path: Path) -> None:
+def test_an_api_that_never_responds_times_out_once(tmp_path: Path) -> None:
     tries = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -463,8 +421,7 @@ def test_an_api_that_never_answers_is_given_up_once(tmp_path: Path) -> None:
                     return
 
         threading.Thread(target=accept, daemon=True).start()
-        client = from_environment(kubeconfig(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", "t"))
-        client._timeout = (0.3, 0.3)
+        client = client_of(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", 0.3)
         with pytest.raises(KubeError) as caught:
             client.get("/api/v1/pods")
         assert caught.value.unreachable and "timed out" in str(caught.value)
@@ -482,5 +439,5 @@ def test_a_write_on_a_dead_connection_is_not_repeated(api: ApiDouble, real: Kube
     api.fail("PATCH", "/pods/p", 0, done=True)
     with pytest.raises(KubeError) as caught:
         real.patch(path, {"metadata": {"annotations": {"a": "b"}}})
-    assert caught.value.unsure
+    assert caught.value.outcome_unknown
     assert len(api.asked("PATCH", "/pods/p")) == 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from api_double import make_node
-from gpushare.contract import Wish
-from gpushare.extender_state import NodeView, PodRow, State, node_row
-from gpushare.preemption import cost, needed, plan
+from gpushare.extender.state import NodeView, PodRow, State, node_row
+from gpushare.extender.victims import cost, needed, plan
+from gpushare.shared._contracts.gpushare import Demand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,76 +31,80 @@ def view(sizes: tuple[int, ...], rows: list[PodRow], **more: Any) -> NodeView:
     return found
 
 
-def victims(sizes: tuple[int, ...], rows: list[PodRow], wish: Wish, priority: int = 10, **more: Any) -> set[str] | None:
-    found = plan(view(sizes, rows), rows, wish, priority, **more)
+def victims(
+    sizes: tuple[int, ...], rows: list[PodRow], demand: Demand, priority: int = 10, **more: Any
+) -> set[str] | None:
+    found = plan(view(sizes, rows), rows, demand, priority, **more)
     return None if found is None else {one.uid for one in found.evict}
 
 
-# A node of two cards of 16: kube-scheduler's total says nothing about either of them.
-CASES: list[tuple[str, tuple[int, ...], list[PodRow], Wish, set[str] | None]] = [
+# A node of two cards of 16: kube-scheduler's total does not describe either of them.
+CASES: list[tuple[str, tuple[int, ...], list[PodRow], Demand, set[str] | None]] = [
     (
-        "the total would do without anybody's going, but no card has the room",
+        "the total suffices without an eviction, but no card does",
         (16, 16),
         [row("a", c0=8), row("b", c1=9)],
-        Wish(9),
+        Demand(9),
         {"a"},
     ),
-    ("nobody has to go", (16, 16), [row("a", c0=8)], Wish(16), set()),
-    ("pods of the same priority stay", (16,), [row("a", 10, c0=8)], Wish(9), None),
-    ("pods of a higher priority stay", (16,), [row("a", 11, c0=8), row("b", c0=4)], Wish(9), None),
-    ("the least important", (16,), [row("a", 5, c0=8), row("b", 1, c0=8)], Wish(8), {"b"}),
+    ("no eviction is necessary", (16, 16), [row("a", c0=8)], Demand(16), set()),
+    ("pods of the same priority stay", (16,), [row("a", 10, c0=8)], Demand(9), None),
+    ("pods of a higher priority stay", (16,), [row("a", 11, c0=8), row("b", c0=4)], Demand(9), None),
+    ("the least important", (16,), [row("a", 5, c0=8), row("b", 1, c0=8)], Demand(8), {"b"}),
     (
         "a card with less important pods",
         (16, 16),
         [row("a", 5, c0=16), row("b", 1, c1=8), row("c", 1, c1=8)],
-        Wish(16),
+        Demand(16),
         {"b", "c"},
     ),
-    ("one instead of two", (16,), [row("a", c0=4), row("b", c0=4), row("c", c0=8)], Wish(8), {"c"}),
-    ("as little as will do", (16,), [row("a", 1, c0=8), row("b", 2, c0=8)], Wish(8), {"a"}),
-    ("a card that is too small never", (8, 16), [row("a", c0=8), row("b", 9, c1=16)], Wish(9), {"b"}),
-    ("what ends anyway is enough", (16,), [row("a", terminating=True, c0=16)], Wish(16), set()),
-    ("what ends anyway counts", (16,), [row("a", terminating=True, c0=8), row("b", c0=8)], Wish(16), {"b"}),
+    ("one instead of two", (16,), [row("a", c0=4), row("b", c0=4), row("c", c0=8)], Demand(8), {"c"}),
+    ("as little as will do", (16,), [row("a", 1, c0=8), row("b", 2, c0=8)], Demand(8), {"a"}),
+    ("a card that is too small never", (8, 16), [row("a", c0=8), row("b", 9, c1=16)], Demand(9), {"b"}),
+    ("what ends anyway is enough", (16,), [row("a", terminating=True, c0=16)], Demand(16), set()),
+    ("what ends anyway counts", (16,), [row("a", terminating=True, c0=8), row("b", c0=8)], Demand(16), {"b"}),
     (
         "a pod of an unknown card frees every card",
         (16, 16),
         [row("a", u=8), row("b", c0=8), row("c", c1=8)],
-        Wish(8),
+        Demand(8),
         {"a"},
     ),
-    ("two cards", (16, 16, 16), [row("a", c0=16), row("b", 5, c1=16), row("c", 1, c2=16)], Wish(16, 2), {"a", "c"}),
-    ("one pod of both cards", (16, 16), [row("a", c0=8, c1=8), row("b", c0=8), row("c", c1=8)], Wish(16, 2), {"a"}),
-    ("more used than there is", (16,), [row("a", c0=30), row("b", c0=2)], Wish(16), {"a", "b"}),
-    ("no such model", (16,), [row("a", c0=16)], Wish(1, models=("x",)), None),
+    ("two cards", (16, 16, 16), [row("a", c0=16), row("b", 5, c1=16), row("c", 1, c2=16)], Demand(16, 2), {"a", "c"}),
+    ("one pod of both cards", (16, 16), [row("a", c0=8, c1=8), row("b", c0=8), row("c", c1=8)], Demand(16, 2), {"a"}),
+    ("more used than there is", (16,), [row("a", c0=30), row("b", c0=2)], Demand(16), {"a", "b"}),
+    ("no such model", (16,), [row("a", c0=16)], Demand(1, models=("x",)), None),
 ]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows", "wish", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+    ("sizes", "rows", "demand", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_who_goes(sizes: tuple[int, ...], rows: list[PodRow], wish: Wish, expected: set[str] | None) -> None:
-    assert victims(sizes, rows, wish) == expected
-    rough = victims(sizes, rows, wish, exact=False)
+def test_choice_of_victims(
+    sizes: tuple[int, ...], rows: list[PodRow], demand: Demand, expected: set[str] | None
+) -> None:
+    assert victims(sizes, rows, demand) == expected
+    rough = victims(sizes, rows, demand, exact=False)
     assert (rough is None) == (expected is None)
 
 
 def test_an_unhealthy_card_is_not_freed() -> None:
     rows = [row("a", c0=16), row("b", 5, c1=16)]
-    found = plan(view((16, 16), rows, unhealthy=(0,)), rows, Wish(16), 10)
+    found = plan(view((16, 16), rows, unhealthy=(0,)), rows, Demand(16), 10)
     assert found is not None and [one.uid for one in found.evict] == ["b"]
 
 
-def test_a_budget_is_spared_within_a_priority_and_not_above_it() -> None:
+def test_budgets_decide_within_a_priority_only() -> None:
     rows = [row("a", c0=16), row("b", c1=16)]
-    assert victims((16, 16), rows, Wish(16), violating={"a"}) == {"b"}
+    assert victims((16, 16), rows, Demand(16), violating={"a"}) == {"b"}
     rows = [row("a", c0=16), row("b", 5, c1=16)]
-    assert victims((16, 16), rows, Wish(16), violating={"a"}) == {"a"}
-    assert victims((16, 16), rows, Wish(16), kept={"a"}) == {"b"}
+    assert victims((16, 16), rows, Demand(16), violating={"a"}) == {"a"}
+    assert victims((16, 16), rows, Demand(16), kept={"a"}) == {"b"}
 
 
-def test_the_plan_tells_cards_and_who_is_leaving() -> None:
+def test_the_plan_names_cards_and_terminating_pods() -> None:
     rows = [row("a", terminating=True, c0=8), row("x", terminating=True, c1=1), row("b", 2, c0=4), row("c", 3, c0=4)]
-    found = plan(view((16, 4), rows), rows, Wish(16), 10)
+    found = plan(view((16, 4), rows), rows, Demand(16), 10)
     assert found is not None
     assert (found.cards, [one.uid for one in found.evict], found.leaving) == (((0, 16),), ["c", "b"], ("a",))
 
@@ -114,10 +118,10 @@ def test_the_plan_tells_cards_and_who_is_leaving() -> None:
         (["c"], []),
     ],
 )
-def test_whom_the_scheduler_chose_for_something_else(chosen: list[str], stay: list[str]) -> None:
+def test_victims_that_the_scheduler_chose_for_other_resources(chosen: list[str], stay: list[str]) -> None:
     rows = [row("a", c0=8), row("b", c1=8), row("c", c0=8), row("d", 9, c1=8)]
     node = view((16, 16), rows)
-    kept = needed(node, [one for one in rows if one.uid in chosen], Wish(8))
+    kept = needed(node, [one for one in rows if one.uid in chosen], Demand(8))
     assert [one.uid for one in kept] == stay
 
 
@@ -144,8 +148,8 @@ def test_the_cheapest_victims_for_one_card(
         shares = {f"c{card}": share for card in cards} or {"u": share}
         rows.append(row(str(at), priority, ending, **shares))
     violating = {str(number) for number in budgets}
-    node, wish = view(tuple(sizes), rows), Wish(units)
-    found = plan(node, rows, wish, 3, violating=violating)
+    node, demand = view(tuple(sizes), rows), Demand(units)
+    found = plan(node, rows, demand, 3, violating=violating)
 
     def fits(gone: set[str]) -> bool:
         left = [one for one in rows if one.uid not in gone and not one.terminating]
@@ -166,15 +170,15 @@ def test_the_cheapest_victims_for_one_card(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=4), ROWS, st.integers(1, 8), st.integers(1, 3), st.booleans())
-def test_victims_for_several_cards_make_the_room_and_nobody_goes_for_nothing(
+def test_victims_for_several_cards_are_sufficient_and_minimal(
     sizes: list[int], made: list[tuple[int, bool, tuple[int, ...], int]], share: int, count: int, exact: bool
 ) -> None:
     rows = []
     for at, (priority, ending, cards, units) in enumerate(made):
         shares = {f"c{card}": units for card in cards} or {"u": units}
         rows.append(row(str(at), priority, ending, **shares))
-    node, wish = view(tuple(sizes), rows), Wish(share * count, count)
-    found = plan(node, rows, wish, 3, exact=exact)
+    node, demand = view(tuple(sizes), rows), Demand(share * count, count)
+    found = plan(node, rows, demand, 3, exact=exact)
 
     def free(gone: set[str]) -> dict[int, int]:
         after = view(tuple(sizes), [one for one in rows if one.uid not in gone and not one.terminating])
@@ -192,10 +196,10 @@ def test_victims_for_several_cards_make_the_room_and_nobody_goes_for_nothing(
         assert not all(left[index] >= share for index, _units in found.cards)
 
 
-def test_many_small_pods_are_planned_in_no_time() -> None:
+def test_many_small_pods_are_planned_quickly() -> None:
     rows = [row(str(at), at % 5, c0=1) for at in range(140)]
     node = view((140,), rows)
-    found = plan(node, rows, Wish(30), 10)
+    found = plan(node, rows, Demand(30), 10)
     assert found is not None
     assert len(found.evict) == 30
     assert max(one.priority for one in found.evict) == 1

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 from extender_kit import Client, eventually
-from gpushare import contract
-from gpushare.extender import Extender
-from gpushare.kube import Json, from_environment
+from gpushare.api.client import KubeApi, connect
+from gpushare.extender.command import Extender
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer, Missing, Refused
 
@@ -82,15 +83,21 @@ def clear(server: ApiServer) -> None:
             server.request("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
 
 
+def connect_to(server: ApiServer) -> KubeApi:
+    """Connect as a service account that may do everything, one for all tests of this server."""
+    folder = server.folder / "account"
+    if not folder.exists():
+        server.service_account(folder)
+    return connect(server.url, str(folder))
+
+
 @pytest.fixture
 def cluster(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Kubelet]]:
     """Start a scheduler with the extender; all pods go afterwards."""
     stack = contextlib.ExitStack()
 
     def start(preempt_verb: bool = True) -> Kubelet:
-        extender = Extender(
-            from_environment(str(server.kubeconfig)), port=0, registry=CollectorRegistry(), namespace="default"
-        )
+        extender = Extender(connect_to(server), port=0, registry=CollectorRegistry(), namespace="default")
         extender.start()
         stack.callback(extender.stop)
         eventually(lambda: extender.unready() is None, 30)
@@ -130,21 +137,21 @@ def cluster(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Kubelet
         server.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/web")
 
 
-def make(server: ApiServer, name: str, units: int, priority: str, card: int | None = None, **labels: str) -> Json:
+def make(server: ApiServer, name: str, units: int, priority: str, card: int | None = None, **labels: str) -> JsonObject:
     """A pod for the scheduler, or with a card one that runs on it."""
-    spec: Json = {
+    spec: JsonObject = {
         "priorityClassName": priority,
         "terminationGracePeriodSeconds": 30,
         "containers": [{"name": "c", "image": "i", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}],
     }
-    metadata: Json = {"name": name, "labels": labels}
+    metadata: JsonObject = {"name": name, "labels": labels}
     if card is not None:
         spec["nodeName"] = NODE
         metadata["annotations"] = {contract.POD_INDEX: str(card), contract.POD_ASSIGNED: "true"}
     return server.request("POST", PODS, {"metadata": metadata, "spec": spec})  # type: ignore[no-any-return]
 
 
-def there(server: ApiServer) -> dict[str, Json]:
+def there(server: ApiServer) -> dict[str, JsonObject]:
     return {pod["metadata"]["name"]: pod for pod in server.request("GET", PODS)["items"]}
 
 
@@ -160,8 +167,8 @@ def events(server: ApiServer, name: str) -> list[tuple[str, str]]:
     return [(one["reason"], one.get("message") or one.get("note") or "") for one in found]
 
 
-def test_a_node_whose_total_fits_and_whose_cards_do_not(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
-    """kube-scheduler evicts nobody here, with preemptVerb or without."""
+def test_a_pod_that_fits_the_total_and_no_card_preempts(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
+    """kube-scheduler evicts no pod here, with preemptVerb or without."""
     for name, card in (("x", 0), ("y", 1)):
         make(server, name, 9, "low" if name == "x" else "middle", card)
     kubelet = cluster()
@@ -182,7 +189,7 @@ def test_a_node_whose_total_fits_and_whose_cards_do_not(server: ApiServer, clust
     assert any(reason == "Preempted" and "default/high" in text for reason, text in events(server, "x"))
 
 
-def test_the_next_leaders_extender_keeps_what_the_last_one_had_freed(server: ApiServer) -> None:
+def test_the_next_leaders_extender_keeps_freed_memory_claimed(server: ApiServer) -> None:
     """Each scheduler asks its own extender; the claim goes by the API."""
     x = make(server, "x", 9, "low", 0)
     make(server, "y", 9, "middle", 1)
@@ -191,9 +198,7 @@ def test_the_next_leaders_extender_keeps_what_the_last_one_had_freed(server: Api
         stack.callback(clear, server)
 
         def start() -> Client:
-            extender = Extender(
-                from_environment(str(server.kubeconfig)), port=0, registry=CollectorRegistry(), namespace="default"
-            )
+            extender = Extender(connect_to(server), port=0, registry=CollectorRegistry(), namespace="default")
             extender.start()
             stack.callback(extender.stop)
             eventually(lambda: extender.unready() is None, 30)
@@ -209,7 +214,9 @@ def test_the_next_leaders_extender_keeps_what_the_last_one_had_freed(server: Api
         first.extender.stop()
         server.request("DELETE", f"{PODS}/x?gracePeriodSeconds=0")
         eventually(lambda: second.used(NODE)[0] == 0, 10)
-        assert second.filter(thief, NODE)["FailedNodes"] == {NODE: "largest free share on one card is 7 of 10 GiB"}
+        assert second.filter(thief, NODE)["FailedNodes"] == {
+            NODE: "InsufficientGPUMemory: largest free share on one card is 7 of 10 GiB"
+        }
         assert "7 of 10 GiB" in second.bind(thief, NODE)
         # One that starts now has never heard of the eviction.
         third = start()
@@ -222,7 +229,7 @@ def test_the_next_leaders_extender_keeps_what_the_last_one_had_freed(server: Api
 def test_the_schedulers_own_preemption_takes_the_pods_of_one_card(
     server: ApiServer, cluster: Callable[..., Kubelet]
 ) -> None:
-    """By the total the least important two would go, which are on two cards; that would help nobody."""
+    """By the total the two pods of the lowest priority would be evicted, which are on two cards; that is no help."""
     for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
         make(server, name, 8, priority, card)
     cluster()
@@ -232,7 +239,9 @@ def test_the_schedulers_own_preemption_takes_the_pods_of_one_card(
     assert any(reason == "Preempted" and "GPU memory" not in text for reason, text in events(server, "c"))
 
 
-def test_without_the_verb_it_still_gets_its_memory(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
+def test_without_the_preempt_verb_the_pod_still_gets_its_memory(
+    server: ApiServer, cluster: Callable[..., Kubelet]
+) -> None:
     for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
         make(server, name, 8, priority, card)
     cluster(preempt_verb=False)
@@ -240,7 +249,7 @@ def test_without_the_verb_it_still_gets_its_memory(server: ApiServer, cluster: C
     eventually(lambda: card_of(server, "high") is not None, 60)
 
 
-def test_a_disruption_budget_holds(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
+def test_a_disruption_budget_is_respected(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
     make(server, "x", 9, "low", 0, app="web")
     make(server, "y", 9, "middle", 1)
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -21,9 +20,9 @@ import gpushare
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
 from extender_kit import eventually
-from gpushare import extender
-from gpushare.events import Events
-from gpushare.service import BadRequest, Request, Response, Service, answer, logger
+from gpushare.api.events import Events
+from gpushare.extender import command
+from gpushare.http.service import BadRequest, Request, Response, Service, answer, logger
 from prometheus_client import CollectorRegistry, Counter
 
 IMAGE = Path(gpushare.__file__).parents[2]
@@ -85,7 +84,7 @@ def test_routes(service: Service) -> None:
         assert ask(service, "GET", path)[0] == 404
 
 
-def test_mistakes_and_failures(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_and_exceptions_of_handlers(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     assert ask(service, "GET", "/echo/bad")[::2] == (422, b'{"error":"that\'s wrong"}')
     status, _headers, body = ask(service, "GET", "/echo/boom")
     assert (status, b"secret" in body) == (500, False)
@@ -93,15 +92,7 @@ def test_mistakes_and_failures(service: Service, caplog: pytest.LogCaptureFixtur
     assert ask(service, "GET", "/echo?" + "&".join(f"a{n}=1" for n in range(200)))[0] == 400
 
 
-def test_stop_frees_the_port(service: Service) -> None:
-    port = service.port
-    service.stop()
-    with socket.create_server(("127.0.0.1", port)):
-        pass
-    service.stop()
-
-
-def test_a_port_that_is_taken_is_an_oserror(service: Service) -> None:
+def test_a_port_in_use_is_an_oserror(service: Service) -> None:
     with pytest.raises(OSError):
         Service("t", "127.0.0.1", service.port, lambda: None, registry=CollectorRegistry()).start()
 
@@ -118,29 +109,7 @@ def log_kept() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("log_kept")
-def test_a_json_log_is_one_object_a_line() -> None:
-    stream = io.StringIO()
-    log = logger("gpushare.x", "json", stream=stream)
-    log.info("two\nlines", extra={"data": {"pod": "default/p", "units": 3}})
-    try:
-        raise ValueError("inside")
-    except ValueError:
-        log.exception("failed")
-    log.debug("not shown")
-    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
-    assert {key: first[key] for key in ("level", "logger", "message", "pod", "units")} == {
-        "level": "info",
-        "logger": "gpushare.x",
-        "message": "two\nlines",
-        "pod": "default/p",
-        "units": 3,
-    }
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
-    assert "ValueError: inside" in second["exception"]
-
-
-@pytest.mark.usefixtures("log_kept")
-def test_a_text_log_has_the_facts_behind_the_message() -> None:
+def test_a_text_log_has_the_fields_after_the_message() -> None:
     stream = io.StringIO()
     logger("gpushare.x", stream=stream).info("bound", extra={"data": {"pod": "default/p"}})
     assert stream.getvalue().endswith(" INFO gpushare.x: bound pod=default/p\n")
@@ -149,7 +118,7 @@ def test_a_text_log_has_the_facts_behind_the_message() -> None:
 # ----------------------------------------------------------------- events
 
 
-def test_events_are_a_trickle(api: ApiDouble) -> None:
+def test_events_are_rate_limited(api: ApiDouble) -> None:
     now = [0.0]
     events = Events(api, "c", repeat=60, rate=1, burst=3, clock=lambda: now[0])
     assert events.pod("default", "p", "u", "Why", "words")
@@ -182,8 +151,8 @@ def test_an_event_that_cannot_be_written_is_dropped(api: ApiDouble) -> None:
 # ----------------------------------------------------------------- the command
 
 
-def test_options_come_from_the_line_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = extender.parse([])
+def test_command_line_options_precede_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = command.parse([])
     assert (options.address, options.port, options.placement, options.log_format) == (
         "127.0.0.1",
         12345,
@@ -192,7 +161,7 @@ def test_options_come_from_the_line_then_the_environment(monkeypatch: pytest.Mon
     )
     monkeypatch.setenv("GPUSHARE_PLACEMENT", "spread")
     monkeypatch.setenv("GPUSHARE_PORT", "1234")
-    options = extender.parse(["--port", "4321"])
+    options = command.parse(["--port", "4321"])
     assert (options.port, options.placement) == (4321, "spread")
 
 
@@ -208,6 +177,7 @@ def test_options_come_from_the_line_then_the_environment(monkeypatch: pytest.Mon
         (["--tls-cert", "x"], {}, "--tls-key"),
         (["--port", "x"], {}, "--port"),
         (["--port", "65536"], {}, "--port"),
+        (["--metrics-port=65536"], {}, "--metrics-port: 65536 is no port"),
     ],
 )
 def test_bad_options_are_named(
@@ -220,24 +190,23 @@ def test_bad_options_are_named(
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(SystemExit):
-        extender.parse(arguments)
+        command.parse(arguments)
     assert named in capsys.readouterr().err
 
 
 def test_the_command_serves_and_stops_on_sigterm(api: ApiDouble, tmp_path: Path) -> None:
     api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("p", 3, "a", 0))
+    (tmp_path / "token").write_text("any")
     with served(api) as address:
-        config = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": address}}],
-            "users": [{"name": "u", "user": {}}],
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.extender", "--port=0", "--log-format=json"],
-            env={**os.environ, "PYTHONPATH": str(IMAGE / "src"), "GPUSHARE_KUBECONFIG": str(tmp_path / "kubeconfig")},
+            [sys.executable, "-m", "gpushare.extender.command", "--port=0", "--log-format=json"],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(IMAGE / "src"),
+                "GPUSHARE_API_SERVER": address,
+                "GPUSHARE_SERVICE_ACCOUNT": str(tmp_path),
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -258,9 +227,9 @@ def test_the_command_serves_and_stops_on_sigterm(api: ApiDouble, tmp_path: Path)
             process.stderr.close()
 
 
-def test_the_command_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
+def test_the_command_reports_a_missing_option_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gpushare.extender", f"--kubeconfig={tmp_path / 'nothing'}"],
+        [sys.executable, "-m", "gpushare.extender.command", f"--service-account={tmp_path / 'nothing'}"],
         env={**os.environ, "PYTHONPATH": str(IMAGE / "src")},
         capture_output=True,
         text=True,
@@ -291,4 +260,3 @@ def test_the_image_needs_no_newer_builder() -> None:
     text = (IMAGE / "Containerfile").read_text()
     for word in ("RUN --", "COPY --link", "COPY --chmod", "<<", "# syntax"):
         assert word not in text
-    assert (IMAGE / "src" / "gpushare" / "contract.py").resolve().name == "_gpushare.py"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from api_double import ApiDouble, make_pod
 from extender_kit import Client
-from gpushare import contract
-from gpushare.device_plugin import Options, Plugin
-from gpushare.extender import Extender
+from gpushare.extender.command import Extender
+from gpushare.plugin.command import Options, Plugin
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, FakeCgroups, Node, Rejected, container, seen, until
 from plugin_fakes import make_pod as bound_pod
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -62,7 +62,7 @@ class Both:
         }
 
     def work(self) -> None:
-        """A pod that is bound, one that has no room, one that the API refuses; the same on the node."""
+        """A pod that is bound, one that fits nowhere, one that the API refuses; the same on the node."""
         number = next(self._numbers)
         pod = self.api.put("pods", make_pod(f"small-{number}", 1))
         assert self.client.filter(pod, NODE)["NodeNames"] == [NODE]

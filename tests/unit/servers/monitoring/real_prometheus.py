@@ -27,7 +27,7 @@ PACKAGE = "prometheus"
 
 
 class Missing(Exception):
-    """Prometheus can't be had on this machine; the message says why."""
+    """Prometheus is unavailable on this machine; the message has the reason."""
 
 
 @cache
@@ -56,7 +56,7 @@ def programs() -> dict[str, str]:
 
 
 def _candidate() -> str:
-    """The version that the package lists offer; read anew where there are none."""
+    """The version in the package lists, which are refreshed where there are none."""
 
     def look() -> str:
         rows = [row.split() for row in _run("apt-cache", "policy", PACKAGE).splitlines()]
@@ -74,7 +74,7 @@ def _candidate() -> str:
 def _run(*command: str, cwd: Path | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise Missing(f"no Prometheus: {command[0]} says {done.stderr.strip()[-300:]}")
+        raise Missing(f"no Prometheus: {command[0]} reports {done.stderr.strip()[-300:]}")
     return done.stdout
 
 

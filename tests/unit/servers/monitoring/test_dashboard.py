@@ -22,20 +22,20 @@ from plugin_fakes import NODE
 from real_prometheus import Missing, Prometheus, programs
 
 DASHBOARD = Path(__file__).parents[4] / "images" / "gpushare" / "dashboard.json"
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 
-def dashboard() -> Json:
-    return t.cast(Json, json.loads(DASHBOARD.read_text()))
+def dashboard() -> JsonObject:
+    return t.cast(JsonObject, json.loads(DASHBOARD.read_text()))
 
 
-def panels(board: Json) -> list[Json]:
+def panels(board: JsonObject) -> list[JsonObject]:
     """All panels but the rows, those in folded rows too."""
     every = [one for panel in board["panels"] for one in [panel, *panel.get("panels", [])]]
     return [one for one in every if one["type"] != "row"]
 
 
-def queries(board: Json) -> list[tuple[str, str]]:
+def queries(board: JsonObject) -> list[tuple[str, str]]:
     """Title of the panel and query, of every target."""
     return [(panel["title"], target["expr"]) for panel in panels(board) for target in panel["targets"]]
 
@@ -47,7 +47,7 @@ def filled(expression: str, node: str = ".*") -> str:
     return text
 
 
-def unanswered(prometheus: Prometheus, board: Json, node: str = ".*") -> list[str]:
+def unanswered(prometheus: Prometheus, board: JsonObject, node: str = ".*") -> list[str]:
     """The queries that give no number, with the panel's title."""
     found = []
     for title, expression in queries(board):
@@ -124,7 +124,7 @@ def test_promtool_finds_no_fault_in_the_metrics(both: Both, prometheus: Promethe
         assert (done.returncode, done.stderr.decode()) == (0, ""), job
 
 
-def test_dashboard_is_whole() -> None:
+def test_dashboard_is_complete() -> None:
     board = dashboard()
     every = [one for panel in board["panels"] for one in [panel, *panel.get("panels", [])]]
     assert len({one["id"] for one in every}) == len(every)
@@ -139,7 +139,7 @@ def test_dashboard_is_whole() -> None:
     assert len(set(titles)) == len(titles)
 
 
-def test_panels_do_not_lie_over_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in dashboard()["panels"]:
         at = panel["gridPos"]

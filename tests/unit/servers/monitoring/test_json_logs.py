@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from pathlib import Path
 import gpushare
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
-from gpushare.service import logger
+from gpushare.http.service import logger
 from hypothesis import given
 from hypothesis import strategies as st
+from service_account import service_account
 
 Row = dict[str, t.Any]
 
@@ -50,8 +52,9 @@ def stream() -> t.Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def test_lines_exceptions_and_facts_of_any_kind(stream: io.StringIO) -> None:
-    log = logger("gpushare", "json", "debug", stream)
+def test_lines_exceptions_and_fields_of_any_type(stream: io.StringIO) -> None:
+    log = logger("gpushare", "json", "info", stream)
+    log.debug("not shown")
     log.info("two\nlines and \u2028 \x00 \ud800", extra={"data": {"pod": "default/p", "path": Path("/x"), "n": 3}})
     try:
         raise ValueError("with\na line")
@@ -59,7 +62,8 @@ def test_lines_exceptions_and_facts_of_any_kind(stream: io.StringIO) -> None:
         log.exception("failed: %s", "ä")
     first, second = rows(stream.getvalue())
     assert (first["pod"], first["path"], first["n"]) == ("default/p", "/x", 3)
-    assert first["message"].startswith("two\nlines")
+    assert first["message"].startswith("two\nlines") and (first["level"], first["logger"]) == ("info", "gpushare")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
     assert "ValueError: with\na line" in second["exception"] and second["level"] == "error"
 
 
@@ -101,24 +105,12 @@ def wait_for(log: Path, message: str) -> Row:
         time.sleep(0.05)
 
 
-def kubeconfig(folder: Path, url: str) -> Path:
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(config))
-    return file
-
-
-def test_fault_18_all_that_the_extender_says_is_json(tmp_path: Path) -> None:
+def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None:
     api, log = ApiDouble(), tmp_path / "log"
     api.put("nodes", make_node("a", 16))
     pod, large = api.put("pods", make_pod("p", 2)), api.put("pods", make_pod("large", 17))
     with served(api) as url:
-        process = start("gpushare.extender", log, f"--kubeconfig={kubeconfig(tmp_path, url)}", "--log-level=debug")
+        process = start("gpushare.extender.command", log, *service_account(tmp_path, url), "--log-level=debug")
         try:
             port = wait_for(log, '"message":"serving"')["port"]
             wait_for(log, '"message":"ready"')
@@ -142,20 +134,20 @@ def test_fault_18_all_that_the_extender_says_is_json(tmp_path: Path) -> None:
         finally:
             process.kill()
             process.wait()
-    said = rows(log.read_text())
-    bound = next(row for row in said if row["message"] == "bound")
+    logged = rows(log.read_text())
+    bound = next(row for row in logged if row["message"] == "bound")
     assert (bound["pod"], bound["node"]) == ("default/p", "a")
-    words = [row["message"] for row in said]
-    # It is told to stop after that, so that only a mirror may say once more that it tries again.
+    words = [row["message"] for row in logged]
+    # It is stopped after that, so only a mirror may log one more retry.
     assert all("trying again" in one for one in words[words.index("stopping") + 1 :]), words
-    assert not [row for row in said if "exception" in row]
+    assert not [row for row in logged if "exception" in row]
 
 
-def test_fault_18_all_that_the_plugin_says_is_json(tmp_path: Path) -> None:
+def test_fault_18_every_log_line_of_the_plugin_is_json(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    config = kubeconfig(tmp_path, "http://127.0.0.1:1")
-    flags = ["--node-name=gpu1", "--address=127.0.0.1", f"--kubelet-dir={tmp_path}", f"--kubeconfig={config}"]
-    process = start("gpushare.device_plugin", log, *flags, "--log-level=debug")
+    flags = ["--node-name=gpu1", "--address=127.0.0.1", f"--kubelet-dir={tmp_path}"]
+    flags += service_account(tmp_path, "http://127.0.0.1:1")
+    process = start("gpushare.plugin.command", log, *flags, "--log-level=debug")
     try:
         wait_for(log, '"message":"started"')
         # It reaches neither the API nor the driver, and goes on saying so.

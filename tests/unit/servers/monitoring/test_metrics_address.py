@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, eventually
-from gpushare.extender import Extender, parse
-from gpushare.extender_metrics import METRICS_PORT, MetricsService, Page
-from gpushare.extender_state import State
+from gpushare.extender.command import Extender, parse
+from gpushare.extender.metrics import METRICS_PORT, MetricsService, Page
+from gpushare.extender.state import State
 from prometheus_client import CollectorRegistry
 
 
@@ -83,7 +83,7 @@ def test_nothing_can_be_posted(extender: Extender) -> None:
         assert ask(port_of(extender), path, "POST", b"x")[0] == 405
 
 
-def test_a_page_is_made_once_a_second_however_many_ask() -> None:
+def test_a_page_is_rendered_once_a_second_for_any_number_of_requests() -> None:
     now, made = [100.0], []
 
     class Counting(Page):
@@ -105,7 +105,7 @@ def test_a_page_is_made_once_a_second_however_many_ask() -> None:
         service.stop()
 
 
-def test_off_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_address_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (parse([]).metrics_address, parse([]).metrics_port) == ("", METRICS_PORT)
     monkeypatch.setenv("GPUSHARE_METRICS_ADDRESS", "192.0.2.7")
     monkeypatch.setenv("GPUSHARE_METRICS_PORT", "9000")
@@ -114,13 +114,7 @@ def test_off_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert extender.metrics is None
 
 
-def test_a_port_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--metrics-port=65536"])
-    assert "--metrics-port: 65536 is no port" in capsys.readouterr().err
-
-
-def test_an_address_that_cannot_be_had_is_said_and_nothing_stays() -> None:
+def test_an_address_that_cannot_be_bound_is_reported_and_releases_everything() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

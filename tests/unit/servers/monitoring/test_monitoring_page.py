@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/monitoring.md says what the servers really have: every metric, every Event, and nothing else."""
+"""docs/monitoring.md lists every metric and every Event of the servers, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import gpushare
 from both_servers import Both
-from gpushare import contract
-from gpushare.extender_metrics import METRICS_PORT
+from gpushare.extender.metrics import METRICS_PORT
+from gpushare.shared._contracts import gpushare as contract
 
 PAGE = (Path(__file__).parents[4] / "docs" / "monitoring.md").read_text()
-SOURCES = sorted(Path(gpushare.__file__).parent.glob("*.py"))
-REASON = re.compile(r"(Gpu|GPU)[A-Z][A-Za-z]+|Preempted")
+SOURCES = sorted(Path(gpushare.__file__).parent.rglob("*.py"))
+REASON = re.compile(r"(Gpu|GPUMemory)[A-Z][A-Za-z]+|Preempted")
 # What the log's JSON has of each message.
 STANDARD = {"time", "level", "logger", "message", "exception"}
 
@@ -40,10 +40,10 @@ def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
         with urllib.request.urlopen(f"http://{both.addresses[job]}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         names = re.findall(r"^# TYPE (gpushare_\w+) ", text, re.MULTILINE)
-        said = first_column(title) | common
-        # When a counter began is a series of its own, which nobody asks for.
-        assert {name for name in names if not name.endswith("_created")} == set(said)
-        for name, labels in said.items():
+        listed = first_column(title) | common
+        # The start of a counter is a series of its own, which no query uses.
+        assert {name for name in names if not name.endswith("_created")} == set(listed)
+        for name, labels in listed.items():
             found = re.search(rf"^{name}(?:_sum)?(?:{{(.*?)}})? ", text, re.MULTILINE)
             if found is None:
                 # Nothing of the kind has happened.
@@ -74,12 +74,19 @@ def literals() -> t.Iterator[str]:
 def test_every_event_is_in_the_page() -> None:
     in_source = {text for text in literals() if REASON.fullmatch(text)}
     events = set(first_column("Events"))
-    # Not an Event: the kind of correction that nobody needs to hear of.
+    # Not an Event: the kind of correction that needs no report.
     assert in_source - events == {"GpuCardConfirmed"}
     assert events <= in_source
 
 
-def test_no_fact_hides_what_every_line_of_the_log_has() -> None:
+def test_every_reason_code_is_in_the_page() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "gpushare.md").read_text()
+    rows = page.split("\n## Reason codes\n")[1].split("\n## ")[0].splitlines()
+    documented = [code for row in rows if row.startswith("| `") for code in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(documented) == sorted(reason.value for reason in contract.Reason)
+
+
+def test_no_field_overrides_the_common_fields_of_a_log_line() -> None:
     for file in SOURCES:
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Dict):

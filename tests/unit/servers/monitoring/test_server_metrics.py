@@ -6,14 +6,14 @@ from __future__ import annotations
 import typing as t
 
 import pytest
-from gpushare.api_metrics import MeasuredKube
-from gpushare.contract import Card
-from gpushare.extender_metrics import Page, Work, cards_text
-from gpushare.extender_state import NodeRow, State
-from gpushare.kube import KubeError
-from gpushare.limits import Usage
-from gpushare.metrics import Metrics
-from gpushare.service import Request
+from gpushare.api.client import KubeError
+from gpushare.api.metrics import MeasuredKube
+from gpushare.extender.metrics import Page, Work, cards_text
+from gpushare.extender.state import NodeRow, State
+from gpushare.http.service import Request
+from gpushare.plugin.limits import Usage
+from gpushare.plugin.metrics import Metrics
+from gpushare.shared._contracts.gpushare import Card
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_fakes import FakeKube
@@ -50,7 +50,7 @@ words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r
 
 
 @given(st.dictionaries(words, st.dictionaries(words, st.integers(0, 10**6), max_size=4), max_size=4))
-def test_any_names_and_sizes_are_read_back(cluster: dict[str, dict[str, int]]) -> None:
+def test_any_names_and_sizes_round_trip(cluster: dict[str, dict[str, int]]) -> None:
     rows = [
         NodeRow(name, tuple(card(at, uuid, units) for at, (uuid, units) in enumerate(sizes.items())), "GiB")
         for name, sizes in cluster.items()
@@ -82,7 +82,7 @@ def test_the_page_has_the_registrys_numbers_and_the_cards() -> None:
     assert found["gpushare_card_healthy", (("card", "1"), ("node", "a"), ("uuid", "GPU-b"))] == 0
 
 
-def test_a_node_that_is_gone_leaves_no_number() -> None:
+def test_a_removed_node_leaves_no_metric() -> None:
     state = state_of(NodeRow("a", (card(0, "GPU-a"),), "GiB"))
     state.node_changed("a", NodeRow("a", (), ""), None)
     assert not parsed(cards_text(state.views()))
@@ -91,7 +91,7 @@ def test_a_node_that_is_gone_leaves_no_number() -> None:
 # --------------------------------------------------------------------------- requests to the API
 
 
-def test_requests_are_counted_by_method_and_answer() -> None:
+def test_requests_are_counted_by_method_and_status() -> None:
     registry, ticks = CollectorRegistry(), iter(range(100))
     double = FakeKube()
     kube = MeasuredKube(double, registry, clock=lambda: float(next(ticks)))
@@ -119,7 +119,7 @@ def test_requests_are_counted_by_method_and_answer() -> None:
 
 
 class _Recorder:
-    """A door that writes down what it is asked."""
+    """A client that records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[t.Any, ...]] = []
@@ -128,16 +128,16 @@ class _Recorder:
         return lambda *given: self.asked.append((name, *given))
 
 
-def test_requests_are_passed_on_as_they_are() -> None:
-    door = _Recorder()
-    kube = MeasuredKube(t.cast(t.Any, door), CollectorRegistry())
+def test_requests_are_forwarded_unchanged() -> None:
+    recorder = _Recorder()
+    kube = MeasuredKube(t.cast(t.Any, recorder), CollectorRegistry())
     kube.get("/a")
     kube.post("/b", {"x": 1})
     kube.put("/c", {"x": 2})
     kube.patch("/d", [{"op": "test"}], "json")
     kube.delete("/e")
     kube.watch("/f")
-    assert door.asked == [
+    assert recorder.asked == [
         ("get", "/a"),
         ("post", "/b", {"x": 1}),
         ("put", "/c", {"x": 2}),
@@ -150,7 +150,7 @@ def test_requests_are_passed_on_as_they_are() -> None:
 # --------------------------------------------------------------------------- the plugin
 
 
-def test_a_card_that_is_gone_and_one_that_does_not_answer() -> None:
+def test_a_removed_card_and_one_that_does_not_respond() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, "gpu1")
     metrics.cards([card(0, "GPU-a"), card(1, "GPU-b")], {"GPU-a": 3})

@@ -6,12 +6,11 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from gpushare import contract
-from gpushare.limits import MIB, UNLIMITED, Limit
-from gpushare.nvml_limits import WORDS, Refusal
-from gpushare.podresources import Entry
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.nvml.limits import MESSAGES, MIB, UNLIMITED, Limit, Refusal
+from gpushare.shared._contracts import gpushare as contract
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 FIRST, SECOND = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
 CARDS = (
@@ -54,7 +53,7 @@ class FakeDriver:
         self._check("set", uuid, folder)
         size = next(card.memory_mib for card in CARDS if card.uuid == uuid) * MIB
         if limit.soft > limit.hard or (limit.hard != UNLIMITED and limit.hard > size):
-            raise Refusal(WORDS[2], 2)
+            raise Refusal(MESSAGES[2], 2)
         if self.held.get((uuid, folder), 0) > limit.hard:
             raise Refusal("it answers In use by another client", 19)
         self.sets += 1
@@ -65,9 +64,9 @@ class FakeDriver:
 
     def _check(self, call: str, uuid: str, folder: str) -> None:
         if code := self.broken.get((call, uuid)):
-            raise Refusal(WORDS.get(code, f"code {code}"), code)
+            raise Refusal(MESSAGES.get(code, f"code {code}"), code)
         if folder not in self.folders:
-            raise Refusal(WORDS[17], 17)
+            raise Refusal(MESSAGES[17], 17)
 
     # For tests.
 
@@ -115,7 +114,7 @@ def ids(uuid: str, first: int, units: int) -> tuple[str, ...]:
     return tuple(contract.device_id(short, slot) for slot in range(first, first + units))
 
 
-def pod(name: str, containers: t.Mapping[str, int], running: t.Mapping[str, str], **more: t.Any) -> Json:
+def pod(name: str, containers: t.Mapping[str, int], running: t.Mapping[str, str], **more: t.Any) -> JsonObject:
     """A pod whose containers ask for so many units, and of which these run (by container ID)."""
     return {
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", **more},
@@ -130,7 +129,7 @@ def pod(name: str, containers: t.Mapping[str, int], running: t.Mapping[str, str]
     }
 
 
-def _container(name: str, units: int) -> Json:
+def _container(name: str, units: int) -> JsonObject:
     return {"name": name, "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}} if units else {}}
 
 

@@ -18,11 +18,11 @@ import time
 import typing as t
 from pathlib import Path
 
-from gpushare import contract
-from gpushare.cgroups import NodeCgroups
-from gpushare.limit_keeper import LimitKeeper
-from gpushare.nvml_limits import NvidiaLimits
-from gpushare.podresources import Entry
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.nvml.limits import NvidiaLimits
+from gpushare.plugin.cgroups import NodeCgroups
+from gpushare.plugin.limit_enforcer import LimitEnforcer
+from gpushare.shared._contracts import gpushare as contract
 
 ROOT = Path("/sys/fs/cgroup")
 FOLDER = Path(os.environ["LIMIT_FOLDER"])
@@ -64,7 +64,7 @@ class Container:
         return one
 
     def hold(self, mib: int, card: int = 0) -> str:
-        """What a program says that wants so much memory; it keeps what it got."""
+        """The output of a program that allocates so much memory and keeps it."""
         smi = self.run(str(DRIVER / "nvidia-smi"), "simulated-allocation", str(mib), "-i", str(card))
         assert smi.stdout is not None
         return smi.stdout.readline().strip()
@@ -108,15 +108,15 @@ class Node:
         self.mode = mode
         self.plugin: subprocess.Popen[str] | None = None
 
-    def start(self) -> LimitKeeper:
+    def start(self) -> LimitEnforcer:
         """A new process of the plugin; it is this very one, in a cgroup of its own."""
         own = PODS / "kubepods-podplugin.slice" / f"cri-containerd-{identifier(99)}.scope"
         if (ROOT / "cgroup.controllers").exists():
             own.mkdir(parents=True, exist_ok=True)
             (own / "cgroup.procs").write_text(str(os.getpid()))
-        self.keeper = LimitKeeper(self.mode, "GiB", NvidiaLimits(), NodeCgroups(str(ROOT)))
-        self.keeper.look(CARDS)
-        return self.keeper
+        self.enforcer = LimitEnforcer(self.mode, "GiB", NvidiaLimits(), NodeCgroups(str(ROOT)))
+        self.enforcer.look(CARDS)
+        return self.enforcer
 
     def create(self, name: str, units: int, *cards: str) -> Container:
         one = Container(len(self.made) + 1)
@@ -146,11 +146,11 @@ class Node:
                 }
             )
             listing.append(Entry(f"default/{name}", {"x": tuple(given)}))
-        return [f"{one.reason}: {one.message}" for one in self.keeper.once(CARDS, pods, listing)]
+        return [f"{one.reason}: {one.message}" for one in self.enforcer.once(CARDS, pods, listing)]
 
     def environment(self, name: str) -> dict[str, str]:
         _one, units, cards = self.containers[name]
-        return self.keeper.environment(dict.fromkeys(cards, units))
+        return self.enforcer.environment(dict.fromkeys(cards, units))
 
     def limit(self, name: str, uuid: str = FIRST) -> list[int] | None:
         found = NvidiaLimits().get(uuid, str(self.containers[name][0].folder))
@@ -171,92 +171,92 @@ class Node:
 def enforced(node: Node) -> dict[str, t.Any]:
     """Everything is new enough."""
     keeper = node.start()
-    told: dict[str, t.Any] = {"state": keeper.state, "own": NvidiaLimits().get(FIRST, str(NodeCgroups().own()))}
+    report: dict[str, t.Any] = {"state": keeper.state, "own": NvidiaLimits().get(FIRST, str(NodeCgroups().own()))}
     # As it should be: the toolkit limits the container before its process runs.
     good = node.create("good", 3)
-    told["hook"] = good.hook(node.environment("good"))
-    told["good"] = node.limit("good")
-    told["events"] = node.once()
-    told["mended"] = keeper.mended
-    told["inside"] = good.hold(2000)
-    told["a shell beside it"] = good.hold(2000)
-    told["the rest"] = good.hold(1000)
+    report["hook"] = good.hook(node.environment("good"))
+    report["good"] = node.limit("good")
+    report["events"] = node.once()
+    report["mended"] = keeper.corrected
+    report["inside"] = good.hold(2000)
+    report["a shell beside it"] = good.hold(2000)
+    report["the rest"] = good.hold(1000)
     # A toolkit that sets nothing, in silence.
     silent = node.create("silent", 2)
-    told["silent before"] = node.limit("silent")
+    report["silent before"] = node.limit("silent")
     node.once()
-    told["silent"] = node.limit("silent")
-    told["silent beyond"] = silent.hold(2049)
-    # A pod that says NVIDIA_GPU_MEMORY_LIMIT itself, and NVIDIA_VISIBLE_DEVICES=all.
+    report["silent"] = node.limit("silent")
+    report["silent beyond"] = silent.hold(2049)
+    # A pod that sets NVIDIA_GPU_MEMORY_LIMIT itself, and NVIDIA_VISIBLE_DEVICES=all.
     greedy = node.create("greedy", 1)
-    told["greedy hook"] = greedy.hook({"NVIDIA_GPU_MEMORY_LIMIT": "8000"}, FIRST, SECOND)
-    told["greedy before"] = [node.limit("greedy"), node.limit("greedy", SECOND)]
-    told["greedy events"] = node.once()
-    told["greedy"] = [node.limit("greedy"), node.limit("greedy", SECOND)]
-    told["greedy elsewhere"] = greedy.hold(2, card=1)
+    report["greedy hook"] = greedy.hook({"NVIDIA_GPU_MEMORY_LIMIT": "8000"}, FIRST, SECOND)
+    report["greedy before"] = [node.limit("greedy"), node.limit("greedy", SECOND)]
+    report["greedy events"] = node.once()
+    report["greedy"] = [node.limit("greedy"), node.limit("greedy", SECOND)]
+    report["greedy elsewhere"] = greedy.hold(2, card=1)
     # Two cards, the same share of each.
     wide = node.create("wide", 4, FIRST, SECOND)
-    told["wide hook"] = wide.hook(node.environment("wide"), FIRST, SECOND)
+    report["wide hook"] = wide.hook(node.environment("wide"), FIRST, SECOND)
     node.once()
-    told["wide"] = [node.limit("wide"), node.limit("wide", SECOND)]
-    told["usage"] = {uuid: [one.containers, one.limited_mib, one.used_mib] for uuid, one in keeper.usage.items()}
+    report["wide"] = [node.limit("wide"), node.limit("wide", SECOND)]
+    report["usage"] = {uuid: [one.containers, one.limited_mib, one.used_mib] for uuid, one in keeper.usage.items()}
     # A new process of the plugin finds it all.
-    told["after a restart"] = [node.start().state, node.once(), node.keeper.mended]
+    report["after a restart"] = [node.start().state, node.once(), node.enforcer.corrected]
     # A container that ends takes its limit with it.
     folder = greedy.folder
     greedy.end()
     del node.containers["greedy"]
     folder.mkdir()
-    told["gone with its cgroup"] = NvidiaLimits().get(FIRST, str(folder)) is None
-    told["state in the end"] = [node.once(), node.keeper.state]
-    return told
+    report["gone with its cgroup"] = NvidiaLimits().get(FIRST, str(folder)) is None
+    report["state in the end"] = [node.once(), node.enforcer.state]
+    return report
 
 
-def late(node: Node) -> dict[str, t.Any]:
+def retries(node: Node) -> dict[str, t.Any]:
     """A container that was there before there were limits, and holds more than its share."""
     old = node.create("old", 2)
-    told: dict[str, t.Any] = {"holds": old.hold(5000)}
+    report: dict[str, t.Any] = {"holds": old.hold(5000)}
     node.start()
-    told["events"] = node.once()
-    told["state"] = node.keeper.state
+    report["events"] = node.once()
+    report["state"] = node.enforcer.state
     old.programs[-1].kill()
     old.programs[-1].wait()
-    told["once it has given it back"] = [node.once(), node.keeper.state, node.limit("old")]
+    report["after its release"] = [node.once(), node.enforcer.state, node.limit("old")]
     node.mode = "off"
     node.start()
-    told["off"] = [node.once(), node.keeper.state, node.limit("old"), node.environment("old")]
-    return told
+    report["off"] = [node.once(), node.enforcer.state, node.limit("old"), node.environment("old")]
+    return report
 
 
 def impossible(node: Node) -> dict[str, t.Any]:
     """Something is missing: the plugin asks for nothing, and NVIDIA's hook has nothing to fail on."""
     keeper = node.start()
     one = node.create("one", 3) if (ROOT / "cgroup.controllers").exists() else None
-    told: dict[str, t.Any] = {"state": keeper.state, "refusal": keeper.refusal}
-    told["environment"] = keeper.environment({FIRST: 3})
+    report: dict[str, t.Any] = {"state": keeper.state, "refusal": keeper.refusal}
+    report["environment"] = keeper.environment({FIRST: 3})
     if one is None:
         # Cgroup version 1: the hook looks at /sys/fs/cgroup before it looks at the process.
         one = Container.__new__(Container)
         one.id, one.programs = identifier(1), []
         one.process = subprocess.Popen(["sleep", "600"], text=True)
         node.made = []
-    told["hook, as asked by nobody"] = one.hook(keeper.environment({FIRST: 3}))
-    told["hook, as asked by a pod"] = one.hook({"NVIDIA_GPU_MEMORY_LIMIT": "3072"})
+    report["hook, without a request"] = one.hook(keeper.environment({FIRST: 3}))
+    report["hook, requested by a pod"] = one.hook({"NVIDIA_GPU_MEMORY_LIMIT": "3072"})
     one.process.kill()
     one.process.wait()
-    return told
+    return report
 
 
-SCENARIOS = {"enforced": enforced, "late": late, "impossible": impossible}
+SCENARIOS = {"enforced": enforced, "late": retries, "impossible": impossible}
 
 
 def main() -> None:
     node = Node(os.environ.get("LIMIT_MODE", "auto"))
     try:
-        told = SCENARIOS[sys.argv[1]](node)
+        report = SCENARIOS[sys.argv[1]](node)
     finally:
         node.down()
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

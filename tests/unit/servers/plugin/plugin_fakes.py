@@ -8,23 +8,26 @@ import itertools
 import json
 import queue
 import random
+import re
 import threading
 import time
 import typing as t
+import urllib.request
 from concurrent import futures
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import grpc
-from gpushare import contract, wire
-from gpushare.device_plugin import Options, Plugin
-from gpushare.kube import KubeError, Stream
-from gpushare.limits import UNLIMITED, Limit
-from gpushare.nvml import NoCards, Seen, Xid
-from gpushare.nvml_limits import Refusal
+from gpushare.api.client import KubeError, Stream
+from gpushare.kubelet import wire
+from gpushare.nvml.library import NvmlCard, NvmlError, Xid
+from gpushare.nvml.limits import UNLIMITED, Limit, Refusal
+from gpushare.plugin.command import Options, Plugin
+from gpushare.shared._contracts import gpushare as contract
+from pod_resources_messages import MESSAGES
 from prometheus_client import CollectorRegistry
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 NODE = "gpu1"
 
 
@@ -41,20 +44,29 @@ def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: str = "
 # --------------------------------------------------------------------------- cards
 
 
-def seen(index: int, gib: int = 16, minor: int | None = None, model: str = "Simulated NVIDIA GPU") -> Seen:
+def card(index: int, units: int = 16, healthy: bool = True, model: str = "") -> contract.Card:
+    return contract.Card(index, f"GPU-{index:08x}-aaaa", index, units * 1024, units, healthy, model)
+
+
+def ids(index: int, *slots: int) -> tuple[str, ...]:
+    """kubelet device IDs of a card."""
+    return tuple(f"{index:08x}-{slot}" for slot in slots)
+
+
+def seen(index: int, gib: int = 16, minor: int | None = None, model: str = "Simulated NVIDIA GPU") -> NvmlCard:
     uuid = f"GPU-{index:08x}-1111-2222-3333-444444444444"
-    return Seen(index, uuid, index if minor is None else minor, gib * 1024, model)
+    return NvmlCard(index, uuid, index if minor is None else minor, gib * 1024, model)
 
 
 class FakeNvml:
-    def __init__(self, *cards: Seen) -> None:
+    def __init__(self, *cards: NvmlCard) -> None:
         self.found = list(cards)
-        self.trouble = ""
+        self.problem = ""
         self._xids: queue.Queue[Xid] = queue.Queue()
 
-    def cards(self) -> list[Seen]:
-        if self.trouble:
-            raise NoCards(self.trouble)
+    def cards(self) -> list[NvmlCard]:
+        if self.problem:
+            raise NvmlError(self.problem)
         return list(self.found)
 
     def xids(self, seconds: float) -> list[Xid]:
@@ -113,10 +125,10 @@ class FakeCgroups:
 
 class _FakeStream:
     def __init__(self, kube: FakeKube) -> None:
-        self.events: queue.Queue[Json | None] = queue.Queue()
+        self.events: queue.Queue[JsonObject | None] = queue.Queue()
         self._kube = kube
 
-    def __iter__(self) -> t.Iterator[Json]:
+    def __iter__(self) -> t.Iterator[JsonObject]:
         while (event := self.events.get()) is not None:
             yield event
         if self._kube.away:
@@ -130,9 +142,9 @@ class FakeKube:
     """Pods, nodes and events; list, watch, merge patches with the UID as a precondition; may be away."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, Json] = {}
-        self.events: list[Json] = []
-        self.patches: list[tuple[str, Json]] = []
+        self.objects: dict[str, JsonObject] = {}
+        self.events: list[JsonObject] = []
+        self.patches: list[tuple[str, JsonObject]] = []
         self.away = False
         self.refuse: dict[str, KubeError] = {}
         self.gets: list[str] = []
@@ -142,7 +154,7 @@ class FakeKube:
 
     # For tests.
 
-    def put(self, obj: Json) -> Json:
+    def put(self, obj: JsonObject) -> JsonObject:
         with self._lock:
             self._version += 1
             obj = copy.deepcopy(obj)
@@ -153,17 +165,17 @@ class FakeKube:
             self._send(path, event)
             return obj
 
-    def remove(self, obj: Json) -> None:
+    def remove(self, obj: JsonObject) -> None:
         with self._lock:
             path = self._path_of(obj)
             self._send(path, {"type": "DELETED", "object": self.objects.pop(path)})
 
-    def pod(self, key: str) -> Json:
+    def pod(self, key: str) -> JsonObject:
         namespace, _slash, name = key.partition("/")
         with self._lock:
             return copy.deepcopy(self.objects[f"/api/v1/namespaces/{namespace}/pods/{name}"])
 
-    def node(self) -> Json:
+    def node(self) -> JsonObject:
         with self._lock:
             return copy.deepcopy(self.objects[f"/api/v1/nodes/{NODE}"])
 
@@ -178,9 +190,9 @@ class FakeKube:
         with self._lock:
             return [one["reason"] for one in self.events if one["involvedObject"]["name"] == name]
 
-    # The door.
+    # The client.
 
-    def get(self, path: str) -> Json:
+    def get(self, path: str) -> JsonObject:
         with self._lock:
             self._check(path)
             self.gets.append(path)
@@ -192,14 +204,14 @@ class FakeKube:
                 return {"metadata": {"resourceVersion": str(self._version)}, "items": copy.deepcopy(found)}
             raise KubeError(404, "NotFound", f"{path} not found")
 
-    def post(self, path: str, body: Json) -> Json:
+    def post(self, path: str, body: JsonObject) -> JsonObject:
         with self._lock:
             self._check(path)
             assert path.endswith("/events"), path
             self.events.append(json.loads(json.dumps(body)))
             return body
 
-    def patch(self, path: str, body: t.Any, kind: str = "merge") -> Json:
+    def patch(self, path: str, body: t.Any, kind: str = "merge") -> JsonObject:
         with self._lock:
             self._check(path)
             assert kind == "merge"
@@ -215,7 +227,7 @@ class FakeKube:
             part = {"status": body["status"]} if status else {k: v for k, v in body.items() if k != "status"}
             return self.put(_merged(old, part))
 
-    def delete(self, path: str) -> Json:
+    def delete(self, path: str) -> JsonObject:
         raise KubeError(403, "Forbidden", "the plugin deletes nothing")
 
     def watch(self, path: str) -> Stream:
@@ -239,14 +251,14 @@ class FakeKube:
                 raise error
 
     @staticmethod
-    def _path_of(obj: Json) -> str:
+    def _path_of(obj: JsonObject) -> str:
         metadata = obj["metadata"]
         if "namespace" in metadata:
             return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         return f"/api/v1/nodes/{metadata['name']}"
 
     @staticmethod
-    def _in(at: str, obj: Json, path: str) -> bool:
+    def _in(at: str, obj: JsonObject, path: str) -> bool:
         address = urlsplit(path)
         selector = parse_qs(address.query).get("fieldSelector", [""])[0]
         if ("/pods/" in at) != address.path.endswith("/pods"):
@@ -257,7 +269,7 @@ class FakeKube:
         }
         return all(values[one.partition("=")[0]] == one.partition("=")[2] for one in selector.split(",") if one)
 
-    def _send(self, at: str, event: Json) -> None:
+    def _send(self, at: str, event: JsonObject) -> None:
         for path, stream in self._streams:
             if self._in(at, event["object"], path):
                 stream.events.put(event)
@@ -280,8 +292,8 @@ def _merged(old: t.Any, patch: t.Any) -> t.Any:
 _serial = itertools.count(1)
 
 
-def container(name: str, units: int, restart: str = "") -> Json:
-    one: Json = {"name": name}
+def container(name: str, units: int, restart: str = "") -> JsonObject:
+    one: JsonObject = {"name": name}
     if units:
         one["resources"] = {"limits": {contract.RESOURCE_MEMORY: str(units)}}
     if restart:
@@ -292,23 +304,23 @@ def container(name: str, units: int, restart: str = "") -> Json:
 def make_pod(
     name: str,
     *units: int,
-    inits: t.Sequence[Json] = (),
+    inits: t.Sequence[JsonObject] = (),
     booked: int | tuple[int, ...] | None = None,
     started: bool = False,
     node: str = NODE,
     assigned: bool = False,
     card_units: int = 16,
-    wishes: t.Mapping[str, str] | None = None,
-) -> Json:
-    """A pod bound to the node; ``booked`` (a card or several) as the extender leaves it; ``wishes`` are its user's."""
+    requests: t.Mapping[str, str] | None = None,
+) -> JsonObject:
+    """A pod bound to the node; ``booked`` (cards) as the extender writes it; ``requests`` are its user's."""
     number = next(_serial)
-    pod: Json = {
+    pod: JsonObject = {
         "metadata": {
             "name": name,
             "namespace": "default",
             "uid": f"uid-{name}-{number}",
             "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}Z",
-            "annotations": {"kept": "as it is", **(wishes or {})},
+            "annotations": {"kept": "as it is", **(requests or {})},
         },
         "spec": {"nodeName": node, "containers": [container(f"c{n}", one) for n, one in enumerate(units)]},
         "status": {"phase": "Pending"},
@@ -350,7 +362,7 @@ class FakeKubelet:
         self.devices: dict[str, dict[str, tuple[str, ...]]] = {}
         self.envs: dict[str, dict[str, dict[str, str]]] = {}
         self.cdi: dict[str, dict[str, list[str]]] = {}
-        self.pods: dict[str, Json] = {}
+        self.pods: dict[str, JsonObject] = {}
         self.registrations = 0
         self.lists = 0
         self.steered = True
@@ -362,7 +374,7 @@ class FakeKubelet:
         self._servers: list[grpc.Server] = []
         self._random = random.Random(1)
 
-    # Its life.
+    # Start and stop.
 
     def start(self) -> None:
         for one in self.folder.iterdir():
@@ -370,7 +382,7 @@ class FakeKubelet:
                 one.unlink()
         self.pods = {}
         registration = wire.handlers({wire.REGISTER: self._register})
-        listing = wire.handlers({wire.POD_RESOURCES_LIST: self._list})
+        listing = wire.handlers({wire.POD_RESOURCES: self._list})
         for path, handler in (
             (self.folder / "kubelet.sock", registration),
             (self.podresources / "kubelet.sock", listing),
@@ -437,12 +449,12 @@ class FakeKubelet:
             method.path, request_serializer=wire.encode, response_deserializer=wire.decoder(method.response)
         )
 
-    # Its accounting.
+    # Device accounting.
 
-    def add(self, pod: Json) -> None:
+    def add(self, pod: JsonObject) -> None:
         """HandlePodAdditions of one pod: managed, then admitted, container by container.
 
-        :raises Rejected: with the plugin's words.
+        :raises Rejected: with the plugin's message.
         """
         uid = pod["metadata"]["uid"]
         with self._lock:
@@ -461,13 +473,13 @@ class FakeKubelet:
             self.remove(pod)
             raise
 
-    def remove(self, pod: Json) -> None:
+    def remove(self, pod: JsonObject) -> None:
         """The pod is no longer active; its IDs are free."""
         with self._lock:
             self.pods.pop(pod["metadata"]["uid"], None)
             self.devices.pop(pod["metadata"]["uid"], None)
 
-    def readd(self, pod: Json) -> None:
+    def readd(self, pod: JsonObject) -> None:
         """After a restart: the checkpoint still has the pod's devices, and nothing is asked."""
         assert pod["metadata"]["uid"] in self.devices
         with self._lock:
@@ -476,7 +488,7 @@ class FakeKubelet:
     def used(self) -> set[str]:
         return {one for pod in self.devices.values() for ids in pod.values() for one in ids}
 
-    def _allocate(self, uid: str, one: Json, reusable: set[str]) -> tuple[str, ...]:
+    def _allocate(self, uid: str, one: JsonObject, reusable: set[str]) -> tuple[str, ...]:
         needed = contract.container_units(one)
         if not needed:
             return ()
@@ -513,7 +525,7 @@ class FakeKubelet:
     def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         if self.podresources_fails:
             context.abort(grpc.StatusCode.UNAVAILABLE, "out of order")
-        response = wire.message(wire.POD_RESOURCES_LIST.response)()
+        response = MESSAGES["v1.ListPodResourcesResponse"]()
         with self._lock:
             for uid, pod in self.pods.items():
                 row = response.pod_resources.add(name=pod["metadata"]["name"], namespace=pod["metadata"]["namespace"])
@@ -531,7 +543,7 @@ class FakeKubelet:
 class Node:
     """A GPU node: the real plugin between a kubelet, an API server and some cards."""
 
-    def __init__(self, root: Path, *cards: Seen, unit: str = "GiB", kube: FakeKube | None = None) -> None:
+    def __init__(self, root: Path, *cards: NvmlCard, unit: str = "GiB", kube: FakeKube | None = None) -> None:
         self.kube = kube or FakeKube()
         if kube is None:
             self.kube.put(
@@ -569,7 +581,7 @@ class Node:
         return self.plugin
 
     def kill_plugin(self) -> None:
-        """As SIGKILL: nothing is said to anybody, and the socket stays."""
+        """As SIGKILL: no shutdown message, and the socket stays."""
         assert self.plugin is not None
         plugin, self.plugin = self.plugin, None
         stale = self.kubelet.folder / "kubegpu-gpushare.sock"
@@ -587,19 +599,19 @@ class Node:
             self.plugin.stop()
         self.kubelet.stop()
 
-    # What a scheduler and kubelet do with a pod.
+    # A pod's way through scheduler and kubelet.
 
-    def run(self, pod: Json) -> Json:
+    def run(self, pod: JsonObject) -> JsonObject:
         """Bound in the API, admitted by kubelet, reported as started."""
         self.kube.put(pod)
         self.admit(pod)
         return pod
 
-    def admit(self, pod: Json) -> None:
+    def admit(self, pod: JsonObject) -> None:
         self.kubelet.add(pod)
         self.report(pod)
 
-    def report(self, pod: Json) -> None:
+    def report(self, pod: JsonObject) -> None:
         current = self.kube.pod(contract.pod_key(pod))
         current["status"] = {
             "phase": "Running",
@@ -615,19 +627,25 @@ class Node:
         }
         self.kube.put(current)
 
-    def cards_of(self, pod: Json) -> set[str]:
-        """What kubelet's accounting says: the short UUIDs of the pod's IDs."""
+    def cards_of(self, pod: JsonObject) -> set[str]:
+        """The short UUIDs of the pod's IDs in kubelet's accounting."""
         ids = [one for ids in self.kubelet.devices[pod["metadata"]["uid"]].values() for one in ids]
         return {contract.card_of_device_id(one) for one in ids}
 
-    def visible(self, pod: Json) -> set[str]:
-        """What the pod's containers would see."""
+    def visible(self, pod: JsonObject) -> set[str]:
+        """The cards that the pod's containers would see."""
         return {envs["NVIDIA_VISIBLE_DEVICES"] for envs in self.kubelet.envs[pod["metadata"]["uid"]].values()}
 
-    def annotations(self, pod: Json) -> dict[str, str]:
+    def annotations(self, pod: JsonObject) -> dict[str, str]:
         return t.cast(dict[str, str], self.kube.pod(contract.pod_key(pod))["metadata"]["annotations"])
 
-    def agrees(self, pod: Json) -> bool:
+    def metric(self, name: str) -> float | None:
+        assert self.plugin is not None
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.plugin.service.port}/metrics", timeout=5) as response:
+            found = re.search(rf"^{re.escape(name)} (\S+)$", response.read().decode(), re.M)
+        return float(found.group(1)) if found else None
+
+    def agrees(self, pod: JsonObject) -> bool:
         """Annotations, kubelet's accounting and the container's environment name the same cards."""
         annotations = self.annotations(pod)
         cards = {one.index: one.uuid for one in self.nvml.found}

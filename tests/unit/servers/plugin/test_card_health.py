@@ -1,34 +1,33 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A card that breaks while pods use it: kubelet, the node, its pods and the metrics are told, also when it is well."""
+"""A card that fails while pods use it: kubelet, the node, its pods and the metrics report it, also when it recovers."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import typing as t
-import urllib.request
 
 import pytest
-from gpushare import contract, nvml, reconcile
-from gpushare.podresources import Entry
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.nvml import inventory, library
+from gpushare.plugin import reconcile
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, Node, Rejected, make_pod, seen, until
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 
 @pytest.fixture
-def node(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Node]:
-    one = Node(tmp_path_factory.mktemp("k"))
+def node(make: t.Callable[..., Node]) -> Node:
+    one = make()
     one.kubelet.start()
-    yield one
-    one.down()
+    return one
 
 
 def health(node: Node) -> list[tuple[bool, str]]:
     return [(card.healthy, card.reason) for card in contract.node_cards(node.kube.node())]
 
 
-def said(node: Node, name: str, kind: str = "Pod") -> list[tuple[str, str]]:
+def events_of(node: Node, name: str, kind: str = "Pod") -> list[tuple[str, str]]:
     return [
         (one["reason"], one["message"])
         for one in list(node.kube.events)
@@ -36,40 +35,33 @@ def said(node: Node, name: str, kind: str = "Pod") -> list[tuple[str, str]]:
     ]
 
 
-def metric(node: Node, name: str) -> float | None:
-    assert node.plugin is not None
-    with urllib.request.urlopen(f"http://127.0.0.1:{node.plugin.service.port}/metrics", timeout=5) as answer:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)
-    return float(found.group(1)) if found else None
-
-
-def test_fault_07_an_xid_takes_a_card_away_tells_its_pods_and_the_card_comes_back(node: Node) -> None:
+def test_fault_07_an_xid_removes_a_card_notifies_its_pods_and_expires(node: Node) -> None:
     node.start_plugin(look=0.2, xid_quiet=3.0)
     until(lambda: len(node.kubelet.healthy) == 32)
     broken, other = node.run(make_pod("broken", 4, booked=1)), node.run(make_pod("other", 4, booked=0))
     until(lambda: node.agrees(broken) and node.agrees(other))
     node.nvml.fail(1, 79)
-    until(lambda: len(node.kubelet.unhealthy) == 16, 2.5, "kubelet is told at once")
+    until(lambda: len(node.kubelet.unhealthy) == 16, 2.5, "kubelet gets it at once")
     assert all(one.startswith("00000001-") for one in node.kubelet.unhealthy)
     words = "XID 79 (the card has fallen off the bus)"
     until(lambda: health(node) == [(True, ""), (False, words)], 2.5)
     until(lambda: node.kube.node()["status"]["allocatable"][contract.RESOURCE_COUNT] == "1", 2.5)
     where = f"card 1 ({seen(1).uuid})"
-    told = ("GpuCardUnhealthy", f"this pod has units of {where}, which isn't given to pods any more: {words}")
-    until(lambda: said(node, "broken") == [told], 2.5)
-    assert said(node, NODE, "Node") == [("GpuCardUnhealthy", f"{where} isn't given to pods: {words}")]
-    assert metric(node, f'gpushare_plugin_xids_total{{uuid="{seen(1).uuid}",xid="79"}}') == 1
+    expected = ("GpuCardUnhealthy", f"this pod has units of {where}, which isn't given to pods any more: {words}")
+    until(lambda: events_of(node, "broken") == [expected], 2.5)
+    assert events_of(node, NODE, "Node") == [("GpuCardUnhealthy", f"{where} isn't given to pods: {words}")]
+    assert node.metric(f'gpushare_plugin_xids_total{{uuid="{seen(1).uuid}",xid="79"}}') == 1
     labels = f'{{card="1",model="Simulated NVIDIA GPU",node="{NODE}",uuid="{seen(1).uuid}"}}'
-    assert metric(node, f"gpushare_plugin_card_healthy{labels}") == 0
+    assert node.metric(f"gpushare_plugin_card_healthy{labels}") == 0
     # The extender's choice comes too late: kubelet has none of that card's units left.
     moved = node.run(make_pod("moved", 4, booked=1))
     assert node.visible(moved) == {seen(0).uuid}
     until(lambda: health(node) == [(True, ""), (True, "")])
     until(lambda: len(node.kubelet.healthy) == 32)
-    until(lambda: len(said(node, NODE, "Node")) == 2)
-    assert said(node, NODE, "Node")[1] == ("GpuCardHealthy", f"{where} is given to pods again")
-    # The pod that was there has kept its units, and nobody else was bothered.
-    assert node.agrees(broken) and said(node, "other") == []
+    until(lambda: len(events_of(node, NODE, "Node")) == 2)
+    assert events_of(node, NODE, "Node")[1] == ("GpuCardHealthy", f"{where} is given to pods again")
+    # The running pod has kept its units, and no other pod got an event.
+    assert node.agrees(broken) and events_of(node, "other") == []
 
 
 def test_fault_07_application_errors_leave_the_card_alone(node: Node) -> None:
@@ -77,7 +69,7 @@ def test_fault_07_application_errors_leave_the_card_alone(node: Node) -> None:
     until(lambda: len(node.kubelet.healthy) == 32)
     for xid in (13, 31, 43, 45, 68, 109):
         node.nvml.fail(0, xid)
-    until(lambda: metric(node, f'gpushare_plugin_xids_total{{uuid="{seen(0).uuid}",xid="109"}}') == 1)
+    until(lambda: node.metric(f'gpushare_plugin_xids_total{{uuid="{seen(0).uuid}",xid="109"}}') == 1)
     node.nvml.fail(1, 119)
     until(lambda: len(node.kubelet.unhealthy) == 16)
     assert all(one.startswith("00000001-") for one in node.kubelet.unhealthy)
@@ -94,9 +86,9 @@ def test_fault_07_the_plugin_is_restarted_while_a_card_is_lost(node: Node) -> No
     node.kill_plugin()
     node.nvml.found = [dataclasses.replace(seen(1), index=0)]
     node.start_plugin()
-    until(lambda: health(node) == [(False, nvml.LOST), (True, "")])
+    until(lambda: health(node) == [(False, inventory.LOST.text), (True, "")])
     until(lambda: node.kubelet.registered and len(node.kubelet.healthy) == 16)
-    until(lambda: said(node, "lost") != [])
+    until(lambda: events_of(node, "lost") != [])
     assert [path for path, _body in node.kube.patches[patches:] if "/pods/" in path] == []
     assert [card.uuid for card in contract.node_cards(node.kube.node())] == [seen(0).uuid, seen(1).uuid]
     # Repaired, it has its old number.
@@ -105,7 +97,7 @@ def test_fault_07_the_plugin_is_restarted_while_a_card_is_lost(node: Node) -> No
     assert node.annotations(lost)[contract.POD_INDEX] == "0" and node.annotations(kept)[contract.POD_INDEX] == "1"
 
 
-def test_fault_07_an_xid_is_not_forgotten_by_a_restart(node: Node) -> None:
+def test_fault_07_an_xid_survives_a_restart(node: Node) -> None:
     node.start_plugin()
     until(lambda: len(node.kubelet.healthy) == 32)
     node.nvml.fail(0, 62)
@@ -121,14 +113,14 @@ def test_fault_07_an_xid_is_not_forgotten_by_a_restart(node: Node) -> None:
     assert set(healthy) == {16}
 
 
-def test_a_card_with_mig_is_not_shared_and_says_why(node: Node) -> None:
-    node.nvml.found = [seen(0), dataclasses.replace(seen(1), trouble=nvml.MIG)]
+def test_a_card_with_mig_is_not_shared_and_reports_the_reason(node: Node) -> None:
+    node.nvml.found = [seen(0), dataclasses.replace(seen(1), problem=library.MIG)]
     node.start_plugin()
-    until(lambda: health(node) == [(True, ""), (False, nvml.MIG)])
+    until(lambda: health(node) == [(True, ""), (False, library.MIG.text)])
     until(
         lambda: (
-            said(node, NODE, "Node")
-            == [("GpuCardUnhealthy", f"card 1 ({seen(1).uuid}) isn't given to pods: {nvml.MIG}")]
+            events_of(node, NODE, "Node")
+            == [("GpuCardUnhealthy", f"card 1 ({seen(1).uuid}) isn't given to pods: {library.MIG.text}")]
         )
     )
     until(lambda: len(node.kubelet.healthy) == 16)
@@ -137,20 +129,20 @@ def test_a_card_with_mig_is_not_shared_and_says_why(node: Node) -> None:
         node.run(make_pod("pod", 4))
 
 
-def test_an_unhealthy_card_is_told_of_once(node: Node) -> None:
+def test_an_unhealthy_card_is_reported_once(node: Node) -> None:
     node.start_plugin(resync=1.0)
     until(lambda: len(node.kubelet.healthy) == 32)
     pod = node.run(make_pod("pod", 4, booked=1))
     until(lambda: node.agrees(pod))
     node.nvml.fail(1, 95)
-    until(lambda: said(node, "pod"))
+    until(lambda: events_of(node, "pod"))
     node.nvml.fail(1, 95)
     node.run(make_pod("other", 2, booked=0))
-    until(lambda: metric(node, f'gpushare_plugin_xids_total{{uuid="{seen(1).uuid}",xid="95"}}') == 2)
-    assert len(said(node, "pod")) == 1 and len(said(node, NODE, "Node")) == 1
+    until(lambda: node.metric(f'gpushare_plugin_xids_total{{uuid="{seen(1).uuid}",xid="95"}}') == 2)
+    assert len(events_of(node, "pod")) == 1 and len(events_of(node, NODE, "Node")) == 1
 
 
-def test_every_pod_of_a_card_is_told_however_many_there_are(node: Node) -> None:
+def test_every_pod_of_an_unhealthy_card_gets_an_event(node: Node) -> None:
     """More than the trickle of Events lets through at once."""
     node.nvml.found = [seen(0, 64)]
     plugin = node.start_plugin(resync=1.0)
@@ -159,14 +151,14 @@ def test_every_pod_of_a_card_is_told_however_many_there_are(node: Node) -> None:
     pods = [node.run(make_pod(f"pod{n}", 1, booked=0, card_units=64)) for n in range(12)]
     until(lambda: all(node.agrees(pod) for pod in pods))
     node.nvml.fail(0, 79)
-    until(lambda: all(said(node, f"pod{n}") for n in range(12)))
-    assert [len(said(node, f"pod{n}")) for n in range(12)] == [1] * 12
+    until(lambda: all(events_of(node, f"pod{n}") for n in range(12)))
+    assert [len(events_of(node, f"pod{n}")) for n in range(12)] == [1] * 12
 
 
 # --------------------------------------------------------------------------- whose card it is
 
 
-def holders(card: contract.Card, cards: list[contract.Card], pods: list[Json], *listing: Entry) -> list[str]:
+def holders(card: contract.Card, cards: list[contract.Card], pods: list[JsonObject], *listing: Entry) -> list[str]:
     by_key = {contract.pod_key(pod): pod for pod in pods}
     return [contract.pod_key(pod) for pod in reconcile.holders(card, cards, by_key, listing)]
 

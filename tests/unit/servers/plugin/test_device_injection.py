@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a container comes to its cards: which nodes get CDI names, what specifications say, what kubelet is told."""
+"""How a container gets its cards: which nodes use CDI names, the parsed specifications, the responses to kubelet."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from gpushare import contract, injection
-from gpushare.kubelet import InvalidIds
+from gpushare.kubelet.errors import InvalidIds
+from gpushare.plugin import injection
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_fakes import NODE, Node, Rejected, make_pod, seen, until
@@ -22,12 +24,14 @@ from plugin_fakes import NODE, Node, Rejected, make_pod, seen, until
 from lab import build, packages
 from lab.shell import LabError
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 
-def node_object(kubelet: str = "v1.36.3", runtime: str = "containerd://2.4.0", told: str | None = None) -> Json:
+def node_object(
+    kubelet: str = "v1.36.3", runtime: str = "containerd://2.4.0", announced: str | None = None
+) -> JsonObject:
     return {
-        "metadata": {"name": NODE, "annotations": {} if told is None else {contract.NODE_RUNTIME_CDI: told}},
+        "metadata": {"name": NODE, "annotations": {} if announced is None else {contract.NODE_RUNTIME_CDI: announced}},
         "status": {"nodeInfo": {"kubeletVersion": kubelet, "containerRuntimeVersion": runtime}},
     }
 
@@ -72,15 +76,15 @@ def specification(path: Path, *names: str, kind: str = "nvidia.com/gpu") -> None
         (node_object("v1.36.3", "containerd://2.4.0", "perhaps"), ""),
     ],
 )
-def test_obstacle(node: Json, obstacle: str) -> None:
+def test_obstacle(node: JsonObject, obstacle: str) -> None:
     assert injection.obstacle(node) == obstacle
 
 
 def test_the_later_folder_wins_and_two_files_of_one_folder_make_a_device_unusable() -> None:
-    assert injection.resolved([[{"a", "b"}, {"b", "c"}], [{"c"}]]) == {"a", "c"}
-    assert injection.resolved([[{"a"}], [{"a"}, {"a", "b"}]]) == {"b"}
-    assert injection.resolved([[{"a"}, {"a"}], [{"a"}]]) == {"a"}
-    assert injection.resolved([[], [{"a"}, {"b"}]]) == {"a", "b"}
+    assert injection.resolve_devices([[{"a", "b"}, {"b", "c"}], [{"c"}]]) == {"a", "c"}
+    assert injection.resolve_devices([[{"a"}], [{"a"}, {"a", "b"}]]) == {"b"}
+    assert injection.resolve_devices([[{"a"}, {"a"}], [{"a"}]]) == {"a"}
+    assert injection.resolve_devices([[], [{"a"}, {"b"}]]) == {"a", "b"}
 
 
 json_values = st.recursive(
@@ -91,9 +95,9 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_whatever_a_specification_says_it_is_read(document: t.Any) -> None:
-    assert isinstance(injection.named(document), set)
-    assert injection.named({"kind": "nvidia.com/gpu", "devices": document}) is not None
+def test_any_specification_is_parsed(document: t.Any) -> None:
+    assert isinstance(injection.device_names(document), set)
+    assert injection.device_names({"kind": "nvidia.com/gpu", "devices": document}) is not None
 
 
 # --------------------------------------------------------------------------- the specifications
@@ -134,39 +138,39 @@ def test_real_yaml_other_kinds_and_broken_files(tmp_path: Path, caplog: pytest.L
     assert len([row for row in caplog.messages if "can't be read as a CDI specification" in row]) == 2
 
 
-def test_envvar_never_looks(tmp_path: Path) -> None:
+def test_envvar_reads_no_specifications(tmp_path: Path) -> None:
     specification(tmp_path / "nvidia.json", "GPU-a")
     one = injection.Injection(injection.ENVVAR, (tmp_path,))
     one.node(node_object())
-    assert one.devices(["GPU-a"]) == () and one.refusal("GPU-a") == ""
+    assert one.devices(["GPU-a"]) == () and one.refusal("GPU-a") is None
 
 
-def test_cdi_is_that_or_nothing(tmp_path: Path) -> None:
+def test_cdi_mode_never_falls_back(tmp_path: Path) -> None:
     one = injection.Injection(injection.CDI, (tmp_path,))
     reason = f"no CDI specification in {tmp_path} names nvidia.com/gpu=GPU-a"
-    assert one.refusal("GPU-a") == reason
+    assert one.refusal("GPU-a") == (Reason.CDI_UNAVAILABLE, reason)
     with pytest.raises(InvalidIds) as caught:
         one.devices(["GPU-a"])
-    assert str(caught.value) == reason
-    # Whoever asks for it knows his runtime: what the API says of it, or doesn't say yet, is no hindrance.
+    assert caught.value.refusal == (Reason.CDI_UNAVAILABLE, reason)
+    # An explicit setting overrides the runtime's version in the API, known or not.
     specification(tmp_path / "nvidia.json", "GPU-a")
     one.node(node_object("v1.28.0"))
-    assert one.refusal("GPU-a") == "" and one.devices(["GPU-a"]) == ("nvidia.com/gpu=GPU-a",)
+    assert one.refusal("GPU-a") is None and one.devices(["GPU-a"]) == ("nvidia.com/gpu=GPU-a",)
 
 
-def test_which_way_it_is_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_injection_mode_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = injection.Injection(injection.AUTO, (tmp_path,))
     used: list[str] = []
     one.on_used = used.append
     with caplog.at_level(logging.INFO):
-        one.say([])
-        one.say(["GPU-a"])
-        one.say(["GPU-a"])
+        one.report([])
+        one.report(["GPU-a"])
+        one.report(["GPU-a"])
         one.node(node_object())
-        one.say(["GPU-a"])
+        one.report(["GPU-a"])
         specification(tmp_path / "nvidia.json", "GPU-a")
-        one.say(["GPU-a"])
-        one.say(["GPU-a"])
+        one.report(["GPU-a"])
+        one.report(["GPU-a"])
     assert caplog.messages == [
         "containers get their cards by envvar: the node hasn't been read from the API yet",
         f"containers get their cards by envvar: no CDI specification in {tmp_path} names nvidia.com/gpu=GPU-a",
@@ -202,7 +206,7 @@ def driver_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_nvidias_own_generator_writes_is_read(driver_root: Path) -> None:
+def test_specifications_of_nvidias_generator_are_parsed(driver_root: Path) -> None:
     """The names by which a runtime finds the cards are those that kubelet is given."""
     try:
         generator = build.binaries("toolkit") / "nvidia-ctk"
@@ -224,20 +228,18 @@ def test_what_nvidias_own_generator_writes_is_read(driver_root: Path) -> None:
     one = injection.Injection(injection.CDI, (folder,))
     uuids = [seen(n).uuid for n in (0, 1)]
     assert one.devices(uuids) == tuple(f"nvidia.com/gpu={uuid}" for uuid in uuids)
-    assert one.refusal("GPU-other") != ""
+    assert one.refusal("GPU-other") is not None
 
 
 # --------------------------------------------------------------------------- on a node
 
 
 @pytest.fixture
-def node(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Node]:
-    one = Node(tmp_path_factory.mktemp("k"))
-    yield one
-    one.down()
+def node(make: t.Callable[..., Node]) -> Node:
+    return make()
 
 
-def test_a_container_is_given_cdi_names_and_a_void_variable(node: Node) -> None:
+def test_a_container_gets_cdi_names_and_a_void_variable(node: Node) -> None:
     specification(node.specifications / "nvidia.json", seen(0).uuid, seen(1).uuid)
     node.up()
     until(lambda: node.plugin is not None and node.plugin.injection.devices([seen(0).uuid]))
@@ -252,13 +254,13 @@ def test_a_container_is_given_cdi_names_and_a_void_variable(node: Node) -> None:
         "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
     }
     until(lambda: node.annotations(pod)[contract.POD_ASSIGNED] == "true")
-    two = node.run(make_pod("two", 4, booked=(0, 1), wishes={contract.POD_CARD_COUNT: "2"}))
+    two = node.run(make_pod("two", 4, booked=(0, 1), requests={contract.POD_CARD_COUNT: "2"}))
     assert node.kubelet.cdi[two["metadata"]["uid"]] == {
         "c0": [f"nvidia.com/gpu={seen(0).uuid}", f"nvidia.com/gpu={seen(1).uuid}"]
     }
 
 
-def test_a_specification_that_goes_is_not_named_any_more(node: Node) -> None:
+def test_a_removed_specification_is_not_named_any_more(node: Node) -> None:
     path = node.specifications / "nvidia.json"
     specification(path, seen(0).uuid, seen(1).uuid)
     node.up()
@@ -268,7 +270,7 @@ def test_a_specification_that_goes_is_not_named_any_more(node: Node) -> None:
     assert node.kubelet.cdi[pod["metadata"]["uid"]] == {"c0": []} and node.visible(pod) == {seen(1).uuid}
 
 
-def test_auto_on_an_old_runtime_is_the_variable(node: Node) -> None:
+def test_auto_mode_on_an_old_runtime_uses_the_variable(node: Node) -> None:
     specification(node.specifications / "nvidia.json", seen(0).uuid, seen(1).uuid)
     old = node.kube.node()
     old["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.27"
@@ -276,10 +278,10 @@ def test_auto_on_an_old_runtime_is_the_variable(node: Node) -> None:
     node.up()
     pod = node.run(make_pod("pod", 3, booked=1))
     assert node.visible(pod) == {seen(1).uuid} and node.kubelet.cdi[pod["metadata"]["uid"]] == {"c0": []}
-    # Configured for it meanwhile, and said so on the node.
-    told = node.kube.node()
-    told["metadata"].setdefault("annotations", {})[contract.NODE_RUNTIME_CDI] = "true"
-    node.kube.put(told)
+    # Configured for it meanwhile, and announced on the node.
+    announced = node.kube.node()
+    announced["metadata"].setdefault("annotations", {})[contract.NODE_RUNTIME_CDI] = "true"
+    node.kube.put(announced)
     until(lambda: node.plugin is not None and node.plugin.injection.devices([seen(0).uuid]))
 
 

@@ -3,46 +3,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import typing as t
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import grpc
 import pytest
-from gpushare import contract, device_plugin, reconcile, wire
-from gpushare.kube import KubeError
+from gpushare.api.client import KubeError
+from gpushare.kubelet import wire
+from gpushare.plugin import command, reconcile
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, FakeKube, Node, Rejected, container, make_pod, seen, until
-
-
-@pytest.fixture
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The path of a unix socket has 107 characters at most.
-    return tmp_path_factory.mktemp("k")
-
-
-@pytest.fixture
-def node(root: Path) -> t.Iterator[Node]:
-    one = Node(root)
-    one.up()
-    yield one
-    one.down()
-
-
-@pytest.fixture
-def make(root: Path) -> t.Iterator[t.Callable[..., Node]]:
-    made: list[Node] = []
-
-    def build(*args: t.Any, **more: t.Any) -> Node:
-        made.append(Node(root, *args, **more))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.down()
 
 
 def call(node: Node, method: wire.Method, request: t.Any) -> t.Any:
@@ -57,14 +30,6 @@ def ready(node: Node) -> str:
     except urllib.error.HTTPError as error:
         assert error.code == 503
         return error.read().decode().strip()
-
-
-def metric(node: Node, name: str) -> float:
-    assert node.plugin is not None
-    with urllib.request.urlopen(f"http://127.0.0.1:{node.plugin.service.port}/metrics", timeout=5) as answer:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)
-    assert found, name
-    return float(found.group(1))
 
 
 # --------------------------------------------------------------------------- upstream's faults
@@ -85,8 +50,8 @@ def test_fault_01_both_containers_of_a_pod_are_on_its_card(node: Node) -> None:
     until(lambda: node.agrees(pod))
 
 
-def test_fault_01_without_a_booking_too(node: Node) -> None:
-    # Best fit for the first container alone would be card 0, where the second has no room.
+def test_fault_01_without_a_booking(node: Node) -> None:
+    # Best fit for the first container alone would be card 0, where the second does not fit.
     node.run(make_pod("filler", 10, booked=0))
     pod = node.run(make_pod("two", 5, 5))
     assert node.visible(pod) == {seen(1).uuid}
@@ -94,8 +59,8 @@ def test_fault_01_without_a_booking_too(node: Node) -> None:
 
 
 @pytest.mark.parametrize("booked", [1, None])
-def test_fault_01_while_the_mirror_has_not_got_the_pod_yet(node: Node, booked: int | None) -> None:
-    """kubelet heard of the pod before we did: each of its containers needs the API's word, not the first alone."""
+def test_fault_01_while_the_mirror_lacks_the_pod(node: Node, booked: int | None) -> None:
+    """kubelet knew the pod first: each of its containers needs a read from the API, not the first alone."""
     node.run(make_pod("filler", 10, booked=0))
     pod = make_pod("two", 5, 5, booked=booked)
     assert node.plugin is not None
@@ -108,7 +73,7 @@ def test_fault_01_while_the_mirror_has_not_got_the_pod_yet(node: Node, booked: i
     until(lambda: node.agrees(pod))
 
 
-def test_fault_01_while_nobody_tells_of_the_pod(node: Node) -> None:
+def test_fault_01_while_neither_mirror_nor_api_has_the_pod(node: Node) -> None:
     """Neither the mirror nor the API itself: the first container's card is a guess, and the second follows it."""
     node.run(make_pod("filler", 10, booked=0))
     node.kube.refuse["/pods"] = KubeError(500, "InternalError", "no")
@@ -116,19 +81,19 @@ def test_fault_01_while_nobody_tells_of_the_pod(node: Node) -> None:
     node.kubelet.add(unknown)
     assert node.visible(unknown) == {seen(0).uuid}
     # The first container fills the card; the second would fit on the other one alone.
-    with pytest.raises(Rejected, match=r"wants 3 more units of it, of which 0 are free"):
+    with pytest.raises(Rejected, match=r"requests 3 more units of it, of which 0 are free"):
         node.kubelet.add(make_pod("torn", 2, 3))
 
 
-def test_fault_02_two_pods_of_one_size_end_with_the_truth(make: t.Callable[..., Node]) -> None:
-    """kubelet that isn't steered swaps them; what the annotations say afterwards is what happened."""
+def test_fault_02_swapped_pods_of_one_size_are_corrected(make: t.Callable[..., Node]) -> None:
+    """An unsteered kubelet swaps them; afterwards the annotations name the real cards."""
     node = make().up()
     first, second = make_pod("first", 4, booked=0), make_pod("second", 4, booked=1)
     node.kube.put(first)
     node.kube.put(second)
     assert node.plugin is not None
     admission = node.plugin.admission
-    # As if kubelet had taken them for one another.
+    # As if kubelet had confused the two.
     steer = {4: iter([1, 0])}
     real = admission.preferred
 
@@ -149,7 +114,7 @@ def test_fault_02_two_pods_of_one_size_end_with_the_truth(make: t.Callable[..., 
     assert (used, unknown) == ({0: 4, 1: 4}, 0)
 
 
-def test_fault_02_twenty_times_two_pods_at_once(node: Node) -> None:
+def test_fault_02_two_pods_at_once_repeatedly(node: Node) -> None:
     """Both pods are bound before kubelet sees either, and the later one is admitted first every other time."""
     for turn in range(20):
         pods = [make_pod(f"a{turn}", 5, booked=turn % 2), make_pod(f"b{turn}", 5, booked=1 - turn % 2)]
@@ -165,8 +130,8 @@ def test_fault_02_twenty_times_two_pods_at_once(node: Node) -> None:
     assert node.kube.events == []
 
 
-def test_fault_03_more_used_than_there_is_never_makes_room(node: Node) -> None:
-    """Annotations that claim more than a card has (a unit changed with pods alive) neither wrap around nor open it."""
+def test_fault_03_usage_above_the_capacity_frees_no_units(node: Node) -> None:
+    """Annotations that claim more than a card has (after a change of the unit) neither wrap around nor free it."""
     node.kube.put(make_pod("old", 4096, booked=0, node=NODE))
     pod = node.run(make_pod("new", 8))
     assert node.visible(pod) == {seen(1).uuid}
@@ -189,12 +154,12 @@ def test_fault_04_each_card_has_its_own_units(make: t.Callable[..., Node]) -> No
     assert node.visible(pod) == {seen(2).uuid}
     until(lambda: node.agrees(pod) and node.annotations(pod)[contract.POD_CARD_UNITS] == "40")
     with pytest.raises(
-        Rejected, match=r"wants 12 units of aliyun\.com/gpu-mem on one card; the largest free share is 11"
+        Rejected, match=r"requests 12 units of aliyun\.com/gpu-mem on one card; the largest free share is 11"
     ):
         node.run(make_pod("nowhere", 12))
 
 
-def test_fault_05_uuid_is_the_identity_whatever_the_minors_are(make: t.Callable[..., Node]) -> None:
+def test_fault_05_the_uuid_identifies_a_card_for_any_minor(make: t.Callable[..., Node]) -> None:
     node = make(seen(0, minor=3), seen(1, minor=0)).up()
     pod = node.run(make_pod("pod", 4, booked=0))
     assert node.visible(pod) == {seen(0).uuid}
@@ -203,7 +168,7 @@ def test_fault_05_uuid_is_the_identity_whatever_the_minors_are(make: t.Callable[
     assert [(card.index, card.uuid, card.minor) for card in cards] == [(0, seen(0).uuid, 3), (1, seen(1).uuid, 0)]
 
 
-def test_fault_08_a_terminating_pod_keeps_its_card_until_kubelet_lets_go_of_it(node: Node) -> None:
+def test_fault_08_a_terminating_pod_keeps_its_card_until_kubelet_releases_it(node: Node) -> None:
     old = node.run(make_pod("old", 12, booked=1))
     until(lambda: node.agrees(old))
     ending = node.kube.pod("default/old")
@@ -212,7 +177,7 @@ def test_fault_08_a_terminating_pod_keeps_its_card_until_kubelet_lets_go_of_it(n
     new = node.run(make_pod("new", 8, booked=1))
     assert node.visible(new) == {seen(0).uuid}
     until(lambda: node.agrees(new) and node.agrees(old))
-    with pytest.raises(Rejected, match="wants 9 units"):
+    with pytest.raises(Rejected, match="requests 9 units"):
         node.run(make_pod("toomuch", 9))
     # Its process has ended; the API still has it for a moment.
     node.kubelet.remove(old)
@@ -220,26 +185,26 @@ def test_fault_08_a_terminating_pod_keeps_its_card_until_kubelet_lets_go_of_it(n
     assert node.visible(after) == {seen(1).uuid}
 
 
-def test_fault_09_not_ready_without_a_driver_and_registered_when_it_comes(make: t.Callable[..., Node]) -> None:
+def test_fault_09_not_ready_without_a_driver_and_registered_with_it(make: t.Callable[..., Node]) -> None:
     node = make()
-    node.nvml.trouble = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
+    node.nvml.problem = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
     node.kubelet.start()
     node.start_plugin()
-    until(lambda: ready(node) == node.nvml.trouble)
+    until(lambda: ready(node) == node.nvml.problem)
     assert node.kubelet.registrations == 0
-    node.nvml.trouble, found, node.nvml.found = "", node.nvml.found, []
+    node.nvml.problem, found, node.nvml.found = "", node.nvml.found, []
     until(lambda: ready(node) == "NVIDIA's driver answers, but has no card")
     node.nvml.found = found
     until(lambda: node.kubelet.registered and ready(node) == "ok")
 
 
-def test_fault_09_a_container_that_never_sees_a_driver_asks_for_a_new_one(
+def test_fault_09_a_container_without_a_driver_requests_its_restart(
     make: t.Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's files come into a container when it is made, and not later."""
-    monkeypatch.setattr(device_plugin, "BLIND_SECONDS", 1.0)
+    monkeypatch.setattr(command, "NO_CARDS_SECONDS", 1.0)
     node = make()
-    node.nvml.trouble = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
+    node.nvml.problem = "NVIDIA's driver isn't there: libnvidia-ml.so.1 can't be loaded"
     plugin = node.start_plugin()
     url = f"http://127.0.0.1:{plugin.service.port}/healthz"
     with urllib.request.urlopen(url, timeout=5) as answer:
@@ -252,13 +217,13 @@ def test_fault_09_a_container_that_never_sees_a_driver_asks_for_a_new_one(
         except urllib.error.HTTPError as error:
             return error.read().decode()
 
-    until(lambda: body().startswith(node.nvml.trouble + ", for 1 s"))
-    node.nvml.trouble = ""
+    until(lambda: body().startswith(node.nvml.problem + ", for 1 s"))
+    node.nvml.problem = ""
     until(lambda: not body())
 
 
 @pytest.mark.parametrize("path", ["/", "/debug", "/debug/pprof/", "/debug/vars", "/stack", "/metrics2"])
-def test_fault_14_nothing_to_debug(node: Node, path: str) -> None:
+def test_fault_14_no_debug_endpoint(node: Node, path: str) -> None:
     assert node.plugin is not None
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{node.plugin.service.port}{path}", timeout=5)
@@ -274,7 +239,7 @@ def test_fault_15_kubelet_restarts(node: Node) -> None:
         time.sleep(0.3 * turn)
         node.kubelet.start()
         until(lambda: node.kubelet.registered, what="registered again")
-        # Before kubelet has its pods again, it lists none; that says nothing about them.
+        # Before kubelet has its pods again, it lists none; their annotations must stay.
         assert node.annotations(before)[contract.POD_ASSIGNED] == "true"
         node.kubelet.readd(before)
     assert node.kubelet.envs == envs and node.agrees(before)
@@ -293,7 +258,7 @@ def test_fault_15_a_lost_socket_alone(node: Node) -> None:
     until(lambda: node.agrees(pod))
 
 
-def test_fault_15_kubelet_that_lets_go_of_the_list(node: Node) -> None:
+def test_fault_15_kubelet_closes_the_device_list(node: Node) -> None:
     assert node.kubelet._channel is not None
     node.kubelet._channel.close()
     until(lambda: not node.kubelet.registered)
@@ -311,7 +276,7 @@ def test_fault_17_too_many_units_are_refused_before_registering(make: t.Callable
     assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
 
 
-def test_fault_17_as_many_as_kubelet_takes_work(make: t.Callable[..., Node]) -> None:
+def test_fault_17_the_maximum_of_units_works(make: t.Callable[..., Node]) -> None:
     node = make(seen(0, 40), seen(1, 40), unit="MiB").up()
     assert len(node.kubelet.healthy) == 81920
     pod = node.run(make_pod("pod", 20000, booked=1, card_units=40960))
@@ -324,13 +289,13 @@ def test_fault_18_ready_metrics_and_events(node: Node) -> None:
     pod = node.run(make_pod("pod", 3))
     until(lambda: node.agrees(pod))
     labels = f'{{card="0",model="Simulated NVIDIA GPU",node="{NODE}",uuid="{seen(0).uuid}"}}'
-    until(lambda: metric(node, f"gpushare_plugin_card_held_units{labels}") == 3)
-    assert metric(node, f"gpushare_plugin_card_units{labels}") == 16
-    assert metric(node, "gpushare_plugin_allocations_total") == 1
-    assert metric(node, 'gpushare_plugin_corrections_total{kind="GpuCardAssigned"}') == 1
-    assert metric(node, 'gpushare_plugin_call_seconds_count{call="allocate"}') == 1
-    assert metric(node, 'gpushare_plugin_call_seconds_count{call="preferred"}') == 1
-    assert metric(node, 'gpushare_plugin_device_injection{mode="envvar"}') == 1
+    until(lambda: node.metric(f"gpushare_plugin_card_held_units{labels}") == 3)
+    assert node.metric(f"gpushare_plugin_card_units{labels}") == 16
+    assert node.metric("gpushare_plugin_allocations_total") == 1
+    assert node.metric('gpushare_plugin_corrections_total{kind="GpuCardAssigned"}') == 1
+    assert node.metric('gpushare_plugin_call_seconds_count{call="allocate"}') == 1
+    assert node.metric('gpushare_plugin_call_seconds_count{call="preferred"}') == 1
+    assert node.metric('gpushare_plugin_device_injection{mode="envvar"}') == 1
     event = until(lambda: node.kube.events)[0]
     assert event["involvedObject"] == {
         "apiVersion": "v1",
@@ -342,7 +307,7 @@ def test_fault_18_ready_metrics_and_events(node: Node) -> None:
     assert event["message"] == f"kubelet gave this pod 3 units of card 0 ({seen(0).uuid})"
     with pytest.raises(Rejected):
         node.run(make_pod("large", 17))
-    assert metric(node, "gpushare_plugin_refusals_total") == 1
+    assert node.metric('gpushare_plugin_refusals_total{reason="InsufficientGPUMemory"}') == 1
 
 
 # --------------------------------------------------------------------------- pods
@@ -375,23 +340,23 @@ def test_booked_card_is_full(node: Node) -> None:
     until(lambda: node.kube.reasons("default/pod") == ["GpuCardCorrected"])
 
 
-def test_others_bookings_are_left_alone_where_possible(node: Node) -> None:
+def test_bookings_of_other_pods_are_spared_where_possible(node: Node) -> None:
     node.kube.put(make_pod("comes", 10, booked=0))
     until(lambda: len(node.plugin.pods.items()) == 1 if node.plugin else False)
     pod = node.run(make_pod("pod", 8))
     assert node.visible(pod) == {seen(1).uuid}
 
 
-def test_a_pod_that_fits_no_card_fails_admission_in_one_sentence(node: Node) -> None:
+def test_a_pod_that_fits_no_card_fails_admission_with_one_message(node: Node) -> None:
     node.run(make_pod("a", 10, booked=0))
     node.run(make_pod("b", 10, booked=1))
-    with pytest.raises(Rejected, match=r"^pod default/c wants 8 units .* the largest free share is 6$"):
+    with pytest.raises(Rejected, match=r"^[A-Za-z]+: pod default/c requests 8 units .* the largest free share is 6$"):
         node.run(make_pod("c", 4, 4, booked=0))
-    # What kubelet had given the failed pod is free again.
+    # The units of the failed pod are free again.
     assert len(node.kubelet.used()) == 20
 
 
-def test_a_failed_pod_that_lingers_is_not_taken_for_the_next(node: Node) -> None:
+def test_a_remaining_failed_pod_is_not_mistaken_for_the_next(node: Node) -> None:
     """kubelet of 1.33 and older lists pods that it has rejected."""
     failed = make_pod("failed", 4, booked=0)
     failed["status"] = {"phase": "Failed"}
@@ -409,21 +374,21 @@ def test_fault_06_init_containers_and_sidecars_share_the_card(node: Node) -> Non
     pod = node.run(make_pod("pod", 5, 1, inits=inits, booked=1))
     assert node.visible(pod) == {seen(1).uuid}
     assert len(node.kubelet.used()) == 8
-    # Those that were given again, too, are known as this pod's.
+    # Reused units, too, are known as this pod's.
     assert {one["ALIYUN_COM_GPU_MEM_POD"] for one in node.kubelet.envs[pod["metadata"]["uid"]].values()} == {"8"}
     until(lambda: node.agrees(pod))
 
 
-def test_fault_06_only_an_init_container_wants_units(node: Node) -> None:
+def test_fault_06_only_an_init_container_requests_units(node: Node) -> None:
     pod = node.run(make_pod("pod", 0, inits=[container("load", 4)], booked=1))
     assert node.visible(pod) == {seen(1).uuid}
     until(lambda: node.agrees(pod))
-    # It is done with, and not taken for the one that comes next.
+    # It is complete, and not mistaken for the next pod.
     other = node.run(make_pod("other", 4, booked=0))
     assert node.visible(other) == {seen(0).uuid}
 
 
-def test_pod_that_the_mirror_has_not_got_yet_is_asked_for(node: Node) -> None:
+def test_a_pod_missing_from_the_mirror_is_read_from_the_api(node: Node) -> None:
     pod = make_pod("pod", 4, booked=1)
     assert node.plugin is not None
     node.plugin.pods.items = list  # type: ignore[method-assign, assignment]
@@ -434,7 +399,7 @@ def test_pod_that_the_mirror_has_not_got_yet_is_asked_for(node: Node) -> None:
 
 
 @pytest.mark.parametrize("before", [4, 3, 0])
-def test_successor_that_the_mirror_has_not_got_yet_is_not_taken_for_its_predecessor(node: Node, before: int) -> None:
+def test_a_successor_missing_from_the_mirror_is_not_mistaken_for_its_predecessor(node: Node, before: int) -> None:
     """As a StatefulSet's pods are: one name, other cards; the first may have wanted no units at all."""
     old = node.run(make_pod("web-0", before, booked=0 if before else None))
     assert node.plugin is not None
@@ -449,7 +414,7 @@ def test_successor_that_the_mirror_has_not_got_yet_is_not_taken_for_its_predeces
     assert node.visible(new) == {seen(1).uuid}
 
 
-def test_nobody_is_asked_about_pods_that_the_mirror_has(node: Node) -> None:
+def test_pods_of_the_mirror_are_not_read_from_the_api(node: Node) -> None:
     for name in ("first", "second"):
         pod = make_pod(name, 2, 2, booked=1)
         node.kube.put(pod)
@@ -459,7 +424,7 @@ def test_nobody_is_asked_about_pods_that_the_mirror_has(node: Node) -> None:
         assert len(node.kube.gets) == asked
 
 
-def test_pod_of_the_same_name_on_another_node_is_not_meant(node: Node) -> None:
+def test_a_pod_of_the_same_name_on_another_node_is_ignored(node: Node) -> None:
     """kubelet lists one that the API has no longer; what the API has by that name runs elsewhere."""
     node.kube.put(make_pod("pod", 4, booked=1, node="gpu2"))
     node.kubelet.add(pod := make_pod("pod", 4))
@@ -467,8 +432,8 @@ def test_pod_of_the_same_name_on_another_node_is_not_meant(node: Node) -> None:
     assert node.visible(pod) == {seen(0).uuid}
 
 
-def test_podresources_out_of_order(node: Node) -> None:
-    """The oldest assumed pod of that size is taken; afterwards the truth is told."""
+def test_podresources_unavailable(node: Node) -> None:
+    """The oldest assumed pod of that size is chosen; afterwards the annotations are corrected."""
     node.kubelet.podresources_fails = True
     first, second = make_pod("first", 4, booked=1), make_pod("second", 4, booked=0)
     node.kube.put(first)
@@ -483,7 +448,7 @@ def test_podresources_out_of_order(node: Node) -> None:
     until(lambda: ready(node) == "ok")
 
 
-def test_a_successor_of_the_same_name_is_not_touched(node: Node) -> None:
+def test_a_successor_of_the_same_name_is_not_patched(node: Node) -> None:
     """Force-deleted in the API while kubelet still lists the old pod: the new one isn't given the old one's card."""
     old = node.run(make_pod("web-0", 4, booked=0))
     until(lambda: node.agrees(old))
@@ -516,12 +481,12 @@ def test_patch_of_a_replaced_pod_is_refused_by_its_uid(node: Node) -> None:
     )
 
 
-def test_a_conflict_is_tried_again(make: t.Callable[..., Node]) -> None:
-    """The API server merges a patch a few times and gives up where the pod changes ever again; nobody else wakes us."""
+def test_a_conflict_is_retried(make: t.Callable[..., Node]) -> None:
+    """The API server merges a patch a few times and gives up where the pod keeps changing; nothing else retries."""
     node = make().up(resync=3600)
     node.kube.refuse["/pods/pod"] = KubeError(409, "Conflict", "the object has been modified")
     pod = node.run(make_pod("pod", 4, booked=0))
-    time.sleep(reconcile.HOT_SECONDS + 0.5)
+    time.sleep(reconcile.BUSY_SECONDS + 0.5)
     assert node.annotations(pod)[contract.POD_ASSIGNED] == "false"
     node.kube.refuse.clear()
     until(lambda: node.agrees(pod))
@@ -533,7 +498,7 @@ def test_late_annotation_of_the_extender_is_corrected_at_once(make: t.Callable[.
     pod = node.run(make_pod("pod", 4, booked=0))
     until(lambda: node.agrees(pod))
     # The time in which everything is compared after an Allocate is over.
-    time.sleep(reconcile.HOT_SECONDS + 0.5)
+    time.sleep(reconcile.BUSY_SECONDS + 0.5)
     late = node.kube.pod("default/pod")
     late["metadata"]["annotations"].update({contract.POD_INDEX: "1", contract.POD_ASSIGNED: "false"})
     node.kube.put(late)
@@ -544,7 +509,7 @@ def test_late_annotation_of_the_extender_is_corrected_at_once(make: t.Callable[.
 # --------------------------------------------------------------------------- outages
 
 
-def test_api_away(node: Node) -> None:
+def test_api_unreachable(node: Node) -> None:
     until(lambda: node.kube.node()["status"].get("allocatable"))
     known = make_pod("known", 4, booked=1)
     node.kube.put(known)
@@ -568,7 +533,7 @@ def test_api_away(node: Node) -> None:
     until(lambda: ready(node) == "ok")
 
 
-def test_an_api_that_hangs_costs_no_more_than_the_deadline(node: Node) -> None:
+def test_a_hanging_api_costs_no_more_than_the_deadline(node: Node) -> None:
     pod = make_pod("pod", 4)
     hang = threading.Event()
     real = node.kube.get
@@ -580,7 +545,7 @@ def test_an_api_that_hangs_costs_no_more_than_the_deadline(node: Node) -> None:
 
 
 def test_plugin_killed_between_the_two_calls(node: Node) -> None:
-    """What it remembered of the pod is lost, and found again in kubelet's list."""
+    """Its record of the pod is lost, and found again in kubelet's list."""
     pod = make_pod("pod", 3, 2, booked=1)
     killed: list[bool] = []
 
@@ -597,7 +562,7 @@ def test_plugin_killed_between_the_two_calls(node: Node) -> None:
     until(lambda: node.agrees(pod))
 
 
-def test_units_of_a_pod_that_nobody_knows_are_not_taken_for_those_of_the_last_one(node: Node) -> None:
+def test_units_of_an_unknown_pod_are_not_assigned_to_the_last_known_one(node: Node) -> None:
     last = node.run(make_pod("last", 4, 3))
     node.kubelet.remove(last)
     node.kube.remove(last)
@@ -636,7 +601,7 @@ def test_plugin_starts_before_kubelet_and_with_the_api_away(make: t.Callable[...
     until(lambda: ready(node) == "ok")
 
 
-def test_stop_leaves_no_socket_and_answers_no_more(make: t.Callable[..., Node]) -> None:
+def test_stop_removes_the_socket_and_ends_the_server(make: t.Callable[..., Node]) -> None:
     node = make().up()
     pod = node.run(make_pod("pod", 4, booked=0))
     until(lambda: node.agrees(pod))
@@ -666,14 +631,14 @@ def test_lost_card_is_unhealthy_and_recovers(node: Node) -> None:
     node.nvml.found = [seen(0), seen(1)]
     until(lambda: len(node.kubelet.healthy) == 32)
     until(lambda: [card.healthy for card in contract.node_cards(node.kube.node())] == [True, True])
-    node.nvml.trouble = "NVIDIA's driver doesn't answer: Driver Not Loaded"
-    until(lambda: len(node.kubelet.unhealthy) == 32 and ready(node) == node.nvml.trouble)
+    node.nvml.problem = "NVIDIA's driver doesn't answer: Driver Not Loaded"
+    until(lambda: len(node.kubelet.unhealthy) == 32 and ready(node) == node.nvml.problem)
 
 
-def test_node_is_told_and_told_again(make: t.Callable[..., Node]) -> None:
+def test_node_annotations_are_written_and_restored(make: t.Callable[..., Node]) -> None:
     node = make().up(resync=3600)
     until(lambda: node.kube.node()["status"].get("allocatable"))
-    time.sleep(reconcile.HOT_SECONDS + 0.5)
+    time.sleep(reconcile.BUSY_SECONDS + 0.5)
     status = node.kube.node()["status"]
     assert status["capacity"] == {"cpu": "4", contract.RESOURCE_COUNT: "2"}
     assert status["allocatable"] == {contract.RESOURCE_COUNT: "2"}
@@ -688,7 +653,7 @@ def test_node_is_told_and_told_again(make: t.Callable[..., Node]) -> None:
     until(lambda: node.kube.node()["status"] == status and contract.node_cards(node.kube.node()) == cards)
 
 
-def test_quiet_when_all_agrees(node: Node) -> None:
+def test_no_writes_when_everything_agrees(node: Node) -> None:
     pod = node.run(make_pod("pod", 4, booked=0))
     until(lambda: node.agrees(pod) and node.kube.node()["status"].get("allocatable"))
     time.sleep(0.5)
@@ -697,7 +662,7 @@ def test_quiet_when_all_agrees(node: Node) -> None:
     assert len(node.kube.patches) == patches
 
 
-# --------------------------------------------------------------------------- what kubelet would never send
+# --------------------------------------------------------------------------- requests that kubelet never sends
 
 
 @pytest.mark.parametrize(
@@ -721,7 +686,7 @@ def test_allocate_refuses(node: Node, ids: list[str], sentence: str) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and sentence in str(caught.value.details())
 
 
-def test_unsteered_kubelet_is_never_given_two_cards(make: t.Callable[..., Node]) -> None:
+def test_unsteered_kubelet_never_gets_two_cards(make: t.Callable[..., Node]) -> None:
     node = make().up()
     node.kubelet.steered = False
     with pytest.raises(Rejected, match="must be of one card"):

@@ -10,9 +10,10 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from gpushare import contract, limits
-from gpushare.cgroups import NodeCgroups
-from gpushare.podresources import Entry
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import limits
+from gpushare.plugin.cgroups import NodeCgroups
+from gpushare.shared._contracts import gpushare as contract
 from limit_fakes import CARDS, FIRST, SECOND, entry, identifier, ids, pod
 
 ONE, TWO = identifier(1), identifier(2)
@@ -21,7 +22,7 @@ ONE, TWO = identifier(1), identifier(2)
 # --------------------------------------------------------------------------- what is to be limited
 
 
-def test_each_container_has_the_limit_of_what_kubelet_gave_it() -> None:
+def test_each_container_has_the_limit_of_its_units() -> None:
     both = pod("a", {"x": 3, "y": 2, "z": 0}, {"x": ONE, "y": TWO, "z": identifier(3)})
     listing = [entry("a", x=ids(SECOND, 0, 3), y=ids(SECOND, 3, 2), z=())]
     found = {one.container: one for one in limits.targets(CARDS, [both], listing, "GiB")}
@@ -95,14 +96,14 @@ def test_only_running_containers_are_kept_of_a_status() -> None:
             {"name": "z", "state": {"waiting": {}}},
         ],
     }
-    slim = limits.slim_statuses(status)
-    assert set(slim) == {"containerStatuses"}
-    assert slim["containerStatuses"][0] == {"name": "x", "containerID": f"cri-o://{ONE}", "state": {"running": {}}}
-    assert limits.running({"status": slim}) == limits.running({"status": status}) == {"x": ONE}
+    trim = limits.trim_statuses(status)
+    assert set(trim) == {"containerStatuses"}
+    assert trim["containerStatuses"][0] == {"name": "x", "containerID": f"cri-o://{ONE}", "state": {"running": {}}}
+    assert limits.running({"status": trim}) == limits.running({"status": status}) == {"x": ONE}
     assert limits.running({}) == {}
 
 
-# --------------------------------------------------------------------------- in what words
+# --------------------------------------------------------------------------- messages
 
 
 def test_the_toolkits_variables() -> None:
@@ -113,17 +114,17 @@ def test_the_toolkits_variables() -> None:
 
 
 @pytest.mark.parametrize("version", ["615.71.09", "615.0", "700.10.01"])
-def test_drivers_that_can(version: str) -> None:
+def test_drivers_with_limits(version: str) -> None:
     assert limits.driver_problem(version) is None
 
 
 @pytest.mark.parametrize("version", ["610.57.04", "580.95.05", "", "unknown", "6150"])
-def test_drivers_that_cant(version: str) -> None:
+def test_drivers_without_limits(version: str) -> None:
     problem = limits.driver_problem(version)
     assert problem is not None and "615" in problem and (version or "unknown") in problem
 
 
-def test_the_nodes_sentence() -> None:
+def test_the_nodes_message() -> None:
     assert limits.state("off", "whatever", ["x"]) == contract.LIMIT_OFF
     assert limits.state("auto", None, []) == contract.LIMIT_ENFORCED
     assert limits.state("auto", "the driver is old", ["x"]) == "unenforced: the driver is old"
@@ -167,7 +168,7 @@ def cgroup(folder: Path, *pids: int) -> Path:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_container_is_found_wherever_the_runtime_puts_it(tmp_path: Path, layout: str, version: int) -> None:
+def test_a_container_is_found_in_every_runtimes_layout(tmp_path: Path, layout: str, version: int) -> None:
     top = tree(tmp_path, version)
     wanted = cgroup(top / layout.format(id=ONE), 0)
     cgroup(top / layout.format(id=TWO), 0)
@@ -180,7 +181,7 @@ def test_a_container_is_found_wherever_the_runtime_puts_it(tmp_path: Path, layou
     assert cgroups.folder(identifier(7)) is None
 
 
-def test_a_container_that_comes_later_and_one_that_goes(tmp_path: Path) -> None:
+def test_a_later_container_and_a_removed_one(tmp_path: Path) -> None:
     top, cgroups = tree(tmp_path, 2), NodeCgroups(str(tmp_path))
     assert cgroups.folder(ONE) is None
     made = cgroup(top / LAYOUTS["containerd, systemd"].format(id=ONE), 0)
@@ -205,7 +206,7 @@ def test_conmon_is_no_container(tmp_path: Path) -> None:
     assert NodeCgroups(str(tmp_path)).folder(ONE) is None
 
 
-def test_what_is_inside_a_container_is_its_own_affair(tmp_path: Path) -> None:
+def test_cgroups_inside_a_container_are_ignored(tmp_path: Path) -> None:
     scope = cgroup(tree(tmp_path, 2) / LAYOUTS["containerd, systemd"].format(id=ONE), 0)
     cgroup(scope / "kubepods" / "podcc" / TWO, 0)
     assert NodeCgroups(str(tmp_path)).folder(TWO) is None
@@ -229,17 +230,18 @@ def test_the_plugins_own_cgroup_is_the_one_with_its_process(tmp_path: Path) -> N
     assert NodeCgroups(str(tmp_path)).own() == str(mine)
 
 
-def test_a_root_that_is_the_containers_own_view_isnt_the_nodes(tmp_path: Path) -> None:
+def test_a_containers_own_view_is_not_the_nodes_root(tmp_path: Path) -> None:
     cgroup(tree(tmp_path, 2), os.getpid())
     assert NodeCgroups(str(tmp_path)).own() is None
 
 
 def test_the_modules_are_found_without_nvidias_library() -> None:
-    """The pure part is imported where there is no driver, and no door is opened by importing it."""
+    """The pure modules import without a driver and open nothing."""
     script = (
-        "import sys; sys.modules['pynvml'] = None; from gpushare import limit_keeper; print(limit_keeper.CLOSED.hard)"
+        "import sys; sys.modules['pynvml'] = None; "
+        "from gpushare.plugin import limit_enforcer; print(limit_enforcer.BLOCKED.hard)"
     )
-    source = str(Path(limits.__file__).resolve().parents[1])
+    source = str(Path(limits.__file__).resolve().parents[2])
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

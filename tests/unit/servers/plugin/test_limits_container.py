@@ -11,7 +11,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from gpushare import limits
+from gpushare.plugin import limits
 from limit_fakes import FIRST
 from test_limits_real import CARD_LINES, HERE, R580, R615, drivers, hook, namespaces
 
@@ -20,15 +20,15 @@ __all__ = ["drivers"]
 # What the plugin's process does beside it: the node has one pod, of 3 GiB of the first card.
 KEEPER = """
 import os, sys
-from gpushare import contract
-from gpushare.cgroups import NodeCgroups
-from gpushare.limit_keeper import LimitKeeper
-from gpushare.nvml_limits import NvidiaLimits
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.plugin.cgroups import NodeCgroups
+from gpushare.plugin.limit_enforcer import LimitEnforcer
+from gpushare.nvml.limits import NvidiaLimits
 from limit_fakes import CARDS, FIRST, entry, ids, pod
 own = "/sys/fs/cgroup/kubepods-test" + str(os.getppid()) + "/plugin"
 os.makedirs(own)
 open(own + "/cgroup.procs", "w").write(str(os.getpid()))
-keeper = LimitKeeper("auto", "GiB", NvidiaLimits(), NodeCgroups())
+keeper = LimitEnforcer("auto", "GiB", NvidiaLimits(), NodeCgroups())
 keeper.look(CARDS)
 found = keeper.once(
     CARDS, [pod("a", {"x": 3}, {"x": os.environ["LIMIT_CONTAINER"]})], [entry("a", x=ids(FIRST, 0, 3))]
@@ -47,7 +47,7 @@ def container(
     cgroups: int = 2,
     beside: str = "",
 ) -> tuple[int, list[str], str]:
-    """Exit status, what the container said, and what the runtime said."""
+    """Exit status, the container's output, and the runtime's log."""
     namespaces()
     if not shutil.which("runc") or os.path.exists("/dev/nvidiactl"):
         pytest.skip("no runc on this machine, or a real driver")
@@ -75,16 +75,16 @@ def container(
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
-def test_fault_20_in_the_container_the_share_is_the_card(drivers: dict[str, Path], tmp_path: Path) -> None:
+def test_fault_20_the_container_sees_its_share_as_the_card(drivers: dict[str, Path], tmp_path: Path) -> None:
     command = (
         f"{SHOW} nvidia-smi simulated-allocation 3073; nvidia-smi simulated-allocation 3000 --seconds 1 & sleep 0.3; "
         "sh -c 'nvidia-smi simulated-allocation 100'; "
-        # Nobody in the container can lift it.
+        # No process in the container can lift it.
         "nvidia-smi memory-limits --set -n /sys/fs/cgroup --soft-limit 0 --hard-limit max -i 0"
     )
-    code, said, _log = container(tmp_path, drivers, R615, command, limits.environment({FIRST: 3072}))
+    code, output, _log = container(tmp_path, drivers, R615, command, limits.environment({FIRST: 3072}))
     assert code == 0
-    assert said == [
+    assert output == [
         "3072",
         "Insufficient Memory",
         "holding 3000 MiB",
@@ -93,32 +93,30 @@ def test_fault_20_in_the_container_the_share_is_the_card(drivers: dict[str, Path
     ]
 
 
-def test_fault_20_a_pod_that_raises_its_limit_is_put_back_by_the_plugin(
-    drivers: dict[str, Path], tmp_path: Path
-) -> None:
+def test_fault_20_a_raised_limit_is_restored_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
     asked = {limits.LIMIT: "9000", limits.REQUEST: "0"}
-    code, said, _log = container(tmp_path, drivers, R615, SHOW, asked, beside=KEEPER)
+    code, output, _log = container(tmp_path, drivers, R615, SHOW, asked, beside=KEEPER)
     assert code == 0
-    assert said == ["enforced; GpuMemoryLimitMended", "3072"]
+    assert output == ["enforced; GpuMemoryLimitMended", "3072"]
 
 
-def test_fault_20_a_limit_that_nobody_set_is_set_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
+def test_fault_20_a_missing_limit_is_set_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
     command = f"{SHOW} nvidia-smi simulated-allocation 3073"
-    code, said, _log = container(tmp_path, drivers, R615, command, {}, beside=KEEPER)
+    code, output, _log = container(tmp_path, drivers, R615, command, {}, beside=KEEPER)
     assert code == 0
-    assert said == ["enforced", "3072", "Insufficient Memory"]
+    assert output == ["enforced", "3072", "Insufficient Memory"]
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["as the plugin does", "as a pod might"])
 @pytest.mark.parametrize(("version", "cgroups"), [(R580, 2), (R615, 1)], ids=["a driver before R615", "cgroup v1"])
-def test_fault_20_a_container_starts_where_it_cant_be_limited_unless_its_pod_asks_for_it(
+def test_fault_20_a_container_starts_without_limits_unless_its_pod_requires_them(
     drivers: dict[str, Path], tmp_path: Path, version: str, cgroups: int, asked: bool
 ) -> None:
     if cgroups == 1 and os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
         pytest.skip("this machine has no cgroups of version 1")
     environment = {limits.LIMIT: "3072", limits.REQUEST: "0"} if asked else {}
-    code, said, words = container(tmp_path, drivers, version, SHOW, environment, cgroups)
+    code, output, words = container(tmp_path, drivers, version, SHOW, environment, cgroups)
     if asked:
         assert code == 3 and "error running hook" in words
     else:
-        assert code == 0 and said == ["16384"]
+        assert code == 0 and output == ["16384"]

@@ -2,7 +2,7 @@
 """Limits with real cgroups, the real nvidia-ml-py and NVIDIA's real hook; both answers: enforced, and why not.
 
 The silicon and its driver are simulated (lab/driver). A machine whose /sys/fs/cgroup isn't version 2 has an empty
-hierarchy of that version mounted there for the test, in a mount namespace that nobody else sees.
+hierarchy of that version mounted there for the test, in a private mount namespace.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from gpushare.shared._contracts import gpushare as contract
 from limit_fakes import FIRST, SECOND
 
 from lab import build, packages
@@ -74,7 +75,7 @@ def play(
     mode: str = "auto",
     without: str = "",
 ) -> dict[str, t.Any]:
-    """What a node tells after a scenario of limit_node.py."""
+    """The report of a scenario of limit_node.py."""
     namespaces()
     (tmp_path / "cards").write_text(cards)
     source = Path(__file__).resolve().parents[4] / "images" / "gpushare" / "src"
@@ -100,53 +101,49 @@ def play(
     return t.cast(dict[str, t.Any], json.loads(done.stdout))
 
 
-def test_fault_20_a_share_is_a_limit_from_the_first_moment_and_stays_one(
-    drivers: dict[str, Path], tmp_path: Path
-) -> None:
-    told = play("enforced", drivers[R615], tmp_path)
-    assert told["state"] == "enforced" and told["own"] is None
+def test_fault_20_a_share_is_limited_from_the_start_and_stays_limited(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("enforced", drivers[R615], tmp_path)
+    assert report["state"] == "enforced" and report["own"] is None
     # The toolkit's own hook has set what the plugin asked for; the plugin finds it so.
-    assert told["hook"][0] == 0 and told["good"] == [0, 3072, 0]
-    assert told["events"] == [] and told["mended"] == 0
+    assert report["hook"][0] == 0 and report["good"] == [0, 3072, 0]
+    assert report["events"] == [] and report["mended"] == 0
     # Memory beyond it is refused, to a process started later in the container too.
-    assert told["inside"] == "holding 2000 MiB"
-    assert told["a shell beside it"] == "Insufficient Memory"
-    assert told["the rest"] == "holding 1000 MiB"
+    assert report["inside"] == "holding 2000 MiB"
+    assert report["a shell beside it"] == "Insufficient Memory"
+    assert report["the rest"] == "holding 1000 MiB"
 
 
-def test_fault_20_a_toolkit_that_sets_nothing_and_a_pod_that_asks_for_more(
+def test_fault_20_a_toolkit_without_limits_and_a_pod_with_a_higher_one(
     drivers: dict[str, Path], tmp_path: Path
 ) -> None:
-    told = play("enforced", drivers[R615], tmp_path)
-    assert told["silent before"] is None and told["silent"] == [0, 2048, 0]
-    assert told["silent beyond"] == "Insufficient Memory"
+    report = play("enforced", drivers[R615], tmp_path)
+    assert report["silent before"] is None and report["silent"] == [0, 2048, 0]
+    assert report["silent beyond"] == "Insufficient Memory"
     # NVIDIA's hook obeys the pod: a limit of its own choice, on cards of its own choice.
-    assert told["greedy hook"][0] == 0
-    assert told["greedy before"] == [[8000, 8000, 0], [8000, 8000, 0]]
-    reasons = sorted(one.partition(":")[0] for one in told["greedy events"])
+    assert report["greedy hook"][0] == 0
+    assert report["greedy before"] == [[8000, 8000, 0], [8000, 8000, 0]]
+    reasons = sorted(one.partition(":")[0] for one in report["greedy events"])
     assert reasons == ["GpuCardNotGiven", "GpuMemoryLimitMended"]
-    assert told["greedy"] == [[0, 1024, 0], [0, 1, 0]] and told["greedy elsewhere"] == "Insufficient Memory"
+    assert report["greedy"] == [[0, 1024, 0], [0, 1, 0]] and report["greedy elsewhere"] == "Insufficient Memory"
 
 
 def test_several_cards_restarts_and_ends(drivers: dict[str, Path], tmp_path: Path) -> None:
-    told = play("enforced", drivers[R615], tmp_path)
-    assert told["wide hook"][0] == 0 and told["wide"] == [[0, 4096, 0], [0, 4096, 0]]
-    assert told["usage"] == {FIRST: [4, 10240, 3000], SECOND: [1, 4096, 0]}
-    assert told["after a restart"] == ["enforced", [], 0]
-    assert told["gone with its cgroup"] is True
-    assert told["state in the end"] == [[], "enforced"]
+    report = play("enforced", drivers[R615], tmp_path)
+    assert report["wide hook"][0] == 0 and report["wide"] == [[0, 4096, 0], [0, 4096, 0]]
+    assert report["usage"] == {FIRST: [4, 10240, 3000], SECOND: [1, 4096, 0]}
+    assert report["after a restart"] == ["enforced", [], 0]
+    assert report["gone with its cgroup"] is True
+    assert report["state in the end"] == [[], "enforced"]
 
 
-def test_a_container_that_held_more_before_there_were_limits_is_named_until_it_doesnt(
-    drivers: dict[str, Path], tmp_path: Path
-) -> None:
-    told = play("late", drivers[R615], tmp_path)
-    assert told["holds"] == "holding 5000 MiB"
-    (event,) = told["events"]
+def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("late", drivers[R615], tmp_path)
+    assert report["holds"] == "holding 5000 MiB"
+    (event,) = report["events"]
     assert event.startswith("GpuMemoryUnlimited: container x of pod default/old isn't held to its 2048 MiB of card 0")
-    assert told["state"] == "unenforced: " + event.partition(": ")[2]
-    assert told["once it has given it back"] == [[], "enforced", [0, 2048, 0]]
-    assert told["off"] == [[], "off", None, {}]
+    assert report["state"] == "unenforced: " + event.partition(": ")[2]
+    assert report["after its release"] == [[], "enforced", [0, 2048, 0]]
+    assert report["off"] == [[], "off", None, {}]
 
 
 IMPOSSIBLE: dict[str, tuple[str, dict[str, t.Any], str]] = {
@@ -159,7 +156,7 @@ IMPOSSIBLE: dict[str, tuple[str, dict[str, t.Any], str]] = {
     "limits turned off in the driver": (
         R615,
         {"cards": CARD_LINES + "limits off\n"},
-        "card 0 can't be limited, as the driver says: it doesn't support limits on this card",
+        "card 0 can't be limited; the driver's error: it doesn't support limits on this card",
     ),
     "MIG": (
         R615,
@@ -169,32 +166,42 @@ IMPOSSIBLE: dict[str, tuple[str, dict[str, t.Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["auto", "required"])
-@pytest.mark.parametrize(("version", "more", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_fault_20_where_it_cant_be_no_container_fails_for_it(
+# The modes differ in the refusal alone, so one cause represents it.
+FURTHER = [(name, "required") for name in IMPOSSIBLE if name != "MIG"]
+CELLS = [
+    pytest.param(*case, mode, id=f"{name}-{mode}", marks=[pytest.mark.long] if (name, mode) in FURTHER else [])
+    for name, case in IMPOSSIBLE.items()
+    for mode in ("auto", "required")
+]
+
+
+@pytest.mark.parametrize(("version", "more", "words", "mode"), CELLS)
+def test_fault_20_unavailable_limits_fail_no_container(
     drivers: dict[str, Path], tmp_path: Path, version: str, more: dict[str, t.Any], words: str, mode: str
 ) -> None:
-    told = play("impossible", drivers[version], tmp_path, mode=mode, **more)
-    assert told["state"].startswith(f"unenforced: {words}")
+    report = play("impossible", drivers[version], tmp_path, mode=mode, **more)
+    assert report["state"].startswith(f"unenforced: {words}")
     if mode == "required":
-        assert told["refusal"].startswith(f"gpushare_memory_limit: limits are required, but {words}")
+        reason, text = report["refusal"]
+        assert reason == contract.Reason.MEMORY_LIMIT_UNAVAILABLE
+        assert text.startswith(f"gpushare_memory_limit: limits are required, but {words}")
     else:
-        assert told["refusal"] is None
-    assert told["environment"] == {}
-    assert told["hook, as asked by nobody"][0] == 0
+        assert report["refusal"] is None
+    assert report["environment"] == {}
+    assert report["hook, without a request"][0] == 0
     # This is why nothing is asked for there: the runtime doesn't start a container whose hook fails.
-    assert told["hook, as asked by a pod"][0] != 0
+    assert report["hook, requested by a pod"][0] != 0
 
 
-def test_the_hooks_own_words_on_cgroup_version_1(drivers: dict[str, Path], tmp_path: Path) -> None:
-    told = play("impossible", drivers[R615], tmp_path, cgroups=VERSION_1)
-    assert "only supported in cgroup v2" in told["hook, as asked by a pod"][1]
+def test_the_hooks_error_on_cgroup_version_1(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("impossible", drivers[R615], tmp_path, cgroups=VERSION_1)
+    assert "only supported in cgroup v2" in report["hook, requested by a pod"][1]
 
 
-def test_a_plugin_without_the_right_says_so(drivers: dict[str, Path], tmp_path: Path) -> None:
-    told = play("impossible", drivers[R615], tmp_path, without="sys_admin")
-    assert told["state"] == (
-        "unenforced: card 0 can't be limited, as the driver says: "
+def test_a_plugin_without_permission_reports_it(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("impossible", drivers[R615], tmp_path, without="sys_admin")
+    assert report["state"] == (
+        "unenforced: card 0 can't be limited; the driver's error: "
         "the plugin lacks the right to (it needs the capability SYS_ADMIN)"
     )
-    assert told["environment"] == {}
+    assert report["environment"] == {}

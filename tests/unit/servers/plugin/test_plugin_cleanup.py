@@ -6,33 +6,33 @@ from __future__ import annotations
 import typing as t
 
 import pytest
-from gpushare import cleanup, contract, device_plugin, limits
-from gpushare.device_plugin import Options
-from gpushare.kube import KubeError
+from gpushare.api.client import KubeError
+from gpushare.plugin import cleanup, command, limits
+from gpushare.plugin.command import Options
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import FakeCgroups, Node, Rejected, make_pod, seen, until
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 
 @pytest.fixture
-def node(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Node]:
-    one = Node(tmp_path_factory.mktemp("k"))
+def node(make: t.Callable[..., Node]) -> Node:
+    one = make()
     one.kubelet.start()
-    yield one
-    one.down()
+    return one
 
 
 def clean(node: Node) -> int:
     options = Options(node="gpu1", kubelet_dir=node.kubelet.root)
-    return device_plugin.clean(options, node.kube, node.nvml, node.limits, FakeCgroups())
+    return command.clean(options, node.kube, node.nvml, node.limits, FakeCgroups())
 
 
-def container_id(pod: Json, name: str = "c0") -> str:
-    """As the API of this test tells of it."""
+def container_id(pod: JsonObject, name: str = "c0") -> str:
+    """As the API of this test lists it."""
     return f"{pod['metadata']['uid']}-{name}"
 
 
-def kept(node: Node, pod: Json) -> dict[str, int]:
+def kept(node: Node, pod: JsonObject) -> dict[str, int]:
     """MiB by card that the driver holds a pod's first container to."""
     folder = f"/cgroups/{container_id(pod)}"
     return {uuid: limit.hard >> 20 for (uuid, at), limit in dict(node.limits.kept).items() if at == folder}
@@ -50,21 +50,21 @@ def test_fault_20_shares_are_limits_where_the_driver_has_them(node: Node) -> Non
     assert (envs[limits.LIMIT], envs[limits.REQUEST]) == ("4096", "0")
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
     until(lambda: node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT] == "enforced")
-    two = node.run(make_pod("two", 4, booked=(0, 1), wishes={contract.POD_CARD_COUNT: "2"}))
+    two = node.run(make_pod("two", 4, booked=(0, 1), requests={contract.POD_CARD_COUNT: "2"}))
     assert node.kubelet.envs[two["metadata"]["uid"]]["c0"][limits.LIMIT] == "2048"
     until(lambda: kept(node, two) == {seen(0).uuid: 2048, seen(1).uuid: 2048})
 
 
-def test_fault_20_where_it_has_none_the_node_says_so(node: Node) -> None:
+def test_fault_20_a_node_without_limits_reports_it(node: Node) -> None:
     node.start_plugin()
     until(lambda: node.kubelet.registered)
     pod = node.run(make_pod("pod", 4, booked=1))
     assert limits.LIMIT not in node.kubelet.envs[pod["metadata"]["uid"]]["c0"]
-    told = "unenforced: NVIDIA's driver is 580.95.05, and limits need 615 or newer"
-    until(lambda: node.kube.node()["metadata"]["annotations"].get(contract.NODE_LIMIT) == told)
+    expected = "unenforced: NVIDIA's driver is 580.95.05, and limits need 615 or newer"
+    until(lambda: node.kube.node()["metadata"]["annotations"].get(contract.NODE_LIMIT) == expected)
 
 
-def test_fault_20_required_limits_that_cannot_be_had_refuse_the_node(node: Node) -> None:
+def test_fault_20_required_limits_that_are_unavailable_refuse_the_node(node: Node) -> None:
     plugin = node.start_plugin(memory_limit="required")
     words = "gpushare_memory_limit: limits are required, but NVIDIA's driver is 580.95.05, and limits need 615 or newer"
     until(lambda: [card.reason for card in contract.node_cards(node.kube.node())] == [words, words])
@@ -77,7 +77,7 @@ def test_fault_20_required_limits_that_cannot_be_had_refuse_the_node(node: Node)
     until(lambda: plugin.unready() is None)
 
 
-def test_fault_20_a_limit_that_was_changed_is_mended_and_told(node: Node) -> None:
+def test_fault_20_a_changed_limit_is_restored_and_reported(node: Node) -> None:
     node.limits.version = "615.71.09"
     plugin = node.start_plugin(resync=1.0)
     until(lambda: node.kubelet.registered)
@@ -86,7 +86,7 @@ def test_fault_20_a_limit_that_was_changed_is_mended_and_told(node: Node) -> Non
     node.limits.kept[seen(1).uuid, f"/cgroups/{container_id(pod)}"] = limits.wanted(16384)
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
     until(lambda: "GpuMemoryLimitMended" in node.kube.reasons("default/pod"))
-    assert plugin.keeper.mended >= 1
+    assert plugin.enforcer.corrected >= 1
 
 
 # --------------------------------------------------------------------------- leaving
@@ -134,16 +134,16 @@ def test_cleanup_after_a_plugin_that_was_killed(node: Node) -> None:
     assert contract.NODE_CARDS not in node.kube.node()["metadata"]["annotations"]
 
 
-def test_cleanup_without_a_driver_says_what_may_be_left(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_cleanup_without_a_driver_reports_possible_leftovers(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.kube.put({**node.kube.node(), "metadata": {"name": "gpu1", "annotations": {contract.NODE_LIMIT: "enforced"}}})
-    node.nvml.trouble = "NVIDIA's driver isn't there"
+    node.nvml.problem = "NVIDIA's driver isn't there"
     assert clean(node) == 1
     assert "limits of running containers may be left: NVIDIA's driver isn't there" in caplog.text
     # What could be taken away, was.
     assert node.kube.node()["metadata"]["annotations"] == {}
 
 
-def test_cleanup_with_the_api_away(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_cleanup_with_an_unreachable_api(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.kube.away = True
     assert clean(node) == 1
     assert "--cleanup: node gpu1 can't be read or written: connection refused" in caplog.text
@@ -179,5 +179,5 @@ def test_cleanup_with_the_api_away(node: Node, caplog: pytest.LogCaptureFixture)
         ),
     ],
 )
-def test_node_patches(node: Json, patches: tuple[Json, Json]) -> None:
+def test_node_patches(node: JsonObject, patches: tuple[JsonObject, JsonObject]) -> None:
     assert cleanup.node_patches(node) == patches

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cards between two looks, what is held against them, and NVML's door over a library that fails like the real one."""
+"""Cards between two reads, their health, and the NVML client over a library that fails like the real one."""
 
 from __future__ import annotations
 
@@ -13,113 +13,117 @@ import typing as t
 
 import pynvml
 import pytest
-from gpushare import contract, health, nvml
+from gpushare.nvml import health
+from gpushare.nvml import inventory as nvml_inventory
+from gpushare.nvml.library import MIG, RECOVERY_ACTIONS, REMAP_FAILED, NvidiaMl, NvmlCard, NvmlError, Xid
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason, Refusal
 from plugin_fakes import FakeNvml, seen
 
 # --------------------------------------------------------------------------- cards
 
 
+BROKEN = Refusal(Reason.RECOVERY_REQUIRED, "broken")
+
+
 def test_merge_keeps_lost_cards_and_their_index() -> None:
-    first = nvml.merge([], [seen(0), seen(1), seen(2)], "GiB")
+    first = nvml_inventory.merge([], [seen(0), seen(1), seen(2)], "GiB")
     assert [(one.index, one.units, one.healthy) for one in first] == [(0, 16, True), (1, 16, True), (2, 16, True)]
-    # NVML counts anew after a card has fallen off the bus.
+    # NVML renumbers the cards after one has fallen off the bus.
     shifted = [dataclasses.replace(seen(2), index=1), seen(0)]
-    second = nvml.merge(first, shifted, "GiB")
+    second = nvml_inventory.merge(first, shifted, "GiB")
     assert [(one.uuid, one.index, one.healthy) for one in second] == [
         (seen(0).uuid, 0, True),
         (seen(1).uuid, 1, False),
         (seen(2).uuid, 2, True),
     ]
-    third = nvml.merge(second, [*shifted, dataclasses.replace(seen(3, 40), index=2)], "GiB")
+    third = nvml_inventory.merge(second, [*shifted, dataclasses.replace(seen(3, 40), index=2)], "GiB")
     assert [(one.index, one.units) for one in third] == [(0, 16), (1, 16), (2, 16), (3, 40)]
-    assert nvml.merge(third, [seen(n, 40 if n == 3 else 16) for n in range(4)], "GiB")[1].healthy
+    assert nvml_inventory.merge(third, [seen(n, 40 if n == 3 else 16) for n in range(4)], "GiB")[1].healthy
 
 
 def test_merge_follows_a_changed_memory() -> None:
-    before = nvml.merge([], [seen(0, 16)], "GiB")
-    assert nvml.merge(before, [seen(0, 15)], "GiB")[0].units == 15
+    before = nvml_inventory.merge([], [seen(0, 16)], "GiB")
+    assert nvml_inventory.merge(before, [seen(0, 15)], "GiB")[0].units == 15
 
 
-def test_inventory_says_why_and_announces_nothing_it_cannot() -> None:
-    door = FakeNvml()
-    door.trouble = "no driver"
-    inventory = nvml.Inventory(door, "GiB")
-    assert inventory.reason == "the cards haven't been looked at yet"
+def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
+    driver = FakeNvml()
+    driver.problem = "no driver"
+    inventory = nvml_inventory.Inventory(driver, "GiB")
+    assert inventory.reason == "the cards haven't been read yet"
     assert not inventory.look() and inventory.reason == "no driver" and inventory.cards == ()
-    door.trouble, door.found = "", [seen(0), dataclasses.replace(seen(1), uuid=seen(0).uuid + "-")]
+    driver.problem, driver.found = "", [seen(0), dataclasses.replace(seen(1), uuid=seen(0).uuid + "-")]
     inventory.look()
     assert inventory.reason is not None and "same UUID" in inventory.reason and inventory.cards == ()
 
 
 def test_inventory_of_cards_below_one_unit() -> None:
-    inventory = nvml.Inventory(FakeNvml(dataclasses.replace(seen(0), memory_mib=1000)), "GiB")
+    inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(0), memory_mib=1000)), "GiB")
     assert not inventory.look()
     assert inventory.reason == "no card of this node holds one whole unit of 1 GiB"
 
 
-def test_inventory_changes_wake_who_waits() -> None:
-    door = FakeNvml(seen(0))
-    inventory = nvml.Inventory(door, "GiB")
+def test_inventory_reports_changes() -> None:
+    driver = FakeNvml(seen(0))
+    inventory = nvml_inventory.Inventory(driver, "GiB")
     assert inventory.look() and not inventory.look()
-    door.found = []
+    driver.found = []
     assert inventory.look()
     assert [one.healthy for one in inventory.cards] == [False]
-    door.found = [seen(0)]
+    driver.found = [seen(0)]
     assert inventory.look() and inventory.reason is None
 
 
-# --------------------------------------------------------------------------- what is held against a card
+# --------------------------------------------------------------------------- health of a card
 
 
-def test_application_xids_say_nothing_of_a_card() -> None:
+def test_application_xids_do_not_make_a_card_unhealthy() -> None:
     memory = health.Health(quiet=300, ignored=[74])
     assert not any(memory.note("GPU-a", xid, 0) for xid in (13, 31, 43, 45, 68, 109, 74, 154))
-    assert memory.reason("GPU-a", 1) == ""
+    assert memory.xid("GPU-a", 1) is None
 
 
 @pytest.mark.parametrize("xid", [48, 62, 63, 64, 79, 94, 95, 119, 120, 4711])
-def test_other_xids_hold_until_it_has_been_quiet(xid: int) -> None:
+def test_other_xids_last_until_the_quiet_period_ends(xid: int) -> None:
     memory = health.Health(quiet=300)
     assert memory.note("GPU-a", xid, 100)
     assert memory.note("GPU-a", xid, 200)
-    assert memory.reason("GPU-b", 201) == ""
-    assert memory.reason("GPU-a", 499).startswith(f"XID {xid} (")
-    assert memory.reason("GPU-a", 500) == ""
+    assert memory.xid("GPU-b", 201) is None
+    assert memory.xid("GPU-a", 499) == xid
+    assert memory.xid("GPU-a", 500) is None
 
 
-def test_reason_names_the_xid_in_a_form_that_is_found_again() -> None:
+def test_reason_names_the_xid() -> None:
     assert health.sentence(79) == "XID 79 (the card has fallen off the bus)"
-    assert health.xid_of(health.sentence(4711)) == 4711
-    assert health.xid_of(nvml.LOST) is None and health.xid_of("") is None
-    assert "\n" not in health.sentence(48)
 
 
-def judged(inventory: nvml.Inventory) -> list[tuple[int, bool, str]]:
+def conditions(inventory: nvml_inventory.Inventory) -> list[tuple[int, bool, str]]:
     return [(card.index, card.healthy, card.reason) for card in inventory.cards]
 
 
 def test_a_card_with_an_xid_is_unhealthy_with_the_reason_and_recovers() -> None:
-    door = FakeNvml(seen(0), seen(1))
-    inventory = nvml.Inventory(door, "GiB", health.Health(quiet=0.3))
+    driver = FakeNvml(seen(0), seen(1))
+    inventory = nvml_inventory.Inventory(driver, "GiB", health.Health(quiet=0.3))
     heard: list[tuple[str, int]] = []
     inventory.on_xid = lambda uuid, xid: heard.append((uuid, xid))
     inventory.look()
-    door.fail(1, 31)
-    door.fail(1, 95)
+    driver.fail(1, 31)
+    driver.fail(1, 95)
     began = time.monotonic()
     inventory.watch(30, threading.Event())
     assert time.monotonic() - began < 5
     assert heard == [(seen(1).uuid, 31), (seen(1).uuid, 95)]
     assert inventory.look()
-    assert judged(inventory) == [(0, True, ""), (1, False, "XID 95 (an uncontained memory error)")]
+    assert conditions(inventory) == [(0, True, ""), (1, False, "XID 95 (an uncontained memory error)")]
     assert inventory.reason is None
     time.sleep(0.4)
     assert inventory.look()
-    assert judged(inventory) == [(0, True, ""), (1, True, "")]
+    assert conditions(inventory) == [(0, True, ""), (1, True, "")]
 
 
-def test_watching_ends_when_it_is_told_to() -> None:
-    inventory = nvml.Inventory(FakeNvml(seen(0)), "GiB")
+def test_watch_ends_on_the_stop_event() -> None:
+    inventory = nvml_inventory.Inventory(FakeNvml(seen(0)), "GiB")
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
     began = time.monotonic()
@@ -127,112 +131,112 @@ def test_watching_ends_when_it_is_told_to() -> None:
     assert time.monotonic() - began < 3
 
 
-def test_a_driver_without_events_doesnt_make_it_spin() -> None:
+def test_a_driver_without_events_causes_no_busy_loop() -> None:
     calls: list[float] = []
 
     class Silent(FakeNvml):
-        def xids(self, seconds: float) -> list[nvml.Xid]:
+        def xids(self, seconds: float) -> list[Xid]:
             calls.append(seconds)
             return []
 
-    inventory = nvml.Inventory(Silent(seen(0)), "GiB")
+    inventory = nvml_inventory.Inventory(Silent(seen(0)), "GiB")
     inventory.watch(2.5, threading.Event())
     assert len(calls) == 3
 
 
-def test_mig_is_told_and_not_shared() -> None:
-    door = FakeNvml(seen(0), dataclasses.replace(seen(1), trouble=nvml.MIG))
-    inventory = nvml.Inventory(door, "GiB")
+def test_mig_is_reported_and_not_shared() -> None:
+    driver = FakeNvml(seen(0), dataclasses.replace(seen(1), problem=MIG))
+    inventory = nvml_inventory.Inventory(driver, "GiB")
     inventory.look()
-    assert judged(inventory) == [(0, True, ""), (1, False, nvml.MIG)]
+    assert conditions(inventory) == [(0, True, ""), (1, False, MIG.text)]
     assert inventory.reason is None
-    door.found = [dataclasses.replace(seen(n), trouble=nvml.MIG) for n in range(2)]
+    driver.found = [dataclasses.replace(seen(n), problem=MIG) for n in range(2)]
     inventory.look()
     assert inventory.reason is not None and inventory.reason.startswith(
-        "no card of this node can be given to pods: MIG is turned on"
+        "no card of this node can be given to pods: MIG is on"
     )
-    door.found[0] = dataclasses.replace(seen(0), trouble="broken")
+    driver.found[0] = dataclasses.replace(seen(0), problem=BROKEN)
     inventory.look()
     assert inventory.reason.startswith("no card of this node can be given to pods: card 0: broken; card 1: MIG is")
-    door.found = [seen(0), seen(1)]
+    driver.found = [seen(0), seen(1)]
     inventory.look()
-    assert judged(inventory) == [(0, True, ""), (1, True, "")] and inventory.reason is None
+    assert conditions(inventory) == [(0, True, ""), (1, True, "")] and inventory.reason is None
 
 
-def test_guards_come_after_what_the_card_itself_says() -> None:
-    door = FakeNvml(seen(0), dataclasses.replace(seen(1), trouble="broken"))
-    inventory = nvml.Inventory(door, "GiB")
-    looked: list[list[int]] = []
-    inventory.on_look = lambda cards: looked.append([card.index for card in cards])
-    inventory.guards = [lambda uuid: "", lambda uuid: "not here"]
+def test_guards_follow_the_cards_own_problem() -> None:
+    driver = FakeNvml(seen(0), dataclasses.replace(seen(1), problem=BROKEN))
+    inventory = nvml_inventory.Inventory(driver, "GiB")
+    refreshed: list[list[int]] = []
+    inventory.on_refresh = lambda cards: refreshed.append([card.index for card in cards])
+    inventory.guards = [lambda uuid: None, lambda uuid: Refusal(Reason.CDI_UNAVAILABLE, "not here")]
     inventory.look()
-    assert judged(inventory) == [(0, False, "not here"), (1, False, "broken")]
-    assert looked == [[0]]
+    assert conditions(inventory) == [(0, False, "not here"), (1, False, "broken")]
+    assert refreshed == [[0]]
 
 
 # --------------------------------------------------------------------------- after the plugin's own restart
 
 
-def announced(*cards: nvml.Seen, lost: t.Collection[int] = ()) -> tuple[contract.Card, ...]:
-    """What a plugin before this one wrote on the node."""
-    found = nvml.merge((), cards, "GiB")
+def announced(*cards: NvmlCard, lost: t.Collection[int] = ()) -> tuple[contract.Card, ...]:
+    """The cards that an earlier plugin wrote on the node."""
+    found = nvml_inventory.merge((), cards, "GiB")
     return tuple(dataclasses.replace(one, healthy=False) if one.index in lost else one for one in found)
 
 
 def test_fault_07_cards_keep_their_index_when_the_plugin_starts_with_one_of_them_lost() -> None:
     """NVML calls the second card 0 now; pods that are booked on card 1 mustn't be counted on another one."""
-    inventory = nvml.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
-    inventory.recall(announced(seen(0), seen(1)), held=[0, 1])
+    inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
+    inventory.restore(announced(seen(0), seen(1)), held=[0, 1])
     inventory.look()
-    assert [(one.uuid, *rest) for one, rest in zip(inventory.cards, judged(inventory), strict=True)] == [
-        (seen(0).uuid, 0, False, nvml.LOST),
+    assert [(one.uuid, *rest) for one, rest in zip(inventory.cards, conditions(inventory), strict=True)] == [
+        (seen(0).uuid, 0, False, nvml_inventory.LOST.text),
         (seen(1).uuid, 1, True, ""),
     ]
 
 
-def test_a_card_that_is_gone_and_that_nobody_is_booked_on_is_forgotten() -> None:
-    inventory = nvml.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
-    inventory.recall(announced(seen(0), seen(1)), held=[1])
+def test_a_removed_card_without_bookings_is_dropped() -> None:
+    inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
+    inventory.restore(announced(seen(0), seen(1)), held=[1])
     inventory.look()
-    assert judged(inventory) == [(1, True, "")]
+    assert conditions(inventory) == [(1, True, "")]
 
 
-def test_a_card_that_was_told_of_twice_is_one() -> None:
-    inventory = nvml.Inventory(FakeNvml(seen(0)), "GiB")
+def test_a_card_announced_twice_is_one() -> None:
+    inventory = nvml_inventory.Inventory(FakeNvml(seen(0)), "GiB")
     twice = [dataclasses.replace(announced(seen(0))[0], index=n) for n in range(2)]
-    inventory.recall(twice, held=[0, 1])
+    inventory.restore(twice, held=[0, 1])
     inventory.look()
-    assert [one[1:] for one in judged(inventory)] == [(True, "")]
+    assert [one[1:] for one in conditions(inventory)] == [(True, "")]
 
 
-def test_what_is_recalled_waits_for_the_driver() -> None:
-    door = FakeNvml(dataclasses.replace(seen(1), index=0))
-    door.trouble = "NVIDIA's driver isn't there"
-    inventory = nvml.Inventory(door, "GiB")
-    inventory.recall(announced(seen(0), seen(1)), held=[0])
+def test_restored_cards_wait_for_the_driver() -> None:
+    driver = FakeNvml(dataclasses.replace(seen(1), index=0))
+    driver.problem = "NVIDIA's driver isn't there"
+    inventory = nvml_inventory.Inventory(driver, "GiB")
+    inventory.restore(announced(seen(0), seen(1)), held=[0])
     inventory.look()
     assert inventory.cards == ()
-    door.trouble = ""
+    driver.problem = ""
     inventory.look()
-    assert [one[:2] for one in judged(inventory)] == [(0, False), (1, True)]
+    assert [one[:2] for one in conditions(inventory)] == [(0, False), (1, True)]
 
 
-def test_recalled_cards_are_of_the_unit_of_today() -> None:
-    inventory = nvml.Inventory(FakeNvml(seen(1)), "MiB")
-    inventory.recall(announced(seen(0), seen(1)), held=[0])
+def test_restored_cards_use_the_current_unit() -> None:
+    inventory = nvml_inventory.Inventory(FakeNvml(seen(1)), "MiB")
+    inventory.restore(announced(seen(0), seen(1)), held=[0])
     inventory.look()
     assert [card.units for card in inventory.cards] == [16384, 16384]
 
 
 def test_an_xid_outlives_the_plugin() -> None:
-    inventory = nvml.Inventory(FakeNvml(seen(0)), "GiB", health.Health(quiet=0.3))
-    before = dataclasses.replace(announced(seen(0))[0], healthy=False, reason=health.sentence(48))
-    inventory.recall([before], held=())
+    inventory = nvml_inventory.Inventory(FakeNvml(seen(0)), "GiB", health.Health(quiet=0.3))
+    before = dataclasses.replace(announced(seen(0))[0], healthy=False, code="XIDError", xid=48)
+    inventory.restore([before], held=())
     inventory.look()
-    assert judged(inventory) == [(0, False, health.sentence(48))]
+    assert conditions(inventory) == [(0, False, health.sentence(48))]
     time.sleep(0.4)
     inventory.look()
-    assert judged(inventory) == [(0, True, "")]
+    assert conditions(inventory) == [(0, True, "")]
 
 
 # --------------------------------------------------------------------------- NVML
@@ -354,115 +358,121 @@ def error(code: str) -> Exception:
 
 
 def test_nvml_cards(library: Library) -> None:
-    door = nvml.NvidiaMl()
-    assert door.cards() == [
-        nvml.Seen(0, "GPU-0", 3, 16384, "Card", 3072),
-        nvml.Seen(1, "GPU-1", 4, 16384, "Card", 3072),
+    driver = NvidiaMl()
+    assert driver.cards() == [
+        NvmlCard(0, "GPU-0", 3, 16384, "Card", 3072),
+        NvmlCard(1, "GPU-1", 4, 16384, "Card", 3072),
     ]
-    door.cards()
+    driver.cards()
     assert (library.inits, library.shutdowns) == (1, 0)
 
 
 def test_nvml_without_library_or_driver(library: Library) -> None:
-    door = nvml.NvidiaMl()
+    driver = NvidiaMl()
     library.init_error = error("LIBRARY_NOT_FOUND")
-    with pytest.raises(nvml.NoCards, match=r"libnvidia-ml\.so\.1 can't be loaded"):
-        door.cards()
+    with pytest.raises(NvmlError, match=r"libnvidia-ml\.so\.1 can't be loaded"):
+        driver.cards()
     library.init_error = error("DRIVER_NOT_LOADED")
-    with pytest.raises(nvml.NoCards, match="doesn't answer: Driver Not Loaded"):
-        door.cards()
+    with pytest.raises(NvmlError, match="doesn't answer: Driver Not Loaded"):
+        driver.cards()
     library.init_error = None
-    assert len(door.cards()) == 2
+    assert len(driver.cards()) == 2
 
 
 def test_nvml_one_lost_card_leaves_the_other(library: Library) -> None:
-    door = nvml.NvidiaMl()
+    driver = NvidiaMl()
     library.errors[0] = error("GPU_IS_LOST")
-    assert [one.index for one in door.cards()] == [1]
+    assert [one.index for one in driver.cards()] == [1]
 
 
 def test_nvml_is_initialised_again(library: Library) -> None:
-    door = nvml.NvidiaMl()
-    door.cards()
+    driver = NvidiaMl()
+    driver.cards()
     library.count_errors.append(error("UNINITIALIZED"))
-    assert len(door.cards()) == 2 and (library.inits, library.shutdowns) == (2, 1)
+    assert len(driver.cards()) == 2 and (library.inits, library.shutdowns) == (2, 1)
 
 
-def test_nvml_troubles(library: Library) -> None:
-    door = nvml.NvidiaMl()
+def test_nvml_problems(library: Library) -> None:
+    driver = NvidiaMl()
     library.mig[1] = 0
     library.recovery[1] = 0
     library.remapped[1] = (1, 0, 1, 0)
-    assert [one.trouble for one in door.cards()] == ["", ""]
+    assert [one.problem for one in driver.cards()] == [None, None]
     library.remapped[1] = (0, 1, 0, 1)
-    assert [one.trouble for one in door.cards()] == ["", nvml.REMAP_FAILED]
+    assert [one.problem for one in driver.cards()] == [None, REMAP_FAILED]
     library.recovery[1] = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
-    assert [one.trouble for one in door.cards()] == ["", "the driver asks for a reset of the card"]
+    reset = Refusal(Reason.RECOVERY_REQUIRED, "the driver requests a reset of the card")
+    assert [one.problem for one in driver.cards()] == [None, reset]
     library.mig[1] = 1
-    assert [one.trouble for one in door.cards()] == ["", nvml.MIG]
+    assert [one.problem for one in driver.cards()] == [None, MIG]
 
 
-def test_nvml_actions_between_cards_are_no_trouble_of_one(library: Library) -> None:
-    door = nvml.NvidiaMl()
+def test_nvml_actions_between_cards_are_no_problem_of_one(library: Library) -> None:
+    driver = NvidiaMl()
     for action in (pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P, pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN):
         library.recovery[0] = action
-        assert door.cards()[0].trouble == ""
+        assert driver.cards()[0].problem is None
 
 
 def test_nvml_xids(library: Library) -> None:
-    door = nvml.NvidiaMl()
-    assert door.xids(0.1) == []
-    door.cards()
+    driver = NvidiaMl()
+    assert driver.xids(0.1) == []
+    driver.cards()
     critical = pynvml.nvmlEventTypeXidCriticalError
     library.events = [(1, critical, 79), (0, pynvml.nvmlEventTypeClock, 5), (0, critical, 48)]
-    assert [door.xids(0.1) for _turn in range(4)] == [[nvml.Xid("GPU-1", 79)], [], [nvml.Xid("GPU-0", 48)], []]
+    assert [driver.xids(0.1) for _turn in range(4)] == [
+        [Xid("GPU-1", 79)],
+        [],
+        [Xid("GPU-0", 48)],
+        [],
+    ]
 
 
 def test_nvml_an_xid_of_a_lost_card_still_names_it(library: Library) -> None:
-    door = nvml.NvidiaMl()
-    door.cards()
+    driver = NvidiaMl()
+    driver.cards()
     library.errors[1] = error("GPU_IS_LOST")
     library.events = [(1, pynvml.nvmlEventTypeXidCriticalError, 79)]
-    assert door.xids(0.1) == [nvml.Xid("GPU-1", 79)]
+    assert driver.xids(0.1) == [Xid("GPU-1", 79)]
 
 
 def test_nvml_events_follow_the_cards_that_are_there(library: Library) -> None:
-    door = nvml.NvidiaMl()
+    driver = NvidiaMl()
     for _turn in range(3):
-        door.cards()
+        driver.cards()
     assert [set(one) for one in library.sets] == [{0, 1}] and library.freed == []
     library.errors[1] = error("GPU_IS_LOST")
     library.events = [error("GPU_IS_LOST")]
-    assert door.xids(0.1) == []
-    door.cards()
-    door.cards()
+    assert driver.xids(0.1) == []
+    driver.cards()
+    driver.cards()
     del library.errors[1]
-    door.cards()
+    driver.cards()
     assert [set(one) for one in library.sets] == [{0, 1}, {0}, {0, 1}] and library.freed == [0, 1]
 
 
 def test_nvml_events_end_with_the_driver(library: Library) -> None:
-    door = nvml.NvidiaMl()
-    door.cards()
+    driver = NvidiaMl()
+    driver.cards()
     library.count_errors.append(error("UNINITIALIZED"))
-    door.cards()
+    driver.cards()
     assert library.freed == [0] and len(library.sets) == 2
     library.init_error = error("DRIVER_NOT_LOADED")
     library.count_errors.append(error("UNINITIALIZED"))
-    with pytest.raises(nvml.NoCards):
-        door.cards()
-    assert library.freed == [0, 1] and door.xids(0.1) == []
+    with pytest.raises(NvmlError):
+        driver.cards()
+    assert library.freed == [0, 1] and driver.xids(0.1) == []
 
 
 def test_nvml_cards_without_events_are_shared_nevertheless(library: Library) -> None:
-    door = nvml.NvidiaMl()
+    driver = NvidiaMl()
     library.register_error = error("NOT_SUPPORTED")
     for _turn in range(3):
-        assert len(door.cards()) == 2
-    assert len(library.sets) == 1 and door.xids(0.01) == []
+        assert len(driver.cards()) == 2
+    assert len(library.sets) == 1 and driver.xids(0.01) == []
 
 
-def test_nvml_real_library_is_what_we_take_it_for() -> None:
+def test_nvml_real_library_has_the_expected_interface() -> None:
     for name in (
         "nvmlInit",
         "nvmlShutdown",
@@ -484,7 +494,7 @@ def test_nvml_real_library_is_what_we_take_it_for() -> None:
     for name in ("LibraryNotFound", "Uninitialized", "Timeout", "NotSupported", "FunctionNotFound", "InvalidArgument"):
         assert issubclass(getattr(pynvml, f"NVMLError_{name}"), pynvml.NVMLError)
     assert pynvml.c_nvmlEventData_t._fields_[0] == ("device", pynvml.c_nvmlDevice_t)
-    wanted = nvml.RECOVERY_ACTIONS.keys()
+    wanted = RECOVERY_ACTIONS.keys()
     assert {getattr(pynvml, f"NVML_GPU_RECOVERY_ACTION_{name}") for name in (
         "GPU_RESET", "NODE_REBOOT", "DRAIN_AND_RESET", "BUS_RESET", "SYSTEM_REBOOT",
     )} == wanted  # fmt: skip

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import gpushare
 import pytest
-from gpushare import contract, device_plugin, reconcile
-from gpushare.admission import slim_pod
-from gpushare.podresources import Entry
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import command, reconcile
+from gpushare.plugin.admission import trim_pod
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import container, make_pod, until
+from service_account import service_account
 
 # --------------------------------------------------------------------------- corrections
 
@@ -61,7 +63,7 @@ def test_assigned_without_extender() -> None:
     assert one.notice.reason == "GpuCardAssigned"
 
 
-def test_two_cards_are_told_and_not_written() -> None:
+def test_units_of_two_cards_are_reported_and_not_written() -> None:
     (one,) = fixes(make_pod("pod", 4, 2, booked=0, started=True), held((1, 4), (0, 2)))
     assert one.annotations == {} and one.notice.reason == "GpuCardAmbiguous" and one.notice.warning
 
@@ -90,19 +92,19 @@ def test_nothing_to_correct(pod: dict[str, t.Any], entries: list[Entry]) -> None
     assert fixes(pod, *entries) == []
 
 
-def test_finished_pods_are_left() -> None:
+def test_finished_pods_are_not_corrected() -> None:
     pod = make_pod("pod", 4, booked=0, started=True)
     pod["status"]["phase"] = "Failed"
     assert fixes(pod, held((1, 4))) == []
 
 
-def test_granted_stands_for_kubelets_word() -> None:
+def test_granted_units_replace_kubelets_list() -> None:
     pod = make_pod("pod", 4, booked=0)
     (one,) = fixes(pod, held((1, 4)), granted={contract.pod_uid(pod): (CARDS[1].uuid,)})
     assert one.annotations[contract.POD_INDEX] == "1"
 
 
-def test_hidden_units_are_known_only_from_our_answer() -> None:
+def test_hidden_units_are_known_only_from_our_response() -> None:
     pod = make_pod("pod", 0, inits=[container("i", 4)], booked=0, started=True)
     entry = Entry("default/pod", {"c0": ()})
     assert fixes(pod, entry) == []
@@ -112,15 +114,15 @@ def test_hidden_units_are_known_only_from_our_answer() -> None:
 
 def test_slim_pod_keeps_what_is_needed() -> None:
     pod = make_pod("pod", 4, 2, inits=[container("i", 4), container("s", 1, "Always")], booked=1, started=True)
-    slim = slim_pod({**pod, "metadata": {**pod["metadata"], "managedFields": [{}]}})
-    assert contract.pod_units(slim) == contract.pod_units(pod) == 7
-    assert contract.booking(slim) == contract.booking(pod)
-    assert contract.counts(slim) and contract.pod_uid(slim) == contract.pod_uid(pod)
-    assert "managedFields" not in slim["metadata"] and "kept" not in slim["metadata"]["annotations"]
+    trim = trim_pod({**pod, "metadata": {**pod["metadata"], "managedFields": [{}]}})
+    assert contract.pod_units(trim) == contract.pod_units(pod) == 7
+    assert contract.booking(trim) == contract.booking(pod)
+    assert contract.counts(trim) and contract.pod_uid(trim) == contract.pod_uid(pod)
+    assert "managedFields" not in trim["metadata"] and "kept" not in trim["metadata"]["annotations"]
 
 
 def test_slim_pod_of_nothing() -> None:
-    assert contract.pod_units(slim_pod({})) == 0
+    assert contract.pod_units(trim_pod({})) == 0
 
 
 # --------------------------------------------------------------------------- the command
@@ -139,31 +141,26 @@ def test_slim_pod_of_nothing() -> None:
 )
 def test_bad_options(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        device_plugin.parse(["--node-name", "gpu1", *arguments])
+        command.parse(["--node-name", "gpu1", *arguments])
     assert sentence in capsys.readouterr().err
 
 
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_NAME", "gpu7")
     monkeypatch.setenv("GPUSHARE_MEMORY_UNIT", "MiB")
-    options = device_plugin.parse([])
+    options = command.parse([])
     assert (options.node_name, options.memory_unit, options.kubelet_dir) == ("gpu7", "MiB", "/var/lib/kubelet")
 
 
 def started(tmp_path: Path, number: int = 0) -> tuple[subprocess.Popen[bytes], Path]:
     """The real process with nothing around it, and its log."""
-    kubeconfig, log = tmp_path / "kubeconfig", tmp_path / f"log{number}"
-    kubeconfig.write_text(
-        "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
-        "clusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\n"
-        "users: [{name: x, user: {}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n"
-    )
+    log = tmp_path / f"log{number}"
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gpushare.device_plugin", "--node-name", "gpu1", "--log-format", "json"),
+                *(sys.executable, "-m", "gpushare.plugin.command", "--node-name", "gpu1", "--log-format", "json"),
                 *("--address", "127.0.0.1", "--port", "0"),
-                *("--kubelet-dir", str(tmp_path), "--kubeconfig", str(kubeconfig)),
+                *("--kubelet-dir", str(tmp_path), *service_account(tmp_path, "http://127.0.0.1:1")),
             ],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(gpushare.__file__).parents[1])},
             stderr=stream,
@@ -172,7 +169,7 @@ def started(tmp_path: Path, number: int = 0) -> tuple[subprocess.Popen[bytes], P
 
 
 def test_command_runs_without_driver_kubelet_or_api_and_ends_on_sigterm(tmp_path: Path) -> None:
-    """It waits, says what for, and ends cleanly."""
+    """It waits, reports the reason, and ends cleanly."""
     process, log = started(tmp_path)
     try:
         until(lambda: '"message":"started"' in log.read_text() and "can't be reached" in log.read_text(), 60)
@@ -183,7 +180,7 @@ def test_command_runs_without_driver_kubelet_or_api_and_ends_on_sigterm(tmp_path
     assert "Traceback" not in log.read_text()
 
 
-def test_command_ends_on_a_sigterm_of_its_first_moment(tmp_path: Path) -> None:
+def test_command_ends_on_an_early_sigterm(tmp_path: Path) -> None:
     """A node that is drained or updated sends one then; kubelet would wait half a minute before it kills."""
     plugins = [started(tmp_path, number) for number in range(4)]
     try:

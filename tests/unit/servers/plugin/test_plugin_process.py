@@ -21,9 +21,10 @@ from pathlib import Path
 
 import gpushare
 import pytest
-from gpushare import contract
-from gpushare.kube import KubeError
+from gpushare.api.client import KubeError
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, FakeKube, Node, make_pod, seen, until
+from service_account import service_account
 
 NVML_SOURCE = Path(__file__).parents[4] / "lab" / "driver" / "nvml.c"
 
@@ -39,7 +40,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
-    # Only in chunks does a client hear of an event when it is sent.
+    # Only with chunks does a client receive an event at once.
     protocol_version = "HTTP/1.1"
     kube: t.ClassVar[FakeKube]
 
@@ -122,12 +123,7 @@ class Process:
         api = type("Api", (_Api,), {"kube": self.node.kube})
         self._api = _Server(("127.0.0.1", 0), api)
         threading.Thread(target=self._api.serve_forever, daemon=True).start()
-        self._kubeconfig = root / "kubeconfig"
-        self._kubeconfig.write_text(
-            "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
-            f"clusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{self._api.server_port}'}}}}]\n"
-            "users: [{name: x, user: {}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n"
-        )
+        self._account = service_account(root / "account", f"http://127.0.0.1:{self._api.server_port}")
 
     def hardware(self, *faults: str, xids: tuple[str, ...] = (), mig: tuple[int, ...] = ()) -> None:
         rows = [
@@ -154,8 +150,8 @@ class Process:
             process = subprocess.Popen(
                 [
                     *self.started_by,
-                    *(sys.executable, "-m", "gpushare.device_plugin", "--node-name", NODE, "--log-format", "json"),
-                    *("--kubelet-dir", str(self.node.kubelet.root), "--kubeconfig", str(self._kubeconfig)),
+                    *(sys.executable, "-m", "gpushare.plugin.command", "--node-name", NODE, "--log-format", "json"),
+                    *("--kubelet-dir", str(self.node.kubelet.root), *self._account),
                     *("--cdi-folders", str(self.node.specifications), *arguments),
                 ],
                 env={
@@ -184,7 +180,7 @@ class Process:
 
     @property
     def status(self) -> str:
-        """What the kernel says of it."""
+        """The kernel's view of it."""
         assert self._process is not None
         return Path(f"/proc/{self._process.pid}/status").read_text()
 
@@ -211,7 +207,7 @@ def process(tmp_path_factory: pytest.TempPathFactory, library: Path) -> t.Iterat
     one.close()
 
 
-def test_fault_09_driver_comes_later_and_cards_break(process: Process) -> None:
+def test_fault_09_a_late_driver_and_failing_cards(process: Process) -> None:
     node = process.node
     node.kubelet.start()
     process.hardware("init:9")
@@ -238,7 +234,7 @@ def test_killed_and_started_again_and_again(process: Process) -> None:
         until(lambda: len(node.kubelet.healthy) == 32, 60)
         pods.append(node.run(make_pod(f"pod{turn}", 2, 1, booked=1)))
         process.kill()
-        # Bound while nobody was there: kubelet can't admit it before the plugin is back.
+        # Bound without a running plugin: kubelet can't admit it before the plugin is back.
         until(lambda: not node.kubelet.registered)
         process.start()
     for pod in pods:
@@ -250,7 +246,7 @@ def test_killed_and_started_again_and_again(process: Process) -> None:
     assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
 
 
-def test_api_server_away_for_a_while(process: Process) -> None:
+def test_api_server_outage(process: Process) -> None:
     node = process.node
     node.kubelet.start()
     process.start()
@@ -296,7 +292,7 @@ def test_mig_by_the_real_library(process: Process) -> None:
     process.start()
     until(lambda: len(node.kubelet.healthy) == 16 and len(node.kubelet.unhealthy) == 16, 60)
     assert all(one.startswith("00000000-") for one in node.kubelet.unhealthy)
-    until(lambda: contract.node_cards(node.kube.node())[0].reason.startswith("MIG is turned on"), 60)
+    until(lambda: contract.node_cards(node.kube.node())[0].code == contract.Reason.MIG_ENABLED, 60)
     process.hardware()
     until(lambda: len(node.kubelet.healthy) == 32, 60)
 
@@ -339,7 +335,7 @@ def test_fault_19_root_without_rights_on_a_file_system_that_it_cannot_write(proc
     until(lambda: process.node.kubelet.registered and process.ready() == "ok")
     pod = process.node.run(make_pod("pod", 3, booked=1))
     until(lambda: process.node.agrees(pod))
-    # kubelet starts anew: the socket is made again.
+    # kubelet restarts: the socket is created again.
     process.node.kubelet.stop()
     process.node.kubelet.start()
     until(lambda: process.node.kubelet.registered and process.ready() == "ok")

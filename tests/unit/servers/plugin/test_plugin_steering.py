@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pod kubelet asks for and which units it is told to take: tables, and what holds on every node."""
+"""Which pod kubelet asks for and which units it should take: tables, and properties of every node."""
 
 from __future__ import annotations
 
@@ -7,35 +7,30 @@ import itertools
 import typing as t
 
 import pytest
-from gpushare import contract, steering, wire
-from gpushare.podresources import Entry
+from gpushare.kubelet import wire
+from gpushare.kubelet.errors import NoDevices
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import steering
+from gpushare.shared._contracts import gpushare as contract
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugin_fakes import container, make_pod
+from plugin_fakes import card, container, ids, make_pod
 
-Json = dict[str, t.Any]
-
-
-def card(index: int, units: int = 16, healthy: bool = True) -> contract.Card:
-    return contract.Card(index, f"GPU-{index:08x}-aaaa", index, units * 1024, units, healthy)
-
-
-def ids(index: int, *slots: int) -> tuple[str, ...]:
-    return tuple(f"{index:08x}-{slot}" for slot in slots)
+JsonObject = dict[str, t.Any]
 
 
 def everything(cards: t.Sequence[contract.Card]) -> tuple[str, ...]:
     return tuple(one for each in cards for one in ids(each.index, *range(each.units)))
 
 
-NOTHING = steering.Promises({}, {})
+NOTHING = steering.ReservedUnits({}, {})
 
 
-def by_key(*pods: Json) -> dict[str, Json]:
+def by_key(*pods: JsonObject) -> dict[str, JsonObject]:
     return {contract.pod_key(pod): pod for pod in pods}
 
 
-def entry(pod: Json, *held: tuple[str, ...]) -> Entry:
+def entry(pod: JsonObject, *held: tuple[str, ...]) -> Entry:
     names = [one["name"] for one in pod["spec"]["containers"]]
     return Entry(contract.pod_key(pod), dict(itertools.zip_longest(names, held, fillvalue=())))
 
@@ -43,7 +38,7 @@ def entry(pod: Json, *held: tuple[str, ...]) -> Entry:
 # --------------------------------------------------------------------------- which pod
 
 
-def test_the_listed_pod_without_units_is_the_one() -> None:
+def test_the_listed_pod_without_units_is_the_subject() -> None:
     done, asked, other = make_pod("done", 4), make_pod("asked", 4), make_pod("unlisted", 4, booked=0)
     listing = [entry(done, ids(0, 1, 2, 3, 4)), entry(asked)]
     found = steering.identify(4, by_key(done, asked, other), listing)
@@ -56,7 +51,7 @@ def test_the_second_container_knows_what_the_first_has() -> None:
     assert found is not None and (found.container, found.held) == ("c2", ids(1, 7, 0, 1, 2, 3))
 
 
-def test_size_tells_two_candidates_apart() -> None:
+def test_size_distinguishes_two_candidates() -> None:
     small, large = make_pod("small", 2), make_pod("large", 6)
     for size, key in ((2, "default/small"), (6, "default/large")):
         found = steering.identify(size, by_key(small, large), [entry(small), entry(large)])
@@ -102,7 +97,7 @@ def test_without_podresources_the_oldest_assumed_pod_of_that_size() -> None:
     assert steering.identify(5, pods, None) is None
 
 
-def test_nothing_fits_in_the_list_so_an_assumed_pod_that_has_none_stands_in() -> None:
+def test_without_a_listed_candidate_an_assumed_pod_is_the_subject() -> None:
     complete, waiting = make_pod("complete", 4, booked=0), make_pod("waiting", 4, booked=1)
     found = steering.identify(4, by_key(complete, waiting), [entry(complete, ids(0, 0, 1, 2, 3))])
     assert found is not None and found.key == "default/waiting"
@@ -124,7 +119,9 @@ def test_nothing_fits_in_the_list_so_an_assumed_pod_that_has_none_stands_in() ->
         ([], [0], {}, []),
     ],
 )
-def test_pending(inits: list[Json], units: list[int], held: dict[str, t.Any], pending: list[tuple[str, int]]) -> None:
+def test_pending(
+    inits: list[JsonObject], units: list[int], held: dict[str, t.Any], pending: list[tuple[str, int]]
+) -> None:
     pod = make_pod("pod", *units, inits=inits)
     assert steering.pending(pod, Entry("default/pod", held)) == pending
 
@@ -135,13 +132,13 @@ def test_hidden_containers_are_done_when_the_pod_is(known: dict[str, t.Any]) -> 
     assert steering.pending(pod, Entry("default/pod", {"c0": ()})) == []
 
 
-def test_strangers() -> None:
+def test_units_of_unknown_pods() -> None:
     known, unknown, served = make_pod("known", 4, 4), make_pod("unknown", 2, 2), make_pod("served", 1)
     listing = [entry(known, ids(0, 0)), entry(unknown, ids(1, 0, 1)), entry(served, ids(1, 9))]
-    assert steering.strangers(by_key(known), listing) == ids(1, 0, 1)
-    # Of two that nobody tells of, either may be asked for.
-    assert steering.strangers(by_key(known), [*listing, entry(make_pod("other", 1))]) == ()
-    assert steering.strangers(by_key(known, unknown), listing) == steering.strangers({}, None) == ()
+    assert steering.unknown_pod_ids(by_key(known), listing) == ids(1, 0, 1)
+    # Of two unknown pods either may be the subject.
+    assert steering.unknown_pod_ids(by_key(known), [*listing, entry(make_pod("other", 1))]) == ()
+    assert steering.unknown_pod_ids(by_key(known, unknown), listing) == steering.unknown_pod_ids({}, None) == ()
 
 
 # --------------------------------------------------------------------------- which units
@@ -154,14 +151,14 @@ def test_booked_card_lowest_slots() -> None:
     assert (got.ids, got.cards) == (ids(1, 0, 1, 2), (cards[1],))
 
 
-def test_what_must_be_included_decides() -> None:
+def test_required_units_decide_the_card() -> None:
     cards = [card(0), card(1)]
     subject = steering.Subject(make_pod("pod", 3, booked=0))
     got = steering.choose(cards, wire.Ask(everything(cards), ids(1, 9), 3), subject, NOTHING)
     assert got.ids == ids(1, 9, 0, 1)
 
 
-def test_what_a_stranger_has_decides_over_best_fit() -> None:
+def test_foreign_units_precede_best_fit() -> None:
     cards, ask = [card(0), card(1)], wire.Ask((*ids(0, 0, 1), *ids(1, 0, 1, 2, 3)), (), 2)
     for held, expected in (
         ((), ids(0, 0, 1)),
@@ -171,7 +168,7 @@ def test_what_a_stranger_has_decides_over_best_fit() -> None:
         assert steering.choose(cards, ask, None, NOTHING, held).ids == expected
 
 
-def test_what_the_pod_has_decides_over_its_booking() -> None:
+def test_the_pods_own_units_precede_its_booking() -> None:
     cards = [card(0), card(1)]
     subject = steering.Subject(make_pod("pod", 1, 3, booked=0), "c1", ids(1, 15))
     got = steering.choose(cards, wire.Ask((*ids(0, *range(16)), *ids(1, *range(15))), (), 3), subject, NOTHING)
@@ -197,8 +194,8 @@ def test_card(free: list[int], need: list[int], booked: int | None, promises: di
     cards = [card(n) for n in range(len(free))]
     available = tuple(one for n, count in enumerate(free) for one in ids(n, *range(count)))
     subject = steering.Subject(make_pod("pod", *need, booked=booked))
-    promised = {card(n).uuid: units for n, units in promises.items()}
-    got = steering.choose(cards, wire.Ask(available, (), need[0]), subject, steering.Promises(promised, {}))
+    reserved_units = {card(n).uuid: units for n, units in promises.items()}
+    got = steering.choose(cards, wire.Ask(available, (), need[0]), subject, steering.ReservedUnits(reserved_units, {}))
     assert got.cards == (cards[expected],) and set(got.ids) <= set(available)
 
 
@@ -208,34 +205,34 @@ def test_card(free: list[int], need: list[int], booked: int | None, promises: di
         (
             wire.Ask((*ids(0, 1, 2), *ids(1, 1, 2)), (), 3),
             None,
-            "a pod wants 3 units of aliyun.com/gpu-mem on one card; the largest free share is 2",
+            "a pod requests 3 units of aliyun.com/gpu-mem on one card; the largest free share is 2",
         ),
         (
             wire.Ask((*ids(0, 1, 2), *ids(1, 1, 2, 3, 4)), (), 3),
             steering.Subject(make_pod("pod", 1, 3), "c1", ids(0, 9)),
-            "pod default/pod is on card 0 (GPU-00000000-aaaa) and wants 3 more units of it, of which 2 are free",
+            "pod default/pod is on card 0 (GPU-00000000-aaaa) and requests 3 more units of it, of which 2 are free",
         ),
         (
             wire.Ask(ids(0, 1, 2, 3), (*ids(0, 1), *ids(1, 1)), 3),
             None,
-            "a pod has units 00000000-1, 00000001-1 that aren't all of one card of this node",
+            "a pod has units 00000000-1, 00000001-1, which aren't all of one card of this node",
         ),
         (
             wire.Ask((), (), 1),
             None,
-            "a pod wants 1 units of aliyun.com/gpu-mem on one card; the largest free share is 0",
+            "a pod requests 1 units of aliyun.com/gpu-mem on one card; the largest free share is 0",
         ),
         (
             wire.Ask(ids(0, *range(4)), (), 2),
             steering.Subject(make_pod("pod", 2, 3), "c0"),
-            "pod default/pod wants 5 units of aliyun.com/gpu-mem on one card; the largest free share is 4",
+            "pod default/pod requests 5 units of aliyun.com/gpu-mem on one card; the largest free share is 4",
         ),
     ],
 )
 def test_refused(ask: wire.Ask, subject: steering.Subject | None, sentence: str) -> None:
-    with pytest.raises(steering.Refused) as caught:
+    with pytest.raises(NoDevices) as caught:
         steering.choose([card(0), card(1)], ask, subject, NOTHING)
-    assert str(caught.value) == sentence
+    assert caught.value.refusal.text == sentence
 
 
 def test_promised() -> None:
@@ -258,12 +255,12 @@ def test_promised() -> None:
         entry(pods[7], tuple(f"GPU-other-_-{n}" for n in range(9))),
     ]
     uid = contract.pod_uid(pods[6])
-    assert steering.promised(cards, by_key(*pods, finished), listing, uid) == (
+    assert steering.reserved_units(cards, by_key(*pods, finished), listing, uid) == (
         {cards[0].uuid: 3, cards[1].uuid: 4},
         {cards[0].uuid: 9, cards[1].uuid: 0},
     )
     nothing = {cards[0].uuid: 0, cards[1].uuid: 0}
-    assert steering.promised(cards, {}, None) == (nothing, nothing)
+    assert steering.reserved_units(cards, {}, None) == (nothing, nothing)
 
 
 # --------------------------------------------------------------------------- properties
@@ -292,8 +289,8 @@ def test_an_answer_is_units_of_one_card_that_are_free(
 ) -> None:
     cards, ask, subject, promises = situation
     try:
-        got = steering.choose(cards, ask, subject, steering.Promises(promises, {}))
-    except steering.Refused as error:
+        got = steering.choose(cards, ask, subject, steering.ReservedUnits(promises, {}))
+    except NoDevices as error:
         assert "\n" not in str(error)
         return
     assert len(got.ids) == len(set(got.ids)) == ask.size
@@ -306,7 +303,7 @@ def test_an_answer_is_units_of_one_card_that_are_free(
 
 @settings(deadline=None)
 @given(situations())
-def test_a_pod_that_is_free_to_go_anywhere_is_refused_only_if_no_card_has_room(
+def test_an_unbooked_pod_is_refused_only_if_no_card_has_enough_free_units(
     situation: tuple[list[contract.Card], wire.Ask, steering.Subject | None, dict[str, int]],
 ) -> None:
     cards, ask, subject, promises = situation
@@ -315,8 +312,8 @@ def test_a_pod_that_is_free_to_go_anywhere_is_refused_only_if_no_card_has_room(
     need = max(ask.size, contract.pod_units(subject.pod) if subject else 0)
     free = {one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) for one in cards}
     try:
-        got = steering.choose(cards, ask, subject, steering.Promises(promises, {}))
-    except steering.Refused:
+        got = steering.choose(cards, ask, subject, steering.ReservedUnits(promises, {}))
+    except NoDevices:
         assert all(count < need for count in free.values())
         return
     assert free[got.cards[0].uuid] >= need
@@ -326,7 +323,7 @@ def test_a_pod_that_is_free_to_go_anywhere_is_refused_only_if_no_card_has_room(
 
 
 @st.composite
-def bookings(draw: st.DrawFn) -> tuple[list[contract.Card], list[Json]]:
+def bookings(draw: st.DrawFn) -> tuple[list[contract.Card], list[JsonObject]]:
     """Pods that an extender has booked, no card over its size, in any order of admission."""
     cards = [card(n, draw(st.integers(1, 10))) for n in range(draw(st.integers(1, 3)))]
     pods = []
@@ -344,7 +341,7 @@ def bookings(draw: st.DrawFn) -> tuple[list[contract.Card], list[Json]]:
 @settings(deadline=None)
 @given(bookings(), st.booleans())
 def test_in_whatever_order_every_booked_pod_gets_its_card(
-    booked: tuple[list[contract.Card], list[Json]], all_bound: bool
+    booked: tuple[list[contract.Card], list[JsonObject]], all_bound: bool
 ) -> None:
     cards, order = booked
     pods = by_key(*order) if all_bound else {}
@@ -357,7 +354,7 @@ def test_in_whatever_order_every_booked_pod_gets_its_card(
             now = [*listing, Entry(contract.pod_key(pod), dict(held))]
             subject = steering.identify(units, pods, now)
             assert subject is not None and subject.key == contract.pod_key(pod)
-            promises = steering.promised(cards, pods, now, contract.pod_uid(pod))
+            promises = steering.reserved_units(cards, pods, now, contract.pod_uid(pod))
             got = steering.choose(cards, wire.Ask(tuple(free), (), units), subject, promises)
             booking = contract.booking(pod)
             assert booking is not None and got.cards[0].index == booking.index

@@ -6,9 +6,11 @@ from __future__ import annotations
 import typing as t
 
 import pytest
-from gpushare import contract, limits, pod_facts, reconcile, steering, wire
-from gpushare.admission import slim_pod
-from gpushare.podresources import Entry
+from gpushare.kubelet import wire
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import limits, pod_facts, reconcile, steering
+from gpushare.plugin.admission import trim_pod
+from gpushare.shared._contracts import gpushare as contract
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_fakes import container, make_pod
@@ -19,7 +21,7 @@ CARDS = tuple(contract.Card(n, f"GPU-{n:08x}-aaaa", n, 16384, 16) for n in range
 def everything(pods: dict[str, dict[str, t.Any]], listing: list[Entry]) -> list[t.Any]:
     """All that the plugin asks of its pods for one admission and one pass."""
     subject = steering.identify(3, pods, listing)
-    promises = steering.promised(CARDS, pods, listing, contract.pod_uid(subject.pod) if subject else "")
+    promises = steering.reserved_units(CARDS, pods, listing, contract.pod_uid(subject.pod) if subject else "")
     free = tuple(f"{card.index:08x}-{slot}" for card in CARDS for slot in range(8, 16))
     return [
         subject,
@@ -52,7 +54,7 @@ def world() -> tuple[list[dict[str, t.Any]], list[Entry]]:
     return found, listing
 
 
-def test_pods_of_the_mirror_are_worked_out_once_and_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_mirrored_pods_are_computed_once_and_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     found, listing = world()
     expected = everything(pod_facts.by_key(found), listing)
     assert expected[0].key == "default/new" and len(expected[3]) == 2 and len(expected[5]) == 1
@@ -64,7 +66,7 @@ def test_pods_of_the_mirror_are_worked_out_once_and_come_to_the_same(monkeypatch
         return real(one)
 
     monkeypatch.setattr(contract, "container_units", counted)
-    kept = pod_facts.by_key([slim_pod(one) for one in found])
+    kept = pod_facts.by_key([trim_pod(one) for one in found])
     first, at_first = everything(kept, listing), len(asked)
     asked.clear()
     # The pod that is asked for, and those that are corrected, have something to be worked out; the others haven't.
@@ -74,25 +76,25 @@ def test_pods_of_the_mirror_are_worked_out_once_and_come_to_the_same(monkeypatch
     assert [(one.annotations, one.notice) for one in first[3]] == [(o.annotations, o.notice) for o in expected[3]]
 
 
-def test_a_pod_that_changed_is_another_one() -> None:
+def test_a_changed_pod_is_computed_again() -> None:
     pod = make_pod("pod", 4, booked=0)
-    before = slim_pod(pod)
+    before = trim_pod(pod)
     assert (pod_facts.units(before), pod_facts.assigned(before)) == (4, False)
     pod["metadata"]["annotations"][contract.POD_ASSIGNED] = "true"
-    after = slim_pod(pod)
+    after = trim_pod(pod)
     assert before != after and pod_facts.assigned(after) and not pod_facts.assigned(before)
 
 
-def test_one_that_is_not_of_the_mirror_may_change_under_our_hands() -> None:
+def test_a_pod_outside_the_mirror_may_change_in_place() -> None:
     pod = make_pod("pod", 4, booked=0)
     assert pod_facts.units(pod) == 4
     pod["spec"]["containers"].append(container("more", 3))
     assert pod_facts.units(pod) == 7
 
 
-def test_an_answer_is_only_given_again_to_the_same_question() -> None:
+def test_a_result_is_reused_for_the_same_arguments_only() -> None:
     """A pod that agrees with its card, and the card is another one: its units are, or its index."""
-    pod = slim_pod(make_pod("pod", 4, booked=0, assigned=True, started=True))
+    pod = trim_pod(make_pod("pod", 4, booked=0, assigned=True, started=True))
     listing = [Entry("default/pod", {"c0": tuple(f"00000000-{slot}" for slot in range(4))})]
 
     def wanted(*cards: contract.Card) -> list[t.Mapping[str, str | None]]:
@@ -104,18 +106,18 @@ def test_an_answer_is_only_given_again_to_the_same_question() -> None:
     assert wanted(*CARDS) == []
 
 
-def test_the_time_is_written_where_there_is_none() -> None:
+def test_a_missing_time_is_written() -> None:
     pod = make_pod("pod", 4, booked=0, assigned=True, started=True)
     listing = [Entry("default/pod", {"c0": tuple(f"00000000-{slot}" for slot in range(4))})]
     for before in ("0", None):
         pod["metadata"]["annotations"][contract.POD_ASSUME_TIME] = before
-        pods = pod_facts.by_key([slim_pod(pod)])
+        pods = pod_facts.by_key([trim_pod(pod)])
         (one,) = reconcile.corrections(CARDS, pods, listing, {}, 77)
         assert one.annotations == {contract.POD_ASSUME_TIME: "77"}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abz"), st.integers(0, 10**6)), max_size=40))
-def test_the_lowest_slots_are_taken_whatever_the_order(found: list[tuple[str, int]]) -> None:
+def test_the_lowest_slots_are_chosen_in_any_order(found: list[tuple[str, int]]) -> None:
     ids = list(dict.fromkeys(f"{short}-{slot}" for short, slot in found if short == "a"))
     taken = steering._take(len(ids) // 2, (), ids)
     assert taken == sorted(ids, key=lambda one: int(one.partition("-")[2]))[: len(ids) // 2]

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from gpushare import contract, podresources, wire
-from gpushare.podresources import Entry, KubeletPodResources, Unreadable
+from gpushare.kubelet import pod_resources, wire
+from gpushare.kubelet.pod_resources import Entry, KubeletPodResources, Unreadable
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.pod_resources import split_pods
+from pod_resources_messages import MESSAGES
 
 Rows = dict[str, dict[str, tuple[str, ...]]]
 
@@ -31,7 +34,7 @@ class Lister:
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-        self._server.add_generic_rpc_handlers((wire.handlers({wire.POD_RESOURCES_LIST: self._list}),))
+        self._server.add_generic_rpc_handlers((wire.handlers({wire.POD_RESOURCES: self._list}),))
         self._server.add_insecure_port(f"unix:{self.socket}")
         self._server.start()
 
@@ -45,7 +48,7 @@ class Lister:
         time.sleep(self.pause)
         if self.error is not None:
             context.abort(self.error, "out of order")
-        response = wire.message(wire.POD_RESOURCES_LIST.response)()
+        response = MESSAGES["v1.ListPodResourcesResponse"]()
         for key, containers in self.rows.items():
             namespace, _slash, name = key.partition("/")
             row = response.pod_resources.add(name=name, namespace=namespace)
@@ -68,47 +71,47 @@ def lister(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Lister]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pods that were read, one after the other."""
     found: list[str] = []
-    real = podresources.entry
+    real = pod_resources.entry
 
     def noted(pod: t.Any) -> Entry:
         found.append(pod.name)
         return real(pod)
 
-    monkeypatch.setattr(podresources, "entry", noted)
+    monkeypatch.setattr(pod_resources, "entry", noted)
     return found
 
 
-def test_a_pod_is_read_once_for_each_thing_that_is_said_of_it(lister: Lister, read: list[str]) -> None:
-    door = KubeletPodResources(str(lister.socket))
+def test_a_pod_is_parsed_once_per_distinct_content(lister: Lister, read: list[str]) -> None:
+    client = KubeletPodResources(str(lister.socket))
     lister.rows = {"a/x": {"c": ("00000000-1", "00000000-2")}, "a/y": {"c": ()}}
     for _turn in range(3):
-        assert [(one.key, one.containers) for one in door.list()] == list(lister.rows.items())
+        assert [(one.key, one.containers) for one in client.list()] == list(lister.rows.items())
     assert read == ["x", "y"]
     lister.rows["a/y"] = {"c": ("00000001-7",)}
-    assert door.list()[1].ids == ("00000001-7",)
+    assert client.list()[1].ids == ("00000001-7",)
     assert read == ["x", "y", "y"]
-    # One that is gone is forgotten; who comes after it under its name is read.
+    # A removed pod is dropped; a successor of its name is read.
     del lister.rows["a/y"]
-    assert [one.key for one in door.list()] == ["a/x"]
+    assert [one.key for one in client.list()] == ["a/x"]
     lister.rows["a/y"] = {"c": ("00000001-7",)}
-    door.list()
+    client.list()
     assert read == ["x", "y", "y", "y"]
 
 
-def test_two_pods_of_one_name_that_are_alike_stay_two(lister: Lister) -> None:
-    """kubelet names no UID: that there are two is all that tells the readers to keep their hands off."""
-    pod = wire.message(wire.POD_RESOURCES)(name="x", namespace="a").SerializeToString()
+def test_two_equal_pods_of_one_name_stay_two(lister: Lister) -> None:
+    """kubelet names no UID: only the count shows the readers that the name is ambiguous."""
+    pod = MESSAGES["v1.PodResources"](name="x", namespace="a").SerializeToString()
     row = b"\x0a" + bytes([len(pod)]) + pod
-    door = KubeletPodResources(str(lister.socket))
-    door._connection.call = lambda request, timeout: wire.decoder(wire.LISTED_PODS.response)(row + row)  # type: ignore[method-assign]
-    assert [one.key for one in door.list()] == ["a/x", "a/x"]
+    client = KubeletPodResources(str(lister.socket))
+    client._connection.call = lambda request, timeout: row + row  # type: ignore[method-assign]
+    assert [one.key for one in client.list()] == ["a/x", "a/x"]
 
 
 def test_one_connection_for_many_calls(lister: Lister) -> None:
-    door = KubeletPodResources(str(lister.socket))
+    client = KubeletPodResources(str(lister.socket))
     inodes = []
     for _turn in range(5):
-        door.list()
+        client.list()
         inodes.append(accepted(lister.socket))
     assert len(lister.clients) == 5
     assert inodes[0] and inodes == inodes[:1] * 5
@@ -122,45 +125,45 @@ def accepted(socket: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("away", [0.0, 1.5])
-def test_kubelet_that_was_started_anew_answers_at_once(lister: Lister, away: float) -> None:
+def test_a_restarted_kubelet_responds_at_once(lister: Lister, away: float) -> None:
     """Whatever gRPC waits for after a connection that failed, a pod's admission doesn't."""
-    door = KubeletPodResources(str(lister.socket))
-    door.list()
+    client = KubeletPodResources(str(lister.socket))
+    client.list()
     lister.stop()
     for _turn in range(3 if away else 0):
         with pytest.raises(Unreadable, match="UNAVAILABLE"):
-            door.list()
+            client.list()
     time.sleep(away)
     lister.rows = {"a/x": {"c": ("00000000-1",)}}
     lister.start()
     began = time.monotonic()
-    assert [one.key for one in door.list()] == ["a/x"]
+    assert [one.key for one in client.list()] == ["a/x"]
     assert time.monotonic() - began < 1
 
 
-def test_no_answer_in_time_is_told_in_time(lister: Lister) -> None:
-    door = KubeletPodResources(str(lister.socket), timeout=0.3)
+def test_a_timeout_is_reported_in_time(lister: Lister) -> None:
+    client = KubeletPodResources(str(lister.socket), timeout=0.3)
     lister.pause = 1.0
     began = time.monotonic()
     with pytest.raises(Unreadable, match="DEADLINE_EXCEEDED"):
-        door.list()
+        client.list()
     assert time.monotonic() - began < 0.9
     lister.pause = 0
-    assert door.list() == []
+    assert client.list() == []
 
 
-def test_an_answer_that_is_an_error_is_not_asked_for_twice(lister: Lister) -> None:
-    door = KubeletPodResources(str(lister.socket))
+def test_an_error_response_is_not_requested_twice(lister: Lister) -> None:
+    client = KubeletPodResources(str(lister.socket))
     lister.error = grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(Unreadable, match="PERMISSION_DENIED: out of order"):
-        door.list()
+        client.list()
     assert len(lister.clients) == 1
 
 
-def test_a_call_that_fails_takes_no_other_with_it(lister: Lister) -> None:
+def test_a_failed_call_leaves_other_calls_running(lister: Lister) -> None:
     """Two threads on one connection: the one's time is up, and the other still has its answer."""
-    connection = wire.Connection(str(lister.socket), wire.LISTED_PODS)
-    request = wire.message(wire.LISTED_PODS.request)()
+    connection = wire.Connection(str(lister.socket), wire.POD_RESOURCES)
+    request = b""
     connection.call(request, 2)
     lister.rows, lister.pause = {"a/x": {}}, 0.6
     answers: list[t.Any] = []
@@ -170,11 +173,11 @@ def test_a_call_that_fails_takes_no_other_with_it(lister: Lister) -> None:
     with pytest.raises(grpc.RpcError):
         connection.call(request, 0.1)
     slow.join(5)
-    assert [len(one.pod_resources) for one in answers] == [1]
+    assert [len(split_pods(one)) for one in answers] == [1]
 
 
-def test_ids_are_grouped_by_what_they_say_of_their_card() -> None:
-    found = podresources.grouped(["0a-1", "0b-0", "0a-12", "nothing", "-3", "0a-x", "GPU-1_-_-4"])
+def test_ids_are_grouped_by_their_card() -> None:
+    found = pod_resources.grouped(["0a-1", "0b-0", "0a-12", "nothing", "-3", "0a-x", "GPU-1_-_-4"])
     assert found == {
         "0a": ["0a-1", "0a-12"],
         "0b": ["0b-0"],

@@ -6,46 +6,26 @@ from __future__ import annotations
 import json
 import time
 import typing as t
-from pathlib import Path
 
 import grpc
 import pytest
-from gpushare import contract, reconcile, steering, wire
-from gpushare.podresources import Entry
+from gpushare.kubelet import wire
+from gpushare.kubelet.errors import NoDevices
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import reconcile, steering
+from gpushare.shared._contracts import gpushare as contract
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugin_fakes import Node, Rejected, container, make_pod, seen, until
+from plugin_fakes import Node, Rejected, card, container, ids, make_pod, seen, until
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 TWO = {contract.POD_CARD_COUNT: "2"}
-NOTHING = steering.Promises({}, {})
-
-
-@pytest.fixture
-def make(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[t.Callable[..., Node]]:
-    made: list[Node] = []
-    root: Path = tmp_path_factory.mktemp("k")
-
-    def build(*args: t.Any, **more: t.Any) -> Node:
-        made.append(Node(root, *args, **more))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.down()
+NOTHING = steering.ReservedUnits({}, {})
 
 
 @pytest.fixture
 def node(make: t.Callable[..., Node]) -> Node:
     return make(seen(0), seen(1), seen(2)).up()
-
-
-def card(index: int, units: int = 16, model: str = "") -> contract.Card:
-    return contract.Card(index, f"GPU-{index:08x}-aaaa", index, units * 1024, units, True, model)
-
-
-def ids(index: int, *slots: int) -> tuple[str, ...]:
-    return tuple(f"{index:08x}-{slot}" for slot in slots)
 
 
 def visible(*indices: int) -> str:
@@ -56,7 +36,7 @@ def visible(*indices: int) -> str:
 
 
 def test_booked_on_two_cards(node: Node) -> None:
-    pod = node.run(make_pod("pod", 4, 0, 2, booked=(0, 2), wishes=TWO))
+    pod = node.run(make_pod("pod", 4, 0, 2, booked=(0, 2), requests=TWO))
     assert node.kubelet.envs[pod["metadata"]["uid"]] == {
         "c0": {
             "NVIDIA_VISIBLE_DEVICES": visible(0, 2),
@@ -81,9 +61,9 @@ def test_booked_on_two_cards(node: Node) -> None:
     assert node.kube.events == []
 
 
-def test_without_a_booking_it_is_told_of_all_its_cards(node: Node) -> None:
+def test_without_a_booking_all_cards_are_annotated(node: Node) -> None:
     node.run(make_pod("filler", 14, booked=0))
-    pod = node.run(make_pod("pod", 8, wishes=TWO))
+    pod = node.run(make_pod("pod", 8, requests=TWO))
     assert node.visible(pod) == {visible(1, 2)}
     until(lambda: node.agrees(pod))
     annotations = node.annotations(pod)
@@ -101,7 +81,7 @@ def test_without_a_booking_it_is_told_of_all_its_cards(node: Node) -> None:
 
 def test_the_booked_cards_are_full(node: Node) -> None:
     node.run(make_pod("thief", 12))
-    pod = node.run(make_pod("pod", 16, booked=(0, 1), wishes=TWO))
+    pod = node.run(make_pod("pod", 16, booked=(0, 1), requests=TWO))
     assert node.visible(pod) == {visible(1, 2)}
     until(lambda: node.agrees(pod))
     until(lambda: node.kube.reasons("default/pod") == ["GpuCardCorrected"])
@@ -111,7 +91,7 @@ def test_the_booked_cards_are_full(node: Node) -> None:
 
 
 def test_moved_from_two_cards_to_one_it_loses_their_annotations(node: Node) -> None:
-    """Its user took the wish back between the extender's bind and kubelet's admission."""
+    """Its user removed the annotation between the extender's bind and kubelet's admission."""
     pod = node.run(make_pod("pod", 4, booked=(0, 2)))
     assert node.visible(pod) == {visible(0)}
     until(lambda: node.agrees(pod))
@@ -121,13 +101,15 @@ def test_moved_from_two_cards_to_one_it_loses_their_annotations(node: Node) -> N
 def test_too_little_on_two_cards(node: Node) -> None:
     for index in (0, 1):
         node.run(make_pod(f"filler{index}", 14, booked=index))
-    with pytest.raises(Rejected, match=r"^pod default/pod wants 3 units .* on each of 2 cards; so many are free on 1$"):
-        node.run(make_pod("pod", 6, wishes=TWO))
+    with pytest.raises(
+        Rejected, match=r": pod default/pod requests 3 units .* on each of 2 cards; so many are free on 1$"
+    ):
+        node.run(make_pod("pod", 6, requests=TWO))
     assert node.kubelet.used() == {*ids(0, *range(14)), *ids(1, *range(14))}
 
 
 @pytest.mark.parametrize(
-    ("wishes", "sentence"),
+    ("requests", "sentence"),
     [
         ({contract.POD_CARD_COUNT: "zwei"}, "kubegpu.share/card-count: 'zwei' is no number of cards"),
         (
@@ -137,62 +119,46 @@ def test_too_little_on_two_cards(node: Node) -> None:
         ({contract.POD_PLACEMENT: "random"}, "kubegpu.share/placement: 'random' is neither binpack nor spread"),
     ],
 )
-def test_a_wish_that_cannot_be_read_is_refused_with_its_words(
-    node: Node, wishes: dict[str, str], sentence: str
-) -> None:
-    with pytest.raises(Rejected, match=f"^pod default/pod can't be served: {sentence}"):
-        node.run(make_pod("pod", 4, wishes=wishes))
+def test_an_invalid_annotation_is_refused_with_its_value(node: Node, requests: dict[str, str], sentence: str) -> None:
+    with pytest.raises(Rejected, match=f"^InvalidAnnotation: pod default/pod can't be served: {sentence}"):
+        node.run(make_pod("pod", 4, requests=requests))
     assert node.kubelet.used() == set()
 
 
 def test_init_containers_of_several_cards(node: Node) -> None:
     inits = [container("load", 2), container("side", 2, "Always"), container("warm", 4)]
-    pod = node.run(make_pod("pod", 6, 2, inits=inits, booked=(1, 2), wishes=TWO))
+    pod = node.run(make_pod("pod", 6, 2, inits=inits, booked=(1, 2), requests=TWO))
     assert node.visible(pod) == {visible(1, 2)}
     until(lambda: node.agrees(pod))
     # By Kubernetes' rule: the sidecar and both containers.
     assert contract.pod_units(pod) == 10 and len(node.kubelet.used()) == 10
 
 
-def test_what_kubelet_would_reuse_in_part_is_refused_at_the_first_container(node: Node) -> None:
+def test_partly_reused_init_units_are_refused_at_the_first_container(node: Node) -> None:
     """Of an init container's units kubelet takes any: two of the same card, perhaps."""
-    pod = make_pod("pod", 2, inits=[container("load", 4)], booked=(0, 1), wishes=TWO)
+    pod = make_pod("pod", 2, inits=[container("load", 4)], booked=(0, 1), requests=TWO)
     with pytest.raises(Rejected, match="its container c0 asks for 2 units and would be given a part of the 4 that an"):
         node.run(pod)
     assert node.kubelet.used() == set()
 
 
-def test_plugin_restarted_between_the_two_calls(node: Node) -> None:
-    killed: list[bool] = []
-
-    def forget() -> None:
-        killed.append(True)
-        assert node.plugin is not None
-        node.plugin.admission._asked.clear()
-
-    node.kubelet.before_allocate = forget
-    pod = node.run(make_pod("pod", 4, 2, booked=(0, 2), wishes=TWO))
-    assert len(killed) == 2 and node.visible(pod) == {visible(0, 2)}
-    until(lambda: node.agrees(pod))
-
-
-def test_plugin_restarted_between_the_two_calls_and_the_mirror_is_behind(node: Node) -> None:
+def test_plugin_restarted_between_the_two_calls_with_a_stale_mirror(node: Node) -> None:
     """Units of two cards are only right for a pod that asked for them, so the API is asked who it is."""
     assert node.plugin is not None
     node.plugin.pods.items = list  # type: ignore[method-assign, assignment]
     node.kubelet.before_allocate = node.plugin.admission._asked.clear
-    pod = make_pod("pod", 4, booked=(0, 2), wishes=TWO)
+    pod = make_pod("pod", 4, booked=(0, 2), requests=TWO)
     node.kube.put(pod)
     node.kubelet.add(pod)
     assert node.visible(pod) == {visible(0, 2)}
 
 
-def test_unsteered_kubelet_never_gives_unequal_shares(node: Node) -> None:
-    """IDs at random: a container gets equal shares of two cards or fails, and what it was given is told as it is."""
+def test_unsteered_kubelet_never_assigns_unequal_shares(node: Node) -> None:
+    """IDs at random: a container gets equal shares of two cards or fails, and its annotations match its units."""
     node.kubelet.steered = False
     refused = given_ = 0
     for n in range(12):
-        pod = make_pod(f"pod{n}", 2, wishes=TWO)
+        pod = make_pod(f"pod{n}", 2, requests=TWO)
         try:
             node.run(pod)
         except Rejected as error:
@@ -205,31 +171,31 @@ def test_unsteered_kubelet_never_gives_unequal_shares(node: Node) -> None:
     assert refused and given_
 
 
-def test_two_cards_of_which_one_breaks(node: Node) -> None:
-    pod = node.run(make_pod("pod", 4, booked=(0, 2), wishes=TWO))
+def test_one_of_two_cards_fails(node: Node) -> None:
+    pod = node.run(make_pod("pod", 4, booked=(0, 2), requests=TWO))
     other = node.run(make_pod("other", 4, booked=1))
     until(lambda: node.agrees(pod) and node.agrees(other))
     node.nvml.fail(2, 79)
     until(lambda: node.kube.reasons("default/pod") == ["GpuCardUnhealthy"])
     assert node.kube.reasons("default/other") == []
-    with pytest.raises(Rejected, match="wants 2 units"):
-        node.run(make_pod("third", 6, wishes={contract.POD_CARD_COUNT: "3"}))
-    again = node.run(make_pod("again", 4, wishes=TWO))
+    with pytest.raises(Rejected, match="requests 2 units"):
+        node.run(make_pod("third", 6, requests={contract.POD_CARD_COUNT: "3"}))
+    again = node.run(make_pod("again", 4, requests=TWO))
     assert node.visible(again) == {visible(0, 1)}
 
 
 def test_models(make: t.Callable[..., Node]) -> None:
     node = make(seen(0, model="NVIDIA A100"), seen(1, model="Tesla T4"), seen(2, model="NVIDIA L4")).up()
-    for name, wishes, expected in (
+    for name, requests, expected in (
         ("t4", {contract.POD_MODELS: "*t4"}, {visible(1)}),
         ("no-a100", {contract.POD_EXCLUDE_MODELS: "*A100*, *T4*"}, {visible(2)}),
         ("any", {}, {visible(1)}),
     ):
-        assert node.visible(node.run(make_pod(name, 4, wishes=wishes))) == expected
-    with pytest.raises(Rejected, match=r"wants 4 units of .* on one card that it accepts; the largest free share is 0"):
-        node.run(make_pod("h200", 4, wishes={contract.POD_MODELS: "*H200*"}))
+        assert node.visible(node.run(make_pod(name, 4, requests=requests))) == expected
+    with pytest.raises(Rejected, match=r"4 units of .* on one card that it accepts; the largest free share is 0"):
+        node.run(make_pod("h200", 4, requests={contract.POD_MODELS: "*H200*"}))
     with pytest.raises(Rejected, match=r"on each of 2 cards that it accepts; so many are free on 1"):
-        node.run(make_pod("two", 4, wishes={contract.POD_MODELS: "*T4*", **TWO}))
+        node.run(make_pod("two", 4, requests={contract.POD_MODELS: "*T4*", **TWO}))
 
 
 def test_spread(node: Node) -> None:
@@ -237,7 +203,7 @@ def test_spread(node: Node) -> None:
     spread = {contract.POD_PLACEMENT: "spread"}
     seen_: list[str] = []
     for n in range(3):
-        seen_ += node.visible(node.run(make_pod(f"pod{n}", 2, wishes=spread)))
+        seen_ += node.visible(node.run(make_pod(f"pod{n}", 2, requests=spread)))
     assert seen_ == [visible(1), visible(2), visible(1)]
     assert node.visible(node.run(make_pod("packed", 2))) == {visible(0)}
 
@@ -245,24 +211,24 @@ def test_spread(node: Node) -> None:
 # --------------------------------------------------------------------------- what is written
 
 
-def fixes(pod: Json, entry: Entry, granted: t.Mapping[str, tuple[str, ...]] | None = None) -> t.Any:
+def fixes(pod: JsonObject, entry: Entry, granted: t.Mapping[str, tuple[str, ...]] | None = None) -> t.Any:
     cards = [card(n) for n in range(3)]
     return reconcile.corrections(cards, {contract.pod_key(pod): pod}, [entry], granted or {}, 42)
 
 
-def test_unequal_shares_are_told_and_not_written() -> None:
-    pod = make_pod("pod", 4, started=True, wishes=TWO)
+def test_unequal_shares_are_reported_and_not_written() -> None:
+    pod = make_pod("pod", 4, started=True, requests=TWO)
     (one,) = fixes(pod, Entry("default/pod", {"c0": (*ids(0, 1, 2, 3), *ids(1, 1))}))
     assert one.annotations == {} and one.notice.reason == "GpuCardAmbiguous"
 
 
-def test_containers_on_different_cards_are_told_and_not_written() -> None:
-    pod = make_pod("pod", 2, 2, started=True, wishes=TWO)
+def test_containers_on_different_cards_are_reported_and_not_written() -> None:
+    pod = make_pod("pod", 2, 2, started=True, requests=TWO)
     (one,) = fixes(pod, Entry("default/pod", {"c0": (*ids(0, 1), *ids(1, 1)), "c1": (*ids(0, 2), *ids(2, 2))}))
     assert one.annotations == {} and one.notice.warning
 
 
-def test_equal_shares_are_the_truth_whatever_the_wish_says_by_now() -> None:
+def test_equal_shares_are_written_for_any_current_annotation() -> None:
     pod = make_pod("pod", 4, booked=1, started=True)
     (one,) = fixes(pod, Entry("default/pod", {"c0": (*ids(0, 1, 2), *ids(1, 1, 2))}))
     assert one.annotations == {
@@ -274,13 +240,13 @@ def test_equal_shares_are_the_truth_whatever_the_wish_says_by_now() -> None:
 
 
 def test_hidden_units_of_several_cards() -> None:
-    pod = make_pod("pod", 0, inits=[container("i", 4)], booked=(0, 1), started=True, wishes=TWO)
+    pod = make_pod("pod", 0, inits=[container("i", 4)], booked=(0, 1), started=True, requests=TWO)
     entry = Entry("default/pod", {"c0": ()})
     (one,) = fixes(pod, entry, {contract.pod_uid(pod): (card(1).uuid, card(2).uuid)})
     assert one.annotations[contract.POD_INDICES] == "1,2"
 
 
-def test_an_emptied_annotation_counts_as_gone() -> None:
+def test_an_empty_annotation_counts_as_absent() -> None:
     pod = make_pod("pod", 4, booked=1, assigned=True, started=True)
     pod["metadata"]["annotations"].update({contract.POD_INDICES: "", contract.POD_ALLOCATION: ""})
     assert fixes(pod, Entry("default/pod", {"c0": ids(1, 0, 1, 2, 3)})) == []
@@ -291,7 +257,7 @@ def test_an_emptied_annotation_counts_as_gone() -> None:
 
 def test_must_include_of_several_cards() -> None:
     cards = [card(n) for n in range(3)]
-    subject = steering.Subject(make_pod("pod", 6, inits=[container("i", 2)], wishes=TWO))
+    subject = steering.Subject(make_pod("pod", 6, inits=[container("i", 2)], requests=TWO))
     available = tuple(one for n in range(3) for one in ids(n, *range(8)))
     got = steering.choose(cards, wire.Ask(available, (*ids(2, 7), *ids(0, 7)), 6), subject, NOTHING)
     assert got.ids == (*ids(0, 7, 0, 1), *ids(2, 7, 0, 1)) and got.cards == (cards[0], cards[2])
@@ -300,28 +266,33 @@ def test_must_include_of_several_cards() -> None:
 @pytest.mark.parametrize(
     ("free", "must", "held", "sentence"),
     [
-        ((8, 8, 8), ids(0, 1), (), "has units 00000000-1 that aren't all of 2 cards of this node"),
-        ((8, 8, 8), (), ids(1, 8, 9), "has units 00000001-8 that aren't all of 2 cards of this node"),
-        ((8, 8, 8), (*ids(0, 1), *ids(1, 1), *ids(2, 1)), (), "that aren't all of 2 cards of this node"),
-        ((8, 1, 8), (), (*ids(0, 9), *ids(1, 9)), "is on card 1 .* and wants 2 more units of it, of which 1 are free"),
+        ((8, 8, 8), ids(0, 1), (), "has units 00000000-1, which aren't all of 2 cards of this node"),
+        ((8, 8, 8), (), ids(1, 8, 9), "has units 00000001-8, which aren't all of 2 cards of this node"),
+        ((8, 8, 8), (*ids(0, 1), *ids(1, 1), *ids(2, 1)), (), "which aren't all of 2 cards of this node"),
+        (
+            (8, 1, 8),
+            (),
+            (*ids(0, 9), *ids(1, 9)),
+            "is on card 1 .* requests 2 more units of it, of which 1 are free",
+        ),
         (
             (8, 8, 8),
             (*ids(0, 1, 2, 3), *ids(1, 0)),
             (),
-            "kubelet wants 3 units of a card in a container that asks for 2",
+            "kubelet requires 3 units of a card in a container that requests 2",
         ),
     ],
 )
 def test_refused(free: tuple[int, ...], must: tuple[str, ...], held: tuple[str, ...], sentence: str) -> None:
     cards = [card(n) for n in range(3)]
-    subject = steering.Subject(make_pod("pod", 4, 2, wishes=TWO), "c0", held)
+    subject = steering.Subject(make_pod("pod", 4, 2, requests=TWO), "c0", held)
     available = tuple(one for n, count in enumerate(free) for one in ids(n, *range(count)))
-    with pytest.raises(steering.Refused, match=sentence):
+    with pytest.raises(NoDevices, match=sentence):
         steering.choose(cards, wire.Ask(available, must, 4), subject, NOTHING)
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering.Subject, steering.Promises]:
+def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering.Subject, steering.ReservedUnits]:
     cards = [card(n, draw(st.integers(0, 10))) for n in range(draw(st.integers(0, 5)))]
     available = [one for each in cards for one in ids(each.index, *range(each.units)) if draw(st.booleans())]
     count = draw(st.integers(1, 4))
@@ -329,9 +300,9 @@ def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering
     sizes[0] = sizes[0] or count
     booked = draw(st.one_of(st.none(), st.lists(st.integers(0, 5), min_size=count, max_size=count, unique=True)))
     pod = make_pod(
-        "pod", *sizes, booked=None if booked is None else tuple(booked), wishes={contract.POD_CARD_COUNT: str(count)}
+        "pod", *sizes, booked=None if booked is None else tuple(booked), requests={contract.POD_CARD_COUNT: str(count)}
     )
-    promises = steering.Promises(
+    promises = steering.ReservedUnits(
         {one.uuid: draw(st.integers(0, 10)) for one in cards}, {one.uuid: draw(st.integers(0, 3)) for one in cards}
     )
     order = tuple(draw(st.permutations(available)))
@@ -340,35 +311,35 @@ def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering
 
 @settings(deadline=None)
 @given(situations())
-def test_an_answer_is_equal_shares_of_as_many_cards_as_were_asked_for(
-    situation: tuple[list[contract.Card], wire.Ask, steering.Subject, steering.Promises],
+def test_a_choice_is_equal_shares_of_the_requested_number_of_cards(
+    situation: tuple[list[contract.Card], wire.Ask, steering.Subject, steering.ReservedUnits],
 ) -> None:
     cards, ask, subject, promises = situation
-    wish = contract.wish(subject.pod)
+    demand = contract.demand(subject.pod)
     room = {
         one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) - promises.foreign[one.uuid]
         for one in cards
     }
-    able = [one for one in cards if room[one.uuid] >= wish.share]
+    able = [one for one in cards if room[one.uuid] >= demand.share]
     try:
         got = steering.choose(cards, ask, subject, promises)
-    except steering.Refused as error:
-        assert len(able) < wish.count and "\n" not in str(error)
+    except NoDevices as error:
+        assert len(able) < demand.count and "\n" not in str(error)
         return
     assert len(got.ids) == len(set(got.ids)) == ask.size and set(got.ids) <= set(ask.available)
     by_card = steering.Slots(cards).by_card(got.ids)
-    assert len(by_card) == wish.count and {len(each) for each in by_card.values()} == {ask.size // wish.count}
-    assert all(room[uuid] >= wish.share for uuid in by_card)
+    assert len(by_card) == demand.count and {len(each) for each in by_card.values()} == {ask.size // demand.count}
+    assert all(room[uuid] >= demand.share for uuid in by_card)
     assert [one.index for one in got.cards] == sorted(one.index for one in cards if one.uuid in by_card)
     booked = contract.booking(subject.pod)
     if booked and all(any(one.index == index for one in able) for index in booked.indices):
         assert {one.index for one in got.cards} == set(booked.indices)
 
 
-# --------------------------------------------------------------------------- what kubelet would never send
+# --------------------------------------------------------------------------- requests that kubelet never sends
 
 
-def test_allocate_of_two_cards_for_nobody_that_asked_for_two(node: Node) -> None:
+def test_allocate_of_two_cards_without_such_a_request_is_refused(node: Node) -> None:
     request = wire.message(wire.ALLOCATE.request)()
     request.container_requests.add(devices_ids=[*ids(0, 1), *ids(1, 1)])
     with pytest.raises(grpc.RpcError) as caught:
@@ -376,8 +347,8 @@ def test_allocate_of_two_cards_for_nobody_that_asked_for_two(node: Node) -> None
     assert isinstance(caught.value, grpc.Call) and "must be of one card" in str(caught.value.details())
 
 
-def test_one_card_for_a_pod_that_asked_for_two_is_refused(node: Node) -> None:
-    pod = make_pod("pod", 2, booked=(0, 1), wishes=TWO)
+def test_one_card_for_a_request_of_two_is_refused(node: Node) -> None:
+    pod = make_pod("pod", 2, booked=(0, 1), requests=TWO)
     node.kube.put(pod)
     until(lambda: node.plugin is not None and len(node.plugin.pods.items()) == 1)
     node.kubelet.pods[pod["metadata"]["uid"]] = pod

@@ -8,28 +8,16 @@ import re
 import typing as t
 
 import pytest
-from gpushare import contract, steering, wire
-from gpushare.podresources import Entry
+from gpushare.kubelet import wire
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import steering
+from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import Node, Rejected, make_pod, seen, until
 
-Json = dict[str, t.Any]
+JsonObject = dict[str, t.Any]
 
 
-@pytest.fixture
-def make(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[t.Callable[..., Node]]:
-    made: list[Node] = []
-    root = tmp_path_factory.mktemp("k")
-
-    def build(*args: t.Any, **more: t.Any) -> Node:
-        made.append(Node(root, *args, **more))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.down()
-
-
-def upstream(node: Node, name: str, units: int, index: int | None, assigned: bool = True) -> Json:
+def upstream(node: Node, name: str, units: int, index: int | None, assigned: bool = True) -> JsonObject:
     """A pod that upstream's plugin gave its own IDs to; kubelet's checkpoint still has them."""
     pod = make_pod(name, units, started=True)
     if index is not None:
@@ -50,7 +38,7 @@ def upstream(node: Node, name: str, units: int, index: int | None, assigned: boo
     return pod
 
 
-def test_what_upstreams_pods_use_is_never_given_again(make: t.Callable[..., Node]) -> None:
+def test_units_of_upstreams_pods_are_never_assigned_again(make: t.Callable[..., Node]) -> None:
     """kubelet counts only our IDs, and would give away the whole of a card that is half in use."""
     node = make()
     node.kubelet.start()
@@ -61,7 +49,7 @@ def test_what_upstreams_pods_use_is_never_given_again(make: t.Callable[..., Node
     until(lambda: node.plugin is not None and len(node.plugin.pods.items()) == 2)
     new = node.run(make_pod("new", 6, booked=1))
     assert node.visible(new) == {seen(1).uuid}
-    with pytest.raises(Rejected, match=r"wants 5 units of .*; the largest free share is 4$"):
+    with pytest.raises(Rejected, match=r"requests 5 units of .*; the largest free share is 4$"):
         node.run(make_pod("toomuch", 5))
     until(lambda: node.agrees(new))
     # Their annotations are upstream's own, and stay.
@@ -81,7 +69,7 @@ def test_a_node_of_one_card_where_upstream_writes_nothing(make: t.Callable[..., 
     node.start_plugin()
     until(lambda: node.kubelet.registered)
     until(lambda: node.plugin is not None and len(node.plugin.pods.items()) == 1)
-    with pytest.raises(Rejected, match=r"wants 7 units of .*; the largest free share is 6$"):
+    with pytest.raises(Rejected, match=r"requests 7 units of .*; the largest free share is 6$"):
         node.run(make_pod("toomuch", 7))
     assert node.visible(node.run(make_pod("fits", 6))) == {seen(0).uuid}
 
@@ -104,12 +92,12 @@ def test_booked_by_upstreams_extender_and_admitted_with_our_plugin(make: t.Calla
     assert node.annotations(pod)["ALIYUN_COM_GPU_MEM_ASSUME_TIME"] == "1700000000000000000"
 
 
-def test_what_our_pods_say_upstream_can_read(make: t.Callable[..., Node]) -> None:
+def test_annotations_of_our_pods_are_valid_for_upstream(make: t.Callable[..., Node]) -> None:
     """Upstream's extender: an index and a flag as it parses them; its kubectl plugin: container, card, units."""
     node = make().up()
     one, two = (
         node.run(make_pod("one", 4, booked=1)),
-        node.run(make_pod("two", 4, 2, wishes={contract.POD_CARD_COUNT: "2"})),
+        node.run(make_pod("two", 4, 2, requests={contract.POD_CARD_COUNT: "2"})),
     )
     until(lambda: node.agrees(one) and node.agrees(two))
     for pod, first in ((one, "1"), (two, "0")):
@@ -130,7 +118,7 @@ def test_foreign_units_are_taken_from_the_booked_card_too() -> None:
     old, new = make_pod("old", 14, booked=0, assigned=True, started=True), make_pod("new", 4, booked=0)
     pods = {contract.pod_key(pod): pod for pod in (old, new)}
     listing = [Entry("default/old", {"c0": tuple(f"GPU-x-_-{n}" for n in range(14))}), Entry("default/new", {"c0": ()})]
-    promises = steering.promised(cards, pods, listing, contract.pod_uid(new))
+    promises = steering.reserved_units(cards, pods, listing, contract.pod_uid(new))
     assert promises.foreign == {cards[0].uuid: 14, cards[1].uuid: 0}
     free = tuple(f"{n:08x}-{slot}" for n in range(2) for slot in range(16))
     got = steering.choose(cards, wire.Ask(free, (), 4), steering.Subject(new), promises)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keep a collection of the Kubernetes API in memory by list and watch."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+from gpushare.api.client import Kube, KubeError, Stream
+from gpushare.shared._core.types import JsonObject
+
+# The API server ends a watch after this time; a new one then begins.
+WATCH_SECONDS = 280
+PAGE = 500
+T = TypeVar("T")
+
+log = logging.getLogger("gpushare.kube")
+
+
+def object_key(obj: JsonObject) -> str:
+    """``namespace/name``, or the name alone where there is no namespace."""
+    metadata = obj.get("metadata") or {}
+    name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace") or "")
+    return f"{namespace}/{name}" if namespace else name
+
+
+def _unchanged(obj: JsonObject) -> Any:
+    return obj
+
+
+# Key, what was there before, what is there now; None where there was or is nothing.
+OnChange = Callable[[str, T | None, T | None], None]
+
+
+class Mirror(Generic[T]):
+    """A collection of the API, kept in memory by list and watch; the last state stays while the API is away.
+
+    ``slim`` turns an object into what is kept of it (the object itself unless told otherwise), or None to keep nothing.
+    Callbacks run in the mirror's own thread, in the order of the events, once for each real change: neither a new list
+    nor a repeated event calls them again where what is kept is equal. ``synced`` turns true after the first list's.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        trim: Callable[[JsonObject], T | None] = _unchanged,
+        on_change: OnChange[T] | None = None,
+        backoff: tuple[float, float] = (0.2, 10.0),
+        before_list: Callable[[], None] | None = None,
+        page: int = PAGE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        :param before_list: called before each list is asked for that the mirror may be in sync with for the first time.
+        """
+        self._kube, self._path, self._query = kube, path, dict(query or {})
+        self._trim, self._page, self._clock, self._before_list = trim, page, clock, before_list
+        self._first_pause, self._longest_pause = backoff
+        self._items: dict[str, T] = {}
+        self._callbacks: list[OnChange[T]] = [] if on_change is None else [on_change]
+        self._lock = threading.Lock()
+        self._synced, self._stopped = threading.Event(), threading.Event()
+        self._last_contact: float | None = None
+        self._stream: Stream | None = None
+        self._thread: threading.Thread | None = None
+        self._error = ""
+        self.lists = 0
+
+    # What callers see.
+
+    def on_change(self, callback: OnChange[T]) -> None:
+        """Add a callback; before :meth:`start`, so that it misses nothing."""
+        self._callbacks.append(callback)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"mirror {self._path}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        with self._lock:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    @property
+    def synced(self) -> bool:
+        """The first list is in, and its callbacks have run."""
+        return self._synced.is_set()
+
+    def wait_synced(self, seconds: float | None = None) -> bool:
+        return self._synced.wait(seconds)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the API server last sent anything about this collection; infinite before it did."""
+        return float("inf") if self._last_contact is None else self._clock() - self._last_contact
+
+    @property
+    def error(self) -> str:
+        """The API server's last error, while the collection can't be watched; else empty."""
+        return self._error
+
+    def items(self) -> list[T]:
+        with self._lock:
+            return list(self._items.values())
+
+    def get(self, key: str) -> T | None:
+        """The object ``namespace/name`` (or ``name`` where there is no namespace)."""
+        with self._lock:
+            return self._items.get(key)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    # The mirror's thread.
+
+    def _run(self) -> None:
+        version, pause = "", self._first_pause
+        while not self._stopped.is_set():
+            began = self._clock()
+            try:
+                if not version:
+                    version = self._list()
+                for at in self._watch(version):
+                    version, pause = at, self._first_pause
+                # A watch that ends at once would otherwise be asked for again without a break.
+                wait = self._first_pause if self._clock() - began < 1 else 0.0
+            except KubeError as error:
+                if self._stopped.is_set():
+                    return
+                if error.status == 410:
+                    log.info("%s: the watch is too old, listing again", self._path)
+                    version = ""
+                else:
+                    self._error = error.message
+                    log.warning("%s: %s; trying again in %.1f s", self._path, error.message, pause)
+                wait, pause = pause * random.uniform(0.8, 1.2), min(pause * 2, self._longest_pause)
+            except Exception:
+                # An object of an unexpected shape must not end the watch of all others.
+                log.exception("%s: unexpected failure, listing again", self._path)
+                version, wait, pause = "", pause, min(pause * 2, self._longest_pause)
+            self._stopped.wait(wait)
+
+    def _list(self) -> str:
+        """Bring the mirror to what the API has now, page by page; the version to watch from."""
+        if self._before_list is not None and not self.synced:
+            self._before_list()
+        seen: set[str] = set()
+        token = ""
+        while True:
+            query = {**self._query, "limit": str(self._page)}
+            if token:
+                query["continue"] = token
+            page = self._kube.get(f"{self._path}?{urlencode(query)}")
+            self._contact()
+            for obj in page.get("items") or []:
+                seen.add(self._upsert(obj))
+            metadata = page.get("metadata") or {}
+            token = str(metadata.get("continue") or "")
+            if not token:
+                break
+        for key in [key for key in self._items if key not in seen]:
+            self._put(key, None)
+        self.lists += 1
+        self._synced.set()
+        return str(metadata.get("resourceVersion", ""))
+
+    def _watch(self, version: str) -> Iterator[str]:
+        """Follow changes from a version on; the version of each event."""
+        query = {
+            **self._query,
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(WATCH_SECONDS * random.uniform(0.9, 1.0))),
+        }
+        stream = self._kube.watch(f"{self._path}?{urlencode(query)}")
+        with self._lock:
+            self._stream = stream
+        try:
+            if self._stopped.is_set():
+                return
+            self._contact()
+            for event in stream:
+                obj = event.get("object") or {}
+                kind = event.get("type")
+                if kind == "ERROR":
+                    code, reason = int(obj.get("code") or 500), str(obj.get("reason", ""))
+                    raise KubeError(code, reason, str(obj.get("message", "")))
+                self._contact()
+                if kind == "DELETED":
+                    self._put(object_key(obj), None)
+                elif kind in ("ADDED", "MODIFIED"):
+                    self._upsert(obj)
+                yield str((obj.get("metadata") or {}).get("resourceVersion") or version)
+        finally:
+            with self._lock:
+                self._stream = None
+            stream.close()
+
+    def _contact(self) -> None:
+        self._last_contact, self._error = self._clock(), ""
+
+    def _upsert(self, obj: JsonObject) -> str:
+        key = object_key(obj)
+        self._put(key, self._trim(obj))
+        return key
+
+    def _put(self, key: str, now: T | None) -> None:
+        before = self._items.get(key)
+        if before == now:
+            return
+        with self._lock:
+            if now is None:
+                self._items.pop(key, None)
+            else:
+                self._items[key] = now
+        for callback in self._callbacks:
+            try:
+                callback(key, before, now)
+            except Exception:
+                log.exception("%s: a callback failed on %s", self._path, key)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Publish claims on freed memory to all extenders: each is written on its pod and received by a watch.
+
+A claim reserves what evicted pods leave for the pod that they were evicted for. Only the extender that chose the
+victims knows that, while the pod may next be scheduled by another one, after a change of leadership or behind a
+Service. So it writes an annotation, and a label of the same name, by which a watch selects these pods only.
+
+No booking depends on a claim. It only hides free memory from other pods; if it is lost or received late, another pod
+may take the freed card, and the preemptor waits or has others evicted.
+
+A pod's owner gains nothing by writing a claim: only node, cards and victims are read. Its size and priority are those
+of the pod, which counts against quotas like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+
+from gpushare.api.client import Kube, KubeError
+from gpushare.api.mirror import Mirror
+from gpushare.extender.binding_status import pod_path
+from gpushare.extender.state import Claim, State
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import ContractError
+from gpushare.shared._core.types import JsonObject
+
+LABEL_VALUE = "true"
+# Pods without a claim aren't sent.
+PODS = ("/api/v1/pods", {"labelSelector": contract.POD_CLAIM, "fieldSelector": "spec.nodeName="})
+
+log = logging.getLogger("gpushare.extender")
+
+
+def claim_to_text(claim: Claim) -> str:
+    """The annotation's value: compact JSON."""
+    cards = [index for index, _units in claim.cards]
+    value = {"node": claim.node, "cards": cards, "victims": sorted(claim.victims)}
+    return json.dumps(value, separators=(",", ":"))
+
+
+def claim_of(pod: JsonObject) -> Claim | None:
+    """What is claimed for a pod; None where that is nothing, or nothing that an extender writes."""
+    metadata = pod.get("metadata") or {}
+    text = (metadata.get("annotations") or {}).get(contract.POD_CLAIM)
+    if not text or not contract.wants_a_node(pod):
+        return None
+    try:
+        value = json.loads(text)
+        node, indices, victims = value["node"], value["cards"], value["victims"]
+        demand = contract.demand(pod)
+        if not isinstance(node, str) or not all(
+            isinstance(index, int) and not isinstance(index, bool) for index in indices
+        ):
+            return None
+        if not all(isinstance(uid, str) for uid in victims):
+            return None
+    except (ValueError, TypeError, KeyError, RecursionError, ContractError):
+        return None
+    if not demand.units or len(indices) != demand.count or len(set(indices)) != demand.count:
+        return None
+    return Claim(
+        contract.pod_uid(pod),
+        str(metadata.get("namespace", "")),
+        str(metadata.get("name", "")),
+        sys.intern(node),
+        tuple((index, demand.share) for index in sorted(indices)),
+        contract.pod_priority(pod),
+        frozenset(victims),
+    )
+
+
+class Claims:
+    """Brings claims from the pods to the state, and the state's own to the pods."""
+
+    def __init__(self, kube: Kube, state: State, backoff: tuple[float, float] = (0.2, 10.0)) -> None:
+        self._kube, self._state = kube, state
+        self.mirror: Mirror[Claim] = Mirror(kube, *PODS, claim_of, self._changed, backoff)
+        self._lock = threading.Lock()
+        # What was written from here, or tried to be, by the pod's UID.
+        self._written: dict[str, Claim] = {}
+        self._failed: set[str] = set()
+        # Claims of pods that the watch doesn't show any more: bound, mostly, and who wrote them may have ended.
+        self._ended: dict[str, Claim] = {}
+        self.start, self.stop = self.mirror.start, self.mirror.stop
+
+    def publish(self, claim: Claim) -> None:
+        """Write a claim on its pod, unless that was done, or tried; see ``publish_all``."""
+        with self._lock:
+            if self._written.get(claim.uid) == claim or self.mirror.get(_key(claim)) == claim:
+                return
+            self._written[claim.uid] = claim
+            self._failed.discard(claim.uid)
+        try:
+            self._patch(claim, claim_to_text(claim), LABEL_VALUE)
+        except KubeError as error:
+            log.warning("a claim can't be published to other extenders: %s", error)
+            with self._lock:
+                self._failed.add(claim.uid)
+
+    def publish_all(self, again: bool = False) -> None:
+        """Write all claims of the state that aren't on their pods yet, and remove those that ended.
+
+        :param again: try those that failed once more, and take off bound pods what others wrote.
+        """
+        if again:
+            with self._lock:
+                for uid in self._failed:
+                    self._written.pop(uid, None)
+                self._failed.clear()
+                left, self._ended = self._ended, {}
+            for claim in left.values():
+                if self._state.bound(claim.uid):
+                    self.withdraw(claim)
+        claims = {claim.uid: claim for claim in self._state.claims()}
+        for claim in claims.values():
+            self.publish(claim)
+        with self._lock:
+            ended = [claim for uid, claim in self._written.items() if uid not in claims]
+        for claim in ended:
+            self.withdraw(claim)
+
+    def withdraw(self, claim: Claim) -> None:
+        """Take a claim off its pod: it was bound, or hasn't come for too long."""
+        with self._lock:
+            self._written.pop(claim.uid, None)
+            self._failed.discard(claim.uid)
+        try:
+            self._patch(claim, None, None)
+        except KubeError as error:
+            # Mostly the pod is gone; what stays on it ends by its time, in every extender.
+            log.debug("a claim stays on pod %s/%s: %s", claim.namespace, claim.name, error)
+
+    def _patch(self, claim: Claim, text: str | None, label: str | None) -> None:
+        metadata = {
+            "uid": claim.uid,
+            "annotations": {contract.POD_CLAIM: text},
+            "labels": {contract.POD_CLAIM: label},
+        }
+        self._kube.patch(pod_path(claim.namespace, claim.name), {"metadata": metadata})
+
+    def _changed(self, _key: str, before: Claim | None, after: Claim | None) -> None:
+        # One name may have been taken by another pod since.
+        if before is not None and (after is None or after.uid != before.uid):
+            self._state.unclaim(before.uid)
+            with self._lock:
+                self._ended[before.uid] = before
+        if after is not None:
+            self._state.claim(after)
+
+
+def _key(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.name}"

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command ``gpushare-extender``: kube-scheduler's extender for shares of GPU memory."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import gpushare
+from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.events import Events
+from gpushare.api.metrics import MeasuredKube
+from gpushare.api.mirror import Mirror
+from gpushare.extender.bind import Binder
+from gpushare.extender.claims import Claims
+from gpushare.extender.ledger import Ledger, default_namespace
+from gpushare.extender.metrics import METRICS_PORT, MetricsService, Page, StateMetrics, Work
+from gpushare.extender.placement import STRATEGIES
+from gpushare.extender.preemption import Preemption
+from gpushare.extender.retry import RetryQueue
+from gpushare.extender.routes import Api, Metrics
+from gpushare.extender.state import NodeRow, PodRow, State, node_row, pod_row
+from gpushare.http.service import Service, logger, termination_signals
+from gpushare.http.tls import Tls, tls_options
+from gpushare.shared._contracts import gpushare as contract
+from prometheus_client import REGISTRY, CollectorRegistry
+
+COMPONENT = "gpushare-extender"
+# Only these can hold memory; the API server sends a pod that finishes as deleted.
+PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
+NODES = ("/api/v1/nodes", dict[str, str]())
+# A watch is heard of every minute; longer than this, and what is known may be wrong.
+STALE_SECONDS = 300.0
+# Where no service account says in which namespace this runs.
+LEDGER_NAMESPACE = "kube-system"
+
+log = logging.getLogger("gpushare.extender")
+
+
+class _Part(Protocol):
+    """What has threads of its own."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Extender:
+    """All parts of the extender; it serves from its start and is ready when it has read all nodes and pods."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        address: str = "127.0.0.1",
+        port: int = contract.EXTENDER_PORT,
+        placement: str = "binpack",
+        registry: CollectorRegistry = REGISTRY,
+        backoff: tuple[float, float] = (0.2, 10.0),
+        threads: int = 256,
+        preemption: bool = True,
+        namespace: str = LEDGER_NAMESPACE,
+        tls: Tls | None = None,
+        metrics: tuple[str, int] | None = None,
+    ) -> None:
+        """
+        :param namespace: where the ledger of bookings is; the same for all extenders of a cluster.
+        :param metrics: address and port where the metrics are had as well, and nothing else.
+        """
+        kube, work = MeasuredKube(kube, registry), Work(registry)
+        self.state = State()
+        self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff)
+        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, self._before_pods)
+        self.events = Events(kube, COMPONENT, socket.gethostname())
+        self.ledger = Ledger(kube, self.state, namespace, count=lambda result: work.ledger.labels(result).inc())
+        self.binder = Binder(kube, self.state, placement, self.events, self.ledger)
+        self.claims = Claims(kube, self.state, backoff)
+        self.preemption = Preemption(
+            kube,
+            self.state,
+            self.events,
+            lambda result: work.evictions.labels(result).inc(),
+            preemption,
+            claims=self.claims,
+        )
+        self.retries = RetryQueue(kube, self.state)
+        self.api = Api(
+            self.state,
+            self.binder.bind,
+            self.unsynced,
+            Metrics(registry),
+            preemption=self.preemption,
+            refused=(self.preemption.refused, self.retries.refused),
+            asked=self.binder.asked,
+        )
+        page = Page(registry, self.state)
+        routes = {**self.api.routes(), **page.routes()}
+        self.metrics = None if metrics is None else MetricsService(*metrics, registry, page)
+        self.service = Service(COMPONENT, address, port, self.unready, routes, registry, threads, tls)
+        self._mirrors: dict[str, Mirror[Any]] = {"nodes": self.nodes, "pods": self.pods}
+        if preemption:
+            self._mirrors["claims"] = self.claims.mirror
+        registry.register(StateMetrics(self.state, self._mirrors))
+
+    def start(self) -> None:
+        """
+        :raises OSError: the address can't be had, or the certificates can't be read.
+        """
+        self.service.start()
+        if self.metrics is not None:
+            try:
+                self.metrics.start()
+            except OSError:
+                self.service.stop()
+                raise
+        parts: list[_Part] = [*self._mirrors.values(), self.events, self.binder, self.preemption, self.retries]
+        for part in parts:
+            part.start()
+
+    def _before_pods(self) -> None:
+        self.ledger.initialize()
+
+    def stop(self) -> None:
+        servers: list[_Part] = [self.service] if self.metrics is None else [self.service, self.metrics]
+        parts: list[_Part] = [*self._mirrors.values(), self.retries, self.preemption, self.binder, self.events]
+        for part in servers + parts:
+            part.stop()
+
+    def unsynced(self) -> str | None:
+        """Why nothing can be answered yet: without all nodes and pods, memory in use would look free."""
+        for what, mirror in self._mirrors.items():
+            if not mirror.synced:
+                return f"the {what} haven't been read from the API yet" + (f": {mirror.error}" if mirror.error else "")
+        return None
+
+    def unready(self) -> str | None:
+        reason = self.unsynced()
+        if reason is not None:
+            return reason
+        for what, mirror in self._mirrors.items():
+            if mirror.age > STALE_SECONDS:
+                return f"the API sent nothing about {what} for {mirror.age:.0f} s: {mirror.error or 'no answer'}"
+        return self.ledger.problem
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; what isn't on it comes from the environment, then from the defaults."""
+    env = os.environ.get
+    parser = argparse.ArgumentParser(prog="gpushare-extender", description=__doc__)
+    parser.add_argument("--address", default=env("GPUSHARE_ADDRESS", "127.0.0.1"), help="address to listen on")
+    parser.add_argument("--port", type=int, default=env("GPUSHARE_PORT", str(contract.EXTENDER_PORT)))
+    parser.add_argument(
+        "--metrics-address",
+        default=env("GPUSHARE_METRICS_ADDRESS", ""),
+        help="where /metrics and /healthz are had as well, and nothing else, in the clear; unset: nowhere",
+    )
+    parser.add_argument("--metrics-port", type=int, default=env("GPUSHARE_METRICS_PORT", str(METRICS_PORT)))
+    parser.add_argument("--placement", default=env("GPUSHARE_PLACEMENT", "binpack"), help=" or ".join(STRATEGIES))
+    parser.add_argument(
+        "--preemption",
+        default=env("GPUSHARE_PREEMPTION", "on"),
+        help="on or off: pods of a higher priority may have others evicted for memory of one card",
+    )
+    parser.add_argument(
+        "--ledger-namespace",
+        default=env("GPUSHARE_LEDGER_NAMESPACE", ""),
+        help="where the Lease is in which bookings are written, the same for all extenders of a cluster; "
+        f"unset: the service account's namespace, else {LEDGER_NAMESPACE}",
+    )
+    for name, what in (
+        ("tls-cert", "the server's certificate chain, in PEM"),
+        ("tls-key", "its private key"),
+        ("tls-client-ca", "the authority of the certificates that clients must have"),
+    ):
+        parser.add_argument(f"--{name}", default=env(f"GPUSHARE_{name.replace('-', '_').upper()}", ""), help=what)
+    parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
+    parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
+    parser.add_argument("--api-server", default=env("GPUSHARE_API_SERVER", ""), help="URL; unset: the cluster's own")
+    parser.add_argument(
+        "--service-account",
+        default=env("GPUSHARE_SERVICE_ACCOUNT", ""),
+        help="folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod",
+    )
+    parser.add_argument("--version", action="version", version=gpushare.__version__)
+    options = parser.parse_args(arguments)
+    # argparse's choices don't check defaults, which come from the environment.
+    for name, allowed in (
+        ("placement", tuple(STRATEGIES)),
+        ("preemption", ("on", "off")),
+        ("log_format", ("text", "json")),
+        ("log_level", ("debug", "info", "warning", "error")),
+    ):
+        if getattr(options, name) not in allowed:
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
+    for flag, port in (("--port", options.port), ("--metrics-port", options.metrics_port)):
+        if not 0 <= port <= 65535:
+            parser.error(f"{flag}: {port} is no port")
+    try:
+        options.tls = tls_options(options.address, options.tls_cert, options.tls_key, options.tls_client_ca)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    logger("gpushare", options.log_format, options.log_level)
+    signals = termination_signals()
+    try:
+        extender = Extender(
+            connect(options.api_server, options.service_account),
+            options.address,
+            options.port,
+            options.placement,
+            preemption=options.preemption == "on",
+            namespace=options.ledger_namespace or default_namespace() or LEDGER_NAMESPACE,
+            tls=options.tls,
+            metrics=(options.metrics_address, options.metrics_port) if options.metrics_address else None,
+        )
+        extender.start()
+    except KubeError as error:
+        log.error("%s", error)
+        return 1
+    except OSError as error:
+        also = f" or {options.metrics_address}:{options.metrics_port}" if options.metrics_address else ""
+        log.error("can't serve on %s:%s%s: %s", options.address, options.port, also, error)
+        return 1
+    facts = {"address": options.address, "port": extender.service.port, "placement": options.placement}
+    if extender.metrics is not None:
+        facts["metrics"] = f"{options.metrics_address}:{extender.metrics.port}"
+    log.info("serving", extra={"data": facts})
+    while extender.unsynced() is not None:
+        if signal.sigtimedwait(signals, 0.1) is not None:
+            break
+    else:
+        log.info("ready", extra={"data": {"nodes": len(extender.nodes), "pods": len(extender.pods)}})
+        # What was read now mostly stays; looking at it in every collection would be seen in the slowest requests.
+        gc.collect()
+        gc.freeze()
+        signal.sigwait(signals)
+    log.info("stopping")
+    extender.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Metrics of cards, mirrors, the ledger and evictions for Prometheus; those of HTTP requests are in ``routes``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import gpushare
+from gpushare.api.mirror import Mirror
+from gpushare.extender.state import NodeView, State
+from gpushare.http.service import BadRequest, Handler, Request, Response, Service
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+# Where they are had without the right to bind pods; 9445 is the device plugin's, the next ones are taken on OpenShift.
+METRICS_PORT = 9456
+# The page is generated at most once in this time, however often a client requests it.
+KEPT_SECONDS = 1.0
+
+
+class Work:
+    """Counts of what the extender wrote besides bindings.
+
+    ``ledger``: writes of the bookings' Lease (all that wait go into one), by ``written``, ``conflict`` (another
+    extender was quicker) and ``failed``.
+    ``evictions``: pods that had to go for one of higher priority, by ``evicted``, ``refused`` (a disruption budget) and
+    ``failed``.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ledger = Counter(
+            "gpushare_extender_ledger_writes",
+            "Writes of the bookings' Lease by result",
+            ["result"],
+            registry=registry,
+        )
+        self.evictions = Counter(
+            "gpushare_extender_evictions",
+            "Evictions for pods of higher priority by result",
+            ["result"],
+            registry=registry,
+        )
+        # A missing counter can't be distinguished from one that was never scraped.
+        for counter, results in (
+            (self.ledger, ("written", "conflict", "failed")),
+            (self.evictions, ("evicted", "refused", "failed")),
+        ):
+            for result in results:
+                counter.labels(result)
+
+
+class StateMetrics(Collector):
+    """What the extender keeps, at the moment of the scrape."""
+
+    def __init__(self, state: State, mirrors: Mapping[str, Mirror[Any]]) -> None:
+        """
+        :param mirrors: by what they hold, which is the label.
+        """
+        self._state, self._mirrors = state, mirrors
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        age = GaugeMetricFamily(
+            "gpushare_mirror_age_seconds",
+            "Seconds since the API last sent these objects",
+            labels=["objects"],
+        )
+        objects = GaugeMetricFamily("gpushare_mirror_objects", "Objects kept in memory", labels=["objects"])
+        synced = GaugeMetricFamily(
+            "gpushare_mirror_synced", "1 since all of these objects were read for the first time", labels=["objects"]
+        )
+        for what, mirror in self._mirrors.items():
+            age.add_metric([what], mirror.age)
+            objects.add_metric([what], len(mirror))
+            synced.add_metric([what], int(mirror.synced))
+        yield from (age, objects, synced)
+        yield GaugeMetricFamily(
+            "gpushare_extender_holds", "Bookings whose pod the watch hasn't delivered yet", self._state.holds
+        )
+        yield InfoMetricFamily(
+            "gpushare_build", "Server and version", {"component": "extender", "version": gpushare.__version__}
+        )
+
+
+class Page:
+    """``GET /metrics``: the registry's numbers and those of the cards.
+
+    The cards are written here, as text: by way of the registry, thousands of them take a third of a second of a
+    processor for each scrape, and every filter request would wait for that.
+    """
+
+    def __init__(self, registry: CollectorRegistry, state: State) -> None:
+        self._registry, self._state = registry, state
+
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        return {("GET", "/metrics"): self.page}
+
+    def page(self, _request: Request) -> Response:
+        # The last word of the text format 1.0.0, unlike OpenMetrics' end mark, may be followed by more.
+        body = generate_latest(self._registry) + cards_text(self._state.views()).encode()
+        return Response(200, body, CONTENT_TYPE_LATEST)
+
+
+class MetricsService(Service):
+    """``/metrics`` and ``/healthz`` on an address of their own, for a Prometheus elsewhere.
+
+    There is no TLS and no client authentication here, and none of the scheduler's requests.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        registry: CollectorRegistry,
+        page: Page,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("gpushare-extender-metrics", address, port, lambda: None, registry=registry, threads=16)
+        self._page, self._clock, self._once = page, clock, threading.Lock()
+        self._made: tuple[float, Response] | None = None
+        self._routes = {("GET", "/metrics"): self._kept, ("GET", "/healthz"): self._routes[("GET", "/healthz")]}
+        self._prefixes = [path for _method, path in self._routes]
+
+    def _kept(self, request: Request) -> Response:
+        if request.rest:
+            raise BadRequest(f"there is nothing at {request.path}", 404)
+        with self._once:
+            if self._made is None or self._clock() - self._made[0] >= KEPT_SECONDS:
+                self._made = self._clock(), self._page.page(request)
+            return self._made[1]
+
+
+def cards_text(views: Iterable[NodeView]) -> str:
+    """The gauges of cards and nodes in Prometheus' text format."""
+    capacity = _head("gpushare_card_capacity_units", "Size of a card in units")
+    booked = _head("gpushare_card_booked_units", "Units booked; may exceed the size")
+    healthy = _head("gpushare_card_healthy", "Whether a card may be given to pods")
+    unplaced = _head("gpushare_node_unplaced_units", "Units of bound pods whose card isn't known")
+    largest = _head("gpushare_node_largest_free_units", "The largest free share on one card of a node")
+    for view in views:
+        name = _escaped(view.name)
+        for at, card in enumerate(view.cards):
+            labels = f'{{card="{card.index}",node="{name}",uuid="{_escaped(card.uuid)}"}}'
+            capacity.append(f"gpushare_card_capacity_units{labels} {card.units}\n")
+            booked.append(f"gpushare_card_booked_units{labels} {view.used[at]}\n")
+            healthy.append(f"gpushare_card_healthy{labels} {int(card.healthy)}\n")
+        if view.cards or view.unplaced:
+            unplaced.append(f'gpushare_node_unplaced_units{{node="{name}"}} {view.unplaced}\n')
+            largest.append(f'gpushare_node_largest_free_units{{node="{name}"}} {max(0, view.largest)}\n')
+    return "".join([*capacity, *booked, *healthy, *unplaced, *largest])
+
+
+def _head(name: str, help_text: str) -> list[str]:
+    return [f"# HELP {name} {help_text}\n# TYPE {name} gauge\n"]
+
+
+def _escaped(text: str) -> str:
+    """A label's value: names and UUIDs come from the API, where anybody may have written anything."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

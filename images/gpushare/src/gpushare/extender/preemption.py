@@ -1,0 +1,576 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Evict pods for pods of a higher priority, and reserve the freed memory.
+
+kube-scheduler evicts by a node's total. There are two ways from there to a card:
+
+* It finds victims and calls ``preemptVerb`` before it evicts them. :meth:`Preemption.answer` returns the victims by
+  card instead, for those nodes where that helps.
+* If the total is enough and only no single card has the memory, it finds no victims and never calls. So when no
+  node passes a filter, :meth:`Preemption.refused` records it, and a moment later, if kube-scheduler hasn't evicted
+  pods for it, its victims are evicted here: through the Eviction API, so that disruption budgets hold.
+
+Either way the memory is *claimed* for the pod: pods of its priority or a lower one see it as used until the pod is
+bound, is gone, or hasn't come for it. Other extenders receive the claim (see ``claims``). No pod is evicted while the
+memory of terminating pods would be enough.
+
+Never victims: pods of the same or a higher priority, static pods, and bookings that aren't bound yet. The latter are
+waited for briefly, if evicting them then costs less than evicting bound pods now.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpushare.api.client import Kube, KubeError
+from gpushare.api.events import Events
+from gpushare.extender.binding_status import pod_path
+from gpushare.extender.claims import Claims
+from gpushare.extender.filter import judge
+from gpushare.extender.state import LOWEST_PRIORITY, Claim, NodeView, PodRow, State
+from gpushare.extender.victims import Cost, Plan, cost, needed, plan
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Demand
+from gpushare.shared._core.types import JsonObject
+
+# kube-scheduler's own preemption comes within this time after a filter that no node passed.
+DELAY_SECONDS = 1.0
+# A pod for which no pod could be evicted is tried again after this time; later tries are further and further apart, and
+# the last one comes before kube-scheduler, which doesn't watch budgets and bookings, retries by itself.
+RETRY_SECONDS, ATTEMPTS = 15.0, 5
+# So long, and so often, bookings under way are waited for that may be better victims.
+POSTPONE_SECONDS, POSTPONEMENTS = 0.3, 10
+# What the scheduler was offered, and hasn't taken, is forgotten.
+OFFER_SECONDS = 30.0
+# How long memory is kept for a pod that doesn't come, from when its last victim has gone; and in any case.
+CLAIM_SECONDS = 60.0
+LONGEST_SECONDS = 3600.0
+SWEEP_SECONDS = 5.0
+# kube-scheduler takes one node of those in the answer, and waits for it.
+MAX_NODES, ANSWER_SECONDS = 8, 1.0
+# Nodes whose victims are found exactly, and disruption budgets that are asked about, for one pod.
+CANDIDATES, MAX_BUDGET_CHECKS = 16, 50
+MAX_WAITING = 500
+# In a large cluster kube-scheduler looks for so many nodes at least, and may not look further: the next filter of the
+# same pod shows others. After so many filters nobody waits for them any more.
+SAMPLE, SAMPLES = 100, 5
+
+# Of the Status that refuses an eviction; kubernetes v1.36.0, staging/src/k8s.io/api/policy/v1/types.go.
+BUDGET_CAUSE = "DisruptionBudget"
+EVENT_PREEMPTING = "GPUMemoryPreempting"
+EVENT_PREEMPTED = "Preempted"
+
+log = logging.getLogger("gpushare.extender")
+
+
+class Victims(NamedTuple):
+    """UIDs of a node's pods that are to be evicted, and how many disruption budgets that violates."""
+
+    uids: tuple[str, ...]
+    violations: int
+
+
+class _Waiting(NamedTuple):
+    """A pod that none of ``nodes`` could take; ``asked`` were asked about."""
+
+    namespace: str
+    name: str
+    uid: str
+    demand: Demand
+    priority: int
+    nodes: Sequence[str]
+    asked: Sequence[str]
+    due: float
+    attempts: int = 0
+
+
+def _uncounted(_result: str) -> None: ...
+
+
+class Preemption:
+    """Chooses victims, evicts where kube-scheduler wouldn't, and reserves the freed memory for the preemptor."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        state: State,
+        events: Events,
+        count: Callable[[str], None] = _uncounted,
+        enabled: bool = True,
+        delay: float = DELAY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        claims: Claims | None = None,
+    ) -> None:
+        """
+        :param count: called for each eviction: ``evicted``, ``refused`` (by a disruption budget) or ``failed``.
+        :param enabled: else kube-scheduler's victims are returned unchanged, and no pod is evicted from here.
+        :param delay: seconds that kube-scheduler has for its own preemption.
+        :param claims: publishes claims to other extenders; without, they stay in this process.
+        """
+        self._kube, self._state, self._events, self._count = kube, state, events, count
+        self._enabled, self._delay, self._clock, self._claims = enabled, delay, clock, claims
+        self._lock = threading.Lock()
+        self._waiting: dict[str, _Waiting] = {}
+        self._pauses: dict[str, float] = {}
+        self._tries: dict[str, int] = {}
+        self._postponements: dict[str, int] = {}
+        self._offered: dict[str, float] = {}
+        self._claimed: dict[str, float] = {}
+        self._freed: dict[str, float] = {}
+        self._swept = clock()
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        state.on_claim = self._wake.set
+
+    def start(self) -> None:
+        if self._enabled:
+            self._thread = threading.Thread(target=self._run, name="preemption", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    # ----------------------------------------------------------------- kube-scheduler's requests
+
+    def answer(self, pod: JsonObject, demand: Demand, offered: Mapping[str, Victims]) -> dict[str, Victims]:
+        """The victims by card, for the nodes where evicting helps: the best few of them, by what it costs.
+
+        :param offered: whom kube-scheduler would evict, by node.
+        """
+        if not self._enabled or not demand.units:
+            return dict(offered)
+        uid, priority = contract.pod_uid(pod), contract.pod_priority(pod)
+        if self._victims_terminating(uid):
+            return {}
+        view, coming = self._state.viewer(uid, priority), self._state.nodes_with_bookings()
+        ranked: list[tuple[Cost, str]] = []
+        later_costs: list[Cost] = []
+        for name, victims in offered.items():
+            node, rows = view(name), self._state.evictable(name)
+            if node is None:
+                continue
+            stay = needed(node, [row for row in rows if row.uid in victims.uids], demand)
+            gone = {row.uid for row in stay}
+            if name in coming and (then := self._once_bound(node, uid, demand, priority, gone)) is not None:
+                later_costs.append(cost([*then.evict, *stay]))
+            found = plan(node, rows, demand, priority, gone=gone, exact=False)
+            if found is None:
+                continue
+            if not found.evict and not stay and set(victims.uids) <= {row.uid for row in rows}:
+                # Terminating pods free enough: no pod has to be evicted, here or elsewhere.
+                self._state.claim(_claim(pod, name, found, priority, ()))
+                return {}
+            ranked.append((cost([*found.evict, *stay]), name))
+        if later_costs and all(min(later_costs) < price for price, _name in ranked) and self._postpone(uid):
+            with self._lock:
+                self._pauses.pop(uid, None)
+            self.refused(pod, demand, list(offered), list(offered), 0)
+            return {}
+        answers: dict[str, Victims] = {}
+        claims = []
+        budgets = _BudgetChecks(self._kube, self._clock, self._clock() + ANSWER_SECONDS)
+        for _price, name in sorted(ranked):
+            # Anew, because asking about budgets takes time.
+            node, rows = self._state.viewer(uid, priority)(name), self._state.evictable(name)
+            if node is None:
+                continue
+            stay = needed(node, [row for row in rows if row.uid in offered[name].uids], demand)
+            gone = {row.uid for row in stay}
+            while True:
+                found = plan(node, rows, demand, priority, gone=gone, violating=budgets.violating)
+                if found is None or not budgets.found_violation(found.evict):
+                    break
+            if found is None:
+                continue
+            victims = _merged(offered[name], rows, gone, found, budgets.violating)
+            if victims.uids:
+                answers[name] = victims
+                claims.append(_claim(pod, name, found, priority, victims.uids))
+            if len(answers) == MAX_NODES or budgets.exhausted:
+                break
+        if answers:
+            with self._lock:
+                self._waiting.pop(uid, None)
+                self._postponements.pop(uid, None)
+                self._offered[uid] = self._clock()
+            self._state.offer(uid, claims)
+            self._wake.set()
+        return answers
+
+    def refused(self, pod: JsonObject, demand: Demand, nodes: Sequence[str], asked: Sequence[str], _freed: int) -> None:
+        """Record that no node had the memory for a pod, and some would if others were evicted; called by every filter.
+
+        :param nodes: those that would have.
+        :param asked: all that kube-scheduler asked about.
+        """
+        if not self._enabled or not nodes:
+            return
+        priority = contract.pod_priority(pod)
+        if (pod.get("spec") or {}).get("preemptionPolicy") == "Never" or not self._state.outranks(priority):
+            return
+        metadata = pod.get("metadata") or {}
+        uid, now = contract.pod_uid(pod), self._clock()
+        with self._lock:
+            known = self._waiting.get(uid)
+            if self._pauses.get(uid, now) > now or (known is None and len(self._waiting) >= MAX_WAITING):
+                return
+            later_costs = now + self._delay
+            due = min(known.due, later_costs) if known else later_costs
+            name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace", ""))
+            # Requests bring names of their own; the state's are there already.
+            nodes, asked = tuple(map(sys.intern, nodes)), tuple(map(sys.intern, asked))
+            self._waiting[uid] = _Waiting(namespace, name, uid, demand, priority, nodes, asked, due)
+        self._wake.set()
+
+    # ----------------------------------------------------------------- our own evictions
+
+    def tick(self) -> None:
+        """Evict for the pods that are due, and end claims that aren't needed."""
+        now = self._clock()
+        with self._lock:
+            due = [one for one in self._waiting.values() if one.due <= now]
+            for one in due:
+                del self._waiting[one.uid]
+            self._pauses = {uid: until for uid, until in self._pauses.items() if until > now}
+            for counted in (self._tries, self._postponements):
+                if len(counted) > MAX_WAITING:
+                    counted.clear()
+        for one in due:
+            if not self._free_memory(one):
+                at, attempts = self._clock(), one.attempts + 1
+                with self._lock:
+                    self._pauses[one.uid] = at + RETRY_SECONDS
+                    if attempts < ATTEMPTS:
+                        again = one._replace(due=at + RETRY_SECONDS * 2**one.attempts, attempts=attempts)
+                        self._waiting.setdefault(one.uid, again)
+        sweep = now - self._swept >= SWEEP_SECONDS
+        if sweep:
+            self._swept = now
+            self._expire_claims(now)
+        if self._claims is not None:
+            self._claims.publish_all(again=sweep)
+
+    def _victims_terminating(self, uid: str) -> bool:
+        """Whether pods terminate for this one already, so that it only has to wait."""
+        mine = next((claim for claim in self._state.claims() if claim.uid == uid), None)
+        return mine is not None and any(self._state.bound(victim) for victim in mine.victims)
+
+    def _free_memory(self, one: _Waiting) -> bool:
+        """Evict for a pod; False where that can't help it for some time."""
+        if self._victims_terminating(one.uid):
+            return True
+        try:
+            pod = self._kube.get(pod_path(one.namespace, one.name))
+        except KubeError as error:
+            if error.status != 404:
+                self._retry_soon(one)
+            return True
+        if contract.pod_uid(pod) != one.uid or not contract.wants_a_node(pod):
+            self._state.unclaim(one.uid)
+            return True
+        nominated = str((pod.get("status") or {}).get("nominatedNodeName") or "")
+        if any(row.terminating and row.priority < one.priority for row in self._state.evictable(nominated)):
+            # kube-scheduler has evicted pods for it.
+            return True
+        if self._fits_elsewhere(one):
+            return True
+        self._tries.pop(one.uid, None)
+        found = self._best(one)
+        if self._cheaper_once_bound(one, found[1] if found else None) and self._postpone(one.uid):
+            with self._lock:
+                self._waiting.setdefault(one.uid, one._replace(due=self._clock() + POSTPONE_SECONDS))
+            return True
+        with self._lock:
+            self._postponements.pop(one.uid, None)
+        if found is None:
+            return False
+        name, best = found
+        if not best.evict:
+            if best.leaving:
+                self._state.claim(_claim(pod, name, best, one.priority, ()))
+            return True
+        return self._evict(pod, one, name, best)
+
+    def _retry_soon(self, one: _Waiting) -> None:
+        """The API's answer decides nothing: try again in a moment."""
+        with self._lock:
+            self._waiting.setdefault(one.uid, one._replace(due=self._clock() + SWEEP_SECONDS))
+
+    def _fits_elsewhere(self, one: _Waiting) -> bool:
+        """Whether kube-scheduler may still find a node that has enough memory without evictions."""
+        if len(one.asked) < SAMPLE:
+            return False
+        self._tries[one.uid] = self._tries.get(one.uid, 0) + 1
+        if self._tries[one.uid] >= SAMPLES:
+            return False
+        asked = set(one.asked)
+        others = [view.name for view in self._state.views() if view.name not in asked]
+        return bool(judge(others, self._state.viewer(one.uid, one.priority), one.demand).passed)
+
+    def _postpone(self, uid: str) -> bool:
+        """Whether a pod waits for bookings under way: a few times, for there may always be some."""
+        with self._lock:
+            self._postponements[uid] = self._postponements.get(uid, 0) + 1
+            return self._postponements[uid] <= POSTPONEMENTS
+
+    def _cheaper_once_bound(self, one: _Waiting, now: Plan | None) -> bool:
+        """Whether a node's bookings under way, once they can be evicted, make a plan that costs less."""
+        view, coming = self._state.viewer(one.uid, one.priority), self._state.nodes_with_bookings()
+        for name in one.nodes:
+            if name in coming and (node := view(name)) is not None:
+                then = self._once_bound(node, one.uid, one.demand, one.priority)
+                if then is not None and (now is None or then.cost < now.cost):
+                    return True
+        return False
+
+    def _once_bound(
+        self, node: NodeView, uid: str, demand: Demand, priority: int, gone: Collection[str] = ()
+    ) -> Plan | None:
+        """The plan for a node as if its bookings under way were bound pods; None where there are none, too."""
+        whole = self._state.snapshot(node.name)
+        rows = [row for row in whole[1] if row.uid != uid] if whole else []
+        if all(self._state.bound(row.uid) for row in rows):
+            return None
+        return plan(node, rows, demand, priority, gone=gone, exact=False)
+
+    def _best(self, one: _Waiting) -> tuple[str, Plan] | None:
+        """Return the node and the plan with the lowest cost, without pods that a budget protects."""
+        view = self._state.viewer(one.uid, one.priority)
+        ranked = []
+        for name in one.nodes:
+            node = view(name)
+            if node is not None:
+                rough = plan(node, self._state.evictable(name), one.demand, one.priority, exact=False)
+                if rough is not None:
+                    ranked.append((rough.cost, name))
+            # Filters are answered by other threads meanwhile.
+            time.sleep(0)
+        budgets = _BudgetChecks(self._kube, self._clock, self._clock() + 10)
+        open_plans: dict[str, Plan] = {}
+        for _rough, name in sorted(ranked)[:CANDIDATES]:
+            node = view(name)
+            exact = plan(node, self._state.evictable(name), one.demand, one.priority) if node else None
+            if exact is not None:
+                open_plans[name] = exact
+        while open_plans and not budgets.exhausted:
+            name, best = min(open_plans.items(), key=lambda entry: (entry[1].cost, entry[0]))
+            if not budgets.found_violation(best.evict):
+                return name, best
+            del open_plans[name]
+            node, rows = self._state.viewer(one.uid, one.priority)(name), self._state.evictable(name)
+            again = plan(node, rows, one.demand, one.priority, kept=budgets.violating) if node else None
+            if again is not None:
+                open_plans[name] = again
+        return None
+
+    def _evict(self, pod: JsonObject, one: _Waiting, name: str, best: Plan) -> bool:
+        """Evict as planned; False, with the claim given up, where that turns out to be impossible."""
+        gone: dict[str, PodRow] = {}
+        kept: set[str] = set()
+        found: Plan | None = best
+        while found is not None:
+            # Before the evictions, so that no other pod takes the freed memory.
+            self._publish_claim(_claim(pod, name, found, one.priority, gone))
+            cards = f"card{'s' if len(found.cards) > 1 else ''} {', '.join(str(at) for at, _units in found.cards)}"
+            for row in reversed(found.evict):
+                try:
+                    if not self._evict_one(row):
+                        kept.add(row.uid)
+                        break
+                except KubeError as error:
+                    # The pod may have been evicted all the same; the next try finds out.
+                    self._state.unclaim(one.uid)
+                    if error.outcome_unknown or error.status == 429:
+                        self._retry_soon(one)
+                        return True
+                    return False
+                gone[row.uid] = row
+                message = (
+                    f"evicted for pod {one.namespace}/{one.name}, which has a higher priority and gets GPU memory of "
+                    f"{cards} of node {name}"
+                )
+                self._events.pod(row.namespace, row.name, row.uid, EVENT_PREEMPTED, message, "Normal")
+            else:
+                victims = [f"{row.namespace}/{row.name}" for row in gone.values()]
+                message = f"evicted for GPU memory of {cards} of node {name}: {', '.join(victims)}"
+                self._events.pod(one.namespace, one.name, one.uid, EVENT_PREEMPTING, message, "Normal")
+                facts = {"pod": f"{one.namespace}/{one.name}", "node": name, "victims": victims}
+                log.info("preempting", extra={"data": facts})
+                return True
+            # A budget for one may not have been enough for two: others on this node may do.
+            node = self._state.viewer(one.uid, one.priority)(name)
+            rows = self._state.evictable(name)
+            found = plan(node, rows, one.demand, one.priority, gone=gone, kept=kept) if node else None
+        self._state.unclaim(one.uid)
+        return False
+
+    def _evict_one(self, row: PodRow) -> bool:
+        """Evict a pod: True if it terminates or is gone; False if a disruption budget protects it.
+
+        :raises KubeError: nobody knows.
+        """
+        try:
+            _post_eviction(self._kube, row, dry=False)
+        except KubeError as error:
+            if error.status in (404, 409):
+                # Gone, or another one of that name.
+                return True
+            protected = _is_budget_refusal(error)
+            self._count("refused" if protected else "failed")
+            log.warning("pod %s/%s can't be evicted: %s", row.namespace, row.name, error)
+            if not protected:
+                raise
+            return False
+        self._count("evicted")
+        return True
+
+    # ----------------------------------------------------------------- claims
+
+    def _publish_claim(self, claim: Claim) -> None:
+        self._state.claim(claim)
+        if self._claims is not None:
+            self._claims.publish(claim)
+
+    def _expire_claims(self, now: float) -> None:
+        claims = {claim.uid: claim for claim in self._state.claims()}
+        self._claimed = {uid: self._claimed.get(uid, now) for uid in claims}
+        self._freed = {uid: since for uid, since in self._freed.items() if uid in claims}
+        with self._lock:
+            stale = [uid for uid, since in self._offered.items() if now - since > OFFER_SECONDS]
+            for uid in stale:
+                del self._offered[uid]
+        for uid in stale:
+            if uid not in claims:
+                self._state.unclaim(uid)
+        for uid, claim in claims.items():
+            if not any(self._state.bound(victim) for victim in claim.victims):
+                self._freed.setdefault(uid, now)
+            late = now - self._freed.get(uid, now) > CLAIM_SECONDS or now - self._claimed[uid] > LONGEST_SECONDS
+            if late or not self._claim_is_needed(claim):
+                self._state.unclaim(uid)
+                if self._claims is not None:
+                    # In all extenders at once, and in none that starts later.
+                    self._claims.withdraw(claim)
+
+    def _claim_is_needed(self, claim: Claim) -> bool:
+        try:
+            pod = self._kube.get(pod_path(claim.namespace, claim.name))
+        except KubeError as error:
+            # What can't be asked stays.
+            return error.status != 404
+        return contract.pod_uid(pod) == claim.uid and contract.wants_a_node(pod)
+
+    # ----------------------------------------------------------------- its thread
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.wait(self._pause())
+            self._wake.clear()
+            try:
+                self.tick()
+            except Exception:
+                log.exception("preemption failed")
+            # Filters of a short time are handled together.
+            self._stopped.wait(min(0.1, self._delay))
+
+    def _pause(self) -> float:
+        with self._lock:
+            due = min((one.due for one in self._waiting.values()), default=None)
+            busy = bool(self._offered) or bool(self._state.claims())
+        if due is not None:
+            return max(0.0, min(due - self._clock(), SWEEP_SECONDS))
+        return SWEEP_SECONDS if busy else 60.0
+
+
+class _BudgetChecks:
+    """Whom disruption budgets protect, asked of the API by evictions that it only tries."""
+
+    def __init__(self, kube: Kube, clock: Callable[[], float], end: float) -> None:
+        self._kube, self._clock, self._end = kube, clock, end
+        self._asked: set[str] = set()
+        self._closed = False
+        self.violating: set[str] = set()
+
+    @property
+    def exhausted(self) -> bool:
+        """No more is asked: it would take too long."""
+        return self._closed or len(self._asked) >= MAX_BUDGET_CHECKS or self._clock() > self._end
+
+    def found_violation(self, rows: Iterable[PodRow]) -> bool:
+        """Ask about pods; whether any of them, not asked about before, is protected."""
+        before = len(self.violating)
+        for row in rows:
+            if row.uid in self._asked or self.exhausted:
+                continue
+            self._asked.add(row.uid)
+            try:
+                _post_eviction(self._kube, row, dry=True)
+            except KubeError as error:
+                if _is_budget_refusal(error):
+                    self.violating.add(row.uid)
+                # Gone is as good as evicted.
+                elif error.status not in (404, 409):
+                    log.error("disruption budgets can't be asked about: %s", error)
+                    self._closed = True
+        return len(self.violating) > before
+
+
+def _is_budget_refusal(error: KubeError) -> bool:
+    """Whether an eviction was refused by disruption budgets (500 where there are two), not by a server that is busy."""
+    if error.status == 429:
+        return BUDGET_CAUSE in error.causes
+    # With two budgets for one pod, the API server's answer is an internal error without such a cause.
+    return error.status == 500 and "PodDisruptionBudget" in error.message
+
+
+def _claim(pod: JsonObject, node: str, found: Plan, priority: int, victims: Iterable[str]) -> Claim:
+    """The memory that a plan frees, for the pod that it frees it for.
+
+    :param victims: UIDs of pods that go besides those of the plan.
+    """
+    metadata = pod.get("metadata") or {}
+    return Claim(
+        contract.pod_uid(pod),
+        str(metadata.get("namespace", "")),
+        str(metadata.get("name", "")),
+        node,
+        found.cards,
+        priority,
+        frozenset((*(row.uid for row in found.evict), *found.leaving, *victims)),
+    )
+
+
+def _merged(offered: Victims, rows: Sequence[PodRow], gone: set[str], found: Plan, violating: set[str]) -> Victims:
+    """kube-scheduler's victims without those that it needn't evict, and with ours, the most important first."""
+    known = {row.uid: row.priority for row in rows}
+    ours = {row.uid for row in found.evict}
+    ordered = [(row.priority, row.uid) for row in found.evict]
+    # Of a pod that holds no GPU memory nothing is known here but its place in that order.
+    least = LOWEST_PRIORITY
+    for uid in reversed(offered.uids):
+        least = max(least, known.get(uid, least))
+        if uid not in ours and (uid not in known or uid in gone):
+            ordered.append((least, uid))
+    ordered.sort(key=lambda entry: -entry[0])
+    violations = min(offered.violations, len(ordered) - len(ours)) + sum(uid in violating for uid in ours)
+    return Victims(tuple(uid for _priority, uid in ordered), violations)
+
+
+def _post_eviction(kube: Kube, row: PodRow, dry: bool) -> None:
+    options: JsonObject = {"preconditions": {"uid": row.uid}}
+    if dry:
+        options["dryRun"] = ["All"]
+    body: JsonObject = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": row.name, "namespace": row.namespace},
+        "deleteOptions": options,
+    }
+    kube.post(pod_path(row.namespace, row.name) + "/eviction", body)

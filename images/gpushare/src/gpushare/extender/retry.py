@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Have kube-scheduler retry pods that were refused just before memory became free.
+
+kube-scheduler and the extender each watch the API. If the scheduler is first to learn that a pod is gone, it asks for
+memory that isn't free here yet, is refused, and retries only after some other event in the cluster, which may take
+minutes. Nor does it learn when a claim ends. So a refused pod is evaluated again shortly afterwards, and if it fits
+then, an annotation on it is changed: that is an event for the scheduler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gpushare.api.client import Kube, KubeError
+from gpushare.extender.binding_status import pod_path
+from gpushare.extender.filter import judge
+from gpushare.extender.state import State
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Demand
+from gpushare.shared._core.types import JsonObject
+
+# By then a watch that is behind has caught up, mostly; and surely by then.
+LOOK_SECONDS = 0.5
+LAST_SECONDS = 3.0
+MOST = 200
+
+log = logging.getLogger("gpushare.extender")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RefusedPod:
+    """``freed`` is the state's count at that time; where it hasn't moved since, nothing has come free."""
+
+    namespace: str
+    name: str
+    uid: str
+    demand: Demand
+    priority: int
+    nodes: tuple[str, ...]
+    at: float
+    freed: int
+
+
+class RetryQueue:
+    """Has the scheduler retry pods that were refused too early."""
+
+    def __init__(self, kube: Kube, state: State, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube, self._state, self._clock = kube, state, clock
+        self._refused: dict[str, _RefusedPod] = {}
+        self._lock = threading.Lock()
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="late", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def refused(self, pod: JsonObject, demand: Demand, nodes: Sequence[str], _asked: Sequence[str], freed: int) -> None:
+        """Record that none of these nodes has enough free memory for a pod now."""
+        metadata = pod.get("metadata") or {}
+        uid = contract.pod_uid(pod)
+        with self._lock:
+            if uid not in self._refused and len(self._refused) >= MOST:
+                return
+            self._refused[uid] = _RefusedPod(
+                str(metadata.get("namespace", "")),
+                str(metadata.get("name", "")),
+                uid,
+                demand,
+                contract.pod_priority(pod),
+                # Requests bring names of their own; the state's are there already.
+                tuple(map(sys.intern, nodes)),
+                self._clock(),
+                freed,
+            )
+        self._wake.set()
+
+    def check(self) -> None:
+        """Evaluate the pods that are due."""
+        now, claims, freed = self._clock(), bool(self._state.claims()), self._state.freed
+        with self._lock:
+            due = [one for one in self._refused.values() if now - one.at >= LOOK_SECONDS]
+        given: dict[str, int] = {}
+        for one in due:
+            fits = one.freed != freed and self._fits(one, given)
+            with self._lock:
+                if self._refused.get(one.uid) is not one:
+                    # It has been refused again meanwhile.
+                    pass
+                elif fits or (now - one.at > LAST_SECONDS and not claims):
+                    del self._refused[one.uid]
+                elif one.freed != freed:
+                    # Looked at; only the next change is of interest.
+                    self._refused[one.uid] = dataclasses.replace(one, freed=freed)
+            if fits:
+                self._request_retry(one)
+
+    def _fits(self, one: _RefusedPod, given: dict[str, int]) -> bool:
+        """Whether a pod has room that isn't another one's in the same look: not all of them are to come at once."""
+        view = self._state.viewer(one.uid, one.priority)
+        # Only what has changed: in a busy cluster many pods wait, and each was refused by a thousand nodes.
+        freed = [name for name in self._state.freed_since(one.freed) if name in one.nodes]
+        for name in judge(freed, view, one.demand).passed:
+            node = view(name)
+            if node is not None and node.largest - given.get(name, 0) >= one.demand.share:
+                given[name] = given.get(name, 0) + one.demand.share
+                return True
+        return False
+
+    def _request_retry(self, one: _RefusedPod) -> None:
+        again = {"metadata": {"uid": one.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}}
+        try:
+            self._kube.patch(pod_path(one.namespace, one.name), again)
+        except KubeError as error:
+            log.debug("pod %s/%s isn't asked for again: %s", one.namespace, one.name, error)
+        else:
+            log.info("memory became free just after a refusal", extra={"data": {"pod": f"{one.namespace}/{one.name}"}})
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            # Sleeps where nobody has been refused.
+            self._wake.wait()
+            self._stopped.wait(LOOK_SECONDS)
+            try:
+                self.check()
+            except Exception:
+                log.exception("refused pods couldn't be evaluated again")
+            with self._lock:
+                if not self._refused:
+                    self._wake.clear()
+            if self._stopped.is_set():
+                return

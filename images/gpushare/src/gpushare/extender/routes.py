@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The extender's HTTP API: kube-scheduler's filter, preempt and bind, and the inspection for ``kubectl inspect``.
+
+kube-scheduler discards the body of any answer but 200, so a refusal is a 200 with its reason in ``Error``; 4xx is
+for requests that no scheduler sends, and 503 for a preemption that can't be decided, whose answer has no ``Error``.
+
+Keys are capitalised as Go writes them; on input their case doesn't matter, as in Go. Source: kubernetes v1.36.0,
+staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gpushare.extender.bind import Outcome, Wanted
+from gpushare.extender.filter import Verdict, judge
+from gpushare.extender.preemption import Victims
+from gpushare.extender.state import NO_CARD, NodeView, PodRow, State
+from gpushare.http.service import BadRequest, Handler, Request, Response, answer
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import ContractError, Demand, Reason, Refusal
+from gpushare.shared._core.types import JsonObject
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+log = logging.getLogger("gpushare.extender")
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counts and times of what schedulers asked."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.seconds = Histogram(
+            "gpushare_extender_request_seconds",
+            "Time of a scheduler's request",
+            ["verb"],
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self.results = Counter(
+            "gpushare_extender_requests",
+            "Requests of schedulers by result",
+            ["verb", "result"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "gpushare_extender_bind_refusals",
+            "Binds that were refused or failed, by reason code",
+            ["reason"],
+            registry=registry,
+        )
+
+
+class Preempting(Protocol):
+    """Chooses victims for pods of a higher priority."""
+
+    def answer(self, pod: JsonObject, demand: Demand, offered: Mapping[str, Victims]) -> dict[str, Victims]:
+        """Whom kube-scheduler should evict instead of those that it would, by node."""
+
+
+# None of the requested nodes can take a pod. The arguments: the pod, its demand, the nodes that could if pods were
+# evicted, all requested nodes, and the state's ``freed`` before the evaluation.
+Refused = Callable[[JsonObject, Demand, Sequence[str], Sequence[str], int], None]
+
+
+class Api:
+    """The handlers. ``unsynced`` returns why the state is incomplete, or None."""
+
+    def __init__(
+        self,
+        state: State,
+        bind: Callable[[Wanted], Outcome],
+        unsynced: Callable[[], str | None],
+        metrics: Metrics,
+        clock: Callable[[], float] = time.perf_counter,
+        preemption: Preempting | None = None,
+        refused: Sequence[Refused] = (),
+        asked: Callable[[JsonObject], None] = lambda _pod: None,
+    ) -> None:
+        """
+        :param refused: called for each pod that no node can take; must return quickly.
+        :param asked: called for each pod that some node can take, with the scheduler's copy of it.
+        """
+        self._state, self._bind, self._unsynced, self._metrics, self._clock = state, bind, unsynced, metrics, clock
+        self._preemption, self._refused, self._asked = preemption, refused, asked
+
+    def routes(self) -> dict[tuple[str, str], Handler]:
+        prefix = contract.EXTENDER_PREFIX
+        return {
+            ("POST", f"{prefix}/filter"): self._timed("filter", self.filter),
+            ("POST", f"{prefix}/bind"): self._timed("bind", self.bind),
+            ("POST", f"{prefix}/preempt"): self._timed("preempt", self.preempt),
+            ("GET", f"{prefix}/inspect"): self.inspect,
+        }
+
+    def _timed(self, verb: str, handler: Callable[[Request], tuple[str, JsonObject]]) -> Handler:
+        seconds, results = self._metrics.seconds.labels(verb), self._metrics.results
+
+        def timed(request: Request) -> Response:
+            began, result = self._clock(), "invalid"
+            try:
+                if request.rest:
+                    raise BadRequest(f"there is nothing at {request.path}", 404)
+                result, value = handler(request)
+                return answer(value, 503 if value is UNREADY else 200)
+            finally:
+                seconds.observe(self._clock() - began)
+                results.labels(verb, result).inc()
+
+        return timed
+
+    # filter
+
+    def filter(self, request: Request) -> tuple[str, JsonObject]:
+        body = _object(request.json(), "the request")
+        pod = _object(_field(body, "Pod"), "Pod")
+        demand = _demand(pod)
+        names, nodes = _names(body)
+        reason = self._unsynced()
+        if reason is not None:
+            return "unready", {"Error": str(_not_ready(reason))}
+        if isinstance(demand, Refusal):
+            verdict = Verdict([], {}, dict.fromkeys(names, str(demand)))
+        elif demand.units == 0:
+            # A pod that names the resource with the quantity 0 is ours to bind, and fits anywhere.
+            verdict = Verdict(names, {}, {})
+        else:
+            freed = self._state.freed
+            verdict = judge(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
+            if not verdict.passed and verdict.failed:
+                for tell in self._refused:
+                    tell(pod, demand, list(verdict.failed), names, freed)
+        if verdict.passed:
+            self._asked(pod)
+        value: JsonObject = {
+            "Nodes": None,
+            "NodeNames": verdict.passed,
+            "FailedNodes": verdict.failed,
+            "FailedAndUnresolvableNodes": verdict.unresolvable,
+            "Error": "",
+        }
+        if nodes is not None:
+            # A scheduler without a node cache takes whole nodes back.
+            value["Nodes"] = {"metadata": {}, "items": [nodes[name] for name in verdict.passed]}
+            value["NodeNames"] = None
+        return ("passed" if verdict.passed else "refused"), value
+
+    # preempt
+
+    def preempt(self, request: Request) -> tuple[str, JsonObject]:
+        body = _object(request.json(), "the request")
+        pod = _object(_field(body, "Pod"), "Pod")
+        demand, offered = _demand(pod), _offered(body)
+        if self._unsynced() is not None:
+            return "unready", UNREADY
+        if self._preemption is None:
+            victims = offered
+        elif isinstance(demand, Refusal):
+            # Nothing that could be evicted would help it.
+            victims = {}
+        else:
+            victims = self._preemption.answer(pod, demand, offered)
+        value = {
+            name: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
+            for name, one in victims.items()
+            # kube-scheduler takes a node without victims for an error, and discards the whole answer.
+            if one.uids
+        }
+        return ("passed" if value else "refused"), {"NodeNameToMetaVictims": value}
+
+    # bind
+
+    def bind(self, request: Request) -> tuple[str, JsonObject]:
+        body = _object(request.json(), "the request")
+        wanted = Wanted(
+            _name(body, "PodNamespace"), _name(body, "PodName"), str(_field(body, "PodUID") or ""), _name(body, "Node")
+        )
+        reason = self._unsynced()
+        if reason is not None:
+            return "unready", {"Error": str(_not_ready(reason))}
+        outcome = self._bind(wanted)
+        if outcome.refusal:
+            self._metrics.refusals.labels(outcome.refusal.code.value).inc()
+            facts = {
+                "pod": wanted.pod,
+                "node": wanted.node,
+                "result": outcome.result,
+                "code": outcome.refusal.code.value,
+            }
+            log.info("not bound: %s", outcome.refusal.text, extra={"data": facts})
+        return outcome.result, {"Error": outcome.error}
+
+    # inspect
+
+    def inspect(self, request: Request) -> Response:
+        reason = self._unsynced()
+        if reason is not None:
+            return _inspect_error(_not_ready(reason), 503)
+        if request.rest:
+            whole = self._state.snapshot(request.rest)
+            if whole is None:
+                return _inspect_error(Refusal(Reason.NODE_UNKNOWN, f"node {request.rest!r} isn't known"), 404)
+            return answer({"nodes": [_inspected(*whole)]})
+        nodes = [self._state.snapshot(view.name) for view in self._state.views() if view.cards]
+        return answer({"nodes": [_inspected(*whole) for whole in nodes if whole is not None]})
+
+
+def _not_ready(reason: str) -> Refusal:
+    return Refusal(Reason.NOT_READY, f"the gpushare extender isn't ready: {reason}")
+
+
+def _inspect_error(refusal: Refusal, status: int) -> Response:
+    return answer({"nodes": [], "error": refusal.text, "code": refusal.code.value}, status)
+
+
+def _inspected(view: NodeView, rows: list[PodRow]) -> JsonObject:
+    """A node in upstream's JSON (the values are units, despite their names), with additional fields."""
+    on_card: dict[int, list[JsonObject]] = {card.index: [] for card in view.cards}
+    unplaced: list[JsonObject] = []
+    for row in rows:
+        for index, units in row.cards or ((NO_CARD, row.units),):
+            shown = {"name": row.name, "namespace": row.namespace, "usedGPU": units, "uid": row.uid}
+            on_card.get(index, unplaced).append(shown)
+    return {
+        "name": view.name,
+        "totalGPU": sum(card.units for card in view.cards),
+        "usedGPU": sum(view.used) + view.unplaced,
+        "devs": [
+            {
+                "id": card.index,
+                "totalGPU": card.units,
+                "usedGPU": view.used[at],
+                "pods": on_card[card.index],
+                "uuid": card.uuid,
+                "healthy": card.healthy,
+                "model": card.model,
+                **({"reason": card.reason, "code": card.code} if card.reason else {}),
+            }
+            for at, card in enumerate(view.cards)
+        ],
+        "unit": view.unit,
+        "unplaced": {"id": NO_CARD, "usedGPU": view.unplaced, "pods": unplaced},
+    }
+
+
+UNREADY: JsonObject = {"NodeNameToMetaVictims": None}
+
+# --------------------------------------------------------------------------- reading requests
+
+
+def _field(body: JsonObject, key: str) -> Any:
+    if key in body:
+        return body[key]
+    low = key.lower()
+    return next((value for name, value in body.items() if name.lower() == low), None)
+
+
+def _object(value: Any, what: str) -> JsonObject:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{what} is no object")
+    return value
+
+
+def _name(body: JsonObject, key: str) -> str:
+    value = _field(body, key)
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise BadRequest(f"{key} is no Kubernetes name")
+    return value
+
+
+def _demand(pod: JsonObject) -> Demand | Refusal:
+    """Read a pod's demand, or why its annotations are invalid."""
+    try:
+        return contract.demand(pod)
+    except ContractError as error:
+        return Refusal(Reason.INVALID_ANNOTATION, str(error))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadRequest(f"Pod is no pod: {error}") from error
+
+
+def _offered(body: JsonObject) -> dict[str, Victims]:
+    """Whom kube-scheduler would evict, by node: as identifiers, or as whole pods where it thinks that we keep none."""
+    listed = _field(body, "NodeNameToMetaVictims") or _field(body, "NodeNameToVictims") or {}
+    offered: dict[str, Victims] = {}
+    for node, victims in _object(listed, "NodeNameToMetaVictims").items():
+        victims = _object(victims or {}, "a node's victims")
+        pods, violations = _field(victims, "Pods") or [], _field(victims, "NumPDBViolations") or 0
+        if not isinstance(pods, list) or not isinstance(violations, int):
+            raise BadRequest("a node's victims are no victims")
+        uids = []
+        for pod in pods:
+            pod = _object(pod, "a victim")
+            uid = _field(pod, "UID") or _uid(pod)
+            if not isinstance(uid, str) or not uid:
+                raise BadRequest("a victim has no UID")
+            uids.append(uid)
+        offered[node] = Victims(tuple(uids), violations)
+    return offered
+
+
+def _uid(pod: JsonObject) -> str:
+    metadata = pod.get("metadata")
+    return str(metadata.get("uid") or "") if isinstance(metadata, dict) else ""
+
+
+def _names(body: JsonObject) -> tuple[list[str], dict[str, JsonObject] | None]:
+    """The nodes in question: their names, and the nodes themselves by name where the scheduler sent those."""
+    names = _field(body, "NodeNames")
+    if isinstance(names, list):
+        # Of a thousand names, so not one by one.
+        if set(map(type, names)) - {str}:
+            raise BadRequest("NodeNames holds something that is no name")
+        return names, None
+    listed = _field(body, "Nodes")
+    if not isinstance(listed, dict):
+        raise BadRequest("there are neither NodeNames nor Nodes")
+    nodes: dict[str, JsonObject] = {}
+    items = _field(listed, "items") or []
+    for node in items if isinstance(items, list) else [items]:
+        metadata = _object(_object(node, "a node").get("metadata"), "a node's metadata")
+        nodes[str(metadata.get("name", ""))] = node
+    return list(nodes), nodes

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Choose the pods of a node to evict so that a pod of a higher priority gets its cards. No I/O.
+
+A node's total isn't enough: the pod needs its share free on one card, or on each of several. So victims are chosen by
+card with the lowest cost, by (highest priority among them, number of violated disruption budgets, sum of their
+priorities, their number), which are kube-scheduler's own criteria.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from gpushare.extender.state import LOWEST_PRIORITY, NO_CARD, NodeView, PodRow, Shares
+from gpushare.shared._contracts.gpushare import Demand
+
+# Highest priority, violated budgets, sum of priorities (each above 0, so that more pods cost more), number of pods.
+Cost = tuple[int, int, int, int]
+NOTHING: Cost = (LOWEST_PRIORITY - 1, 0, 0, 0)
+
+# The cheapest set is found exactly among so many pods of a card, and nearly so among more.
+EXACT_PODS = 24
+EXACT_STATES = 2000
+
+
+class Plan(NamedTuple):
+    """How a pod gets its cards on a node.
+
+    ``cards`` are those it would get, with its share; ``evict`` who must go, the most important first; ``leaving`` the
+    UIDs of pods that are ending anyway and hold memory of those cards.
+    """
+
+    cards: Shares
+    evict: tuple[PodRow, ...]
+    leaving: tuple[str, ...]
+    cost: Cost
+
+
+def plan(
+    node: NodeView,
+    rows: Sequence[PodRow],
+    demand: Demand,
+    priority: int,
+    *,
+    gone: Collection[str] = (),
+    violating: Collection[str] = (),
+    kept: Collection[str] = (),
+    exact: bool = True,
+) -> Plan | None:
+    """The cheapest way to the cards that a pod wants on a node; None where there is none.
+
+    :param node: as the pod sees it.
+    :param rows: the pods that are bound there.
+    :param priority: the pod's own; only pods of lower ones can be victims.
+    :param gone: UIDs of pods that are evicted in any case.
+    :param violating: UIDs of pods whose eviction violates a budget.
+    :param kept: UIDs of pods that can't be evicted.
+    :param exact: False is faster, and may take a pod more than needed.
+    """
+    at = {card.index: position for position, card in enumerate(node.cards)}
+    usable = [card.index for card in node.cards if card.healthy and card.units >= demand.share and demand.accepts(card)]
+    if len(usable) < demand.count:
+        return None
+    lacking = {
+        index: demand.share - (node.cards[at[index]].units - node.used[at[index]] - node.unplaced) for index in usable
+    }
+    candidates: list[PodRow] = []
+    for row in rows:
+        if row.terminating or row.uid in gone:
+            _free(row, lacking, at)
+        elif row.priority < priority and row.uid not in kept:
+            candidates.append(row)
+    taken: list[int] = []
+    victims: list[PodRow] = []
+    cover = _exact if exact else _nearly
+    while len(taken) < demand.count:
+        # A victim that was chosen for one card may hold memory of the next one, too.
+        left = [index for index in usable if index not in taken]
+        best = _cheapest_card(left, lacking, candidates, at, violating, cover)
+        if best is None:
+            return None
+        index, chosen = best
+        taken.append(index)
+        for row in chosen:
+            _free(row, lacking, at)
+        victims += chosen
+        candidates = [row for row in candidates if row not in chosen]
+    if demand.count > 1:
+        victims = _spare(victims, taken, lacking, at, violating)
+    on = set(taken)
+    leaving = tuple(row.uid for row in rows if row.terminating and _touches(row, on, at))
+    victims.sort(key=lambda row: (-row.priority, row.namespace, row.name))
+    shares = tuple((index, demand.share) for index in sorted(taken))
+    return Plan(shares, tuple(victims), leaving, cost(victims, violating))
+
+
+def needed(node: NodeView, chosen: Iterable[PodRow], demand: Demand) -> list[PodRow]:
+    """Of the victims that kube-scheduler chose, those that it can't have chosen for the node's total of GPU memory.
+
+    It takes pods back, the most important first, as long as the new one still fits. So one that could stay without the
+    total getting too small is there for something else: CPU, memory, a port.
+    """
+    chosen = list(chosen)
+    total = sum(card.units for card in node.cards if card.healthy)
+    free = total - sum(node.used) - node.unplaced + sum(row.units for row in chosen)
+    return [row for row in chosen if free - row.units >= demand.units]
+
+
+def cost(rows: Collection[PodRow], violating: Collection[str] = ()) -> Cost:
+    """What evicting these costs, for comparison."""
+    if not rows:
+        return NOTHING
+    return (
+        max(row.priority for row in rows),
+        sum(row.uid in violating for row in rows),
+        sum(row.priority - LOWEST_PRIORITY + 1 for row in rows),
+        len(rows),
+    )
+
+
+# --------------------------------------------------------------------------- one card
+
+Cover = Callable[[list[tuple[PodRow, int]], int, Collection[str]], list[PodRow]]
+
+
+def _cheapest_card(
+    indices: list[int],
+    lacking: dict[int, int],
+    candidates: list[PodRow],
+    at: Collection[int],
+    violating: Collection[str],
+    cover: Cover,
+) -> tuple[int, list[PodRow]] | None:
+    """A card, and whom to evict from it; the lower index wins a tie."""
+    able: list[tuple[int, int, list[tuple[PodRow, int]]]] = []
+    for index in indices:
+        if lacking[index] <= 0:
+            return index, []
+        holding = [(row, units) for row in candidates if (units := _on(row, index, at))]
+        highest = _highest_needed(holding, lacking[index])
+        if highest is not None:
+            able.append((highest, index, [(row, units) for row, units in holding if row.priority <= highest]))
+    if not able:
+        return None
+    # No card of a higher tier can be cheaper, so those are skipped.
+    tier = min(highest for highest, _index, _holding in able)
+    choices = [
+        (index, cover(holding, lacking[index], violating)) for highest, index, holding in able if highest == tier
+    ]
+    return min(choices, key=lambda choice: (cost(choice[1], violating), choice[0]))
+
+
+def _highest_needed(holding: list[tuple[PodRow, int]], units: int) -> int | None:
+    """The lowest priority up to which all pods together free so much."""
+    freed = 0
+    for row, here in sorted(holding, key=lambda one: one[0].priority):
+        freed += here
+        if freed >= units:
+            return row.priority
+    return None
+
+
+def _exact(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
+    """The cheapest pods of a card that free so many units; all of them together do.
+
+    A table of what can be freed, at what least cost, grows pod by pod.
+    """
+    if len(holding) > EXACT_PODS:
+        return _nearly(holding, units, violating)
+    best: dict[int, tuple[tuple[int, int, int], tuple[PodRow, ...]]] = {0: ((0, 0, 0), ())}
+    for row, here in holding:
+        against, weight = int(row.uid in violating), row.priority - LOWEST_PRIORITY + 1
+        for freed, ((budgets, total, number), rows) in list(best.items()):
+            if freed >= units:
+                continue
+            reached = min(units, freed + here)
+            price = (budgets + against, total + weight, number + 1)
+            known = best.get(reached)
+            if known is None or price < known[0]:
+                best[reached] = (price, (*rows, row))
+        if len(best) > EXACT_STATES:
+            return _nearly(holding, units, violating)
+    return list(best[units][1])
+
+
+def _nearly(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
+    """Pods of a card that free so many units: the largest without a budget first, less those not needed then."""
+    taken: list[tuple[PodRow, int]] = []
+    freed = 0
+    for row, here in sorted(holding, key=lambda one: (one[0].uid in violating, -one[1], one[0].priority)):
+        if freed >= units:
+            break
+        taken.append((row, here))
+        freed += here
+    for one in sorted(taken, key=lambda one: (one[0].uid in violating, one[0].priority), reverse=True):
+        if freed - one[1] >= units:
+            taken.remove(one)
+            freed -= one[1]
+    return [row for row, _here in taken]
+
+
+# --------------------------------------------------------------------------- who holds what
+
+
+def _shares(row: PodRow) -> Shares:
+    return row.cards or ((NO_CARD, row.units),)
+
+
+def _on(row: PodRow, index: int, at: Collection[int]) -> int:
+    """Units that a card gets back from a pod; memory on a card that isn't known counts against each of them."""
+    return sum(units for card, units in _shares(row) if card == index or card not in at)
+
+
+def _free(row: PodRow, lacking: dict[int, int], at: Collection[int]) -> None:
+    for card, units in _shares(row):
+        if card in lacking:
+            lacking[card] -= units
+        elif card not in at:
+            for index in lacking:
+                lacking[index] -= units
+
+
+def _touches(row: PodRow, cards: Collection[int], at: Collection[int]) -> bool:
+    return any(card in cards or card not in at for card, _units in _shares(row))
+
+
+def _spare(
+    victims: list[PodRow], taken: list[int], lacking: dict[int, int], at: Collection[int], violating: Collection[str]
+) -> list[PodRow]:
+    """Without those that a later card's victims have made needless, the most important first."""
+    left = list(victims)
+    for row in sorted(victims, key=lambda row: (row.uid in violating, row.priority), reverse=True):
+        trial = {index: lacking[index] for index in taken}
+        for card, units in _shares(row):
+            for index in [card] if card in at else list(trial):
+                if index in trial:
+                    trial[index] += units
+        if all(units <= 0 for units in trial.values()):
+            left.remove(row)
+            for index in taken:
+                lacking[index] = trial[index]
+    return left

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""TLS options and certificates of the servers.
+
+The files may be replaced while the server runs, as those of a mounted Secret are; the next connection uses the new
+ones. Files that can't be loaded are logged, and the last valid ones stay in use.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import ssl
+import threading
+from typing import NamedTuple
+
+# Kinds of clients; a verified one has shown a certificate of the server's authority.
+VERIFIED, ANONYMOUS = "verified", "anonymous"
+HANDSHAKE_SECONDS = 5.0
+# Longer than a scheduler keeps a connection that it doesn't use; a client without a certificate has no such claim.
+IDLE_SECONDS = {VERIFIED: 150.0, ANONYMOUS: 10.0}
+CONNECTIONS = 256
+
+log = logging.getLogger("gpushare.tls")
+
+
+class Tls(NamedTuple):
+    """PEM files: the server's certificate chain and its key; the authority of the clients' certificates, if any."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+
+
+def tls_options(address: str, cert: str, key: str, client_ca: str) -> Tls | None:
+    """What the command line's options come to.
+
+    :raises ValueError: they don't fit together, or something is missing on an address that others can reach.
+    """
+    if not is_loopback(address) and not (cert and key and client_ca):
+        raise ValueError(
+            f"--address: others can reach {address!r}, so --tls-cert, --tls-key and --tls-client-ca are needed"
+        )
+    if bool(cert) != bool(key):
+        raise ValueError("--tls-cert and --tls-key go together")
+    if client_ca and not cert:
+        raise ValueError("--tls-client-ca: there are no client certificates without --tls-cert and --tls-key")
+    return Tls(cert, key, client_ca) if cert else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is reachable from this machine only; of names only ``localhost`` counts."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+class Context:
+    """The files as an SSL context, recreated when one of them changes."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls, self._lock = tls, threading.Lock()
+        self._signature = self._stat_files()
+        self._context = self._load()
+
+    def get(self) -> ssl.SSLContext:
+        with self._lock:
+            try:
+                signature = self._stat_files()
+                if signature != self._signature:
+                    self._context, self._signature = self._load(), signature
+                    log.info("the certificates were read again")
+            except OSError as error:
+                # They may be half replaced; the next connection checks again.
+                log.error("the certificates can't be read again: %s", error)
+            return self._context
+
+    def _stat_files(self) -> tuple[tuple[int, int, int], ...]:
+        stats = [os.stat(file) for file in self._tls if file]
+        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in stats)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A resumed session would outlive the authority that it was made under.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(self._tls.cert, self._tls.key)
+        if self._tls.client_ca:
+            context.load_verify_locations(self._tls.client_ca)
+            # Optional, because kubelet's probes have none; the service checks who needs one.
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context

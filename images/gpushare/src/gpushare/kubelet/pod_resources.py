@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read from kubelet's PodResources API which container has which of our device IDs.
+
+It is called for each pod and after each Allocate, and lists all pods of the node each time, with one message for each
+device ID. So the connection is reused, and a pod whose bytes haven't changed isn't decoded again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import typing as t
+
+import grpc
+from gpushare.kubelet import wire
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.pod_resources import LIST_REQUEST, PodDevices, decode_pod, split_pods
+from gpushare.shared._contracts.protobuf import MalformedMessage
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One pod that kubelet runs or is admitting.
+
+    kubelet names pods without UID and leaves plain init containers out; both are the reader's concern.
+
+    :param containers: our IDs of each container; empty where it has none.
+    """
+
+    key: str
+    containers: t.Mapping[str, tuple[str, ...]]
+
+    @functools.cached_property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(one for ids in self.containers.values() for one in ids)
+
+    @functools.cached_property
+    def lacking(self) -> bool:
+        """A container has none (yet): kubelet may be about to request some."""
+        return not all(self.containers.values())
+
+    @functools.cached_property
+    def counts(self) -> t.Mapping[str, t.Mapping[str, int]]:
+        """How many IDs of which card each container has; the cards as the IDs name them, see :func:`grouped`."""
+        return {
+            name: {short: len(each) for short, each in grouped(ids).items()} for name, ids in self.containers.items()
+        }
+
+    @functools.cached_property
+    def total(self) -> t.Mapping[str, int]:
+        """The same for all of its containers."""
+        found: collections.Counter[str] = collections.Counter()
+        for counts in self.counts.values():
+            found.update(counts)
+        return found
+
+
+class Unreadable(Exception):
+    """kubelet's PodResources can't be read, in one sentence."""
+
+
+class PodResources(t.Protocol):
+    """Access to kubelet's list; raises :class:`Unreadable`."""
+
+    def list(self) -> list[Entry]: ...
+
+
+def grouped(identifiers: t.Iterable[str]) -> dict[str, list[str]]:
+    """Device IDs by the short UUID in them, as :func:`contract.card_of_device_id` finds it, in the order that they
+    come in; under the empty text those that aren't ours. In one go, because a request may have thousands.
+    """
+    found: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
+    for identifier in identifiers:
+        short, _dash, slot = identifier.rpartition("-")
+        found[short if slot.isdigit() else ""].append(identifier)
+    return found
+
+
+def entry(pod: PodDevices) -> Entry:
+    """The units of gpushare's resource that a listed pod has."""
+    containers = {one.name: one.devices.get(contract.RESOURCE_MEMORY, ()) for one in pod.containers}
+    return Entry(f"{pod.namespace}/{pod.name}", containers)
+
+
+class KubeletPodResources:
+    """The list from kubelet's own socket."""
+
+    def __init__(self, socket: str, timeout: float = 2.0) -> None:
+        self._socket = socket
+        self._timeout = timeout
+        self._connection = wire.Connection(socket, wire.POD_RESOURCES)
+        self._known: dict[bytes, Entry] = {}
+
+    def list(self) -> list[Entry]:
+        try:
+            rows = split_pods(self._connection.call(LIST_REQUEST, self._timeout))
+            known = self._known
+            now = {row: known.get(row) or entry(decode_pod(row, (contract.RESOURCE_MEMORY,))) for row in rows}
+        except grpc.RpcError as error:
+            raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be read: {describe(error)}") from error
+        except MalformedMessage as error:
+            raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be decoded: {error}") from error
+        self._known = now
+        return [now[row] for row in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def describe(error: grpc.RpcError) -> str:
+    """Describe a gRPC error."""
+    code = error.code() if isinstance(error, grpc.Call) else None
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    return f"{code.name}: {details}" if code is not None else str(details)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gRPC and protobuf of kubelet's device plugin API (v1beta1), and calls on kubelet's sockets.
+
+The messages are a table of fields and numbers from which protobuf classes are created, so there is no generated code.
+Message classes are dynamic, hence ``Any``; the rest of the package uses the typed functions below. Message sizes aren't
+limited on our side: a node of many small units has lists of megabytes. Source: kubernetes v1.36.0,
+staging/src/k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import typing as t
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.pod_resources import LIST
+
+VERSION = "v1beta1"
+
+# A list of 100,000 device IDs is larger than gRPC's own limit of 4 MiB.
+UNLIMITED: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+# Message -> field -> (number, type). A type is a scalar, another message of the same package, or map<string,string>;
+# [] behind it: repeated. Fields that we neither write nor read are left out; protobuf skips them.
+Fields = t.Mapping[str, tuple[int, str]]
+Table = t.Mapping[str, t.Mapping[str, Fields]]
+_TABLE: Table = {
+    "v1beta1": {
+        "Empty": {},
+        "DevicePluginOptions": {
+            "pre_start_required": (1, "bool"),
+            "get_preferred_allocation_available": (2, "bool"),
+        },
+        "RegisterRequest": {
+            "version": (1, "string"),
+            "endpoint": (2, "string"),
+            "resource_name": (3, "string"),
+            "options": (4, "DevicePluginOptions"),
+        },
+        "NUMANode": {"ID": (1, "int64")},
+        "TopologyInfo": {"nodes": (1, "NUMANode[]")},
+        "Device": {"ID": (1, "string"), "health": (2, "string"), "topology": (3, "TopologyInfo")},
+        "ListAndWatchResponse": {"devices": (1, "Device[]")},
+        "ContainerPreferredAllocationRequest": {
+            "available_deviceIDs": (1, "string[]"),
+            "must_include_deviceIDs": (2, "string[]"),
+            "allocation_size": (3, "int32"),
+        },
+        "PreferredAllocationRequest": {"container_requests": (1, "ContainerPreferredAllocationRequest[]")},
+        "ContainerPreferredAllocationResponse": {"deviceIDs": (1, "string[]")},
+        "PreferredAllocationResponse": {"container_responses": (1, "ContainerPreferredAllocationResponse[]")},
+        "ContainerAllocateRequest": {"devices_ids": (1, "string[]")},
+        "AllocateRequest": {"container_requests": (1, "ContainerAllocateRequest[]")},
+        "Mount": {"container_path": (1, "string"), "host_path": (2, "string"), "read_only": (3, "bool")},
+        "DeviceSpec": {"container_path": (1, "string"), "host_path": (2, "string"), "permissions": (3, "string")},
+        "CDIDevice": {"name": (1, "string")},
+        "ContainerAllocateResponse": {
+            "envs": (1, "map<string,string>"),
+            "mounts": (2, "Mount[]"),
+            "devices": (3, "DeviceSpec[]"),
+            "annotations": (4, "map<string,string>"),
+            "cdi_devices": (5, "CDIDevice[]"),
+        },
+        "AllocateResponse": {"container_responses": (1, "ContainerAllocateResponse[]")},
+        "PreStartContainerRequest": {"devices_ids": (1, "string[]")},
+        "PreStartContainerResponse": {},
+    },
+}
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS: t.Mapping[str, _FIELD.Type.ValueType] = {
+    "bool": _FIELD.TYPE_BOOL,
+    "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+}
+
+
+def message_classes(table: Table) -> dict[str, t.Any]:
+    """Create the classes of a table's messages, by ``package.Message``, in a descriptor pool of their own."""
+    pool = descriptor_pool.DescriptorPool()
+    found: dict[str, t.Any] = {}
+    for package, messages in table.items():
+        file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+        for message_name, fields in messages.items():
+            message = file.message_type.add(name=message_name)
+            for field_name, (number, kind) in fields.items():
+                _add_field(package, message, field_name, number, kind)
+        pool.Add(file)
+        for message_name in messages:
+            full = f"{package}.{message_name}"
+            found[full] = message_factory.GetMessageClass(pool.FindMessageTypeByName(full))
+    return found
+
+
+def _add_field(package: str, message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str) -> None:
+    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
+    if kind == "map<string,string>":
+        # On the wire a map is a repeated message of key (1) and value (2).
+        entry = message.nested_type.add(name=name.title().replace("_", "") + "Entry")
+        entry.options.map_entry = True
+        _add_field(package, entry, "key", 1, "string")
+        _add_field(package, entry, "value", 2, "string")
+        field.label = _FIELD.LABEL_REPEATED
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{message.name}.{entry.name}"
+        return
+    if kind.endswith("[]"):
+        kind, field.label = kind[:-2], _FIELD.LABEL_REPEATED
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+    else:
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
+
+
+_CLASSES = message_classes(_TABLE)
+
+
+def message(name: str) -> t.Any:
+    """The class of one message, for example ``v1beta1.Device``."""
+    return _CLASSES[name]
+
+
+class Method(t.NamedTuple):
+    """One remote procedure: its path, and the messages that go in and out."""
+
+    path: str
+    request: str
+    response: str
+
+
+REGISTER = Method("/v1beta1.Registration/Register", "v1beta1.RegisterRequest", "v1beta1.Empty")
+OPTIONS = Method("/v1beta1.DevicePlugin/GetDevicePluginOptions", "v1beta1.Empty", "v1beta1.DevicePluginOptions")
+LIST_AND_WATCH = Method("/v1beta1.DevicePlugin/ListAndWatch", "v1beta1.Empty", "v1beta1.ListAndWatchResponse")
+PREFERRED = Method(
+    "/v1beta1.DevicePlugin/GetPreferredAllocation",
+    "v1beta1.PreferredAllocationRequest",
+    "v1beta1.PreferredAllocationResponse",
+)
+ALLOCATE = Method("/v1beta1.DevicePlugin/Allocate", "v1beta1.AllocateRequest", "v1beta1.AllocateResponse")
+PRE_START = Method(
+    "/v1beta1.DevicePlugin/PreStartContainer", "v1beta1.PreStartContainerRequest", "v1beta1.PreStartContainerResponse"
+)
+# The answer is decoded by the caller, who keeps the pods that haven't changed.
+POD_RESOURCES = Method(LIST, "", "")
+
+
+def encode(value: t.Any) -> bytes:
+    """A message's bytes; bytes that are encoded already pass."""
+    return value if isinstance(value, bytes) else t.cast(bytes, value.SerializeToString())
+
+
+def decoder(name: str) -> t.Callable[[bytes], t.Any]:
+    """What decodes a message; bytes stay as they are for a name that is empty."""
+    return t.cast(t.Callable[[bytes], t.Any], message(name).FromString) if name else bytes
+
+
+def connect(socket: str) -> grpc.Channel:
+    """A channel to a unix socket that shares no connection (and no waiting time after a failure) with another one."""
+    return grpc.insecure_channel(f"unix:{socket}", options=[*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)])
+
+
+def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:
+    """One call on a connection of its own: kubelet's sockets come and go with it.
+
+    :raises grpc.RpcError: no answer in time, or an error as the answer.
+    """
+    with connect(socket) as channel:
+        stub = channel.unary_unary(
+            method.path, request_serializer=encode, response_deserializer=decoder(method.response)
+        )
+        return stub(request, timeout=timeout)
+
+
+class Connection:
+    """One method on a unix socket, over a connection that is kept: making one costs more than most calls.
+
+    Whatever fails, the next call begins with a new connection, so that no waiting time of the old one counts. May be
+    used by several threads; one that is cut off because another one found the connection broken tries again.
+    """
+
+    def __init__(self, socket: str, method: Method) -> None:
+        self._socket = socket
+        self._method = method
+        self._lock = threading.Lock()
+        self._open: tuple[grpc.Channel, t.Callable[..., t.Any]] | None = None
+
+    def call(self, request: t.Any, timeout: float) -> t.Any:
+        """
+        :raises grpc.RpcError: no answer in time, or an error as the answer.
+        """
+        end = time.monotonic() + timeout
+        try:
+            return self._once(request, timeout)
+        except (grpc.RpcError, ValueError) as error:
+            # A restarted server leaves a dead connection; ValueError is one that we closed.
+            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.CANCELLED
+            if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                raise
+        return self._once(request, max(0.001, end - time.monotonic()))
+
+    def close(self) -> None:
+        self._drop(self._open)
+
+    def _once(self, request: t.Any, timeout: float) -> t.Any:
+        with self._lock:
+            if self._open is None:
+                channel = connect(self._socket)
+                self._open = (
+                    channel,
+                    channel.unary_unary(
+                        self._method.path,
+                        request_serializer=encode,
+                        response_deserializer=decoder(self._method.response),
+                    ),
+                )
+            used = self._open
+        try:
+            return used[1](request, timeout=timeout)
+        except (grpc.RpcError, ValueError):
+            self._drop(used)
+            raise
+
+    def _drop(self, used: tuple[grpc.Channel, t.Callable[..., t.Any]] | None) -> None:
+        with self._lock:
+            if self._open is used:
+                self._open = None
+        if used is not None:
+            used[0].close()
+
+
+def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext], t.Any]]) -> grpc.GenericRpcHandler:
+    """What a server answers, of one service; a generator function answers with a stream."""
+    found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
+    service = ""
+    for method, function in methods.items():
+        _root, service, name = method.path.split("/")
+        make = grpc.unary_stream_rpc_method_handler if method is LIST_AND_WATCH else grpc.unary_unary_rpc_method_handler
+        found[name] = make(function, request_deserializer=decoder(method.request), response_serializer=encode)
+    return grpc.method_handlers_generic_handler(service, found)
+
+
+# --------------------------------------------------------------------------- typed edges
+
+
+class Ask(t.NamedTuple):
+    """What kubelet wants for one container: so many of the available IDs, these among them."""
+
+    available: tuple[str, ...]
+    must_include: tuple[str, ...]
+    size: int
+
+
+class Answer(t.NamedTuple):
+    """What a container is given: variables of its environment, and devices by their CDI names."""
+
+    envs: t.Mapping[str, str]
+    cdi_devices: tuple[str, ...] = ()
+
+
+def options() -> t.Any:
+    """We steer kubelet's choice, and need no call before a container starts."""
+    return message("v1beta1.DevicePluginOptions")(get_preferred_allocation_available=True)
+
+
+def register_request(endpoint: str) -> t.Any:
+    return message("v1beta1.RegisterRequest")(
+        version=VERSION, endpoint=endpoint, resource_name=contract.RESOURCE_MEMORY, options=options()
+    )
+
+
+def device_list(cards: t.Sequence[contract.Card]) -> bytes:
+    """ListAndWatchResponse: one device for each unit of each card.
+
+    No topology: with one, kubelet would take all of a NUMA node's devices without asking for our preference.
+    """
+    shorts = contract.short_uuids([card.uuid for card in cards])
+    response = message("v1beta1.ListAndWatchResponse")()
+    add = response.devices.add
+    for card in cards:
+        short, health = shorts[card.uuid], contract.HEALTHY if card.healthy else contract.UNHEALTHY
+        for slot in range(card.units):
+            add(ID=contract.device_id(short, slot), health=health)
+    return encode(response)
+
+
+def asks(request: t.Any) -> list[Ask]:
+    return [
+        Ask(tuple(one.available_deviceIDs), tuple(one.must_include_deviceIDs), int(one.allocation_size))
+        for one in request.container_requests
+    ]
+
+
+def preferred_response(choices: t.Iterable[t.Sequence[str]]) -> t.Any:
+    one = message("v1beta1.ContainerPreferredAllocationResponse")
+    return message("v1beta1.PreferredAllocationResponse")(
+        container_responses=[one(deviceIDs=list(ids)) for ids in choices]
+    )
+
+
+def allocations(request: t.Any) -> list[tuple[str, ...]]:
+    return [tuple(one.devices_ids) for one in request.container_requests]
+
+
+def allocate_response(answers: t.Iterable[Answer]) -> t.Any:
+    one = message("v1beta1.ContainerAllocateResponse")
+    device = message("v1beta1.CDIDevice")
+    return message("v1beta1.AllocateResponse")(
+        container_responses=[
+            one(envs=dict(answer.envs), cdi_devices=[device(name=name) for name in answer.cdi_devices])
+            for answer in answers
+        ]
+    )

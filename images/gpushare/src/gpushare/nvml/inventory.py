@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node's cards as the plugin announces them, kept from one query of NVML to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+import typing as t
+
+from gpushare.nvml.health import Health, sentence
+from gpushare.nvml.library import Nvml, NvmlCard, NvmlError
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason, Refusal
+
+log = logging.getLogger("gpushare.nvml")
+
+# A thread that waits for the driver's events checks this often whether it has to stop.
+CHUNK_SECONDS = 1.0
+
+LOST = Refusal(Reason.CARD_LOST, "NVML doesn't answer for it")
+
+
+class HealthFields(t.TypedDict):
+    """The fields of a card that concern its health."""
+
+    healthy: bool
+    reason: str
+    code: str
+    xid: int
+
+
+def merge(known: t.Sequence[contract.Card], seen: t.Sequence[NvmlCard], unit: str) -> tuple[contract.Card, ...]:
+    """Merge NVML's cards into the known ones: one that doesn't answer any more stays, unhealthy, until it does.
+
+    A card keeps the index that it had first, since pods' annotations name it by that.
+    """
+    answered = {one.uuid: one for one in seen}
+    cards = {card.uuid: card for card in known}
+    for card in known:
+        now = answered.pop(card.uuid, None)
+        cards[card.uuid] = (
+            _refused(card, LOST)
+            if now is None
+            else dataclasses.replace(
+                card,
+                minor=now.minor,
+                memory_mib=now.memory_mib,
+                units=contract.units_of(now.memory_mib, unit),
+                model=now.model,
+                **_health(now.problem),
+            )
+        )
+    for one in answered.values():
+        taken = {card.index for card in cards.values()}
+        free = one.index if one.index not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
+        units = contract.units_of(one.memory_mib, unit)
+        cards[one.uuid] = contract.Card(
+            free, one.uuid, one.minor, one.memory_mib, units, model=one.model, **_health(one.problem)
+        )
+    return tuple(sorted(cards.values(), key=lambda card: card.index))
+
+
+def _health(problem: Refusal | None, xid: int = 0) -> HealthFields:
+    if problem is None:
+        return {"healthy": True, "reason": "", "code": "", "xid": 0}
+    return {"healthy": False, "reason": problem.text, "code": problem.code.value, "xid": xid}
+
+
+def _refused(card: contract.Card, why: Refusal, xid: int = 0) -> contract.Card:
+    return dataclasses.replace(card, **_health(why, xid))
+
+
+class Inventory:
+    """The cards as the plugin announces them, refreshed periodically; ``changed`` is notified of changes.
+
+    Cards that can't be announced to kubelet (too many units, one UUID twice) are kept back; ``reason`` says why.
+    """
+
+    def __init__(self, nvml: Nvml, unit: str, health: Health | None = None) -> None:
+        self._nvml = nvml
+        self._unit = unit
+        self._health = health or Health(quiet=300)
+        self._restored: tuple[contract.Card, ...] = ()
+        self._held: frozenset[int] = frozenset()
+        self._seen: tuple[contract.Card, ...] = ()
+        self._used: dict[str, int] = {}
+        self._cards: tuple[contract.Card, ...] = ()
+        self._reason: str | None = "the cards haven't been read yet"
+        self._no_cards_since: float | None = None
+        self.changed = threading.Condition()
+        # Further reasons for which a healthy card (UUID) may not be given to pods; empty for none.
+        self.guards: list[t.Callable[[str], Refusal | None]] = []
+        # Called with the cards that answer and could be shared, before the guards are asked.
+        self.on_refresh: t.Callable[[tuple[contract.Card, ...]], None] = lambda cards: None
+        self.on_xid: t.Callable[[str, int], None] = lambda uuid, number: None
+
+    @property
+    def cards(self) -> tuple[contract.Card, ...]:
+        with self.changed:
+            return self._cards
+
+    @property
+    def used_mib(self) -> dict[str, int]:
+        """MiB in use on each card (UUID) that answered the last query."""
+        with self.changed:
+            return dict(self._used)
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is nothing (new) to announce; None when all is well."""
+        with self.changed:
+            return self._reason
+
+    @property
+    def seconds_without_cards(self) -> float:
+        """Seconds for which NVML has shown no card at all."""
+        with self.changed:
+            return 0.0 if self._no_cards_since is None else time.monotonic() - self._no_cards_since
+
+    def restore(self, cards: t.Sequence[contract.Card], held: t.Collection[int]) -> None:
+        """Restore what the plugin announced before its restart; to be called before the first refresh.
+
+        A card keeps its index over our restarts, however NVML numbers those that are left. One that doesn't answer is
+        kept only where pods are still booked on it, and one with an XID has to be quiet for as long as after the XID.
+
+        :param held: indices that pods of this node are booked on.
+        """
+        self._restored = tuple({card.uuid: card for card in cards if card.uuid}.values())
+        self._held = frozenset(held)
+        for card in cards:
+            if card.xid:
+                self._health.note(card.uuid, card.xid, time.monotonic())
+
+    def look(self) -> bool:
+        """Ask NVML; true if what is announced has changed."""
+        problem: str | None = None
+        used: dict[str, int] = {}
+        try:
+            answers = self._nvml.cards()
+            used = {one.uuid: one.used_mib for one in answers}
+            self._seen = merge(self._known_cards(answers), answers, self._unit)
+            if not self._seen:
+                problem = "NVIDIA's driver answers, but has no card"
+        except NvmlError as error:
+            problem = str(error)
+            self._seen = merge(self._seen, [], self._unit)
+        if able := tuple(card for card in self._seen if card.healthy):
+            self.on_refresh(able)
+        with self.changed:
+            self._used = used
+            self._no_cards_since = (self._no_cards_since or time.monotonic()) if problem else None
+        announce: tuple[contract.Card, ...] | None = tuple(self._with_health(card) for card in self._seen)
+        try:
+            contract.check_device_list(self._seen, self._unit)
+            if announce and not any(card.units for card in announce):
+                announce, problem = None, f"no card of this node holds one whole unit of 1 {self._unit}"
+            elif announce and not problem and not any(card.healthy for card in announce):
+                reasons = list(dict.fromkeys(card.reason for card in announce))
+                if len(reasons) > 1:
+                    reasons = [f"card {card.index}: {card.reason}" for card in announce]
+                problem = f"no card of this node can be given to pods: {'; '.join(reasons)}"
+        except contract.ContractError as error:
+            announce, problem = None, str(error)
+        return self._announce(announce, problem)
+
+    def watch(self, seconds: float, stop: threading.Event) -> None:
+        """Wait until a card has an error that concerns it, at most so many seconds."""
+        end = time.monotonic() + seconds
+        while not stop.is_set() and (left := end - time.monotonic()) > 0:
+            began, chunk = time.monotonic(), min(left, CHUNK_SECONDS)
+            for xid in self._nvml.xids(chunk):
+                self.on_xid(*xid)
+                counts = self._health.note(xid.uuid, xid.number, time.monotonic())
+                log.log(logging.ERROR if counts else logging.INFO, "XID %d of card %s", xid.number, xid.uuid)
+                if counts:
+                    return
+            # A driver that reports nothing answers at once.
+            if (spent := time.monotonic() - began) < chunk:
+                stop.wait(chunk - spent)
+
+    def _known_cards(self, answers: t.Sequence[NvmlCard]) -> tuple[contract.Card, ...]:
+        """Return the cards known before a refresh; at first those of the plugin before its restart."""
+        recalled, self._restored = self._restored, ()
+        if not recalled or self._seen:
+            return self._seen
+        there = {one.uuid for one in answers}
+        kept = [card for card in recalled if card.uuid in there or card.index in self._held]
+        # The unit may be another one since.
+        return tuple(dataclasses.replace(card, units=contract.units_of(card.memory_mib, self._unit)) for card in kept)
+
+    def _with_health(self, card: contract.Card) -> contract.Card:
+        """Return a card as it is announced: NVML's problems come first, then XID errors, then the guards."""
+        if not card.healthy:
+            return card
+        xid = self._health.xid(card.uuid, time.monotonic())
+        if xid is not None:
+            return _refused(card, Refusal(Reason.XID_ERROR, sentence(xid)), xid)
+        why = next((found for guard in self.guards if (found := guard(card.uuid)) is not None), None)
+        return _refused(card, why) if why else card
+
+    def _announce(self, announce: tuple[contract.Card, ...] | None, problem: str | None) -> bool:
+        with self.changed:
+            if problem != self._reason:
+                log.log(logging.WARNING if problem else logging.INFO, problem or "all cards can be announced")
+            self._reason = problem
+            if announce is None or announce == self._cards:
+                return False
+            for card in announce:
+                before = next((old for old in self._cards if old.uuid == card.uuid), None)
+                if before is None or (before.healthy, before.reason) != (card.healthy, card.reason):
+                    state = "healthy" if card.healthy else f"unhealthy: {card.reason}"
+                    log.log(
+                        logging.INFO if card.healthy else logging.ERROR,
+                        "card %d (%s, %d units) is %s", card.index, card.uuid, card.units, state,
+                    )  # fmt: skip
+            self._cards = announce
+            self.changed.notify_all()
+            return True

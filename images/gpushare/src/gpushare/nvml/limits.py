@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Set and read the driver's memory limits per card and cgroup, through NVIDIA's management library (nvidia-ml-py).
+
+Setting needs root with CAP_SYS_ADMIN; reading doesn't. The driver opens the cgroup's folder by the caller's own path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import threading
+import typing as t
+
+MIB = 1024 * 1024
+# A hard limit of this many bytes is none.
+UNLIMITED = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """What the driver keeps for a card and a cgroup, in bytes."""
+
+    soft: int
+    hard: int
+    used: int = 0
+
+    @property
+    def absent(self) -> bool:
+        return self.soft == 0 and self.hard == UNLIMITED
+
+
+class Refusal(Exception):
+    """The driver refused a call.
+
+    :param code: NVML's; 0 where it never came to a call.
+    """
+
+    def __init__(self, words: str, code: int = 0) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class LimitBackend(t.Protocol):
+    """Access to the driver's limits; every method raises :class:`Refusal`."""
+
+    def driver(self) -> str: ...
+
+    def divided(self, uuid: str) -> bool: ...
+
+    def get(self, uuid: str, folder: str) -> Limit | None: ...
+
+    def set(self, uuid: str, folder: str, limit: Limit) -> None: ...
+
+
+# What NVML's return codes mean for limits.
+MESSAGES = {
+    2: "it takes this limit for invalid: it may be above the card's memory",
+    3: "it doesn't support limits on this card (they may be turned off by RmMemacctMode)",
+    4: "the plugin lacks the right to (it needs the capability SYS_ADMIN)",
+    6: "it finds no controller for this cgroup (on a kernel with dmem, that must be on for containers' cgroups)",
+    13: "its library has no limits",
+    15: "the card is lost",
+    17: "it can't open the cgroup's folder for that (the node's /sys/fs/cgroup must be mounted, and writable)",
+}
+NOT_SUPPORTED, NOT_FOUND, NO_FOLDER = 3, 6, 17
+
+
+class NvidiaLimits:
+    """The library itself; it counts its users, so that this one and the inventory's are independent."""
+
+    def __init__(self) -> None:
+        # nvidia-ml-py has no types; nothing of it leaves this class.
+        self._library: t.Any = importlib.import_module("pynvml")
+        self._lock = threading.Lock()
+        self._handles: dict[str, t.Any] | None = None
+
+    def driver(self) -> str:
+        """The driver's version."""
+        return str(self._ask("the driver's version", lambda library: library.nvmlSystemGetDriverVersion()))
+
+    def divided(self, uuid: str) -> bool:
+        """MIG is on for this card, or will be after a reset."""
+
+        def ask(library: t.Any) -> bool:
+            try:
+                return any(library.nvmlDeviceGetMigMode(self._handle(uuid)))
+            except library.NVMLError_NotSupported:
+                return False
+
+        return bool(self._ask("the card's MIG mode", ask))
+
+    def get(self, uuid: str, folder: str) -> Limit | None:
+        """The limit that counts for a cgroup, None where it has none; it may be of a parent.
+
+        A driver without limits says "not supported" here, but so does one that has them and was never given any.
+        """
+
+        def ask(library: t.Any) -> Limit | None:
+            answer = library.c_nvmlGetMemoryLimits_v1_t(nameSpace=folder.encode())
+            try:
+                library.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), answer)
+            except (library.NVMLError_NotSupported, library.NVMLError_NotFound):
+                return None
+            found = Limit(int(answer.softLimit), int(answer.hardLimit), int(answer.currentUsed))
+            return None if found.absent else found
+
+        return t.cast("Limit | None", self._ask("a limit", ask))
+
+    def set(self, uuid: str, folder: str, limit: Limit) -> None:
+        """Set a limit; an ``absent`` one clears it."""
+
+        def ask(library: t.Any) -> None:
+            demand = library.c_nvmlSetMemoryLimits_v1_t(
+                nameSpace=folder.encode(), softLimit=limit.soft, hardLimit=min(limit.hard, UNLIMITED)
+            )
+            library.nvmlDeviceSetMemoryLimits_v1(self._handle(uuid), demand)
+
+        self._ask("a limit", ask)
+
+    def close(self) -> None:
+        with self._lock:
+            self._shut()
+
+    def _ask(self, what: str, ask: t.Callable[[t.Any], t.Any]) -> t.Any:
+        with self._lock:
+            try:
+                if self._handles is None:
+                    self._library.nvmlInit()
+                    self._handles = {}
+                return ask(self._library)
+            except self._library.NVMLError as error:
+                code = int(getattr(error, "value", 0))
+                if code not in MESSAGES:
+                    # The driver may have been reloaded; the next call initialises the library again.
+                    self._shut()
+                raise Refusal(MESSAGES.get(code, f"it answers {error} when asked for {what}"), code) from error
+
+    def _handle(self, uuid: str) -> t.Any:
+        assert self._handles is not None
+        if uuid not in self._handles:
+            self._handles[uuid] = self._library.nvmlDeviceGetHandleByUUID(uuid.encode())
+        return self._handles[uuid]
+
+    def _shut(self) -> None:
+        if self._handles is not None:
+            self._handles = None
+            # If that fails, there is nothing left to be shut down.
+            with contextlib.suppress(self._library.NVMLError):
+                self._library.nvmlShutdown()

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Answer kubelet's calls while it admits a pod, by kubelet's own list and the API's pods.
+
+Nothing here has to survive a restart: what is remembered between the two calls only saves a lookup.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+import typing as t
+
+from gpushare.api.client import Kube, KubeError
+from gpushare.kubelet import wire
+from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
+from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable
+from gpushare.nvml.inventory import Inventory
+from gpushare.plugin import limits, pod_facts, steering
+from gpushare.plugin.injection import Injection
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason
+from gpushare.shared._core.types import JsonObject
+
+log = logging.getLogger("gpushare.admission")
+
+# kubelet waits for us with the admission of all pods; what isn't known by then is decided without.
+LOOKUP_SECONDS = 2.0
+# kubelet admits one pod after the other, so few questions are open at a time; each may be of thousands of IDs.
+MAX_ASKED = 8
+MAX_GRANTED = 512
+KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS)
+
+
+class Pods(t.Protocol):
+    """The pods of this node as the API has (or last had) them."""
+
+    def items(self) -> list[JsonObject]: ...
+
+
+class Grant(t.NamedTuple):
+    """An identified pod that kubelet took IDs for.
+
+    :param units: all of the pod's.
+    :param cards: how many it requests.
+    """
+
+    uid: str
+    key: str
+    units: int
+    cards: int
+
+
+def grant_of(subject: steering.Subject) -> Grant:
+    try:
+        count = contract.demand(subject.pod).count
+    except contract.ContractError:
+        # GetPreferredAllocation has refused it for that already.
+        count = 1
+    return Grant(contract.pod_uid(subject.pod), subject.key, pod_facts.units(subject.pod), count)
+
+
+def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
+    """What the plugin needs of a pod; an update of anything else is no change."""
+    metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+
+    def containers(field: str) -> list[JsonObject]:
+        return [
+            {key: one[key] for key in ("name", "restartPolicy", "resources") if key in one}
+            for one in spec.get(field) or []
+        ]
+
+    return pod_facts.MirroredPod(
+        {
+            "metadata": {
+                **{key: metadata[key] for key in ("name", "namespace", "uid", "creationTimestamp") if key in metadata},
+                "annotations": {key: annotations[key] for key in KEPT_ANNOTATIONS if key in annotations},
+            },
+            "spec": {
+                "nodeName": spec.get("nodeName", ""),
+                "initContainers": containers("initContainers"),
+                "containers": containers("containers"),
+            },
+            "status": {
+                "phase": status.get("phase", ""),
+                "startTime": status.get("startTime"),
+                **limits.trim_statuses(status),
+                "conditions": [one for one in status.get("conditions") or [] if one.get("type") == "PodScheduled"],
+            },
+        }
+    )
+
+
+class Admission:
+    """Answers GetPreferredAllocation and Allocate."""
+
+    def __init__(
+        self,
+        node: str,
+        inventory: Inventory,
+        kube: Kube,
+        pods: Pods,
+        podresources: PodResources,
+        injection: Injection,
+        lookup_seconds: float = LOOKUP_SECONDS,
+    ) -> None:
+        self._node = node
+        self._inventory = inventory
+        self._kube = kube
+        self._pods = pods
+        self._podresources = podresources
+        self._injection = injection
+        self._lookup_seconds = lookup_seconds
+        self._lock = threading.Lock()
+        self._asked: collections.OrderedDict[frozenset[str], Grant] = collections.OrderedDict()
+        self._granted: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
+        self.on_allocated: t.Callable[[], None] = lambda: None
+        self.on_refused: t.Callable[[Reason], None] = lambda code: None
+        # Variables that hold a container to its share, from its units by card (UUID).
+        self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda units: {}
+
+    def granted(self) -> dict[str, tuple[str, ...]]:
+        """Cards (UUIDs, by index) of the pods (UID) that kubelet has been answered for; as far back as we remember."""
+        with self._lock:
+            return dict(self._granted)
+
+    def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
+        cards = self._inventory.cards
+        listing = self._list_pods()
+        pods, subject = self._identify_pod(ask.size, listing)
+        promises = steering.reserved_units(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
+        try:
+            decision = steering.choose(cards, ask, subject, promises, steering.unknown_pod_ids(pods, listing))
+        except NoDevices as error:
+            self._report(error, subject.key if subject else "")
+            raise
+        log.info(
+            "kubelet requests units",
+            extra={
+                "data": {
+                    "pod": subject.key if subject else "",
+                    "container": subject.container if subject else "",
+                    "units": ask.size,
+                    **_named(decision.cards),
+                    "why": decision.reason,
+                }
+            },
+        )
+        ids = frozenset(decision.ids)
+        with self._lock:
+            if subject is not None:
+                _store(self._asked, ids, grant_of(subject), MAX_ASKED)
+            else:
+                # They aren't any more whose they were.
+                self._asked.pop(ids, None)
+        return decision.ids
+
+    def _report(self, error: RequestRefused, pod: str) -> None:
+        code, text = error.refusal
+        log.error("refused: %s", text, extra={"data": {"pod": pod, "code": code.value}})
+        self.on_refused(code)
+
+    def allocate(self, ids: tuple[str, ...]) -> wire.Answer:
+        cards = self._inventory.cards
+        found = steering.slots_of(cards).by_card(ids)
+        given = tuple(card for card in cards if card.uuid in found)
+        with self._lock:
+            grant = self._grant(frozenset(ids))
+        if grant is None and "" not in found:
+            # The plugin was restarted between kubelet's two calls, or kubelet didn't make the first one.
+            grant = self._identify_late(len(ids), len(found) > 1)
+        cdi: tuple[str, ...] = ()
+        try:
+            _check_shares(ids, found, grant)
+            cdi = self._injection.devices([card.uuid for card in given])
+        except InvalidIds as error:
+            self._report(error, grant.key if grant else "")
+            raise
+        if grant is not None:
+            with self._lock:
+                _store(self._granted, grant.uid, tuple(card.uuid for card in given), MAX_GRANTED)
+        log.info(
+            "allocated",
+            extra={
+                "data": {
+                    "pod": grant.key if grant else "",
+                    "units": len(ids),
+                    **_named(given),
+                    "injection": "cdi" if cdi else "envvar",
+                }
+            },
+        )
+        self.on_allocated()
+        return wire.Answer(
+            {
+                # With CDI names nothing is left for NVIDIA's runtime to do, whatever its mode.
+                "NVIDIA_VISIBLE_DEVICES": "void" if cdi else ",".join(card.uuid for card in given),
+                contract.POD_INDEX: str(given[0].index),
+                contract.POD_CARD_UNITS: str(given[0].units),
+                contract.POD_UNITS: str(grant.units if grant else len(ids)),
+                contract.CONTAINER_UNITS: str(len(ids)),
+                **self.limits({uuid: len(each) for uuid, each in found.items()}),
+            },
+            cdi,
+        )
+
+    def _grant(self, ids: frozenset[str]) -> Grant | None:
+        """Return the latest pod that was offered these IDs; a container may get those of an init container again."""
+        exact = self._asked.get(ids)
+        return exact or next((grant for given, grant in reversed(self._asked.items()) if ids <= given), None)
+
+    def _identify_late(self, size: int, several: bool) -> Grant | None:
+        """Whom kubelet gives so many units to; the API is only asked where units of several cards need a reason."""
+        listing = self._list_pods()
+        if several:
+            _pods, subject = self._identify_pod(size, listing)
+        else:
+            subject = steering.identify(size, pod_facts.by_key(self._pods.items()), listing)
+        return grant_of(subject) if subject else None
+
+    def _list_pods(self) -> list[Entry] | None:
+        try:
+            return self._podresources.list()
+        except Unreadable as error:
+            log.warning("%s; the oldest assumed pod of this size is taken", error)
+            return None
+
+    def _identify_pod(
+        self, size: int, listing: t.Sequence[Entry] | None
+    ) -> tuple[dict[str, JsonObject], steering.Subject | None]:
+        """Return the pods of this node, and the one for which kubelet requests so many units, None if it isn't known.
+
+        They are from the API itself where our mirror of it is behind kubelet: where it lacks a listed pod that may be
+        asked for, knows nobody who can be, or only one that has started, which is asked for no more: that is the
+        predecessor of one of its name.
+        """
+        pods = pod_facts.by_key(self._pods.items())
+        if listing is None:
+            return pods, steering.identify(size, pods, None)
+        missing = [entry.key for entry in listing if entry.lacking and entry.key not in pods]
+        subject = steering.listed(size, pods, listing)
+        doubtful = pod_facts.started(subject.pod) if subject else not missing
+        if doubtful or len(missing) > 1:
+            path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._node}"
+        elif missing:
+            namespace, _slash, name = missing[0].partition("/")
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        else:
+            return pods, subject
+        answer = call_within(self._lookup_seconds, lambda: self._kube.get(path))
+        if answer is not None:
+            found = [trim_pod(pod) for pod in answer.get("items", [answer])]
+            # A pod of this name on another node is one that kubelet doesn't mean.
+            here = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
+            pods = {**({} if "items" in answer else pods), **here}
+        return pods, steering.identify(size, pods, listing)
+
+
+def _check_shares(ids: t.Sequence[str], found: t.Mapping[str, t.Sequence[str]], grant: Grant | None) -> None:
+    """Refuse IDs that aren't the same share of each of as many cards as the pod requests.
+
+    :param found: the IDs by card (UUID), unknown ones under the empty text.
+    :raises InvalidIds: in one sentence.
+    """
+    if "" in found:
+        raise InvalidIds(Reason.UNKNOWN_DEVICE_ID, f"device ID {found[''][0]!r} names no card of this node")
+    count = grant.cards if grant else 1
+    if len(found) == count and len({len(each) for each in found.values()}) == 1:
+        return
+    names = ", ".join(f"{len(each)} of {uuid}" for uuid, each in sorted(found.items())) or "of no card"
+    whose = f"pod {grant.key}: a container's" if grant else "a container's"
+    kind = "of one card" if count == 1 else f"equally many of each of {count} cards"
+    raise InvalidIds(Reason.UNEQUAL_SHARES, f"{whose} {len(ids)} units must be {kind}; these are {names}")
+
+
+def _named(cards: t.Sequence[contract.Card]) -> JsonObject:
+    """Cards for a line of the log."""
+    return {"card": ",".join(str(card.index) for card in cards), "uuid": ",".join(card.uuid for card in cards)}
+
+
+def call_within(seconds: float, call: t.Callable[[], JsonObject]) -> JsonObject | None:
+    """The API's answer, or None if there is none in so many seconds; the call may go on behind our back."""
+    answers: list[JsonObject] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        try:
+            answers.append(call())
+        except KubeError as error:
+            log.warning("a pod that kubelet lists can't be read from the API: %s", error)
+        finally:
+            done.set()
+
+    began = time.monotonic()
+    threading.Thread(target=ask, name="lookup", daemon=True).start()
+    if not done.wait(seconds):
+        log.warning("the API hasn't answered in %.1f s", time.monotonic() - began)
+    return answers[0] if answers else None
+
+
+K = t.TypeVar("K")
+V = t.TypeVar("V")
+
+
+def _store(store: collections.OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    store[key] = value
+    store.move_to_end(key)
+    while len(store) > most:
+        store.popitem(last=False)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find containers' cgroups in the node's own /sys/fs/cgroup, mounted at one path.
+
+The tree is searched by the container's ID alone, so that neither kubelet's cgroup driver nor its root nor the runtime
+has to be configured::
+
+    kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope
+    kubepods.slice/…/crio-<id>.scope[/container]            crun puts the processes one level lower
+    kubepods/burstable/pod<uid>/<id>
+    kubepods-….slice:cri-containerd:<id>                    kubelet with systemd's driver, containerd with cgroupfs
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import typing as t
+from pathlib import Path
+
+from gpushare.shared._contracts.cgroup import container_id
+
+log = logging.getLogger("gpushare.cgroups")
+
+# No pod is in these, and they are large.
+FOREIGN = frozenset(("system.slice", "user.slice", "init.scope", "machine.slice"))
+# Version 1 hierarchies into which kubelet puts every container.
+VERSION_1 = ("memory", "pids", "systemd")
+DEPTH = 10
+
+
+class Cgroups(t.Protocol):
+    """The cgroups of a node; no method raises."""
+
+    @property
+    def root(self) -> str: ...
+
+    def version(self) -> int: ...
+
+    def own(self) -> str | None: ...
+
+    def folder(self, container: str) -> str | None: ...
+
+
+class NodeCgroups:
+    """Cgroups read from the file system.
+
+    :param root: where the node's own /sys/fs/cgroup is mounted.
+    """
+
+    def __init__(self, root: str = "/sys/fs/cgroup") -> None:
+        self.root = root
+        self._known: dict[str, str] = {}
+
+    def version(self) -> int:
+        """Return 2, 1 (also for a hybrid of both, since limits need version 2 at the root), or 0 without cgroups."""
+        if os.path.exists(os.path.join(self.root, "cgroup.controllers")):
+            return 2
+        return 1 if self._version_1() else 0
+
+    def own(self) -> str | None:
+        """Return this process's cgroup, or None if the root doesn't contain it.
+
+        Found by the process ID in cgroup.procs, which shows processes of other PID namespaces as 0: inside a cgroup
+        namespace, which most containers have, /proc/self/cgroup doesn't contain the path.
+        """
+        if self.version() != 2:
+            return None
+        mine = str(os.getpid())
+        lines = _text("/proc/self/cgroup").splitlines()
+        places = [self.root + line[len("0::") :] for line in lines if line.startswith("0::/")]
+        for folder in (*places, *_walk(self.root, DEPTH, frozenset())):
+            if mine in _text(f"{folder}/cgroup.procs").split():
+                return None if os.path.normpath(folder) == os.path.normpath(self.root) else os.path.normpath(folder)
+        return None
+
+    def folder(self, container: str) -> str | None:
+        """Return the cgroup that holds a container's processes, or None if there is none.
+
+        :param container: its ID.
+        """
+        known = self._known.get(container)
+        if known is None or not os.path.isdir(known):
+            self._scan()
+            known = self._known.get(container)
+        return None if known is None else _inner(known)
+
+    def _scan(self) -> None:
+        top = self.root if self.version() == 2 else self._version_1()
+        folders = _walk(top, DEPTH, FOREIGN) if top else ()
+        self._known = {found: one for one in folders if (found := container_id(os.path.basename(one)))}
+
+    def _version_1(self) -> str | None:
+        folders = (os.path.join(self.root, one) for one in VERSION_1)
+        return next((one for one in folders if os.path.isdir(one)), None)
+
+
+def _inner(folder: str) -> str:
+    """Return crun's child of a container's scope if the processes are there."""
+    child = f"{folder}/container"
+    inside = (
+        os.path.isdir(child) and _text(f"{child}/cgroup.procs").strip() and not _text(f"{folder}/cgroup.procs").strip()
+    )
+    return child if inside else folder
+
+
+def _walk(top: str, depth: int, without: t.Container[str]) -> t.Iterator[str]:
+    """Yield all directories below, without the top itself and without those inside a container's own cgroup."""
+    try:
+        with os.scandir(top) as entries:
+            folders = [one.path for one in entries if one.name not in without and one.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        # A cgroup may be removed at any moment.
+        log.debug("%s can't be read: %s", top, error)
+        return
+    for folder in folders:
+        yield folder
+        if depth > 1 and not container_id(os.path.basename(folder)):
+            yield from _walk(folder, depth - 1, without)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

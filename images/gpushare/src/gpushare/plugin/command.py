@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command ``gpushare-device-plugin``: announce shares of a node's GPU memory to kubelet as devices."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import gc
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import typing as t
+from pathlib import Path
+
+import gpushare
+from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.events import Events
+from gpushare.api.metrics import MeasuredKube
+from gpushare.api.mirror import Mirror
+from gpushare.http.service import Response, Service, logger, termination_signals, text
+from gpushare.kubelet.pod_resources import Entry, KubeletPodResources
+from gpushare.kubelet.server import DevicePlugin, Registration
+from gpushare.nvml.health import Health
+from gpushare.nvml.inventory import Inventory
+from gpushare.nvml.library import NvidiaMl, Nvml
+from gpushare.nvml.limits import LimitBackend, NvidiaLimits
+from gpushare.plugin import cleanup, limits
+from gpushare.plugin.admission import Admission, trim_pod
+from gpushare.plugin.cgroups import Cgroups, NodeCgroups
+from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
+from gpushare.plugin.limit_enforcer import LimitEnforcer
+from gpushare.plugin.metrics import Metrics
+from gpushare.plugin.reconcile import Reconciler, trim_node
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
+from prometheus_client import REGISTRY, CollectorRegistry
+
+COMPONENT = "gpushare-device-plugin"
+PORT = 12346
+
+# So long may one thread keep all others waiting; Python's own 5 ms would be most of what kubelet waits for us.
+SWITCH_SECONDS = 0.0005
+
+# Interval of checking kubelet's socket: after its restart pods are refused until we are registered again.
+STEP_SECONDS = 0.2
+# Registered before the API has answered, we choose by kubelet's list alone and may renumber the cards; that is better
+# than no registration after so long.
+SYNC_SECONDS = 5.0
+# Between two refreshes that are caused by errors of cards.
+REFRESH_PAUSE_SECONDS = 0.2
+# Containers' limits are read back this often, at the least.
+LIMIT_SECONDS = 30.0
+# After an Allocate the reconciler has many passes; the driver isn't asked about every container in each.
+LIMIT_PAUSE = 1.0
+# A part that hasn't moved for so long hangs, and only a new process helps.
+HANG_SECONDS = 120.0
+# A container gets the driver's files when it is made; a driver that came later, or another one, needs a new container.
+NO_CARDS_SECONDS = 120.0
+
+log = logging.getLogger("gpushare.device_plugin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """
+    :param unit: of the cluster's shares, GiB or MiB.
+    :param resync: seconds after which everything is compared again, at the latest.
+    :param look: seconds after which the cards are queried again, at the latest.
+    :param xid_quiet: seconds without a further error after which a card is given to pods again.
+    :param ignored_xids: errors that don't concern the card, in addition to those of applications.
+    :param injection: ``auto``, ``cdi`` or ``envvar``.
+    :param memory_limit: ``auto``, ``required`` or ``off``.
+    :param cgroup_root: where the node's own /sys/fs/cgroup is seen.
+    """
+
+    node: str
+    unit: str = "GiB"
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    address: str = "0.0.0.0"
+    port: int = PORT
+    resync: float = 30.0
+    look: float = 5.0
+    xid_quiet: float = 300.0
+    ignored_xids: tuple[int, ...] = ()
+    injection: str = AUTO
+    cdi_folders: tuple[Path, ...] = FOLDERS
+    memory_limit: str = "auto"
+    cgroup_root: str = "/sys/fs/cgroup"
+
+
+class Plugin:
+    """All parts of the device plugin."""
+
+    def __init__(
+        self,
+        options: Options,
+        kube: Kube,
+        nvml: Nvml,
+        limit_door: LimitBackend,
+        registry: CollectorRegistry = REGISTRY,
+        backoff: tuple[float, float] = (0.2, 3.0),
+        cgroups: Cgroups | None = None,
+    ) -> None:
+        self.options = options
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._last_active: dict[str, float] = {}
+        self._started = 0.0
+        self._restored = False
+        self._last_pass: tuple[list[JsonObject], list[Entry]] | None = None
+        self._pass_done = threading.Event()
+        kube = MeasuredKube(kube, registry)
+        self.metrics = Metrics(registry, options.node)
+        self.inventory = Inventory(nvml, options.unit, Health(options.xid_quiet, options.ignored_xids))
+        self.injection = Injection(options.injection, options.cdi_folders)
+        self.enforcer = LimitEnforcer(
+            options.memory_limit, options.unit, limit_door, cgroups or NodeCgroups(options.cgroup_root)
+        )
+        self.podresources = KubeletPodResources(str(options.kubelet_dir / "pod-resources" / "kubelet.sock"))
+        self.pods: Mirror[JsonObject] = Mirror(
+            kube, "/api/v1/pods", {"fieldSelector": f"spec.nodeName={options.node}"}, trim_pod, backoff=backoff
+        )
+        self.node: Mirror[JsonObject] = Mirror(
+            kube, "/api/v1/nodes", {"fieldSelector": f"metadata.name={options.node}"}, trim_node, backoff=backoff
+        )
+        self.events = Events(kube, COMPONENT, options.node)
+        self.admission = Admission(options.node, self.inventory, kube, self.pods, self.podresources, self.injection)
+        self.registration = Registration(
+            options.kubelet_dir / "device-plugins",
+            lambda: DevicePlugin(self.inventory, self.admission, self.metrics.timed),
+            self.inventory,
+        )
+        self.reconciler = Reconciler(
+            options.node,
+            kube,
+            self.inventory,
+            self.podresources,
+            self.pods,
+            self.node,
+            self.admission.granted,
+            self.events,
+            self.metrics,
+            options.resync,
+        )
+        self.service = Service(
+            COMPONENT, options.address, options.port, self.unready, {("GET", "/healthz"): self._healthz}, registry
+        )
+        self._wire()
+
+    def _wire(self) -> None:
+        """Connect the parts' callbacks."""
+        self.pods.on_change(lambda key, before, now: self.reconciler.wake())
+        self.node.on_change(self._node_changed)
+        self.injection.on_used = self.metrics.injection
+        self.inventory.on_xid = self.metrics.xid
+        self.inventory.on_refresh = self._probe_limits
+        self.inventory.guards += [lambda uuid: self.enforcer.refusal, self.injection.refusal]
+        self.admission.limits = self.enforcer.environment
+        self.admission.on_allocated = self._allocated
+        self.admission.on_refused = self.metrics.refused
+        self.reconciler.limit = lambda: self.enforcer.state
+        self.reconciler.on_reconciled = self._on_reconciled
+
+    def start(self) -> None:
+        """
+        :raises OSError: the address can't be had.
+        """
+        self.service.start()
+        self._started = time.monotonic()
+        for part in (self.pods, self.node, self.events):
+            part.start()
+        for name, work, pause in (
+            ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.look / 2)),
+            ("kubelet", self._register, STEP_SECONDS),
+            ("limits", self._enforce_limits, LIMIT_PAUSE),
+        ):
+            self._thread(name, functools.partial(self._repeat, name, work, pause))
+        self._thread("reconcile", functools.partial(self.reconciler.run, self._stop))
+
+    def stop(self) -> None:
+        """Leave kubelet and everything it runs as they are; only our socket goes."""
+        self._stop.set()
+        self._pass_done.set()
+        self.reconciler.wake()
+        for thread in self._threads:
+            thread.join(5)
+        self.registration.stop()
+        self.podresources.close()
+        for part in (self.service, self.pods, self.node, self.events):
+            part.stop()
+
+    def unready(self) -> str | None:
+        """Why the plugin can't do its work, in one sentence; None when it can."""
+        if (hanging := self._stuck_thread()) is not None:
+            return hanging
+        if self.inventory.reason is not None:
+            return self.inventory.reason
+        if self.registration.reason is not None:
+            return self.registration.reason
+        for what, mirror in (("pods", self.pods), ("node", self.node)):
+            if not mirror.synced:
+                return f"the {what} can't be read from the API yet" + (f": {mirror.error}" if mirror.error else "")
+        return self.reconciler.error
+
+    def _thread(self, name: str, work: t.Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _repeat(self, name: str, work: t.Callable[[], None], pause: float) -> None:
+        while not self._stop.is_set():
+            self._last_active[name] = time.monotonic()
+            try:
+                work()
+            except Exception:
+                # The next run may succeed; a thread that ended never would.
+                log.exception("unexpected failure of %s", name)
+                self.metrics.failed(name)
+                self._stop.wait(1.0)
+            self._stop.wait(pause)
+
+    def _stuck_thread(self) -> str | None:
+        now = time.monotonic()
+        for name, when in list(self._last_active.items()):
+            if now - when > HANG_SECONDS:
+                return f"{name}: no answer for {now - when:.0f} s"
+        return None
+
+    def _healthz(self, _request: object) -> Response:
+        """Whether this container can still come to something; kubelet makes a new one otherwise."""
+        reason = self._stuck_thread()
+        if reason is None and (blind := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
+            reason = f"{self.inventory.reason}, for {blind:.0f} s; a new container may see it"
+        return text("ok") if reason is None else text(reason, 500)
+
+    def _refresh_cards(self) -> None:
+        if not self._restored:
+            self._restore()
+        changed = self.inventory.look()
+        self.metrics.memory(self.inventory.used_mib)
+        self.injection.report([card.uuid for card in self.inventory.cards])
+        if changed:
+            self.reconciler.wake()
+        self.inventory.watch(self.options.look, self._stop)
+
+    def _restore(self) -> None:
+        """Restore the cards that the plugin announced before its restart, if the API can be read."""
+        end = self._started + SYNC_SECONDS
+        for mirror in (self.node, self.pods):
+            while not (mirror.synced or self._stop.is_set()) and time.monotonic() < end:
+                mirror.wait_synced(0.1)
+        self._restored = True
+        node = self.node.get(self.options.node)
+        if node is None or not self.pods.synced:
+            log.warning("the node's announced cards can't be read from the API; the cards are numbered in NVML's order")
+            return
+        text = node["metadata"]["annotations"].get(contract.NODE_CARDS, "[]")
+        try:
+            cards = contract.cards_from_annotation(text)
+        except contract.ContractError as error:
+            log.warning("%s; the cards are numbered in NVML's order", error)
+            return
+        held = {index for pod in self.pods.items() if contract.counts(pod) for index in contract.shares(pod)}
+        self.inventory.restore(cards, held)
+
+    def _node_changed(self, key: str, before: JsonObject | None, now: JsonObject | None) -> None:
+        self.injection.node(now or {})
+        self.reconciler.wake()
+
+    def _probe_limits(self, cards: t.Sequence[contract.Card]) -> None:
+        if self.enforcer.look(cards):
+            self.reconciler.wake()
+
+    def _on_reconciled(self, pods: list[JsonObject], listing: list[Entry]) -> None:
+        self._last_pass = (pods, listing)
+        self._pass_done.set()
+
+    def _enforce_limits(self) -> None:
+        """Read all limits back, after each pass of the reconciler: a driver that is slow holds up nothing else."""
+        self._pass_done.wait(LIMIT_SECONDS)
+        self._pass_done.clear()
+        if self._last_pass is None or self._stop.is_set():
+            return
+        state = self.enforcer.state
+        for finding in self.enforcer.once(self.inventory.cards, *self._last_pass):
+            self.reconciler.post(finding.pod, finding.reason, finding.message, finding.warning)
+        self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected)
+        if self.enforcer.state != state:
+            self.reconciler.wake()
+
+    def _register(self) -> None:
+        waited = time.monotonic() - self._started
+        if self.registration.registrations == 0 and not self.pods.synced and waited < SYNC_SECONDS:
+            return
+        before = self.registration.registrations
+        self.registration.step()
+        if self.registration.registrations != before:
+            self.metrics.registered(self.registration.registrations)
+            # kubelet may have put the node's status back when it started.
+            self.reconciler.expect_allocation()
+
+    def _allocated(self) -> None:
+        self.metrics.allocated()
+        self.reconciler.expect_allocation()
+
+
+def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; what isn't on it comes from the environment, then from the defaults."""
+    env = os.environ.get
+    parser = argparse.ArgumentParser(prog=COMPONENT, description=__doc__)
+    parser.add_argument("--node-name", default=env("NODE_NAME", ""), help="this node's name in the API")
+    parser.add_argument(
+        "--memory-unit", default=env("GPUSHARE_MEMORY_UNIT", "GiB"), help="GiB or MiB, the same in the whole cluster"
+    )
+    parser.add_argument(
+        "--kubelet-dir",
+        default=env("GPUSHARE_KUBELET_DIR", "/var/lib/kubelet"),
+        help="kubelet's folder; device-plugins/ and pod-resources/ are in it",
+    )
+    parser.add_argument(
+        "--address", default=env("GPUSHARE_ADDRESS", "0.0.0.0"), help="address of health checks and metrics"
+    )
+    parser.add_argument("--port", type=int, default=env("GPUSHARE_PORT", str(PORT)))
+    parser.add_argument(
+        "--resync",
+        type=float,
+        default=env("GPUSHARE_RESYNC", "30"),
+        help="seconds after which everything is compared again, at the latest",
+    )
+    parser.add_argument(
+        "--look",
+        type=float,
+        default=env("GPUSHARE_LOOK", "5"),
+        help="seconds after which the cards are queried again",
+    )
+    parser.add_argument(
+        "--xid-quiet",
+        type=float,
+        default=env("GPUSHARE_XID_QUIET", "300"),
+        help="seconds without a further error after which a card is given to pods again",
+    )
+    parser.add_argument(
+        "--ignore-xids",
+        default=env("GPUSHARE_IGNORE_XIDS", ""),
+        help="XID errors that don't concern the card, besides those of applications; numbers separated by commas",
+    )
+    parser.add_argument(
+        "--device-injection",
+        default=env("GPUSHARE_DEVICE_INJECTION", AUTO),
+        help="how containers get their cards: cdi, envvar, or auto for cdi where kubelet and runtime can",
+    )
+    parser.add_argument(
+        "--cdi-folders",
+        default=env("GPUSHARE_CDI_FOLDERS", ",".join(map(str, FOLDERS))),
+        help="where the node's CDI specifications are, separated by commas; the later one wins",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        default=env("GPUSHARE_MEMORY_LIMIT", "auto"),
+        help="whether the driver holds containers to their shares: auto, required or off",
+    )
+    parser.add_argument(
+        "--cgroup-root",
+        default=env("GPUSHARE_CGROUP_ROOT", "/sys/fs/cgroup"),
+        help="where the node's own control groups are mounted",
+    )
+    parser.add_argument(
+        "--cleanup",
+        action="store_true",
+        help="remove the plugin's annotations, resources and limits from this node, and exit; the plugin must not run",
+    )
+    parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
+    parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
+    parser.add_argument("--api-server", default=env("GPUSHARE_API_SERVER", ""), help="URL; unset: the cluster's own")
+    parser.add_argument(
+        "--service-account",
+        default=env("GPUSHARE_SERVICE_ACCOUNT", ""),
+        help="folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod",
+    )
+    parser.add_argument("--version", action="version", version=gpushare.__version__)
+    options = parser.parse_args(arguments)
+    # argparse's choices don't check defaults, which come from the environment.
+    for name, allowed in (
+        ("memory_unit", tuple(contract.MIB_PER_UNIT)),
+        ("device_injection", MODES),
+        ("memory_limit", limits.MODES),
+        ("log_format", ("text", "json")),
+        ("log_level", ("debug", "info", "warning", "error")),
+    ):
+        if getattr(options, name) not in allowed:
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
+    if not options.node_name:
+        parser.error("--node-name or the environment variable NODE_NAME must name this node")
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port: {options.port} is no port")
+    for name, least, most in (("resync", 1, 3600), ("look", 0.1, 60), ("xid_quiet", 1, 10**9)):
+        if not least <= getattr(options, name) <= most:
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"{flag}: {getattr(options, name):g} isn't between {least:g} and {most:g} seconds")
+    if not re.fullmatch(r"([0-9]{1,9}(,[0-9]{1,9})*)?", options.ignore_xids):
+        parser.error(f"--ignore-xids: {options.ignore_xids!r} is no list of numbers, separated by commas")
+    folders = options.cdi_folders.split(",")
+    if not all(one.startswith("/") for one in folders):
+        parser.error(f"--cdi-folders: {options.cdi_folders!r} is no list of absolute paths, separated by commas")
+    return options
+
+
+def clean(options: Options, kube: Kube, nvml: Nvml, limit_door: LimitBackend, cgroups: Cgroups | None = None) -> int:
+    """``--cleanup``: the exit status."""
+    keeper = LimitEnforcer("off", options.unit, limit_door, cgroups or NodeCgroups(options.cgroup_root))
+    socket = options.kubelet_dir / "pod-resources" / "kubelet.sock"
+    try:
+        cleanup.clean(
+            options.node,
+            kube,
+            nvml,
+            options.unit,
+            KubeletPodResources(str(socket)),
+            keeper,
+            options.kubelet_dir / "device-plugins",
+        )
+    except cleanup.CleanupError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+def main(arguments: t.Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    logger("gpushare", given.log_format, given.log_level)
+    options = Options(
+        node=given.node_name,
+        unit=given.memory_unit,
+        kubelet_dir=Path(given.kubelet_dir),
+        address=given.address,
+        port=given.port,
+        resync=given.resync,
+        look=given.look,
+        xid_quiet=given.xid_quiet,
+        ignored_xids=tuple(int(one) for one in given.ignore_xids.split(",") if one),
+        injection=given.device_injection,
+        cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
+        memory_limit=given.memory_limit,
+        cgroup_root=given.cgroup_root,
+    )
+    try:
+        kube = connect(given.api_server, given.service_account)
+    except KubeError as error:
+        log.error("%s", error)
+        return 1
+    if given.cleanup:
+        return clean(options, kube, NvidiaMl(), NvidiaLimits())
+    sys.setswitchinterval(SWITCH_SECONDS)
+    signals = termination_signals()
+    plugin = Plugin(options, kube, NvidiaMl(), NvidiaLimits())
+    # What is there by now stays; looking through all of it for what has gone would keep kubelet waiting now and then.
+    gc.collect()
+    gc.freeze()
+    try:
+        plugin.start()
+    except OSError as error:
+        log.error("can't listen on %s:%s: %s", options.address, options.port, error)
+        return 1
+    log.info("started", extra={"data": {"node": options.node, "unit": options.unit, "port": plugin.service.port}})
+    signal.sigwait(signals)
+    log.info("stopping")
+    plugin.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

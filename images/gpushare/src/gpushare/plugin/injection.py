@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Choose how a container gets its cards: by CDI names in the answer to kubelet, or by a variable for NVIDIA's runtime.
+
+A pod can override the variable and so see any card, but not the CDI names. These need a kubelet that passes them on,
+a runtime with CDI enabled, and a CDI specification of the node that names each card by its UUID. A name that can't be
+resolved leaves a container that doesn't start, or one without a card, so all three are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import typing as t
+from pathlib import Path
+
+import yaml
+from gpushare.kubelet.errors import InvalidIds
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason, Refusal
+from gpushare.shared._core.types import JsonObject
+
+log = logging.getLogger("gpushare.injection")
+
+AUTO, CDI, ENVVAR = "auto", "cdi", "envvar"
+MODES = (AUTO, CDI, ENVVAR)
+# The later folder wins, as it does for the runtimes.
+FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+KIND = "nvidia.com/gpu"
+
+# DevicePluginCDIDevices is for everybody since then.
+KUBELET_SINCE = (1, 31)
+# The runtimes' default since these versions.
+RUNTIME_SINCE: t.Mapping[str, tuple[int, int]] = {"containerd": (2, 0), "cri-o": (1, 28)}
+
+_Loader: t.Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+# --------------------------------------------------------------------------- pure
+
+
+def device_name(uuid: str) -> str:
+    """A card's CDI name."""
+    return f"{KIND}={uuid}"
+
+
+def version(text: str) -> tuple[int, int] | None:
+    """Major and minor of ``v1.36.3``, ``containerd://2.0.1-k3s1`` and the like; None where there are none."""
+    found = re.search(r"(?:^|//)v?([0-9]+)\.([0-9]+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def obstacle(node: JsonObject) -> str:
+    """Why this node's kubelet or container runtime does nothing with CDI names; empty where they do.
+
+    :param node: as :func:`gpushare.reconcile.slim_node` keeps it.
+    """
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    kubelet, runtime = str(info.get("kubeletVersion", "")), str(info.get("containerRuntimeVersion", ""))
+    have = version(kubelet)
+    if have is None or have < KUBELET_SINCE:
+        since = ".".join(map(str, KUBELET_SINCE))
+        return f"kubelet {kubelet or 'of an unknown version'} may not pass CDI names on, as {since} and later do"
+    told = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_RUNTIME_CDI)
+    if told in ("true", "false"):
+        return "" if told == "true" else "the container runtime has CDI turned off"
+    name, since_runtime = runtime.partition("://")[0], RUNTIME_SINCE.get(runtime.partition("://")[0])
+    of_runtime = version(runtime)
+    if since_runtime is None or of_runtime is None or of_runtime < since_runtime:
+        return f"the container runtime {runtime or name or 'of an unknown kind'} isn't known to have CDI turned on"
+    return ""
+
+
+def device_names(document: t.Any) -> set[str]:
+    """The devices of our kind in one CDI specification; none where it is something else."""
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        return set()
+    devices = document.get("devices")
+    return {
+        str(one["name"])
+        for one in (devices if isinstance(devices, list) else ())
+        if isinstance(one, dict) and "name" in one
+    }
+
+
+def resolve_devices(folders: t.Iterable[t.Iterable[set[str]]]) -> set[str]:
+    """The devices that a runtime finds: folders in order, in each the devices of its files.
+
+    Two files of one folder that name the same device make it unusable, unless a later folder decides.
+    """
+    found: set[str] = set()
+    for files in folders:
+        once: set[str] = set()
+        twice: set[str] = set()
+        for names in files:
+            twice |= once & names
+            once |= names
+        found = (found | once) - twice
+    return found
+
+
+# --------------------------------------------------------------------------- files
+
+
+def _signature(folders: t.Sequence[Path]) -> Signature:
+    found = []
+    for folder in folders:
+        try:
+            files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".yaml"))
+        except OSError:
+            continue
+        for one in files:
+            try:
+                stat = one.stat()
+            except OSError:
+                continue
+            found.append((str(one), stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+def _read(path: Path) -> set[str]:
+    try:
+        text = path.read_text()
+        return device_names(json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        # The runtimes leave such a file out, too.
+        log.warning("%s can't be read as a CDI specification: %s", path, str(error).splitlines()[0])
+        return set()
+
+
+class Injection:
+    """Decides for each container, by what is there when it is made."""
+
+    def __init__(self, mode: str = AUTO, folders: t.Sequence[Path] = FOLDERS) -> None:
+        self._mode = mode
+        self._folders = tuple(folders)
+        self._lock = threading.Lock()
+        self._signature_read: Signature | None = None
+        self._specified: set[str] = set()
+        self._obstacle = "the node hasn't been read from the API yet"
+        self._used: tuple[str, str] | None = None
+        self.on_used: t.Callable[[str], None] = lambda mode: None
+
+    def node(self, node: JsonObject) -> None:
+        """Update from the node's object in the API."""
+        with self._lock:
+            self._obstacle = obstacle(node)
+
+    def refusal(self, uuid: str) -> Refusal | None:
+        """Why a card can't be given to pods: CDI is required, and no specification names the card."""
+        if self._mode != CDI:
+            return None
+        self._read_specifications()
+        missing = self._missing([uuid])
+        return Refusal(Reason.CDI_UNAVAILABLE, missing) if missing else None
+
+    def devices(self, uuids: t.Sequence[str]) -> tuple[str, ...]:
+        """The CDI names of these cards; none where the environment has to do.
+
+        :raises InvalidIds: only CDI will do, and a card has no CDI name.
+        """
+        if self._mode == ENVVAR:
+            return ()
+        self._read_specifications()
+        reason = self._missing(uuids)
+        if self._mode == AUTO:
+            reason = self._obstacle or reason
+        if not reason:
+            return tuple(device_name(uuid) for uuid in uuids)
+        if self._mode == CDI:
+            raise InvalidIds(Reason.CDI_UNAVAILABLE, reason)
+        return ()
+
+    def report(self, uuids: t.Sequence[str]) -> None:
+        """Tell the log and the metrics which way it is for the node's cards, if that has changed."""
+        try:
+            mode, why = (CDI, "") if self.devices(uuids) else (ENVVAR, self._why(uuids))
+        except InvalidIds as error:
+            mode, why = CDI, error.refusal.text
+        if (mode, why) == self._used or not uuids:
+            return
+        self._used = (mode, why)
+        log.info("containers get their cards by %s%s", mode, f": {why}" if why else "", extra={"data": {"mode": mode}})
+        self.on_used(mode)
+
+    def _why(self, uuids: t.Sequence[str]) -> str:
+        return (
+            "the option --device-injection requires it"
+            if self._mode == ENVVAR
+            else self._obstacle or self._missing(uuids)
+        )
+
+    def _missing(self, uuids: t.Iterable[str]) -> str:
+        with self._lock:
+            missing = [uuid for uuid in uuids if uuid not in self._specified]
+        if not missing:
+            return ""
+        folders = " or ".join(map(str, self._folders))
+        return f"no CDI specification in {folders} names {device_name(missing[0])}"
+
+    def _read_specifications(self) -> None:
+        """Read the specifications, if they are others than before."""
+        now = _signature(self._folders)
+        with self._lock:
+            if now == self._signature_read:
+                return
+            files = [Path(row[0]) for row in now]
+            by_folder = [[_read(one) for one in files if one.parent == folder] for folder in self._folders]
+            self._specified, self._signature_read = resolve_devices(by_folder), now

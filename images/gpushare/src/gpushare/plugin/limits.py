@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compute which container may hold how much memory of which card. No I/O, no clock.
+
+NVIDIA's driver (R615 and newer) keeps a hard limit per card and cgroup. It is set in two ways, and both are used:
+
+* The container toolkit (1.20.1 and newer) sets it before the container's process starts, from two variables of the
+  container's environment. An older toolkit ignores them silently; a newer one on a node whose driver can't do it
+  keeps the container from starting. So they are set only where the driver has accepted and returned a limit before.
+* The plugin reads every limit back and sets it where it differs: because of an older toolkit, of a pod that
+  sets the variables itself, of a container that existed before.
+
+A share is in units; a limit is in MiB, and in the driver's calls in bytes. The soft limit stays 0: on kernels with the
+dmem controller the driver adds a soft limit to all parent cgroups and leaves it there when a cgroup is removed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.nvml.limits import MIB, Limit
+from gpushare.plugin import pod_facts, steering
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
+
+MODES = ("auto", "required", "off")
+# What the container toolkit reads, in MiB.
+LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
+REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
+# The first driver branch with limits per cgroup.
+DRIVER = 615
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A running container and what it may hold.
+
+    :param pod: its pod, ``namespace/name``.
+    :param uid: the pod's.
+    :param container: its name in the pod.
+    :param container_id: the runtime's, 64 hexadecimal digits.
+    :param mib: MiB by card (UUID).
+    """
+
+    pod: str
+    uid: str
+    container: str
+    container_id: str
+    mib: t.Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        """As people read it."""
+        return f"container {self.container} of pod {self.pod}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What is limited and held on one card, in MiB; by containers that have a limit.
+
+    :param containers: how many they are.
+    """
+
+    containers: int = 0
+    limited_mib: int = 0
+    used_mib: int = 0
+
+
+def wanted(mib: int) -> Limit:
+    """The limit that a share of so many MiB is."""
+    return Limit(0, mib * MIB)
+
+
+def environment(mib: t.Mapping[str, int]) -> dict[str, str]:
+    """The variables by which the container toolkit limits a container from its first moment.
+
+    The toolkit has no form per card: it sets the same on each. Shares are equal; where they weren't, the largest is
+    given and the keeper lowers the others.
+
+    :param mib: MiB by card (UUID); none for a container without cards.
+    """
+    if not mib:
+        return {}
+    return {LIMIT: str(max(mib.values())), REQUEST: "0"}
+
+
+def driver_problem(version: str) -> str | None:
+    """Why a driver of this version can't limit, in one sentence; None where it can."""
+    found = re.match(r"(\d+)\.", version)
+    if found and int(found.group(1)) >= DRIVER:
+        return None
+    return f"NVIDIA's driver is {version or 'unknown'}, and limits need {DRIVER} or newer"
+
+
+def cgroup_problem(version: int, root: str) -> str | None:
+    """Why the node's cgroups can't be limited, in one sentence; None where they can."""
+    if version == 2:
+        return None
+    if version == 1:
+        return "the node runs with cgroup version 1, and limits need version 2"
+    return f"the node's cgroups aren't mounted at {root}"
+
+
+def state(mode: str, reason: str | None, unenforced: t.Sequence[str]) -> str:
+    """The value of the node's annotation ``contract.NODE_LIMIT``.
+
+    :param reason: why no limit can be set on this node.
+    :param unenforced: for each container without its limit, one sentence.
+    """
+    if mode == "off":
+        return contract.LIMIT_OFF
+    if reason:
+        return contract.LIMIT_UNENFORCED + reason
+    if unenforced:
+        more = f" (and {len(unenforced) - 1} more)" if len(unenforced) > 1 else ""
+        return f"{contract.LIMIT_UNENFORCED}{unenforced[0]}{more}"
+    return contract.LIMIT_ENFORCED
+
+
+# --------------------------------------------------------------------------- containers
+
+
+def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
+    """What is needed of a pod's status to find its containers: name, ID and whether it runs."""
+    return {
+        field: [
+            {
+                "name": one.get("name", ""),
+                "containerID": one.get("containerID", ""),
+                "state": {"running": {}} if "running" in (one.get("state") or {}) else {},
+            }
+            for one in status.get(field) or []
+        ]
+        for field in ("initContainerStatuses", "containerStatuses")
+        if status.get(field)
+    }
+
+
+def running(pod: JsonObject) -> dict[str, str]:
+    """The IDs of a pod's running containers, by name."""
+    status = pod.get("status") or {}
+    found = {}
+    for field in ("initContainerStatuses", "containerStatuses"):
+        for one in status.get(field) or []:
+            # "containerd://4f1e…", "cri-o://…", "docker://…"
+            identifier = str(one.get("containerID") or "").rpartition("://")[2]
+            if identifier and "running" in (one.get("state") or {}):
+                found[str(one.get("name", ""))] = identifier
+    return found
+
+
+def targets(
+    cards: t.Sequence[contract.Card], pods: t.Iterable[JsonObject], listing: t.Sequence[Entry], unit: str
+) -> list[Target]:
+    """Every running container of this node that holds memory, with what kubelet gave it.
+
+    :param pods: of this node, with what ``slim_statuses`` keeps.
+    :param listing: from PodResources; a container that isn't listed (yet) has no limit yet either.
+    :param unit: of the node's shares.
+    """
+    mib = contract.MIB_PER_UNIT[unit]
+    slots = steering.slots_of(cards)
+    seen: dict[str, int] = {}
+    for one in listing:
+        seen[one.key] = seen.get(one.key, 0) + 1
+    # kubelet gives no UID: a pod and its successor of the same name can't be distinguished while both are listed.
+    listed = {one.key: one for one in listing if seen[one.key] == 1}
+    found = []
+    for pod in pods:
+        entry = listed.get(contract.pod_key(pod))
+        if entry is None or contract.finished(pod):
+            continue
+        ids = running(pod)
+        for step in pod_facts.steps(pod):
+            name, units = step.name, step.units
+            if name not in ids:
+                continue
+            given = entry.counts.get(name)
+            if not given and name not in _plain_inits(pod):
+                continue
+            # IDs of another plugin, as upstream's, name no card either: there the pod's annotation does.
+            told = any(slots.named(short) for short in given or ())
+            held = _given(slots, given or {}) if told else _booked(cards, pod, units)
+            if held and sum(held.values()) == units:
+                limits = {uuid: number * mib for uuid, number in held.items()}
+                found.append(Target(contract.pod_key(pod), contract.pod_uid(pod), name, ids[name], limits))
+    return found
+
+
+def _given(slots: steering.Slots, counts: t.Mapping[str, int]) -> dict[str, int]:
+    """Units by card of what kubelet gave; nothing where an ID names no card of this node."""
+    held = slots.units(counts)
+    return {} if "" in held else held
+
+
+def _plain_inits(pod: JsonObject) -> set[str]:
+    """Init containers that end: PodResources don't show them."""
+    inits = (pod.get("spec") or {}).get("initContainers") or []
+    return {str(one.get("name", "")) for one in inits if one.get("restartPolicy") != "Always"}
+
+
+def _booked(cards: t.Sequence[contract.Card], pod: JsonObject, units: int) -> dict[str, int]:
+    """Units by card of a container whose cards PodResources don't show, from the pod's once these are certain."""
+    held = contract.booking(pod)
+    if held is None or not held.assigned or units % len(held.indices):
+        return {}
+    by_index = {card.index: card.uuid for card in cards}
+    if not all(index in by_index for index in held.indices):
+        return {}
+    return {by_index[index]: units // len(held.indices) for index in held.indices}

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Identify the pod that kubelet is admitting, and choose its units among the free ones. No I/O, no clock.
+
+kubelet adds one pod to those it manages, admits it container by container, and only then adds the next; PodResources
+list the pod under admission with the rest, and our call is made without kubelet's device lock held. So at the time of
+GetPreferredAllocation the pod is the one that is listed with a container that requests units and has none. Only if
+PodResources can't be read, the oldest assumed pod with a container of that size is taken; a wrong guess only chooses
+another card, and is corrected afterwards. Source: kubernetes v1.36.0, pkg/kubelet/cm/devicemanager/manager.go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing as t
+
+from gpushare.kubelet import wire
+from gpushare.kubelet.errors import NoDevices
+from gpushare.kubelet.pod_resources import Entry, grouped
+from gpushare.plugin import pod_facts
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason
+from gpushare.shared._core.types import JsonObject
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The pod that kubelet is admitting.
+
+    :param container: the one asked for now; empty where that isn't known.
+    :param held: IDs that its other containers have already.
+    """
+
+    pod: JsonObject
+    container: str = ""
+    held: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return pod_facts.key(self.pod)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """
+    :param cards: where the IDs are, by index; as many on each.
+    :param reason: why these cards were chosen, for the log.
+    """
+
+    ids: tuple[str, ...]
+    cards: tuple[contract.Card, ...]
+    reason: str
+
+
+class ReservedUnits(t.NamedTuple):
+    """What of kubelet's free units isn't free, by card (UUID).
+
+    :param booked: units that pods have a booking for and haven't got yet.
+    :param foreign: units in use by pods that another plugin gave its own IDs to, which kubelet no longer counts.
+    """
+
+    booked: t.Mapping[str, int]
+    foreign: t.Mapping[str, int]
+
+
+# --------------------------------------------------------------------------- which pod
+
+
+def pending(pod: JsonObject, entry: Entry) -> list[tuple[str, int]]:
+    """Name and units of the containers that kubelet may ask for next; empty when the pod has all that can be seen.
+
+    Containers are served in order, so all before the last one with IDs are done, and nothing behind the first one
+    without can be next. Whether a hidden one before that is done can't be seen.
+    """
+    steps = pod_facts.steps(pod)
+    if not steps or entry.containers.get(steps[-1].name):
+        return []
+    done = max((n for n, step in enumerate(steps) if entry.containers.get(step.name)), default=-1)
+    left = steps[done + 1 :]
+    if all(step.hidden for step in left) and (pod_facts.assigned(pod) or pod_facts.started(pod)):
+        return []
+    found = []
+    for step in left:
+        found.append((step.name, step.units))
+        if not step.hidden:
+            break
+    return found
+
+
+def identify(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> Subject | None:
+    """Identify the pod for which kubelet requests so many units; None if it isn't known.
+
+    :param pods: the node's pods by key, finished ones too.
+    :param listing: from PodResources; None if they can't be read.
+    """
+    return listed(size, pods, listing or ()) or _oldest_assumed(size, pods, listing)
+
+
+def listed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]) -> Subject | None:
+    """The pod among those in kubelet's list; None if it is none of these."""
+    found: list[tuple[bool, tuple[str, int, str], Subject]] = []
+    for entry in listing:
+        pod = pods.get(entry.key)
+        if pod is None or contract.finished(pod):
+            continue
+        name = next((name for name, units in pending(pod, entry) if units == size), None)
+        if name is not None:
+            # A pod rejected a moment ago may linger: the one under admission hasn't started, and is the latest.
+            found.append((not pod_facts.started(pod), pod_facts.recency(pod), Subject(pod, name, entry.ids)))
+    return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _oldest_assumed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> Subject | None:
+    complete = {entry.key for entry in listing or () if entry.key in pods and not pending(pods[entry.key], entry)}
+    found: list[tuple[int, str, Subject]] = []
+    for key, pod in pods.items():
+        held = pod_facts.booking(pod)
+        if held is None or held.assigned or not pod_facts.counts(pod) or key in complete:
+            continue
+        name = next((step.name for step in pod_facts.steps(pod) if step.units == size), None)
+        if name is not None:
+            found.append((held.assume_time, key, Subject(pod, name)))
+    return min(found, key=lambda one: one[:2])[2] if found else None
+
+
+def unknown_pod_ids(pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> tuple[str, ...]:
+    """IDs of the pod under admission if the mirror lacks that pod; empty if there is none.
+
+    So that a pod of which nothing is known has all of its containers on the cards of the first.
+    """
+    unknown = [entry for entry in listing or () if entry.key not in pods and entry.lacking]
+    return unknown[0].ids if len(unknown) == 1 else ()
+
+
+# --------------------------------------------------------------------------- which units
+
+
+class Slots:
+    """Which card of these a device ID names; see :func:`slots_of`."""
+
+    def __init__(self, cards: t.Sequence[contract.Card]) -> None:
+        self._cards = cards
+        self._known: dict[str, contract.Card | None] = {}
+
+    def named(self, short: str) -> contract.Card | None:
+        """The card of a short UUID, as IDs have it; None if it isn't one of ours."""
+        if short not in self._known:
+            self._known[short] = contract.card_by_short(self._cards, short) if short else None
+        return self._known[short]
+
+    def uuid(self, short: str) -> str:
+        """The same card's UUID; empty if it isn't one of ours."""
+        card = self.named(short)
+        return card.uuid if card else ""
+
+    def by_card(self, identifiers: t.Iterable[str]) -> dict[str, list[str]]:
+        """IDs by their card's UUID; unknown ones under the empty text."""
+        found: dict[str, list[str]] = {}
+        for short, ids in grouped(identifiers).items():
+            found.setdefault(self.uuid(short), []).extend(ids)
+        return found
+
+    def units(self, counts: t.Mapping[str, int]) -> dict[str, int]:
+        """Units by card (UUID), of units by the cards' short UUIDs; unknown ones under the empty text."""
+        found: dict[str, int] = {}
+        for short, number in counts.items():
+            uuid = self.uuid(short)
+            found[uuid] = found.get(uuid, 0) + number
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def _slots_of(cards: tuple[contract.Card, ...]) -> Slots:
+    return Slots(cards)
+
+
+def slots_of(cards: t.Sequence[contract.Card]) -> Slots:
+    """The same as before for the same cards, with what it knows already."""
+    return _slots_of(tuple(cards))
+
+
+def reserved_units(
+    cards: t.Sequence[contract.Card],
+    pods: t.Mapping[str, JsonObject],
+    listing: t.Sequence[Entry] | None,
+    without: str = "",
+) -> ReservedUnits:
+    """Units of each card (by UUID) that kubelet's free IDs still contain and others have a right to.
+
+    :param without: UID of a pod that doesn't count.
+    """
+    slots = slots_of(cards)
+    by_index = {card.index: card.uuid for card in cards}
+    listed = {entry.key: entry for entry in listing or ()}
+    booked = {card.uuid: 0 for card in cards}
+    foreign = dict(booked)
+    for key, pod in pods.items():
+        if contract.pod_uid(pod) == without or not pod_facts.counts(pod):
+            continue
+        entry = listed.get(key)
+        strange = entry is not None and any(slots.named(short) is None for short in entry.total)
+        shares = pod_facts.shares(pod)
+        if strange and len(cards) == 1:
+            # On a node of one card upstream's plugin gives units without writing anything on the pod.
+            shares = {cards[0].index: pod_facts.units(pod)}
+        for index, units in shares.items():
+            uuid = by_index.get(index, "")
+            if not uuid:
+                continue
+            if strange:
+                foreign[uuid] += units
+            elif entry is None:
+                # An assigned pod's IDs are taken, listed or not: after kubelet's restart the list fills one by one.
+                booked[uuid] += 0 if pod_facts.assigned(pod) else units
+            elif pending(pod, entry):
+                booked[uuid] += max(0, units - slots.units(entry.total).get(uuid, 0))
+    return ReservedUnits(booked, foreign)
+
+
+def choose(
+    cards: t.Sequence[contract.Card],
+    ask: wire.Ask,
+    subject: Subject | None,
+    promises: ReservedUnits,
+    unknown_pod_ids: t.Sequence[str] = (),
+) -> Decision:
+    """Choose IDs for kubelet: all available, equally many of each of as many cards as the pod requests.
+
+    In this order: the cards that the pod is on already; those that it is booked on; else best fit, the cards that are
+    left with least (or with most, where the pod wants to be spread), among those that hold all of the pod's rest and,
+    where possible, without what others have booked. What pods of another plugin use is never given.
+
+    :param unknown_pod_ids: IDs that the pod has already, if the mirror lacks it.
+    :raises NoDevices: no card has the units. kubelet then fails the pod's admission, and the pod's owner creates a new
+        one, which is scheduled again. Units of other cards, or none, would be refused by Allocate.
+    """
+    who = f"pod {subject.key}" if subject else "a pod"
+    slots = slots_of(cards)
+    held = slots.by_card(subject.held if subject else unknown_pod_ids)
+    try:
+        demand = contract.demand(subject.pod) if subject else contract.Demand(ask.size, max(1, len(held)))
+    except contract.ContractError as error:
+        raise NoDevices(Reason.INVALID_ANNOTATION, f"{who} can't be served: {error}") from error
+    if ask.size % demand.count:
+        text = f"{who} requests {ask.size} units, which can't be spread equally over {demand.count} cards"
+        raise NoDevices(Reason.UNEQUAL_SHARES, text)
+    part = ask.size // demand.count
+
+    free = slots.by_card(dict.fromkeys([*ask.available, *ask.must_include]) if ask.must_include else ask.available)
+    free_units = {card.uuid: len(free.get(card.uuid, ())) - promises.foreign.get(card.uuid, 0) for card in cards}
+
+    def decided(chosen: t.Iterable[contract.Card], reason: str) -> Decision:
+        ordered = tuple(sorted(chosen, key=lambda card: card.index))
+        must = slots.by_card(ask.must_include)
+        ids = [_take(part, must.get(card.uuid, ()), free.get(card.uuid, ())) for card in ordered]
+        return Decision(tuple(one for each in ids for one in each), ordered, reason)
+
+    fixed = slots.by_card(ask.must_include) or held
+    if fixed:
+        chosen = [card for card in cards if card.uuid in fixed]
+        if len(chosen) != len(fixed) or len(chosen) != demand.count:
+            kind = "one card" if demand.count == 1 else f"{demand.count} cards"
+            raise NoDevices(
+                Reason.UNEQUAL_SHARES, f"{who} has units {_names(fixed)}, which aren't all of {kind} of this node"
+            )
+        for card in chosen:
+            if free_units[card.uuid] < part:
+                raise NoDevices(
+                    Reason.INSUFFICIENT_GPU_MEMORY,
+                    f"{who} is on card {card.index} ({card.uuid}) and requests {part} more units of it, "
+                    f"of which {max(0, free_units[card.uuid])} are free",
+                )
+        return decided(chosen, "the pod is on this card already")
+
+    share = max(part, demand.share)
+    booked = pod_facts.booking(subject.pod) if subject else None
+    if booked is not None and len(booked.indices) == demand.count:
+        chosen = [card for card in cards if card.index in booked.indices and free_units[card.uuid] >= share]
+        if len(chosen) == demand.count:
+            return decided(chosen, "the pod is booked on this card")
+
+    def left(card: contract.Card) -> int:
+        return free_units[card.uuid] - promises.booked.get(card.uuid, 0) - share
+
+    direction = -1 if demand.placement == "spread" else 1
+    allowed = [card for card in cards if demand.accepts(card)]
+    fitting = [card for card in allowed if free_units[card.uuid] >= share]
+    unreserved = [card for card in fitting if left(card) >= 0]
+    if len(unreserved) >= demand.count:
+        unreserved.sort(key=lambda card: (direction * left(card), card.index))
+        return decided(unreserved[: demand.count], f"{'the booked card is full' if booked else 'no booking'}; best fit")
+    if len(fitting) >= demand.count:
+        fitting.sort(key=lambda card: (-left(card), card.index))
+        return decided(fitting[: demand.count], "only cards with units that others have booked are left")
+    largest = max((max(0, free_units[card.uuid]) for card in allowed), default=0)
+    models = " that it accepts" if len(allowed) < len(cards) else ""
+    if demand.count == 1:
+        wants = f"{who} requests {share} units of {contract.RESOURCE_MEMORY} on one card{models}"
+        raise NoDevices(Reason.INSUFFICIENT_GPU_MEMORY, f"{wants}; the largest free share is {largest}")
+    wants = f"{who} requests {share} units of {contract.RESOURCE_MEMORY} on each of {demand.count} cards{models}"
+    raise NoDevices(Reason.INSUFFICIENT_GPU_MEMORY, f"{wants}; so many are free on {len(fitting)}")
+
+
+def _take(part: int, must: t.Sequence[str], free: t.Sequence[str]) -> list[str]:
+    """So many of one card's IDs, what must be among them first, then the lowest slots."""
+    if len(must) > part:
+        text = f"kubelet requires {len(must)} units of a card in a container that requests {part} of it"
+        raise NoDevices(Reason.UNEQUAL_SHARES, text)
+    first = dict.fromkeys(must)
+    # IDs of one card differ in nothing but their slots, so the shorter one is the lower one.
+    lowest = sorted(sorted(free), key=len)
+    return [*first, *(one for one in lowest if one not in first)][:part]
+
+
+def _names(found: t.Mapping[str, t.Sequence[str]]) -> str:
+    return ", ".join(sorted(ids[0] for ids in found.values()))

@@ -1,1 +1,0 @@
-../../resources/test_as_before.py

@@ -1,0 +1,111 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Read a cluster's version and nodes in as few requests as possible."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._core.types import JsonObject
+from .._kube.client import Kube
+from .compute import node_unit
+
+UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
+# Annotations of GPU sharing stacks; others can be large and are dropped.
+ANNOTATIONS = ("kubegpu.share/", "hami.io/", "4pd.io/")
+
+
+class ClusterNode(t.TypedDict):
+    """One node as the module ``cluster_info`` returns it."""
+
+    name: str
+    address: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    taints: list[JsonObject]
+    schedulable: bool
+    ready: bool
+    capacity: dict[str, str]
+    allocatable: dict[str, str]
+    runtime: str
+    kubelet: str
+    os: str
+    arch: str
+
+
+class SharingPod(t.TypedDict):
+    """A pod that holds a share of a card, in units of its node."""
+
+    namespace: str
+    name: str
+    node: str
+    units: int
+
+
+class ClusterState(t.TypedDict):
+    """The cluster's version and nodes; ``sharing_pods`` is None where they were not read."""
+
+    version: str
+    nodes: list[ClusterNode]
+    sharing_pods: list[SharingPod] | None
+
+
+def collect(kube: Kube, nodes: t.Sequence[JsonObject], version: str, memory_unit: str | None = None) -> ClusterState:
+    """Return the cluster's version and nodes.
+
+    :param nodes: the API's Node objects.
+    :param version: the API server's version.
+    :param memory_unit: the unit that the nodes will count in. Pods are read only where a node counts in another unit
+        now, because changing the unit would invalidate their shares.
+    """
+    pods: list[SharingPod] | None = None
+    units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
+    if memory_unit is not None and units:
+        pods = [_pod(pod) for pod in kube.list_all("v1", "Pod", field_selector=UNFINISHED) if contract.counts(pod)]
+    return {"version": version, "nodes": [_node(node) for node in nodes], "sharing_pods": pods}
+
+
+def _pod(pod: JsonObject) -> SharingPod:
+    metadata = pod["metadata"]
+    return {
+        "namespace": str(metadata.get("namespace", "")),
+        "name": str(metadata.get("name", "")),
+        "node": contract.pod_node(pod),
+        "units": contract.pod_units(pod),
+    }
+
+
+def _node(node: JsonObject) -> ClusterNode:
+    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    info = status.get("nodeInfo") or {}
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    addresses = {one.get("type"): one.get("address") for one in status.get("addresses") or []}
+    return {
+        "name": str(metadata["name"]),
+        "address": str(addresses.get("InternalIP") or ""),
+        "labels": metadata.get("labels") or {},
+        "annotations": {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)},
+        "taints": spec.get("taints") or [],
+        "schedulable": not spec.get("unschedulable", False),
+        "ready": any(
+            one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or []
+        ),
+        "capacity": status.get("capacity") or {},
+        "allocatable": status.get("allocatable") or {},
+        "runtime": str(info.get("containerRuntimeVersion", "")),
+        "kubelet": str(info.get("kubeletVersion", "")),
+        "os": str(info.get("osImage", "")),
+        "arch": str(info.get("architecture", "")),
+    }
+
+
+def node_cards(node: t.Mapping[str, t.Any]) -> list[contract.Card]:
+    """Return the cards that a node, as ``collect`` returns it, announces."""
+    return contract.node_cards(
+        {"metadata": {"annotations": node["annotations"]}, "status": {"capacity": node["capacity"]}}
+    )

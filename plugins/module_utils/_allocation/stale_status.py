@@ -1,0 +1,71 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Remove the capacity and annotations that a removed device plugin left on its nodes; no other component does."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._core.plan import Change, Plan, run
+from .._core.types import JsonObject
+from .._kube.client import Kube
+from .._kube.refs import Ref
+
+RESOURCES = (contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT)
+FIELDS = ("capacity", "allocatable")
+
+# Also the annotation that role gpushare sets for the plugin.
+ANNOTATIONS = (contract.NODE_CARDS, contract.NODE_LIMIT, contract.NODE_RUNTIME_CDI)
+
+ARGUMENTS: JsonObject = {"nodes": {"type": "list", "elements": "str", "required": True}}
+
+
+class Announcements:
+    """Reconciler: these nodes announce no cards."""
+
+    def __init__(self, kube: Kube, nodes: t.Sequence[str]) -> None:
+        self._kube = kube
+        self._refs = [Ref("v1", "Node", "", name) for name in nodes]
+
+    def observe(self) -> list[tuple[Ref, JsonObject]]:
+        found = [(ref, self._kube.get(ref)) for ref in self._refs]
+        return [(ref, node) for ref, node in found if node is not None]
+
+    def plan(self, observed: list[tuple[Ref, JsonObject]]) -> Plan:
+        changes = []
+        for ref, node in observed:
+            stale = _stale_values(node)
+            if stale:
+                before = "".join(f"{place}: {value}\n" for place, value in stale.items())
+                changes.append(Change(str(ref), before, "", ref))
+        return Plan(tuple(changes))
+
+    def apply(self, observed: list[tuple[Ref, JsonObject]], plan: Plan) -> None:
+        for change in plan.changes:
+            nothing = dict.fromkeys(RESOURCES)
+            self._kube.patch(change.step, {"metadata": {"annotations": dict.fromkeys(ANNOTATIONS)}})
+            self._kube.patch(change.step, {"status": {field: dict(nothing) for field in FIELDS}}, "status")
+
+
+def _stale_values(node: JsonObject) -> dict[str, str]:
+    annotations = (node.get("metadata") or {}).get("annotations") or {}
+    found = {f"annotation {key}": str(annotations[key]) for key in ANNOTATIONS if key in annotations}
+    status = node.get("status") or {}
+    for name in RESOURCES:
+        values = {field: str((status.get(field) or {}).get(name, "0")) for field in FIELDS}
+        # kubelet still reports the resource of a removed plugin, with nothing allocatable: its size for five minutes,
+        # then 0 until its restart. If removed, it would come back.
+        kubelets = name == contract.RESOURCE_MEMORY and values["allocatable"] == "0"
+        if not kubelets:
+            found.update({f"{field} {name}": value for field, value in values.items() if value != "0"})
+    return found
+
+
+def forget(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
+    """Remove stale announcements; see module node_announcements."""
+    return {**run(Announcements(kube, params["nodes"]), check), "requests": dict(kube.requests)}

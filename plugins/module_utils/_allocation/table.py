@@ -1,0 +1,199 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Read the allocation of a cluster, and format it as tables."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._core.types import JsonObject
+from .._kube.client import Kube
+from .._kube.stream import Streams, Wanted, listed, uncollected
+from .cluster import UNFINISHED
+from .compute import assemble, percent
+from .nodes import read_node
+from .pods import HAMI, MARKERS, NVIDIA, PodReader
+from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
+
+NO_NODES = (
+    "No node advertises shared GPU memory (aliyun.com/gpu-mem): nothing is installed yet, or no device plugin runs.\n"
+)
+TABLES = ("table", "wide")
+BAR = 10
+# Of names, in the narrow table only.
+LONGEST = 48
+TOTALS_OF = {HAMI: "GPU memory of HAMi's nodes", NVIDIA: "GPUs of NVIDIA's plugin", "": "GPU memory of the cluster"}
+
+
+def collect(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> JsonObject:
+    """Read the allocation from the cluster, as data and as tables.
+
+    :param tables: names of ``TABLES``.
+    """
+    with uncollected():
+        nodes, claims = listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS))
+        found = assemble(nodes, claims)
+        formatted = {name: table(found, wide=name == "wide") for name in TABLES if name in tables}
+    return {**found, **formatted, "requests": dict(kube.requests)}
+
+
+def table(found: Allocation, wide: bool = False) -> str:
+    """Format the nodes with their cards and pods, then the Pending pods, then the totals.
+
+    :param wide: include UUIDs, states and containers, and truncate nothing.
+    """
+    if not found["nodes"]:
+        return NO_NODES + _waiting(found["waiting"])
+    blocks = ["".join(_blocks(node, wide)) for node in found["nodes"]]
+    rule = "-" * max(len(line) for block in blocks for line in block.splitlines())
+    return f"{rule}\n".join([*blocks, _waiting(found["waiting"]) + "".join(_totals(found))])
+
+
+def bar(used: int, total: int, width: int = BAR) -> str:
+    """Draw a card as a bar; any used unit is visible, and only a full card looks full."""
+    if total <= 0:
+        return "[" + ("#" if used > 0 else ".") * width + "]"
+    filled = min(width, used * width // total)
+    if filled == 0 and used > 0:
+        filled = 1
+    return f"[{'#' * filled}{'.' * (width - filled)}]"
+
+
+# --------------------------------------------------------------------------- one node
+
+
+def _blocks(node: NodeEntry, wide: bool) -> t.Iterator[str]:
+    yield f"NAME:       {node['name']}\nIPADDRESS:  {node['address'] or '-'}\n"
+    if node["memory_limit"]:
+        yield f"LIMIT:      {node['memory_limit']}\n"
+    if wide or node["backend"] not in ("gpushare", "gpushare-upstream"):
+        yield f"BACKEND:    {', '.join(node['backends']) or 'none'}\n"
+    if node["problem"]:
+        yield f"PROBLEM:    {node['problem']}\n"
+    yield _part(node, wide, node["unit"])
+    for part in node["also"]:
+        yield f"\nAlso {part['backend']}:\n"
+        yield _part(part, wide, part["unit"])
+
+
+def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
+    """Format the cards and pods of one back end on a node."""
+    cards, pending = part["cards"], part["pending"]
+    header = ["NAMESPACE", "POD", "STATUS"]
+    header += ["STATE", "UID", "CONTAINERS"] if wide else []
+    first = len(header)
+    header += [f"GPU{card['index']}(Allocated)" for card in cards]
+    counted = part.get("resources") is not None
+    header += ["GPU(Allocated)"] if counted else ["PENDING(Allocated)"] if pending else []
+    rows = [header]
+    # A pod of several cards is one row, at its first card.
+    lines: dict[tuple[str, str], list[str]] = {}
+    problems = {}
+    for place, pods in enumerate([*(card["pods"] for card in cards), pending]):
+        for pod in pods:
+            key = (pod["namespace"], pod["name"])
+            line = lines.get(key)
+            if line is None:
+                line = lines[key] = _pod(pod, len(header), wide)
+            line[first + place] = str(pod["units"])
+            if pod["problem"]:
+                problems[key] = pod["problem"]
+    rows += lines.values()
+    rows.append(["Allocated/Total", *[""] * (first - 1), *(f"{card['used']}/{card['total']}" for card in cards)])
+    if counted:
+        rows[-1].append(f"{part['used']}/{part['total']}")
+    elif pending:
+        rows[-1].append(str(sum(pod["units"] for pod in pending)))
+    text = "".join(f"{line}\n" for line in _cards(part, wide))
+    text += f"\n{_columns(rows)}"
+    text += "".join(f"{space}/{name}: {problem}\n" for (space, name), problem in problems.items())
+    share = f"{part['used']}/{part['total']} ({percent(part['used'], part['total'])}%)"
+    return f"{text}\nAllocated/Total of the node{_of(unit)}: {share}\n"
+
+
+def _cards(part: BackendEntry, wide: bool) -> t.Iterator[str]:
+    """Format a line for each card: a bar, its units, and its model."""
+    cards = part["cards"]
+    names = [f"GPU{card['index']}" for card in cards]
+    shares = [f"{card['used']}/{card['total']}" for card in cards]
+    for card, name, share in zip(cards, names, shares):
+        start = f"{name.ljust(max(map(len, names)))} {bar(card['used'], card['total'])} "
+        about = [_shortened(card["model"], wide)]
+        if wide:
+            about += [f"{card['memory_mib']} MiB" if card["memory_mib"] else "", card["uuid"]]
+            if "slots" in card:
+                about += [f"slots {card['slots_used']}/{card['slots']}", f"cores {card['cores_used']}/{card['cores']}"]
+        if not card["healthy"]:
+            about.append(f"UNHEALTHY: {card['reason']}" if card["reason"] else "UNHEALTHY")
+        tail = ", ".join(text for text in about if text)
+        yield start + (f"{share.ljust(max(map(len, shares)))}  {tail}" if tail else share)
+    for one in part.get("resources") or []:
+        share = f"{one['used']}/{one['capacity']}{_kind(part['gpus'])}"
+        yield f"{one['name']} {bar(one['used'], one['capacity'])} {share}"
+
+
+def _kind(gpus: JsonObject) -> str:
+    """Format the node's labels of its GPUs."""
+    about = [
+        gpus["product"],
+        f"{gpus['memory_mib']} MiB" if gpus["memory_mib"] else "",
+        f"{gpus['count']} cards" if gpus["count"] is not None else "",
+        f"{gpus['sharing']}, {gpus['replicas']} replicas" if gpus["sharing"] not in (None, "none") else "",
+    ]
+    text = ", ".join(one for one in about if one)
+    return f"  {text}" if text else ""
+
+
+def _pod(pod: PodEntry, columns: int, wide: bool) -> list[str]:
+    cells = [_shortened(pod["namespace"], wide), _shortened(pod["name"], wide), _status(pod)]
+    if wide:
+        held = ",".join(f"{one['name']}={one['units']}" for one in pod["containers"])
+        cells += [pod["state"], pod["uid"] or "-", held or "-"]
+    return [*cells, *["0"] * (columns - len(cells))]
+
+
+def _status(pod: PodEntry) -> str:
+    return "Terminating" if pod["terminating"] else str(pod["phase"])
+
+
+# --------------------------------------------------------------------------- the cluster
+
+
+def _waiting(pods: t.Sequence[PodEntry]) -> str:
+    if not pods:
+        return ""
+    lines = [
+        f"  {pod['namespace']}/{pod['name']} requests {pod['units'] or 'a GPU'}: "
+        f"{pod['reason'] or pod['problem'] or 'not scheduled yet'}\n"
+        for pod in pods
+    ]
+    return "Waiting for a card:\n" + "".join(lines)
+
+
+def _totals(found: Allocation) -> t.Iterator[str]:
+    none: BackendTotals = {"backend": "", "unit": found["unit"], "total": found["total"], "used": found["used"]}
+    for one in found["totals"] or [none]:
+        name = TOTALS_OF.get(one["backend"], TOTALS_OF[""])
+        share = f"{one['used']}/{one['total']} ({percent(one['used'], one['total'])}%)"
+        yield f"Allocated/Total {name}{_of(one['unit'])}: {share}\n"
+
+
+def _of(unit: str | None) -> str:
+    return f" ({unit})" if unit else ""
+
+
+def _shortened(text: str, wide: bool) -> str:
+    """Truncate a long name in its middle: pods of one owner differ at the end."""
+    if wide or len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - 15]}...{text[-12:]}"
+
+
+def _columns(rows: t.Sequence[t.Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,170 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+
+"""Documentation and messages of all checks, by check id. No I/O."""
+
+from __future__ import annotations
+
+from .catalog_gpushare import GPUSHARE_CHECKS
+from .catalog_stacks import STACK_CHECKS
+from .invariant import OBSERVE, Invariant
+
+COMMON_CHECKS = {
+    "C1": Invariant(
+        "One stack allocates a node's GPUs",
+        "running device plugins, announced resources and the resources registered with kubelet: all of one stack",
+        "FAIL; WARN where no known device plugin runs",
+        "keep one device plugin on the node, and remove the other's resources and annotations from the node",
+        {
+            "plugins_of_several_stacks": "device plugins of {stacks} run on this node and allocate the same GPUs",
+            "several_plugins": "{number} device plugins of {stack} run on this node, and kubelet uses the last "
+            "registered one only",
+            "leftover_resource": "{resource} is left over from gpushare beside {stacks}",
+            "several_stacks_announced": "several stacks announce the same GPUs: {stacks}",
+            "several_stacks_registered": "resources of several stacks for the same GPUs are registered with kubelet: "
+            "{resources}",
+            "unknown_plugin": "GPUs are allocatable on this node, and none of its pods is a known device plugin",
+            "nothing_announced": "the node has the label {label} and announces no GPU",
+        },
+        {
+            "unknown_plugin": "find the process that listens on the sockets of kubelet's device-plugins directory",
+            "nothing_announced": "read the device plugin's log on the node: it doesn't run, or finds no GPU",
+        },
+    ),
+    "C2": Invariant(
+        "Every process on a GPU belongs to a pod that requested one",
+        "NVML's processes, by control group, with the API's pods; allowed_processes, allowed_pods",
+        "FAIL",
+        "have the pod request a share; deny privileged pods and NVIDIA_VISIBLE_DEVICES by an admission policy",
+        {
+            "no_data": "the GPUs' processes are unknown: {why}",
+            "no_data_gpu": "the processes of {gpu} are unknown: {why}",
+            "resource_claim": "{process} uses {gpu}; the pod has a resource claim (DRA), which isn't checked here",
+            "pod_finished": "{process} uses {gpu} although its {kind} has finished ({phase})",
+            "pod_without_request": "{process} uses {gpu} although its {kind} requests no GPU",
+            "unknown_pod": "{process} uses {gpu}, and its pod {uid} has finished or isn't in this cluster",
+            "unattributed": "{process} uses {gpu}, and its pod or owner can't be determined",
+            "outside_pods": "{process} outside all pods uses {gpu}; cgroup {cgroup}",
+            "in_foreign_container": "{process} in a container outside all pods uses {gpu}; cgroup {cgroup}",
+        },
+        {
+            "resource_claim": "compare the pod's ResourceClaims with the GPU",
+            "unknown_pod": "identify the process on the node, and end it",
+            "unattributed": "collect as root, with the host's PID and cgroup namespaces, so that /proc can be read",
+            "outside_pods": "end it, or add its name to allowed_processes if it may use GPUs",
+            "in_foreign_container": "end it, or add its name to allowed_processes if it may use GPUs",
+        },
+    ),
+    "C3": Invariant(
+        "Every process uses a GPU that was allocated to its pod",
+        "the GPU on which NVML lists it with kubelet's allocation, or else the pod's annotations",
+        "FAIL",
+        "find out how it accesses that GPU (its environment, privileges), and delete the pod",
+        {
+            "no_data": "the GPUs of the pods' processes are unknown: {why}",
+            "no_data_gpu": "the processes of {gpu} are unknown: {why}",
+            "allocation_unknown": "{process} uses a GPU, and the pod's allocation is unknown",
+            "other_gpu": "{process} uses {gpu}, and {granted} was allocated to the pod",
+        },
+    ),
+    "C4": Invariant(
+        "kubelet has allocated what every running container requests",
+        "each container's requests with kubelet's checkpoint and PodResources",
+        "FAIL",
+        "delete the pod, so that kubelet admits a new one",
+        {
+            "no_data": "kubelet's allocations to {pods} are unknown: {why}",
+            "not_allocated": "container {container} runs and requests {number} of {resource}, and {sources} has no "
+            "allocation",
+            "count_differs": "container {container} requests {number} of {resource}, and kubelet has allocated "
+            "another number",
+        },
+    ),
+    "C5": Invariant(
+        "The GPUs allocated to pods exist",
+        "UUIDs in kubelet's allocations with NVML's",
+        "FAIL",
+        "delete the pod; if the machine's GPUs were changed, drain the node and remove kubelet's device checkpoint "
+        "before the node is used again",
+        {
+            "no_data": "the allocated GPUs can't be compared with NVML's: {why}",
+            "unidentified": "whether the GPU of container {container} exists is unknown: {why}",
+            "gpu_missing": "{uuid} was allocated to the pod, and the machine no longer has it",
+        },
+    ),
+    "C6": Invariant(
+        "All announced GPUs are allocatable",
+        "allocatable with capacity",
+        "FAIL",
+        "read the logs of the device plugin and of kubelet; restart the device plugin to register it again",
+        {
+            "unhealthy_gpu": "{left} of {number} {resource} are allocatable: GPU {card} ({uuid}) is {reason}",
+            "not_allocatable": "{left} of {number} {resource} are allocatable",
+            "plugin_stopped": "0 of {number} {resource} are allocatable: no device plugin is registered with kubelet",
+        },
+        {
+            "unhealthy_gpu": "repair or replace the GPU",
+        },
+    ),
+    "C7": Invariant(
+        "NVML's numbers are consistent",
+        "memory of processes, in use on the GPU, and the GPU's size",
+        "UNKNOWN",
+        OBSERVE,
+        {
+            "no_data": "the GPUs' memory is unknown: {why}",
+            "no_data_gpu": "the memory of {gpu} is unknown: {why}",
+            "used_exceeds_size": "NVML reports more memory in use on {gpu} than it has: {numbers}",
+            "processes_exceed_used": "NVML reports more memory in processes on {gpu} than is in use: {numbers}",
+        },
+        {
+            "used_exceeds_size": "check the driver (nvidia-smi, dmesg), and don't rely on NVML's numbers for this GPU",
+            "processes_exceed_used": "check the driver (nvidia-smi, dmesg), and don't rely on NVML's numbers for this "
+            "GPU",
+        },
+    ),
+    "C8": Invariant(
+        "No pod's environment gives it access to further GPUs",
+        "NVIDIA_VISIBLE_DEVICES in pods' specifications with their allocations",
+        "FAIL; WARN for privileged pods and where the default runtime decides",
+        "remove the variable from the pod; have the cluster reject it (gpushare_admission: deny)",
+        {
+            "set_from_source": "container {container} sets NVIDIA_VISIBLE_DEVICES from a source that isn't read here, "
+            "so its GPUs are unknown",
+            "set_and_privileged": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value} and is privileged, so "
+            "it has access to every GPU",
+            "overrides_allocation": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value}, so it has access "
+            "to other GPUs than those allocated to it",
+            "without_request": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value} and requests no GPU; "
+            "runtime class {runtime_class} gives it access to those GPUs",
+            "default_runtime": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value} and requests no GPU; "
+            "where NVIDIA's runtime is the default, it has access to those GPUs",
+        },
+    ),
+    "C9": Invariant(
+        "Every node with GPUs is ready, and its machine was observed",
+        "the API's nodes, their condition Ready, and the machines' evidence",
+        "FAIL not ready; UNKNOWN",
+        "delete the pod, unless the node comes back",
+        {
+            "unknown_node": "there is evidence of this machine, and the API has no such node",
+            "unreadable_api": "the API's answer can't be read: {why}",
+            "unreadable_node": "the node's data can't be read: {why}",
+            "orphaned_pod": "the pod holds GPUs of node {node}, which isn't in the API",
+            "not_ready": "the node isn't ready (condition Ready: {ready}), so the state of its pods' GPUs is unknown",
+            "not_observed": "the node's machine wasn't observed in this run",
+            "unreachable": "the node's machine couldn't be observed: {why}",
+        },
+        {
+            "unknown_node": "add the node to the cluster again",
+            "unreadable_api": "find out which server answers",
+            "not_ready": "find out why kubelet doesn't report to the API server",
+        },
+    ),
+}
+
+CATALOG: dict[str, Invariant] = {**COMMON_CHECKS, **GPUSHARE_CHECKS, **STACK_CHECKS}

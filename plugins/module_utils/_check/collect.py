@@ -1,0 +1,156 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Query the API in few requests for what the checks need, and make the report."""
+
+from __future__ import annotations
+
+import datetime
+import typing as t
+
+from .._allocation.cluster import UNFINISHED
+from .._contracts.gpushare import NODE_CARDS, RESOURCE_COUNT
+from .._core.errors import BadInput, ShareError
+from .._core.types import JsonObject
+from .._kube.client import Kube
+from .._kube.stream import Wanted, listed, uncollected
+from .._scheduler import constants
+from .model import Options, Pod, Servers
+from .parse import Reader, shorten
+from .registry import ALL, SCOPES
+from .report import report
+from .servers import is_server_pod
+from .servers_scheduler import DENY, NONE, WARN
+from .snapshot import read_pods, snapshot
+
+PROCESSES = (
+    "nvidia-persistenced",
+    "nv-hostengine",
+    "dcgm",
+    "nvidia-cuda-mps-server",
+    "nvidia-cuda-mps-control",
+    "Xorg",
+    "gnome-shell",
+)
+SCHEDULERS = ("default-scheduler", "gpushare-scheduler", "secondary-scheduler")
+HAMI_SCHEDULERS = ("hami-scheduler",)
+GRACE_SECONDS = 30
+
+SERVERS_ARGUMENTS: JsonObject = {
+    "control_plane": {"type": "list", "elements": "str", "default": []},
+    "namespace": {"type": "str", "default": "gpushare-system"},
+    "scheduler": {
+        "type": "str",
+        "choices": [*constants.ON_MACHINES, constants.DEDICATED, constants.OPENSHIFT],
+        "default": constants.STATIC_POD,
+    },
+    "admission": {"type": "str", "choices": [DENY, WARN, NONE], "default": DENY},
+    "problem": {"type": "str", "default": ""},
+}
+ARGUMENTS: JsonObject = {
+    "scope": {"type": "str", "choices": list(SCOPES), "default": ALL},
+    "nodes": {"type": "dict", "default": {}},
+    "servers": {"type": "dict", "options": SERVERS_ARGUMENTS},
+    "before": {"type": "dict"},
+    "extender": {"type": "dict"},
+    "allowed_processes": {"type": "list", "elements": "str", "default": list(PROCESSES)},
+    "allowed_pods": {"type": "list", "elements": "str", "default": []},
+    "schedulers": {"type": "list", "elements": "str", "default": list(SCHEDULERS)},
+    "hami_schedulers": {"type": "list", "elements": "str", "default": list(HAMI_SCHEDULERS)},
+    "grace_seconds": {"type": "int", "default": GRACE_SECONDS},
+}
+
+
+def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str = "") -> JsonObject:
+    """Query the cluster, run the checks, and make the report.
+
+    :param params: the module's options.
+    :param now: seconds since 1970.
+    :param cluster: the API server's address.
+    :raises ShareError: the API server doesn't answer, or an option is invalid.
+    """
+    if params["grace_seconds"] < 0:
+        raise BadInput(f"grace_seconds: {params['grace_seconds']} is negative")
+    reader = Reader()
+    server_pods: list[JsonObject] = []
+
+    def keep(raw: t.Any) -> list[Pod]:
+        if params["servers"] is not None and isinstance(raw, dict) and is_server_pod(raw):
+            server_pods.append(raw)
+        return read_pods([raw], reader)
+
+    with uncollected():
+        # Which client set spec.nodeName is in managedFields, so pods are needed whole.
+        nodes, pods = listed(kube, Wanted("Node", lambda raw: [raw]), Wanted("Pod", keep, UNFINISHED, whole=True))
+        configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
+        seen = snapshot(
+            nodes,
+            pods,
+            params["nodes"],
+            _options(params),
+            _now() if now is None else now,
+            reader,
+            configmaps,
+            problem,
+            _servers(kube, params["servers"], server_pods),
+        )
+        found = report(seen, cluster, params["before"], params["scope"])
+    return {"report": found, "requests": dict(kube.requests)}
+
+
+def _options(params: JsonObject) -> Options:
+    return Options(
+        allowed_processes=tuple(params["allowed_processes"]),
+        allowed_pods=tuple(params["allowed_pods"]),
+        schedulers=tuple(params["schedulers"]),
+        hami_schedulers=tuple(params["hami_schedulers"]),
+        grace_seconds=params["grace_seconds"],
+        extender=params["extender"],
+    )
+
+
+def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject]) -> Servers | None:
+    if given is None:
+        return None
+    return Servers(
+        control_plane=tuple(given["control_plane"]),
+        namespace=given["namespace"],
+        scheduler=given["scheduler"],
+        admission=given["admission"],
+        problem=given["problem"],
+        pods=tuple(pods),
+        api=kube,
+    )
+
+
+def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:
+    """Kube-system's ConfigMaps, where a node has upstream's plugin: only upstream's extender reads them."""
+    if not any(_is_upstream(node) for node in nodes):
+        return [], ""
+    try:
+        return kube.list_all("v1", "ConfigMap", namespace="kube-system"), ""
+    except ShareError as error:
+        return None, shorten(str(error), 300)
+
+
+def _is_upstream(node: t.Any) -> bool:
+    try:
+        annotations = node["metadata"].get("annotations") or {}
+        return RESOURCE_COUNT in (node["status"].get("capacity") or {}) and not annotations.get(NODE_CARDS)
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def host_of(kube: t.Any) -> str:
+    """The API server's address."""
+    try:
+        return str(kube.api_client.configuration.host)
+    except AttributeError:
+        return ""
+
+
+def _now() -> int:
+    return int(datetime.datetime.now(datetime.timezone.utc).timestamp())

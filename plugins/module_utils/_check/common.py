@@ -1,0 +1,218 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The checks C1, C4, C5, C6, C8 and C9: stacks, allocations, environments and nodes. No I/O."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._core.types import JsonObject
+from .grants import (
+    NO_GPUS,
+    device_plugin_of,
+    entries_of,
+    entry_gpus,
+    expected_allocations,
+    gpu_requests,
+    is_exempt,
+    requests_gpu,
+    visible_gpus,
+)
+from .model import Container, Node, Pod, Snapshot
+from .parse import join, plural, shorten
+from .result import CheckResult
+from .snapshot import VISIBLE
+
+LABEL = f"{contract.NODE_LABEL}={contract.NODE_LABEL_VALUE}"
+
+
+def has_label(node: Node) -> bool:
+    """Whether a node has the label that selects it for gpushare."""
+    return node.labels.get(contract.NODE_LABEL) == contract.NODE_LABEL_VALUE
+
+
+def has_gpus(node: Node) -> bool:
+    """Whether a node has, or should have, GPUs."""
+    return bool(node.backends) or node.observed or has_label(node)
+
+
+def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """C1: one stack allocates the node's GPUs."""
+    result.count()
+    running = [pod for pod in node.pods if pod.phase == "Running" and not pod.terminating and device_plugin_of(pod)]
+    stacks = sorted({device_plugin_of(pod) for pod in running})
+    registered = sorted(name for name, ids in node.kubelet.registered.items() if ids and gpu_requests({name: 1}))
+    announced = sorted({"gpushare" if one in ("gpushare", "gpushare-upstream") else one for one in node.backends})
+    api = f"announced: {join(node.backends) or 'nothing'}; device plugins: {join(pod.key for pod in running) or '-'}"
+    planes: JsonObject = {"api": api, "kubelet": f"registered: {join(registered)}" if registered else ""}
+    if len(stacks) > 1:
+        result.fail("plugins_of_several_stacks", stacks=" and ".join(stacks), **planes)
+    elif len(running) > 1:
+        # While a DaemonSet is updated, two may run for a moment.
+        planes.update(parts={pod.unique_key: 1 for pod in running}, most=1)
+        result.fail("several_plugins", number=len(running), stack=stacks[0], **planes)
+    elif len(announced) > 1:
+        left = contract.RESOURCE_COUNT in node.resources() and not node.resource(contract.RESOURCE_MEMORY)
+        cause = "leftover_resource" if left else "several_stacks_announced"
+        result.fail(cause, stacks=join(announced), resource=contract.RESOURCE_COUNT, **planes)
+    elif node.observed and not node.kubelet.problem and _of_several_stacks(registered):
+        result.fail("several_stacks_registered", resources=join(registered), **planes)
+    elif not running and node.backends and any(gpu_requests(node.resources("allocatable"))):
+        sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
+        result.warn("unknown_plugin", api=api, kubelet=sockets)
+    elif not node.backends and has_label(node):
+        result.fail("nothing_announced", label=LABEL, api=api)
+
+
+def _of_several_stacks(registered: t.Iterable[str]) -> bool:
+    return len({one == contract.RESOURCE_MEMORY for one in registered}) > 1
+
+
+def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """C4: kubelet has allocated what each running container requests."""
+    requesting = [pod for pod in node.pods if pod.steady and expected_allocations(pod)]
+    result.count(len(requesting))
+    problems = [one for one in (node.kubelet.problem, node.kubelet.pod_resources_problem) if one]
+    if requesting:
+        for problem in dict.fromkeys(problems):
+            result.unknown("no_data", pods=plural(len(requesting), "pod"), why=problem)
+    if problems:
+        return
+    for pod in requesting:
+        entries = {(one.container, one.resource): one for one in entries_of(node, pod)}
+        for container, resource, number in expected_allocations(pod):
+            entry = entries.get((container, resource))
+            listed = node.kubelet.pod_resources.get(pod.key) or {}
+            ids: t.Sequence[str] = listed.get(container, {}).get(resource, ())
+            if entry is not None and pod.key in node.kubelet.duplicate_pods:
+                # Only the checkpoint has UIDs, by which the two can be distinguished.
+                ids = entry.ids or ("",) * entry.count
+            details = {"pod": pod, "container": container, "number": number, "resource": resource}
+            details["api"] = f"{resource}: {number}"
+            details["kubelet"] = f"checkpoint: {entry.count if entry else 'no entry'}; PodResources: {len(ids)}"
+            if entry is None or not ids:
+                sources = (["kubelet's checkpoint"] if entry is None else []) + ([] if ids else ["PodResources"])
+                result.fail("not_allocated", sources=" and ".join(sources), **details)
+            elif resource != contract.RESOURCE_MEMORY and {entry.count, len(ids)} != {number}:
+                result.fail("count_differs", **details)
+
+
+def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """C5: allocated GPUs exist. A terminating pod may have lost its MIG device already."""
+    mine = [pod for pod in node.pods if pod.active and not pod.terminating]
+    requesting = [pod for pod in mine if requests_gpu(pod)]
+    entries = [(pod, one) for pod in mine for one in entries_of(node, pod)]
+    if not (requesting or entries):
+        return
+    if node.nvml.problem or node.kubelet.problem:
+        result.count(len(requesting))
+        result.unknown("no_data", why=node.nvml.problem or node.kubelet.problem)
+        return
+    for pod, entry in entries:
+        result.count()
+        uuids = set(entry_gpus(node, entry).uuids or ()) | set(visible_gpus(node, entry).uuids or ())
+        details = {"pod": pod, "container": entry.container}
+        if node.nvml.unidentified and uuids - node.nvml.uuids:
+            result.unknown("unidentified", why=node.nvml.unidentified, **details)
+            continue
+        existing = join(one.uuid for one in node.nvml.gpus)
+        for uuid in sorted(uuids - node.nvml.uuids):
+            result.fail("gpu_missing", uuid=uuid, kubelet=uuid, nvml=existing, **details)
+
+
+def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """C6: allocatable equals capacity."""
+    allocatable = node.resources("allocatable")
+    unhealthy = [card for card in node.cards if not card.healthy]
+    for resource, number in node.resources().items():
+        if not (gpu_requests({resource: 1}) or resource == contract.RESOURCE_COUNT):
+            continue
+        result.count()
+        left = allocatable.get(resource, 0)
+        # Both resources of gpushare change together: report one.
+        if left == number or (resource == contract.RESOURCE_COUNT and contract.RESOURCE_MEMORY in allocatable):
+            continue
+        details = {"resource": resource, "number": number, "left": left, "key": resource}
+        details["api"] = f"capacity {number}, allocatable {left}"
+        for card in unhealthy:
+            reason = shorten(card.reason or "unhealthy", 200)
+            result.fail("unhealthy_gpu", card=card.index, uuid=card.uuid, reason=reason, **details)
+        if not unhealthy:
+            result.fail("not_allocatable" if left else "plugin_stopped", **details)
+
+
+def environment_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """C8: no pod's own environment gives it access to GPUs that weren't allocated to it."""
+    for pod in node.pods:
+        if not pod.active or is_exempt(pod, snapshot.options.allowed_pods):
+            continue
+        result.count()
+        for one in pod.containers:
+            if VISIBLE not in one.env or (one.init and pod.phase == "Running"):
+                continue
+            value = one.env[VISIBLE]
+            if value is None or value not in NO_GPUS:
+                _check_environment(node, pod, one, value, result)
+
+
+def _check_environment(node: Node, pod: Pod, container: Container, value: str | None, result: CheckResult) -> None:
+    entries = [one for one in entries_of(node, pod) if one.container == container.name]
+    requesting = bool(gpu_requests(container.requests))
+    if requesting and any(one.cdi for one in entries):
+        # The runtime applies CDI devices after the specification's variable.
+        return
+    allocated = {uuid for one in entries for uuid in entry_gpus(node, one).uuids or ()}
+    if value is not None and requesting and allocated and set(value.split(",")) <= allocated:
+        return
+    shown = "a value from elsewhere" if value is None else repr(shorten(value))
+    privileged = "; privileged" if container.privileged else ""
+    details = {
+        "pod": pod,
+        "container": container.name,
+        "value": shown,
+        "runtime_class": pod.runtime_class,
+        "api": f"{VISIBLE}={shown}; runtimeClassName {pod.runtime_class or 'none'}{privileged}",
+    }
+    if value is None:
+        result.warn("set_from_source", **details)
+    elif container.privileged:
+        result.warn("set_and_privileged", **details)
+    elif requesting:
+        result.fail("overrides_allocation", **details)
+    elif "nvidia" in pod.runtime_class:
+        result.fail("without_request", **details)
+    else:
+        result.warn("default_runtime", **details)
+
+
+def nodes_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
+    """C9: every node with GPUs is in the API and ready, and its machine was observed."""
+    for name in snapshot.unknown_nodes:
+        result.count()
+        result.unknown("unknown_node", node=name)
+    for problem in snapshot.unreadable:
+        result.unknown("unreadable_api", why=problem)
+    for pod in snapshot.orphaned_pods:
+        if requests_gpu(pod):
+            result.count()
+            api = f"spec.nodeName {shorten(pod.node)}, phase {shorten(pod.phase)}"
+            result.fail("orphaned_pod", node=pod.node, pod=pod, api=api)
+    for node in snapshot.nodes:
+        if not has_gpus(node):
+            continue
+        result.count()
+        if node.ready != "True":
+            ready = node.ready or "missing"
+            pods = plural(sum(requests_gpu(pod) for pod in node.pods), "pod")
+            result.fail("not_ready", node=node.name, key="Ready", ready=ready, api=f"Ready: {ready}; {pods}")
+        if not node.observed:
+            result.unknown("not_observed", node=node.name)
+        elif node.nvml.problem and node.nvml.problem == node.kubelet.problem:
+            result.unknown("unreachable", node=node.name, why=node.nvml.problem)
+        for problem in (*node.unreadable, *([node.cards_problem] if node.cards_problem else [])):
+            result.unknown("unreadable_node", node=node.name, why=problem)

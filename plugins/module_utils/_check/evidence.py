@@ -1,0 +1,167 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Parse one machine's evidence: the results of ``nvml_info`` and ``kubelet_devices_info``. No I/O."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import typing as t
+
+from .._core.types import JsonObject
+from .model import Entry, Gpu, Kubelet, Limit, Mig, Nvml, Process
+from .parse import Reader, describe, shorten
+
+PLACES = ("pod", "container", "host", "gone", "unknown")
+# Above what a node can have.
+MAX_GPUS = 256
+# Fields of a GPU that stand in its parts "memory" and "mig".
+OF_PARTS = ("total_mib", "used_mib", "mig_mode")
+
+
+def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:
+    """Parse NVML's answer.
+
+    :param raw: ``nvml`` as ``nvml_info`` returns it, or anything else.
+    :param absent: the reason to report where there is none.
+    """
+    if raw is None:
+        return Nvml(absent or "NVML wasn't queried")
+    if not isinstance(raw, dict):
+        return Nvml(f"nvml in the evidence is {describe(raw)}")
+    if raw.get("available") is not True:
+        problem = raw.get("problem")
+        return Nvml(problem if isinstance(problem, str) and problem else "NVML didn't answer")
+    cards = raw.get("cards")
+    if not isinstance(cards, list) or len(cards) > MAX_GPUS:
+        return Nvml(f"NVML's GPUs are {describe(cards)}, not a list")
+    gpus = []
+    for one in reader.mappings(cards, "nvml.cards"):
+        gpu = _gpu(one, reader)
+        if gpu is not None:
+            gpus.append(gpu)
+    if len({one.uuid for one in gpus}) != len(gpus) or len({one.index for one in gpus}) != len(gpus):
+        return Nvml("NVML lists two GPUs with the same index or UUID")
+    silent = next((one for one in cards if isinstance(one, dict) and one.get("uuid") in (None, "")), None)
+    why = silent.get("problem") if silent else None
+    reason = f": {shorten(why, 200)}" if isinstance(why, str) and why else ""
+    unidentified = f"NVML lists a GPU without its UUID{reason}" if silent is not None else ""
+    return Nvml("", tuple(sorted(gpus, key=lambda one: one.index)), unidentified)
+
+
+def _gpu(raw: JsonObject, reader: Reader) -> Gpu | None:
+    index, uuid = reader.number(raw.get("index"), "nvml.cards index"), reader.text(raw.get("uuid"), "nvml.cards uuid")
+    if index is None or not uuid:
+        reader.reject("nvml.cards", "a GPU with an index and a UUID", raw)
+        return None
+    where = f"nvml GPU {index}"
+    memory = reader.mapping(raw.get("memory"), f"{where} memory")
+    mig = reader.mapping(raw.get("mig"), f"{where} mig")
+    devices = reader.mappings(mig.get("devices"), f"{where} mig.devices")
+    return Gpu(
+        index=index,
+        **{name: one for name, one in reader.fields(Gpu, raw, where).items() if name not in OF_PARTS},
+        total_mib=reader.number(memory.get("total_mib"), f"{where} memory.total_mib"),
+        used_mib=reader.number(memory.get("used_mib"), f"{where} memory.used_mib"),
+        mig_mode=reader.text(mig.get("mode"), f"{where} mig.mode"),
+        mig=tuple(Mig(**reader.fields(Mig, one, f"{where} mig")) for one in devices),
+        processes=_rows(raw, "processes", where, _process, reader),
+        limits=_rows(raw, "limits", where, lambda one, place, _r: Limit(**reader.fields(Limit, one, place)), reader),
+    )
+
+
+Row = t.TypeVar("Row")
+
+
+def _rows(
+    raw: JsonObject, name: str, where: str, parse: t.Callable[[JsonObject, str, Reader], Row], reader: Reader
+) -> tuple[Row, ...] | None:
+    """A GPU's rows of one kind; None where NVML doesn't report them."""
+    rows = reader.mappings(raw.get(name), f"{where} {name}")
+    return tuple(parse(one, f"{where} {name}", reader) for one in rows) if isinstance(raw.get(name), list) else None
+
+
+def _process(raw: JsonObject, where: str, reader: Reader) -> Process:
+    pid = reader.number(raw.get("pid"), f"{where} pid") or 0
+    found = Process(pid=pid, **reader.fields(Process, raw, where))
+    if found.where not in PLACES:
+        reader.reject(f"{where} where", "one of " + ", ".join(PLACES), raw.get("where"))
+        return dataclasses.replace(found, where="unknown")
+    return found
+
+
+def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
+    """Parse kubelet's answer.
+
+    :param raw: ``kubelet`` as ``kubelet_devices_info`` returns it, or anything else.
+    :param absent: the reason to report where there is none.
+    """
+    if not isinstance(raw, dict):
+        why = absent or "kubelet wasn't queried" if raw is None else f"kubelet in the evidence is {describe(raw)}"
+        return Kubelet(why, (), {}, why, {}, ())
+    checkpoint = reader.mapping(raw.get("checkpoint"), "kubelet.checkpoint")
+    listing = reader.mapping(raw.get("pod_resources"), "kubelet.pod_resources")
+    entries, pods = checkpoint.get("entries"), listing.get("pods")
+    problem = _source(checkpoint, "kubelet's checkpoint", entries)
+    pod_resources_problem = _source(listing, "kubelet's PodResources", pods)
+    registered = reader.mapping(checkpoint.get("registered"), "kubelet.checkpoint.registered")
+    rows = [] if pod_resources_problem else reader.mappings(pods, "kubelet.pod_resources.pods")
+    names = [_name(one, reader) for one in rows]
+    return Kubelet(
+        problem,
+        () if problem else tuple(_entry(one, reader) for one in reader.mappings(entries, "kubelet.checkpoint.entries")),
+        {name: tuple(reader.texts(ids, f"kubelet registered {name}")) for name, ids in registered.items()},
+        pod_resources_problem,
+        _listed(rows, reader),
+        tuple(reader.texts(raw.get("sockets"), "kubelet.sockets")),
+        frozenset(name for name, number in collections.Counter(names).items() if number > 1),
+    )
+
+
+def _source(raw: JsonObject, name: str, rows: t.Any) -> str:
+    """Why a source has no data; empty where it has."""
+    state, problem = raw.get("state"), raw.get("problem")
+    if state != "ok":
+        word = state if isinstance(state, str) and state else "unknown"
+        return problem if isinstance(problem, str) and problem else f"{name} is {word}"
+    return "" if isinstance(rows, list) else f"{name} has {describe(rows)} instead of entries"
+
+
+def _entry(raw: JsonObject, reader: Reader) -> Entry:
+    envs, count = raw.get("envs"), reader.number(raw.get("count"), "checkpoint count")
+    if envs is not None and not isinstance(envs, dict):
+        reader.reject("checkpoint envs", "an object", envs)
+    plain = reader.fields(Entry, raw, "checkpoint")
+    cdi = (*reader.texts(raw.get("cdi_devices"), "checkpoint cdi_devices"), *_annotated(raw, reader))
+    return Entry(
+        **{**plain, "cdi": cdi},
+        count=len(plain["ids"]) if count is None else count,
+        envs=reader.strings(envs, "checkpoint envs") if isinstance(envs, dict) else None,
+    )
+
+
+def _annotated(raw: JsonObject, reader: Reader) -> list[str]:
+    """CDI devices that an answer names in annotations, as NVIDIA's plugin does with its cdi-annotations strategy."""
+    found = reader.strings(raw.get("annotations"), "checkpoint annotation")
+    return [one for key, text in found.items() if key.startswith("cdi.k8s.io/") for one in text.split(",")]
+
+
+def _name(pod: JsonObject, reader: Reader) -> str:
+    return "/".join(reader.text(pod.get(key), f"pod_resources {key}") for key in ("namespace", "name"))
+
+
+def _listed(pods: list[JsonObject], reader: Reader) -> dict[str, dict[str, dict[str, tuple[str, ...]]]]:
+    found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
+    for pod in pods:
+        containers = found.setdefault(_name(pod, reader), {})
+        for one in reader.mappings(pod.get("containers"), "pod_resources containers"):
+            has = containers.setdefault(reader.text(one.get("name"), "pod_resources container name"), {})
+            # kubelet may send an entry for each ID, or one for all of a resource.
+            for device in reader.mappings(one.get("devices"), "pod_resources devices"):
+                resource = reader.text(device.get("resource"), "pod_resources resource")
+                has[resource] = has.get(resource, ()) + tuple(reader.texts(device.get("ids"), "pod_resources ids"))
+    return found

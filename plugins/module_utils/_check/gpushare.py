@@ -1,0 +1,250 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The checks G1, G2, G6, G11 and G12 of gpushare: GPUs, sums and schedulers. No I/O."""
+
+from __future__ import annotations
+
+import re
+
+from .._contracts import gpushare as contract
+from .._contracts.gpushare import Card
+from .._core.types import JsonObject
+from .model import Node, Pod, Snapshot
+from .parse import join, parse_int, plural, shorten
+from .result import CheckResult
+
+# Each source rounds a GPU's memory to MiB.
+ROUNDING_MIB = 1
+CONFIGMAP = "unhealthy-gpu-"
+
+
+def gpus_match_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """G1: the node's GPUs are NVML's."""
+    result.count(len(node.cards))
+    if node.nvml.problem and node.ours and node.uuids:
+        _compare_uuids(node, result)
+    elif node.nvml.problem:
+        result.unknown("no_data", why=node.nvml.problem)
+    elif node.ours:
+        _compare_annotation(node, result)
+    else:
+        _compare_upstream(node, result)
+
+
+def _compare_uuids(node: Node, result: CheckResult) -> None:
+    announced = {card.uuid: card for card in node.cards}
+    planes = {"api": join(sorted(announced)) or "no GPU", "nvml": join(node.uuids)}
+    for uuid in sorted(set(node.uuids) - set(announced)):
+        result.fail("not_in_annotation", uuid=uuid, key=uuid, **planes)
+    for card in node.cards:
+        if card.uuid not in node.uuids and card.healthy:
+            result.fail("not_on_machine", card=card.index, uuid=card.uuid, **planes)
+
+
+def _compare_annotation(node: Node, result: CheckResult) -> None:
+    announced = {card.uuid for card in node.cards}
+    for gpu in node.nvml.gpus:
+        if gpu.uuid not in announced:
+            result.fail("not_in_annotation", gpu=gpu, api=join(sorted(announced)) or "no GPU", nvml=gpu.uuid)
+    for card in node.cards:
+        found = node.nvml.gpu(card.uuid)
+        place: JsonObject = {"card": card.index, "uuid": card.uuid}
+        if found is None:
+            if card.healthy and node.nvml.unidentified:
+                result.unknown("unidentified", why=node.nvml.unidentified, **place)
+            elif card.healthy:
+                existing = join(one.uuid for one in node.nvml.gpus) or "no GPU"
+                api = f"GPU {card.index}: {card.uuid}, healthy"
+                result.fail("not_on_machine", api=api, nvml=existing, **place)
+            continue
+        if found.minor is not None and card.minor != found.minor:
+            planes = {"api": f"minor {card.minor}", "nvml": f"minor {found.minor}"}
+            result.fail("minor_differs", minor=found.minor, announced=card.minor, **planes, **place)
+        if found.total_mib is None:
+            result.unknown("size_unknown", why=found.problem or "NVML doesn't report it", **place)
+        elif abs(card.memory_mib - found.total_mib) > ROUNDING_MIB or card.units not in _sizes(node, found.total_mib):
+            planes = {
+                "api": f"{card.units} units, {card.memory_mib} MiB" if card.units < 10**9 else "",
+                "nvml": f"{found.total_mib} MiB",
+            }
+            numbers = {"units": shorten(str(card.units)), "announced": shorten(str(card.memory_mib))}
+            result.fail("size_differs", mib=found.total_mib, **numbers, **planes, **place)
+
+
+def _sizes(node: Node, total_mib: int) -> set[int]:
+    """The units as which so many MiB may be announced."""
+    units = [node.unit] if node.unit else list(contract.MIB_PER_UNIT)
+    return {contract.units_of(total_mib, unit) for unit in units}
+
+
+def _compare_upstream(node: Node, result: CheckResult) -> None:
+    gpus = node.nvml.gpus
+    wrong = [one for one in gpus if one.minor is not None and one.minor != one.index]
+    if node.nvml.unidentified:
+        result.unknown("indices_unknown", why=node.nvml.unidentified)
+    elif wrong or [one.index for one in gpus] != list(range(len(gpus))):
+        shown = join(f"GPU {one.index}: /dev/nvidia{one.minor}" for one in gpus)
+        result.fail("index_is_not_minor", gpu=wrong[0] if wrong else gpus[0], nvml=shown)
+    for gpu in gpus:
+        if gpu.minor is None:
+            result.unknown("minor_unknown", gpu=gpu)
+        if gpu.total_mib is None:
+            result.unknown("size_unknown", gpu=gpu, why=gpu.problem or "NVML doesn't report it")
+    sizes = {contract.units_of(one.total_mib, node.unit or "GiB") for one in gpus if one.total_mib is not None}
+    if len(sizes) > 1:
+        result.fail("sizes_differ", gpu=gpus[0], nvml=join(f"GPU {one.index}: {one.total_mib} MiB" for one in gpus))
+
+
+def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """G2: the node announces what its GPUs hold."""
+    result.count()
+    memory, count = node.resource(contract.RESOURCE_MEMORY), node.resource(contract.RESOURCE_COUNT)
+    announced = f"{contract.RESOURCE_MEMORY} {memory}, {contract.RESOURCE_COUNT} {count}"
+    details: JsonObject = {"announced": announced, "api": announced, "key": announced}
+    if node.ours:
+        units, healthy = (sum(card.units for card in some) for some in (node.cards, _healthy(node)))
+        left = node.resource(contract.RESOURCE_MEMORY, "allocatable")
+        expected = f"{plural(len(node.cards), 'GPU')} with {shorten(str(units))} units"
+        if node.cards_problem:
+            result.unknown("annotation_unreadable", announced=announced, why=node.cards_problem)
+        elif (memory, count) != (units, len(node.cards)):
+            result.fail("capacity_differs", expected=expected, **details)
+        elif left > healthy:
+            details["api"] = f"allocatable {left}; {expected}, {healthy} of them healthy"
+            details["key"] = shorten(f"allocatable {left}, healthy {healthy}")
+            result.fail("allocatable_exceeds_healthy", left=left, healthy=healthy, **details)
+        return
+    gpus = node.nvml.gpus
+    first = gpus[0].total_mib if gpus else 0
+    why = node.nvml.problem or node.nvml.unidentified
+    why = why or ("NVML doesn't report the first GPU's size" if first is None else "")
+    if why or first is None:
+        result.unknown("no_data", announced=announced, why=why)
+        return
+    possible = {len(gpus) * contract.units_of(first, unit) for unit in contract.MIB_PER_UNIT}
+    if count != len(gpus) or memory not in possible or not memory:
+        expected = plural(len(gpus), "GPU") + (f", the first of {first} MiB" if gpus else "")
+        nvml = join(f"GPU {one.index}: {one.total_mib} MiB" for one in gpus) or "no GPU"
+        result.fail("capacity_is_not_nvmls", expected=expected, nvml=nvml, **details)
+
+
+def _healthy(node: Node) -> list[Card]:
+    return [card for card in node.cards if card.healthy]
+
+
+def gpus_are_not_overcommitted(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """G6: the pods' units fit on their GPUs."""
+    result.count(len(node.cards))
+    holders = [pod for pod in node.pods if contract.counts(pod.json)]
+    if not node.cards:
+        if holders:
+            why = node.cards_problem or "the node announces no GPU"
+            result.unknown("gpus_unknown", pods=plural(len(holders), "pod"), why=why)
+        return
+    on_card: dict[int, list[tuple[Pod, int]]] = {card.index: [] for card in node.cards}
+    unplaced: list[Pod] = []
+    for pod in holders:
+        shares = contract.shares(pod.json)
+        if not shares or not set(shares) <= set(on_card):
+            unplaced.append(pod)
+        for index, units in shares.items():
+            on_card.get(index, []).append((pod, units))
+    for card in node.cards:
+        _check_sum(card, on_card[card.index], node, result)
+    settled = [pod for pod in unplaced if pod.steady and not (node.ours and pod.key in node.kubelet.duplicate_pods)]
+    if settled:
+        parts = {pod.unique_key: 1 for pod in settled}
+        result.unknown("unplaced", pods=join(pod.key for pod in settled), key="unplaced", parts=parts, most=0)
+
+
+def _check_sum(card: Card, held: list[tuple[Pod, int]], node: Node, result: CheckResult) -> None:
+    total = sum(units for _pod, units in held)
+    if total <= card.units:
+        return
+    counted = [(pod, units) for pod, units in held if node.ours or not pod.terminating]
+    by_extender = sum(units for _pod, units in counted)
+    exceeded = by_extender > card.units
+    shown = {"held": shorten(str(total)), "units": shorten(str(card.units))}
+    pods = join(f"{pod.key} {shorten(str(units))}" for pod, units in held)
+    details: JsonObject = {
+        **shown,
+        "card": card.index,
+        "uuid": card.uuid,
+        # Two pods may have one GPU for the moment in which their annotations are corrected.
+        "parts": {pod.unique_key: units for pod, units in (counted if exceeded else held)},
+        "most": card.units,
+        "api": f"with terminating pods {shown['held']}, as the extender counts {shorten(str(by_extender))}, "
+        f"of {shown['units']}: {pods}",
+    }
+    if exceeded:
+        result.fail("overcommitted", **details)
+    else:
+        result.warn("overcommitted_by_terminating", **details)
+
+
+def scheduler_calls_extender(snapshot: Snapshot, result: CheckResult) -> None:
+    """G12: pods with units are placed by a scheduler that calls the extender."""
+    allowed = snapshot.options.schedulers
+    for pod in [pod for node in snapshot.nodes for pod in node.pods] + list(snapshot.pending):
+        if pod.finished or pod.terminating or not pod.requests_of(contract.RESOURCE_MEMORY):
+            continue
+        result.count()
+        if pod.scheduler not in allowed:
+            scheduler = repr(shorten(pod.scheduler) or "not named")
+            api = f"schedulerName: {shorten(pod.scheduler)!r}"
+            result.fail("other_scheduler", node=pod.node, pod=pod, scheduler=scheduler, allowed=join(allowed), api=api)
+        elif pod.node and pod.bypassed_scheduler:
+            api = "managedFields: spec.nodeName was set when the pod was created, not by a binding"
+            result.warn("bypassed_scheduler", node=pod.node, pod=pod, api=api)
+
+
+def unhealthy_gpus_get_no_pods(snapshot: Snapshot, result: CheckResult) -> None:
+    """G11: the list of unhealthy GPUs can be read, and no pod is placed on them."""
+    for node in snapshot.nodes:
+        if not node.sharing:
+            continue
+        for card in node.cards:
+            if not card.healthy:
+                result.count()
+                _report_pods(node, card, None, card.reason or "unhealthy", result)
+        if node.ours:
+            continue
+        if snapshot.configmaps is None:
+            why = snapshot.configmaps_problem or "they weren't read"
+            result.unknown("configmaps_unavailable", node=node.name, why=why)
+        elif CONFIGMAP + node.name in snapshot.configmaps:
+            result.count()
+            _check_configmap(node, snapshot, result)
+
+
+def _check_configmap(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    found = (snapshot.configmaps or {})[CONFIGMAP + node.name]
+    text = found["data"].get("gpus")
+    name = f"kube-system/{CONFIGMAP}{node.name}"
+    known = {card.index: card for card in node.cards}
+    indices = [parse_int(one) for one in text.split(",")] if text else []
+    if not text or not re.fullmatch(r"[0-9]+(,[0-9]+)*", text) or not all(one in known for one in indices):
+        value = repr(shorten(str(text)))
+        api = f"gpus: {value}; GPUs: {join(known)}"
+        result.fail("configmap_invalid", node=node.name, name=name, value=value, api=api)
+        return
+    for index in indices:
+        if index is not None:
+            _report_pods(node, known[index], found["created"], f"ConfigMap {name}", result)
+
+
+def _report_pods(node: Node, card: Card, since: int | None, reason: str, result: CheckResult) -> None:
+    for pod in node.pods:
+        if not contract.counts(pod.json) or card.index not in contract.shares(pod.json):
+            continue
+        booked = contract.booking(pod.json)
+        details = {"node": node.name, "card": card.index, "uuid": card.uuid, "pod": pod}
+        details.update(reason=shorten(reason, 120), api=shorten(reason, 200))
+        if since is not None and booked is not None and booked.assume_time // 10**9 > since:
+            result.fail("placed_on_unhealthy", **details)
+        else:
+            result.warn("holds_unhealthy", **details)

@@ -1,0 +1,238 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The GPUs that kubelet, or else its annotations, allocate to a pod; how much it uses; and who needs none. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._contracts import hami
+from .._contracts.gpushare import Card
+from .._contracts.nvidia_plugin import is_gpu_resource
+from .model import HAMI, Entry, Gpu, Node, Pod, Process
+from .parse import shorten
+from .snapshot import VISIBLE
+
+NO_GPUS = ("", "void", "none")
+NO_GPU_VALUE = "no-gpu-has"
+# Classes of CDI devices that come with a GPU and are none.
+OTHER_CDI_CLASSES = ("gds", "mofed", "gdrcopy", "imex-channel")
+MIG_POSITION = re.compile("[0-9]{1,4}:[0-9]{1,4}")
+# Labels of the stacks' own pods: device plugins, and others that may use GPUs.
+PLUGINS: t.Mapping[str, tuple[tuple[str, str], ...]] = {
+    "gpushare": (
+        ("component", "gpushare-device-plugin"),
+        ("name", "gpushare-device-plugin-ds"),
+        ("app.kubernetes.io/name", "gpushare-device-plugin"),
+    ),
+    "HAMi": (("app.kubernetes.io/component", "hami-device-plugin"),),
+    "NVIDIA": (
+        ("name", "nvidia-device-plugin-ds"),
+        ("app", "nvidia-device-plugin-daemonset"),
+        ("app.kubernetes.io/name", "nvidia-device-plugin"),
+    ),
+}
+HELPERS: tuple[tuple[str, str], ...] = (
+    ("app", "nvidia-dcgm-exporter"),
+    ("app", "nvidia-dcgm"),
+    ("app", "nvidia-operator-validator"),
+    ("app", "nvidia-mig-manager"),
+    ("app", "nvidia-driver-daemonset"),
+    ("app", "nvidia-container-toolkit-daemonset"),
+    ("app", "gpu-feature-discovery"),
+    ("app", "nvidia-device-plugin-mps-control-daemon"),
+    ("app.kubernetes.io/name", "dcgm-exporter"),
+    ("app.kubernetes.io/name", "gpu-feature-discovery"),
+)
+MPS_DAEMON = "mps-control-daemon"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grant:
+    """The GPUs (or MIG devices) allocated to a pod or container.
+
+    :param uuids: None where they are unknown.
+    :param source: which evidence names them.
+    :param unresolved: values in kubelet's answer that name no GPU.
+    """
+
+    uuids: frozenset[str] | None
+    source: str
+    unresolved: tuple[str, ...] = ()
+
+
+def device_plugin_of(pod: Pod) -> str:
+    """The stack whose device plugin a pod is; empty for any other pod."""
+    if MPS_DAEMON in pod.key:
+        return ""
+    return next((who for who, labels in PLUGINS.items() if any(pod.labels.get(k) == v for k, v in labels)), "")
+
+
+def is_exempt(pod: Pod, patterns: t.Iterable[str]) -> bool:
+    """Whether a pod needs no allocation: a stack's own, or one that the user allows."""
+    if device_plugin_of(pod) or MPS_DAEMON in pod.key or any(pod.labels.get(key) == value for key, value in HELPERS):
+        return True
+    return any(fnmatch.fnmatchcase(pod.key, pattern) for pattern in patterns)
+
+
+def gpu_requests(requests: t.Mapping[str, int]) -> dict[str, int]:
+    """The resources among these for which kubelet allocates GPUs."""
+    return {
+        name: number
+        for name, number in requests.items()
+        if number > 0 and (name == contract.RESOURCE_MEMORY or is_gpu_resource(name))
+    }
+
+
+def requests_gpu(pod: Pod) -> bool:
+    return any(gpu_requests(one.requests) for one in pod.containers)
+
+
+def expected_allocations(pod: Pod) -> list[tuple[str, str, int]]:
+    """Container, resource and number of all that kubelet must have allocated, without plain init containers."""
+    return [
+        (one.name, resource, number)
+        for one in pod.containers
+        if not one.init
+        for resource, number in gpu_requests(one.requests).items()
+    ]
+
+
+def entries_of(node: Node, pod: Pod) -> list[Entry]:
+    """A pod's entries for GPUs in kubelet's checkpoint."""
+    return [one for uid in sorted(pod.uids) for one in node.kubelet.of(uid) if gpu_requests({one.resource: 1})]
+
+
+def units_by_gpu(node: Node, ids: t.Iterable[str]) -> tuple[dict[str, int], list[str]]:
+    """Units by GPU (UUID) of this collection's device IDs, and the IDs that name no GPU of the node."""
+    found: dict[str, int] = {}
+    unresolved: list[str] = []
+    known: dict[str, Card | None] = {}
+    for one in ids:
+        try:
+            short = contract.card_of_device_id(one)
+        except contract.ContractError:
+            unresolved.append(one)
+            continue
+        if short not in known:
+            known[short] = contract.card_by_short(node.cards, short)
+        card = known[short]
+        if card is None:
+            unresolved.append(one)
+        else:
+            found[card.uuid] = found.get(card.uuid, 0) + 1
+    return found, unresolved
+
+
+def visible_gpus(node: Node, entry: Entry) -> Grant:
+    """The GPUs that the container can access: ``NVIDIA_VISIBLE_DEVICES`` or CDI devices in the device plugin's answer.
+
+    The variable is an index, a UUID, ``void`` with CDI, or upstream's value for "no GPU found".
+    """
+    value = (entry.envs or {}).get(VISIBLE)
+    names = [] if value is None or value in NO_GPUS else value.split(",")
+    source = VISIBLE
+    cards = [one for one in entry.cdi if one.partition("=")[0].rpartition("/")[2] not in OTHER_CDI_CLASSES]
+    if not names and cards:
+        names, source = [one.rpartition("=")[2] for one in cards], "CDI devices"
+    # NVIDIA's plugin may name them by mounts, which aren't read here, and MIG devices by their position.
+    if entry.envs is None or not names or any(one.startswith("/") or MIG_POSITION.fullmatch(one) for one in names):
+        return Grant(None, source)
+    found: set[str] = set()
+    unresolved = []
+    for one in (name.strip() for name in names):
+        gpu = node.nvml.at(int(one)) if one.isascii() and one.isdigit() and len(one) < 5 else None
+        if one == "all":
+            found |= {gpu.uuid for gpu in node.nvml.gpus}
+        elif one.startswith(("GPU-", "MIG-")):
+            found.add(one)
+        elif gpu is not None:
+            found.add(gpu.uuid)
+        else:
+            unresolved.append(shorten(one))
+    return Grant(frozenset(found), source, tuple(unresolved))
+
+
+def entry_gpus(node: Node, entry: Entry) -> Grant:
+    """The GPUs of a checkpoint entry."""
+    if entry.resource == contract.RESOURCE_MEMORY and node.ours:
+        units, unresolved = units_by_gpu(node, entry.ids)
+        if units and not unresolved:
+            return Grant(frozenset(units), "kubelet's device IDs")
+    if entry.resource != contract.RESOURCE_MEMORY and HAMI not in node.backends:
+        named = frozenset(one.partition("::")[0] for one in entry.ids)
+        if named and all(one.startswith(("GPU-", "MIG-")) for one in named):
+            return Grant(named, "kubelet's device IDs")
+    return visible_gpus(node, entry)
+
+
+def grant_of(node: Node, pod: Pod) -> Grant:
+    """The GPUs allocated to a pod: by kubelet, or else by its annotations."""
+    found: set[str] = set()
+    source = ""
+    for entry in entries_of(node, pod):
+        one = entry_gpus(node, entry)
+        if one.uuids:
+            found |= one.uuids
+            source = one.source
+    if found:
+        return Grant(frozenset(found), source)
+    by_index = {card.index: card.uuid for card in node.cards}
+    held = [by_index.get(index, "") for index in contract.shares(pod.json)]
+    if held and all(held):
+        return Grant(frozenset(held), "annotations")
+    try:
+        devices = [uuid for one in hami.allocated(pod.annotations.get(hami.POD_ALLOCATED, "")) for uuid, *_rest in one]
+    except hami.HamiError:
+        devices = []
+    return Grant(frozenset(devices) or None, "annotations")
+
+
+def physical_gpus(node: Node, uuids: t.Iterable[str]) -> frozenset[str]:
+    """The physical GPUs of GPUs and MIG devices; a UUID that NVML doesn't list is kept."""
+    found = set()
+    for uuid in uuids:
+        gpu = node.nvml.gpu(uuid)
+        found.add(gpu.uuid if gpu else uuid)
+    return frozenset(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """A pod's usage of a GPU.
+
+    :param mib: None where it is unknown.
+    :param processes: how many NVML lists.
+    :param hard_mib: the highest limit of its containers; None where the driver has none.
+    :param limited: whether the driver reports limits on this GPU at all.
+    """
+
+    mib: int | None
+    processes: int
+    hard_mib: int | None
+    limited: bool
+
+
+def processes(gpu: Gpu, pod: Pod) -> list[Process]:
+    return [one for one in gpu.processes or () if one.pod_uid in pod.uids and one.pod_uid]
+
+
+def usage_of(gpu: Gpu, pod: Pod) -> Usage:
+    """The larger of its processes' memory and the memory charged to its control groups."""
+    mine = processes(gpu, pod)
+    numbers = [one.used_mib for one in mine]
+    known = [one for one in numbers if one is not None]
+    by_process = sum(known) if gpu.processes is not None and len(known) == len(numbers) else None
+    limits = [one for one in gpu.limits or () if one.pod_uid and one.pod_uid in pod.uids]
+    charged = [one.used_mib for one in limits if one.used_mib is not None]
+    both = [one for one in (by_process, sum(charged) if charged else None) if one is not None]
+    hard = [one.hard_mib for one in limits if one.hard_mib is not None]
+    return Usage(max(both) if both else None, len(mine), max(hard) if hard else None, gpu.limits is not None)

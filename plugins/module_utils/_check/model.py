@@ -1,0 +1,338 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""One moment of a cluster as the checks read it: the API's objects and each machine's evidence, in types. No I/O.
+
+Memory is in MiB. What is missing is None, or empty beside a ``problem``; it is never guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._contracts.gpushare import Card
+from .._core.types import JsonObject
+from .._kube.refs import Ref
+
+GPUSHARE, UPSTREAM, HAMI, NVIDIA = "gpushare", "gpushare-upstream", "hami", "nvidia"
+
+
+class ObjectReader(t.Protocol):
+    """Reads single objects of the API."""
+
+    def get(self, ref: Ref) -> JsonObject | None: ...
+
+    def version(self) -> JsonObject: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Servers:
+    """This collection's gpushare servers: where they must run, and what is needed to check them.
+
+    :param control_plane: nodes on which a scheduler runs.
+    :param namespace: of the servers.
+    :param scheduler: how the cluster runs its scheduler, as ``cluster_info`` reports it.
+    :param admission: what the admission policy does with a GPU pod for another scheduler: deny, warn or none.
+    :param problem: why the servers can't be checked; empty where they can.
+    :param pods: the servers' and schedulers' pods, as the API has them.
+    :param api: for single objects such as the admission policy.
+    """
+
+    control_plane: tuple[str, ...]
+    namespace: str
+    scheduler: str
+    admission: str
+    problem: str = ""
+    pods: tuple[JsonObject, ...] = ()
+    api: ObjectReader | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user sets.
+
+    :param allowed_processes: names of processes outside pods that may use GPUs.
+    :param allowed_pods: ``namespace/name`` patterns of pods that may use GPUs without requesting them.
+    :param schedulers: schedulers that call gpushare's extender.
+    :param hami_schedulers: schedulers that call HAMi's extender.
+    :param grace_seconds: between two samples.
+    :param extender: the answers of gpushare's extenders (parsed JSON, or text: why there is none) by extender; None
+        where none was asked.
+    """
+
+    allowed_processes: tuple[str, ...] = ()
+    allowed_pods: tuple[str, ...] = ()
+    schedulers: tuple[str, ...] = ()
+    hami_schedulers: tuple[str, ...] = ()
+    grace_seconds: int = 30
+    extender: t.Mapping[str, t.Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A process that NVML lists on a GPU; ``where`` is pod, container, host, gone or unknown."""
+
+    pid: int
+    name: str
+    used_mib: int | None
+    mig_uuid: str
+    gi: int | None
+    ci: int | None
+    where: str
+    pod_uid: str
+    container_id: str
+    cgroup: str
+    types: tuple[str, ...]
+    libvgpu: bool | None
+
+    @property
+    def label(self) -> str:
+        return f"process {self.pid}" + (f" ({self.name})" if self.name else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mig:
+    """A MIG device of a GPU; ``gi`` and ``ci`` are its GPU instance and compute instance."""
+
+    uuid: str
+    gi: int | None
+    ci: int | None
+    total_mib: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """The driver's memory limit for a GPU and a control group, in MiB; ``hard_mib`` is None where there is no limit."""
+
+    pod_uid: str
+    container_id: str
+    hard_mib: int | None
+    used_mib: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML lists it; ``processes`` and ``limits`` are None where NVML doesn't report them."""
+
+    index: int
+    minor: int | None
+    uuid: str
+    name: str
+    problem: str
+    total_mib: int | None
+    used_mib: int | None
+    mig_mode: str
+    mig: tuple[Mig, ...]
+    compute_mode: str
+    processes: tuple[Process, ...] | None
+    limits: tuple[Limit, ...] | None
+
+    @property
+    def label(self) -> str:
+        return f"GPU {self.index} ({self.uuid})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nvml:
+    """NVML's answer on a node.
+
+    :param problem: why there is none; empty where there is one.
+    :param unidentified: that NVML lists a GPU without its UUID, and why; empty where all have one.
+    """
+
+    problem: str
+    gpus: tuple[Gpu, ...] = ()
+    unidentified: str = ""
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """The GPU of a UUID, which is the GPU's own or that of one of its MIG devices."""
+        for one in self.gpus:
+            if uuid and (one.uuid == uuid or any(mig.uuid == uuid for mig in one.mig)):
+                return one
+        return None
+
+    def at(self, index: int) -> Gpu | None:
+        return next((one for one in self.gpus if one.index == index), None)
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        """Those of all GPUs and MIG devices."""
+        return frozenset(x for one in self.gpus for x in (one.uuid, *(mig.uuid for mig in one.mig)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The checkpoint's entry of a container and a resource; ``envs`` is None where it can't be decoded."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+    count: int
+    envs: t.Mapping[str, str] | None
+    cdi: tuple[str, ...]
+    problem: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Kubelet:
+    """kubelet's answer on a node; each problem is empty where the source could be read.
+
+    :param pod_resources: IDs by pod (``namespace/name``), container and resource.
+    :param duplicate_pods: pods that PodResources lists twice: one deleted by force, and its successor of the same name.
+    """
+
+    problem: str
+    entries: tuple[Entry, ...]
+    registered: t.Mapping[str, tuple[str, ...]]
+    pod_resources_problem: str
+    pod_resources: t.Mapping[str, t.Mapping[str, t.Mapping[str, tuple[str, ...]]]]
+    sockets: tuple[str, ...]
+    duplicate_pods: frozenset[str] = frozenset()
+
+    def of(self, uid: str, resource: str = "") -> list[Entry]:
+        return [one for one in self.entries if one.pod_uid == uid and resource in ("", one.resource)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """A container of a pod; ``init`` is a plain init container, which kubelet no longer lists once it has ended."""
+
+    name: str
+    requests: t.Mapping[str, int]
+    env: t.Mapping[str, str | None]
+    privileged: bool
+    init: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """A pod.
+
+    :param json: the validated part of it, for the functions of the contracts.
+    :param uids: its UIDs; those of static pods have a second one in their control groups.
+    :param created: seconds since 1970.
+    :param claims: it has resource claims (DRA), which no check here evaluates.
+    :param bypassed_scheduler: its creator set spec.nodeName, so no scheduler placed it.
+    """
+
+    json: JsonObject
+    key: str
+    uid: str
+    uids: frozenset[str]
+    node: str
+    phase: str
+    finished: bool
+    terminating: bool
+    started: bool
+    created: int | None
+    scheduler: str
+    runtime_class: str
+    claims: bool
+    bypassed_scheduler: bool
+    annotations: t.Mapping[str, str]
+    labels: t.Mapping[str, str]
+    containers: tuple[Container, ...]
+
+    @property
+    def active(self) -> bool:
+        return bool(self.node) and not self.finished
+
+    @property
+    def unique_key(self) -> str:
+        return f"{self.key} {self.uid}"
+
+    @property
+    def steady(self) -> bool:
+        """kubelet has admitted it and it isn't terminating, so all sources must agree about it."""
+        return self.active and self.started and not self.terminating
+
+    def requests_of(self, *prefixes: str) -> dict[str, int]:
+        """What its containers request of the resources with these prefixes, by resource."""
+        found: dict[str, int] = {}
+        for one in self.containers:
+            for resource, number in one.requests.items():
+                if number > 0 and resource.startswith(prefixes):
+                    found[resource] = found.get(resource, 0) + number
+        return found
+
+    @property
+    def units(self) -> int:
+        return contract.pod_units(self.json)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A node of the API, and its machine's evidence.
+
+    :param cards: as gpushare's contract defines them; none for other backends.
+    :param observed: whether there is evidence of the machine.
+    :param uuids: of the machine's GPUs, where the evidence has only these.
+    :param unreadable: what couldn't be read of it.
+    """
+
+    json: JsonObject
+    name: str
+    labels: t.Mapping[str, str]
+    annotations: t.Mapping[str, str]
+    ready: str
+    backends: tuple[str, ...]
+    cards: tuple[Card, ...]
+    cards_problem: str
+    unit: str | None
+    pods: tuple[Pod, ...]
+    observed: bool
+    uuids: tuple[str, ...]
+    nvml: Nvml
+    kubelet: Kubelet
+    unreadable: tuple[str, ...]
+
+    @property
+    def sharing(self) -> bool:
+        return GPUSHARE in self.backends or UPSTREAM in self.backends
+
+    @property
+    def ours(self) -> bool:
+        return GPUSHARE in self.backends
+
+    @property
+    def unit_mib(self) -> int | None:
+        return contract.MIB_PER_UNIT.get(self.unit or "")
+
+    def resource(self, name: str, field: str = "capacity") -> int:
+        return contract.node_resource(self.json, name, field)
+
+    def resources(self, field: str = "capacity") -> dict[str, int]:
+        return {name: self.resource(name, field) for name in (self.json["status"].get(field) or {})}
+
+    def by_uid(self) -> dict[str, Pod]:
+        """The node's pods by each of their UIDs."""
+        return {uid: pod for pod in self.pods for uid in pod.uids}
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One moment.
+
+    :param now: seconds since 1970.
+    :param unknown_nodes: nodes in the evidence that aren't in the API.
+    :param orphaned_pods: pods bound to a node that isn't in the API.
+    :param servers: None where this collection's servers aren't checked.
+    :param configmaps: ``data`` of kube-system's ConfigMaps by name; None where they couldn't be read.
+    """
+
+    nodes: tuple[Node, ...]
+    pending: tuple[Pod, ...]
+    unknown_nodes: tuple[str, ...]
+    configmaps: t.Mapping[str, JsonObject] | None
+    configmaps_problem: str
+    unreadable: tuple[str, ...]
+    now: int
+    options: Options
+    orphaned_pods: tuple[Pod, ...] = ()
+    servers: Servers | None = None

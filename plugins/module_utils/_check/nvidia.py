@@ -1,0 +1,262 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The checks N1 to N7 of NVIDIA's device plugin. No I/O."""
+
+from __future__ import annotations
+
+from .._contracts import nvidia_plugin as nvidia
+from .._core.types import JsonObject
+from .grants import entries_of, grant_of, processes, usage_of, visible_gpus
+from .model import Entry, Gpu, Node, Pod, Process, Snapshot
+from .parse import join, parse_int, plural, shorten
+from .result import CheckResult
+
+SLACK_MIB = 64
+MAX_REPLICAS = 10_000
+MIG_STATE = "nvidia.com/mig.config.state"
+MPS_SERVER = "nvidia-cuda-mps-server"
+PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def allocated_entries(node: Node) -> list[tuple[Pod, Entry]]:
+    """Pods and their entries of this plugin's resources in kubelet's checkpoint."""
+    return [
+        (pod, entry)
+        for pod in node.pods
+        if pod.active
+        for entry in entries_of(node, pod)
+        if nvidia.is_gpu_resource(entry.resource) and entry.ids
+    ]
+
+
+def replicas_of(node: Node) -> int | None:
+    """How many slots a GPU has: by the label, or else by the IDs registered with kubelet; None without either."""
+    label = parse_int(node.labels.get(nvidia.LABEL_REPLICAS))
+    if label is not None and 0 < label <= MAX_REPLICAS:
+        return label
+    numbers = [
+        parse_int(one.partition("::")[2]) or 0
+        for resource, ids in node.kubelet.registered.items()
+        if nvidia.is_gpu_resource(resource)
+        for one in ids
+    ]
+    return max(numbers) + 1 if numbers else None
+
+
+def sharing_strategy(node: Node) -> str:
+    """The strategy by its label: none, time-slicing or mps; by the number of replicas without a label."""
+    label = node.labels.get(nvidia.LABEL_STRATEGY)
+    return label if label else "time-slicing" if (replicas_of(node) or 1) > 1 else "none"
+
+
+def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N1: the announced number is that of GPUs, or MIG devices, times replicas."""
+    result.count()
+    announced = {name: number for name, number in nvidia.announced(node.json, "capacity").items() if number}
+    api = join(f"{name} {number}" for name, number in announced.items())
+    if node.nvml.problem or node.nvml.unidentified:
+        result.unknown("no_data", announced=api, why=node.nvml.problem or node.nvml.unidentified)
+        return
+    strategy = node.labels.get(nvidia.LABEL_MIG_STRATEGY, "none")
+    divided = [gpu for gpu in node.nvml.gpus if gpu.mig_mode == "enabled" and strategy in ("single", "mixed")]
+    devices, undivided = sum(len(gpu.mig) for gpu in divided), len(node.nvml.gpus) - len(divided)
+    by_profile = sum(number for name, number in announced.items() if name.startswith(nvidia.RESOURCE_MIG))
+    gpus = sum(announced.values()) - by_profile
+    replicas = replicas_of(node)
+    if replicas is None:
+        expected = undivided if strategy != "single" else devices or undivided
+        wrong = bool(expected and gpus % expected) or (not expected and bool(gpus))
+    elif strategy == "single" and divided:
+        wrong = (gpus, by_profile) != (devices * replicas, 0)
+    else:
+        wrong = (gpus, by_profile) != (undivided * replicas, devices * replicas)
+    if wrong:
+        result.fail(
+            "capacity_differs",
+            announced=api,
+            gpus=plural(undivided, "undivided GPU"),
+            devices=plural(devices, "MIG device"),
+            replicas="an unknown number" if replicas is None else replicas,
+            api=api,
+            nvml=join(f"{gpu.label}: {plural(len(gpu.mig), 'MIG device')}" for gpu in node.nvml.gpus),
+            key=f"{shorten(api, 200)}; {undivided}, {devices}",
+        )
+
+
+def slots_are_allocated_once(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N2: each slot is allocated to one container."""
+    mine = [pod for pod in node.pods if pod.steady and any(map(nvidia.is_gpu_resource, pod.requests_of("nvidia.com/")))]
+    if node.kubelet.problem:
+        result.count(len(mine))
+        if mine:
+            result.unknown("no_data", pods=plural(len(mine), "pod"), why=node.kubelet.problem)
+        return
+    for pod in mine:
+        for entry in entries_of(node, pod):
+            if nvidia.is_gpu_resource(entry.resource) and entry.count and not entry.ids:
+                result.unknown("ids_unknown", pod=pod, container=entry.container)
+    replicas = replicas_of(node)
+    owners: dict[str, tuple[Pod, str]] = {}
+    for pod, entry in allocated_entries(node):
+        inits = {one.name for one in pod.containers if one.init}
+        for one in entry.ids:
+            result.count()
+            uuid, _colons, number = one.partition("::")
+            details: JsonObject = {"pod": pod, "container": entry.container, "uuid": uuid}
+            details.update(device=shorten(one), kubelet=shorten(one))
+            before = owners.get(one)
+            # Kubelet allocates the devices of an init container again to the pod's own containers.
+            if before and not (before[0] is pod and (before[1] in inits or entry.container in inits)):
+                result.fail("allocated_twice", other=before[0].key, **details)
+            elif number and replicas is not None and (parse_int(number) is None or int(number) >= replicas):
+                result.fail("no_such_slot", slots=plural(replicas, "slot"), **details)
+            owners[one] = (pod, entry.container)
+
+
+def access_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N3: a container has access to the devices that kubelet allocated to it."""
+    no_nvml = node.nvml.problem or node.nvml.unidentified
+    for pod, entry in allocated_entries(node):
+        result.count()
+        visible = visible_gpus(node, entry)
+        allocated = {one.partition("::")[0] for one in entry.ids}
+        if visible.uuids is None or (no_nvml and visible.unresolved):
+            why = entry.problem or no_nvml or "the device plugin's answer names no device"
+            result.unknown("no_data", pod=pod, container=entry.container, why=why)
+        elif visible.unresolved or visible.uuids != allocated:
+            result.fail(
+                "other_device",
+                pod=pod,
+                container=entry.container,
+                visible=join([*sorted(visible.uuids), *visible.unresolved]) or "nothing",
+                allocated=join(sorted(allocated)),
+                kubelet=f"{visible.source}: {join(sorted(visible.uuids))}; IDs: {join(entry.ids)}",
+            )
+
+
+def one_slot_per_container(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N4: several slots of shared GPUs give a container no more of them."""
+    strategy = sharing_strategy(node)
+    if strategy == "none":
+        return
+    for pod, entry in allocated_entries(node):
+        result.count()
+        if len(entry.ids) < 2:
+            continue
+        details = {"pod": pod, "container": entry.container, "number": len(entry.ids), "kubelet": join(entry.ids)}
+        if strategy == "mps":
+            result.fail("several_slots_of_mps", **details)
+        else:
+            result.warn("several_slots", **details)
+
+
+def shares_are_fair(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N5: with time-slicing, which limits nothing, pods use a fair share at most."""
+    replicas = replicas_of(node)
+    if sharing_strategy(node) != "time-slicing" or replicas is None:
+        return
+    if node.nvml.problem:
+        result.unknown("no_data", why=node.nvml.problem)
+        return
+    for pod, entry in allocated_entries(node):
+        for uuid in sorted({one.partition("::")[0] for one in entry.ids}):
+            gpu = node.nvml.gpu(uuid)
+            if gpu is None or gpu.total_mib is None:
+                continue
+            result.count()
+            slots = sum(one.partition("::")[0] == uuid for one in entry.ids)
+            used, fair = usage_of(gpu, pod), gpu.total_mib // replicas * slots
+            details = {"pod": pod, "gpu": gpu, "used": used.mib, "fair": fair}
+            details.update(nvml=f"{used.mib} MiB of {gpu.total_mib}", kubelet=join(entry.ids))
+            if used.mib is None:
+                result.unknown("usage_unknown", **details)
+            elif used.mib > fair + SLACK_MIB:
+                result.warn("over_fair_share", **details)
+
+
+def mps_is_used(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N6: the pods' processes use MPS, within its limit."""
+    if sharing_strategy(node) != "mps":
+        return
+    result.count(len(node.nvml.gpus))
+    if node.nvml.problem:
+        result.unknown("no_data", why=node.nvml.problem)
+        return
+    for pod, entry in allocated_entries(node):
+        if entry.envs is not None and PIPE not in entry.envs:
+            result.fail("pipe_missing", pod=pod, container=entry.container, kubelet=f"{PIPE} missing")
+    for gpu in node.nvml.gpus:
+        details = {"gpu": gpu, "mode": gpu.compute_mode, "nvml": f"compute mode {gpu.compute_mode}"}
+        if gpu.compute_mode in ("", "unknown"):
+            result.unknown("compute_mode_unknown", **details)
+        elif gpu.compute_mode != "exclusive_process":
+            result.fail("compute_mode", **details)
+        _check_clients(node, gpu, result)
+
+
+def _check_clients(node: Node, gpu: Gpu, result: CheckResult) -> None:
+    mine = [(pod, one) for pod in node.pods if pod.active for one in processes(gpu, pod) if MPS_SERVER not in one.name]
+    serving = any(MPS_SERVER in one.name for one in gpu.processes or ())
+    replicas = replicas_of(node)
+    if gpu.processes is None:
+        result.unknown("processes_unknown", gpu=gpu)
+    if mine and not serving:
+        parts = {str(one.pid): 1 for _pod, one in mine}
+        shown = join(f"pid {one.pid} {one.name}" for one in gpu.processes or ())
+        result.fail("server_missing", gpu=gpu, key="server", parts=parts, most=0, nvml=shown)
+    for pod, one in mine:
+        details: JsonObject = {"pod": pod, "gpu": gpu, "process": one.label}
+        details["nvml"] = f"pid {one.pid}: {one.used_mib} MiB, {join(one.types)}"
+        if not one.types:
+            result.unknown("type_unknown", **details)
+        elif "mps" not in one.types:
+            result.fail("without_mps", **details)
+        elif replicas and gpu.total_mib is not None:
+            most = gpu.total_mib // replicas
+            if one.used_mib is None:
+                result.unknown("usage_unknown", **details)
+            elif one.used_mib > most + SLACK_MIB:
+                result.fail("over_limit", used=one.used_mib, most_mib=most, **details)
+
+
+def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """N7: MIG is as requested, and each process uses its pod's device."""
+    state = node.labels.get(MIG_STATE)
+    if state is not None:
+        result.count()
+        shown = {"state": shorten(state), "api": f"{MIG_STATE}={shorten(state)}"}
+        if state in ("pending", "rebooting"):
+            result.warn("layout_pending", **shown)
+        elif state != "success":
+            result.fail("layout_failed", **shown)
+    if node.nvml.problem and any(one.startswith(nvidia.RESOURCE_MIG) for one in node.resources()):
+        result.unknown("no_data", why=node.nvml.problem)
+    for gpu in node.nvml.gpus:
+        if gpu.mig_mode != "enabled":
+            continue
+        for pod in node.pods:
+            for one in processes(gpu, pod) if pod.active else ():
+                granted = grant_of(node, pod).uuids
+                if granted is None or not any(uuid.startswith("MIG-") for uuid in granted):
+                    continue
+                result.count()
+                device = _device_of(gpu, one)
+                details: JsonObject = {"pod": pod, "gpu": gpu, "process": one.label}
+                details["nvml"] = f"pid {one.pid}: GI {one.gi}, CI {one.ci} {one.mig_uuid}"
+                if not device:
+                    result.unknown("device_unknown", **details)
+                elif device not in granted:
+                    shown_uuids = join(sorted(granted))
+                    result.fail("other_device", device=device, granted=shown_uuids, kubelet=shown_uuids, **details)
+
+
+def _device_of(gpu: Gpu, one: Process) -> str:
+    """The MIG device of a process, by its UUID or its instances; empty where neither is known."""
+    if one.mig_uuid:
+        return one.mig_uuid
+    found = [mig.uuid for mig in gpu.mig if (mig.gi, mig.ci) == (one.gi, one.ci) and one.gi is not None]
+    return found[0] if len(found) == 1 else ""

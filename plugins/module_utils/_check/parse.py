@@ -1,0 +1,181 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Read JSON of any shape: a value of the wrong type is left out and recorded, never raised. No I/O."""
+
+from __future__ import annotations
+
+import calendar
+import dataclasses
+import re
+import typing as t
+
+from .._core.types import JsonObject
+
+# Above any memory in MiB and any count.
+MAX_NUMBER = 10**15
+# A quantity of the API has fewer characters, and Python refuses to convert thousands of digits.
+MAX_DIGITS = 24
+# Per node.
+MAX_UNREADABLE = 20
+
+_TIME = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.[0-9]{1,9})?"
+    r"(?:Z|([+-])([0-9]{2}):([0-9]{2}))"
+)
+_NUMBER = re.compile(f"-?[0-9]{{1,{MAX_DIGITS}}}")
+
+
+class Reader:
+    """Takes values of one type, and records each value of another type. ``null`` counts as absent."""
+
+    def __init__(self) -> None:
+        self.unreadable: list[str] = []
+
+    def reject(self, where: str, expected: str, value: t.Any) -> None:
+        problem = f"{where} is {describe(value)}, not {expected}"
+        if problem not in self.unreadable and len(self.unreadable) < MAX_UNREADABLE:
+            self.unreadable.append(problem)
+
+    def mapping(self, value: t.Any, where: str) -> JsonObject:
+        if isinstance(value, dict):
+            return {key: one for key, one in value.items() if isinstance(key, str)}
+        if value is not None:
+            self.reject(where, "an object", value)
+        return {}
+
+    def sequence(self, value: t.Any, where: str) -> list[t.Any]:
+        if isinstance(value, (list, tuple)):
+            return list(value)
+        if value is not None:
+            self.reject(where, "a list", value)
+        return []
+
+    def mappings(self, value: t.Any, where: str) -> list[JsonObject]:
+        found = []
+        for one in self.sequence(value, where):
+            if isinstance(one, dict):
+                found.append(self.mapping(one, where))
+            else:
+                self.reject(f"an entry of {where}", "an object", one)
+        return found
+
+    def text(self, value: t.Any, where: str) -> str:
+        if isinstance(value, str):
+            return value
+        if value is not None:
+            self.reject(where, "text", value)
+        return ""
+
+    def texts(self, value: t.Any, where: str) -> list[str]:
+        found = []
+        for one in self.sequence(value, where):
+            if isinstance(one, str):
+                found.append(one)
+            else:
+                self.reject(f"an entry of {where}", "text", one)
+        return found
+
+    def number(self, value: t.Any, where: str) -> int | None:
+        """An integer from 0 to ``MAX_NUMBER``; None for anything else."""
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER:
+            return value
+        if value is not None:
+            self.reject(where, "a number from 0 to 10^15", value)
+        return None
+
+    def flag(self, value: t.Any, where: str) -> bool | None:
+        """True or False; None for anything else."""
+        return value if isinstance(value, bool) else None
+
+    def fields(self, kind: t.Any, raw: JsonObject, where: str) -> JsonObject:
+        """The fields of a dataclass that are text, numbers, flags or lists of text, for its constructor."""
+        readers: dict[str, t.Callable[[t.Any, str], t.Any]] = {
+            "str": self.text,
+            "int | None": self.number,
+            "bool | None": self.flag,
+            "tuple[str, ...]": lambda value, place: tuple(self.texts(value, place)),
+        }
+        plain = [one for one in dataclasses.fields(kind) if one.type in readers]
+        return {one.name: readers[str(one.type)](raw.get(one.name), f"{where} {one.name}") for one in plain}
+
+    def strings(self, value: t.Any, where: str) -> dict[str, str]:
+        """Text by text, as annotations, labels and environments are."""
+        found: dict[str, str] = {}
+        for key, one in self.mapping(value, where).items():
+            if isinstance(one, str):
+                found[key] = one
+            elif one is not None:
+                self.reject(f"{where} {shorten(key)}", "text", one)
+        return found
+
+    def quantities(self, value: t.Any, where: str) -> dict[str, str]:
+        """Quantities by resource, as text."""
+        found: dict[str, str] = {}
+        for key, one in self.mapping(value, where).items():
+            if isinstance(one, (str, int)) and not isinstance(one, bool) and len(str_of(one)) <= MAX_DIGITS:
+                found[key] = str(one)
+            elif one is not None:
+                self.reject(f"{where} {shorten(key)}", "a quantity", one)
+        return found
+
+
+def str_of(value: str | int) -> str:
+    """Convert to text, without spelling out a number of thousands of digits."""
+    if isinstance(value, str):
+        return value
+    return str(value) if abs(value) <= MAX_NUMBER else "9" * (MAX_DIGITS + 1)
+
+
+def describe(value: t.Any) -> str:
+    """Describe a value for an error message."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"the number {value}" if abs(value) <= MAX_NUMBER else "a number out of range"
+    if isinstance(value, float):
+        return f"the number {value!r}"
+    if isinstance(value, str):
+        return f"the text {shorten(value)!r}"
+    return "a list" if isinstance(value, (list, tuple)) else "an object" if isinstance(value, dict) else "no JSON"
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """Reduce text to one line of at most ``most`` characters."""
+    line = " ".join(text[: 4 * most].split())
+    return line if len(line) <= most and len(text) <= 4 * most else line[: most - 1] + "…"
+
+
+def parse_int(text: str | None) -> int | None:
+    """Parse an integer; None for other text, and for one of too many digits."""
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+
+
+def parse_time(text: str) -> int | None:
+    """Parse a time of RFC 3339 into seconds since 1970; None where it can't be read."""
+    found = _TIME.fullmatch(text)
+    if not found:
+        return None
+    parts = [int(one) for one in found.groups()[:6]]
+    if not (1 <= parts[1] <= 12 and 1 <= parts[2] <= 31 and parts[3] < 24 and parts[4] < 60 and parts[5] <= 60):
+        return None
+    sign, hours, minutes = found.groups()[6:]
+    ahead = (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1) if sign else 0
+    return calendar.timegm((*parts, 0, 0, 0)) - ahead if parts[0] > 0 else None
+
+
+def plural(number: int, one: str, more: str = "") -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def join(names: t.Iterable[t.Any], most: int = 6) -> str:
+    """Join names by commas, and count those beyond ``most``."""
+    every = [str(one) for one in names]
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more

@@ -1,0 +1,169 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""All checks over one moment of a cluster. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._allocation.compute import natural
+from . import (
+    common,
+    gpushare,
+    gpushare_extender,
+    gpushare_pods,
+    hami,
+    hami_pods,
+    nvidia,
+    processes,
+    servers,
+    servers_scheduler,
+)
+from .catalog import CATALOG
+from .invariant import BACKENDS, UNEXPECTED_ERROR, Invariant
+from .model import HAMI, NVIDIA, Node, Snapshot
+from .parse import shorten
+from .result import CheckResult, Finding
+
+ALL, SERVERS = "all", "servers"
+SCOPES = (ALL, SERVERS)
+
+NodeFunction = t.Callable[[Node, Snapshot, CheckResult], None]
+ClusterFunction = t.Callable[[Snapshot, CheckResult], None]
+
+# Run for each node of the check's backend.
+NODE_CHECKS: dict[str, NodeFunction] = {
+    "C1": common.one_stack,
+    "C2": processes.process_has_owner,
+    "C3": processes.processes_use_own_gpus,
+    "C4": common.allocations_match_requests,
+    "C5": common.allocated_gpus_exist,
+    "C6": common.all_allocatable,
+    "C7": processes.nvml_is_consistent,
+    "C8": common.environment_matches_allocation,
+    "G1": gpushare.gpus_match_nvml,
+    "G2": gpushare.capacity_matches_gpus,
+    "G3": gpushare_pods.annotations_are_valid,
+    "G4": gpushare_pods.running_pods_are_assigned,
+    "G5": gpushare_pods.no_stale_assumptions,
+    "G6": gpushare.gpus_are_not_overcommitted,
+    "G7": gpushare_pods.allocation_matches_annotations,
+    "G8": gpushare_pods.unit_counts_match,
+    "G9": gpushare_pods.shares_are_respected,
+    "H1": hami.register_matches_nvml,
+    "H2": hami.capacity_matches_register,
+    "H3": hami_pods.annotations_are_valid,
+    "H4": hami_pods.bound_pods_get_gpus,
+    "H5": hami.parts_fit,
+    "H6": hami_pods.allocation_matches_annotations,
+    "H7": hami.lock_is_current,
+    "H8": hami_pods.library_is_loaded,
+    "H9": hami_pods.parts_are_respected,
+    "H11": hami_pods.mig_devices_exist,
+    "N1": nvidia.capacity_matches_gpus,
+    "N2": nvidia.slots_are_allocated_once,
+    "N3": nvidia.access_matches_allocation,
+    "N4": nvidia.one_slot_per_container,
+    "N5": nvidia.shares_are_fair,
+    "N6": nvidia.mps_is_used,
+    "N7": nvidia.mig_matches_request,
+}
+# Run once.
+CLUSTER_CHECKS: dict[str, ClusterFunction] = {
+    "C9": common.nodes_are_ready,
+    "G10": gpushare_extender.extender_cache_matches,
+    "G11": gpushare.unhealthy_gpus_get_no_pods,
+    "G12": gpushare.scheduler_calls_extender,
+    "H10": hami.scheduler_is_hamis,
+    "S1": servers.servers_are_ready,
+    "S2": servers.schedulers_call_extender,
+    "S3": servers_scheduler.admission_policy_exists,
+    "S4": servers.gpu_nodes_announce_gpus,
+    "S5": servers.shares_are_enforced,
+}
+# An UNKNOWN of these that has a key may come of two moments, so it needs two samples.
+CONFIRMED = ("C7", "G6")
+# Beside the servers' own checks, those of gpushare's nodes that need the API alone, or the GPUs' UUIDs.
+SERVERS_NODE_CHECKS = ("C6", "G1", "G2", "G6")
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A check: its documentation, and its function for each node or for the cluster."""
+
+    id: str
+    documentation: Invariant
+    node: NodeFunction | None = None
+    cluster: ClusterFunction | None = None
+
+    @property
+    def backend(self) -> str:
+        """common, gpushare, hami, nvidia or servers. A check covers the nodes of its backend only."""
+        return BACKENDS[self.id[0]]
+
+    @property
+    def confirm(self) -> bool:
+        """Whether an UNKNOWN that has a key counts in two samples only."""
+        return self.id in CONFIRMED
+
+    def covers(self, node: Node, scope: str) -> bool:
+        """Whether the check runs for a node."""
+        if scope == SERVERS:
+            return node.sharing
+        return {
+            "common": common.has_gpus(node),
+            "gpushare": node.sharing,
+            "hami": HAMI in node.backends,
+            "nvidia": NVIDIA in node.backends,
+        }.get(self.backend, False)
+
+
+CHECKS: tuple[Check, ...] = tuple(
+    Check(name, CATALOG[name], NODE_CHECKS.get(name), CLUSTER_CHECKS.get(name)) for name in sorted(CATALOG, key=natural)
+)
+
+
+def checks_of(scope: str) -> list[Check]:
+    """The checks of a scope: all, or those of this collection's servers."""
+    return [one for one in CHECKS if scope == ALL or one.backend == "servers" or one.id in SERVERS_NODE_CHECKS]
+
+
+def _run_guarded(result: CheckResult, check: t.Callable[[], None]) -> None:
+    """An unexpected exception makes this check UNKNOWN; the others still run."""
+    try:
+        check()
+    except Exception as error:
+        result.unknown(UNEXPECTED_ERROR, error=f"{type(error).__name__}: {shorten(str(error))}")
+
+
+def _run_on_node(function: NodeFunction, node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    _run_guarded(result, lambda: function(node, snapshot, result))
+
+
+def _run_on_cluster(function: ClusterFunction, snapshot: Snapshot, result: CheckResult) -> None:
+    _run_guarded(result, lambda: function(snapshot, result))
+
+
+def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Finding]]]:
+    """Run the checks.
+
+    :returns: each check with the number of things that it compared, and its findings.
+    """
+    found = []
+    for check in checks_of(scope):
+        results = []
+        if check.cluster is not None:
+            results.append(CheckResult(check.id))
+            _run_on_cluster(check.cluster, snapshot, results[-1])
+        for node in snapshot.nodes:
+            if check.node is not None and check.covers(node, scope):
+                results.append(CheckResult(check.id, node.name))
+                _run_on_node(check.node, node, snapshot, results[-1])
+        findings = [one for result in results for one in result.findings]
+        found.append((check, sum(result.checked for result in results), findings))
+    return found

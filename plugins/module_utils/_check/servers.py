@@ -1,0 +1,150 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The checks S1, S2, S4 and S5 of this collection's gpushare servers, on machines and nodes."""
+
+from __future__ import annotations
+
+from .._contracts import gpushare as contract
+from .._core.types import JsonObject
+from .._kube.rollout import ready, reasons
+from .._scheduler import constants
+from .._scheduler.constants import ANNOTATION, FOLDER
+from .common import LABEL, has_label
+from .model import Node, Servers, Snapshot
+from .parse import join
+from .result import CheckResult
+from .servers_scheduler import COMPONENT, check_openshift, has_labels, is_openshift_scheduler
+
+EXTENDER = "extender"
+DEVICE_PLUGIN = "device-plugin"
+SCHEDULER = "scheduler"
+
+
+def is_server_pod(pod: JsonObject) -> bool:
+    """Whether the checks of the servers need a pod: it is one of the servers, or a kube-scheduler."""
+    return has_labels(pod, *constants.PART_OF) or _is_kube_scheduler(pod) or is_openshift_scheduler(pod)
+
+
+def _is_kube_scheduler(pod: JsonObject) -> bool:
+    in_kube_system = (pod.get("metadata") or {}).get("namespace") == "kube-system"
+    return in_kube_system and has_labels(pod, *constants.SCHEDULER_LABEL.split("="))
+
+
+def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
+    """S1: the extender is ready beside each scheduler, the device plugin on each GPU node."""
+    servers = snapshot.servers
+    if servers is None:
+        return
+    if servers.problem:
+        result.unknown("not_checked", why=servers.problem)
+        return
+    if servers.scheduler in constants.ON_MACHINES:
+        for name in servers.control_plane:
+            _check_server(servers, EXTENDER, name, result)
+    else:
+        component = SCHEDULER if servers.scheduler == constants.DEDICATED else EXTENDER
+        mine = [pod for pod in servers.pods if _is_server(pod, component)]
+        result.count()
+        if not any(ready(pod) for pod in mine):
+            cause = "not_ready_anywhere" if mine else "not_running_anywhere"
+            result.fail(cause, key=component, server=component, why="; ".join(reasons(None, mine, [])))
+    for node in gpu_nodes(snapshot):
+        _check_server(servers, DEVICE_PLUGIN, node.name, result)
+
+
+def _is_server(pod: JsonObject, component: str) -> bool:
+    return has_labels(pod, *constants.PART_OF) and has_labels(pod, COMPONENT, component)
+
+
+def _check_server(servers: Servers, component: str, node: str, result: CheckResult) -> None:
+    result.count()
+    mine = [
+        pod
+        for pod in servers.pods
+        if _is_server(pod, component)
+        and pod["metadata"].get("namespace") == servers.namespace
+        and contract.pod_node(pod) == node
+    ]
+    if any(ready(pod) for pod in mine):
+        return
+    cause = "not_ready" if mine else "not_running"
+    result.fail(cause, node=node, key=component, server=component, why="; ".join(reasons(None, mine, [])))
+
+
+def gpu_nodes(snapshot: Snapshot) -> list[Node]:
+    """The nodes that have the label, or whose machines are among the GPU nodes of the inventory."""
+    return [node for node in snapshot.nodes if node.observed or has_label(node)]
+
+
+def _checked(snapshot: Snapshot) -> Servers | None:
+    """What is needed to check the servers; None where they aren't or can't be checked."""
+    return None if snapshot.servers is None or snapshot.servers.problem else snapshot.servers
+
+
+def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
+    """S2: each scheduler still has the configuration with the extender, which an upgrade may have removed."""
+    servers = _checked(snapshot)
+    if servers is None:
+        return
+    if servers.scheduler == constants.OPENSHIFT and servers.api is not None:
+        check_openshift(servers, servers.api, result)
+    for node in servers.control_plane if servers.scheduler in constants.ON_MACHINES else ():
+        result.count()
+        if servers.scheduler == constants.K3S:
+            result.unknown("k3s_arguments", node=node)
+            continue
+        mine = [pod for pod in servers.pods if _is_kube_scheduler(pod) and contract.pod_node(pod) == node]
+        if not mine:
+            result.fail("no_scheduler", node=node)
+        for pod in mine:
+            _check_arguments(pod, node, result)
+
+
+def _check_arguments(pod: JsonObject, node: str, result: CheckResult) -> None:
+    arguments = [
+        str(one) for each in pod["spec"]["containers"] for one in each.get("command", []) + each.get("args", [])
+    ]
+    annotated = ANNOTATION in (pod["metadata"].get("annotations") or {})
+    if annotated or any(f"={FOLDER}/" in one or one.startswith(f"{FOLDER}/") for one in arguments):
+        return
+    if any(one.startswith(("--config", "--policy-config")) for one in arguments):
+        result.unknown("own_configuration", node=node)
+    else:
+        result.fail("configuration_lost", node=node)
+
+
+def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
+    """S4: every GPU node is in the cluster, has the label and announces GPUs."""
+    if _checked(snapshot) is None:
+        return
+    for name in snapshot.unknown_nodes:
+        result.count()
+        result.fail("not_in_cluster", node=name)
+    for node in gpu_nodes(snapshot):
+        result.count()
+        if not has_label(node):
+            result.fail("no_label", node=node.name, label=LABEL, key="label")
+        memory = node.resource(contract.RESOURCE_MEMORY)
+        if not node.cards or memory <= 0:
+            api = f"{contract.RESOURCE_MEMORY} {memory}"
+            result.fail("not_announced", node=node.name, resource=contract.RESOURCE_MEMORY, key="resource", api=api)
+
+
+def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
+    """S5: the driver enforces memory limits. One finding for all nodes of the same reason."""
+    if _checked(snapshot) is None:
+        return
+    nodes = [node for node in gpu_nodes(snapshot) if has_label(node)]
+    result.count(len(nodes))
+    by_reason: dict[str, list[str]] = {}
+    for node in nodes:
+        limit = node.annotations.get(contract.NODE_LIMIT, "")
+        if limit.startswith(contract.LIMIT_UNENFORCED):
+            by_reason.setdefault(limit[len(contract.LIMIT_UNENFORCED) :], []).append(node.name)
+    for reason, names in by_reason.items():
+        shown = f"node{'s' if len(names) > 1 else ''} {join(names, 10)}"
+        result.warn("not_enforced", key=reason, nodes=shown, why=reason)

@@ -1,0 +1,643 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""gpushare's contract: names and meaning of its resources, annotations and device IDs, and how memory is counted.
+
+The servers' image contains this very file, so that server and verifier can't drift apart. It imports only the standard
+library and ``_core/types.py``, and does no I/O.
+
+Objects are Kubernetes objects as plain JSON (``dict``). Memory of a card is in MiB; a share is in units, and a unit is
+1 GiB or 1 MiB for the whole cluster. The names are those of AliyunContainerService/gpushare-scheduler-extender, kept so
+that workloads, ``kubectl inspect gpushare`` and dashboards continue to work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import fnmatch
+import json
+import re
+import typing as t
+
+from .._core.types import JsonObject
+
+RESOURCE_MEMORY = "aliyun.com/gpu-mem"
+RESOURCE_COUNT = "aliyun.com/gpu-count"
+
+NODE_LABEL = "gpushare"
+NODE_LABEL_VALUE = "true"
+
+# On the pod; the very same strings are the environment variables of the container.
+POD_INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+POD_CARD_UNITS = "ALIYUN_COM_GPU_MEM_DEV"
+POD_UNITS = "ALIYUN_COM_GPU_MEM_POD"
+POD_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+POD_ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+CONTAINER_UNITS = "ALIYUN_COM_GPU_MEM_CONTAINER"
+# Only on a pod of several cards: all of them, as "0,2" (ours); and who holds what of which, as upstream's kubectl
+# plugin reads it.
+POD_INDICES = "kubegpu.share/card-indices"
+POD_ALLOCATION = "scheduler.framework.gpushare.allocation"
+# All that is written on a pod that has a card.
+POD_ANNOTATIONS = (
+    POD_INDEX,
+    POD_CARD_UNITS,
+    POD_UNITS,
+    POD_ASSIGNED,
+    POD_ASSUME_TIME,
+    POD_INDICES,
+    POD_ALLOCATION,
+)
+
+# On the pod, set by its user.
+POD_PLACEMENT = "kubegpu.share/placement"
+POD_CARD_COUNT = "kubegpu.share/card-count"
+POD_MODELS = "kubegpu.share/models"
+POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
+POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
+PLACEMENTS = ("binpack", "spread")
+# Longest list of models: an annotation may have 256 KiB, and all other pods wait while it is compared.
+PATTERNS_LENGTH = 1000
+
+# On the node, ours: what each card is. Upstream's plugin doesn't write it.
+NODE_CARDS = "kubegpu.share/cards"
+# On the node, ours: whether containerd there has CDI on ("true", "false").
+NODE_RUNTIME_CDI = "kubegpu.share/runtime-cdi"
+# On the node, ours: whether the driver limits pods to their shares: one of these; a reason follows the last.
+NODE_LIMIT = "kubegpu.share/memory-limit"
+LIMIT_ENFORCED = "enforced"
+LIMIT_OFF = "off"
+LIMIT_UNENFORCED = "unenforced: "
+
+# On the Lease gpushare-ledger in the extenders' namespace: the bookings of all nodes that may not be bound yet.
+LEDGER = "kubegpu.share/bookings"
+# On a pod: changed so that an earlier decision to bind it can't take effect any more.
+POD_FENCED = "kubegpu.share/fenced"
+# On a pod that others were evicted for: the reserved memory as an annotation (JSON), and a label for watches.
+POD_CLAIM = "kubegpu.share/claim"
+# On a waiting pod: changed so that the scheduler tries it again.
+POD_RETRY = "kubegpu.share/retry"
+
+MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
+
+# kubelet receives gRPC messages of at most this many bytes from a device plugin.
+KUBELET_MESSAGE_BYTES = 4 * 1024 * 1024
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+EXTENDER_PREFIX = "/gpushare-scheduler"
+EXTENDER_PORT = 12345
+
+
+class Reason(str, enum.Enum):
+    """Why a server refuses something, for programs; docs/gpushare.md explains each.
+
+    kube-scheduler's and kubelet's interfaces carry strings only: there the code stands first, before ``: ``.
+    """
+
+    # Nodes and their cards, by filter and bind.
+    NODE_UNKNOWN = "NodeUnknown"
+    NO_GPU_MEMORY = "NoGPUMemory"
+    NO_HEALTHY_CARD = "NoHealthyCard"
+    NO_MATCHING_MODEL = "NoMatchingModel"
+    CARD_TOO_SMALL = "CardTooSmall"
+    INSUFFICIENT_GPU_MEMORY = "InsufficientGPUMemory"
+    # The pod.
+    INVALID_ANNOTATION = "InvalidAnnotation"
+    POD_NOT_FOUND = "PodNotFound"
+    POD_REPLACED = "PodReplaced"
+    POD_TERMINATING = "PodTerminating"
+    POD_FINISHED = "PodFinished"
+    POD_BOUND_ELSEWHERE = "PodBoundElsewhere"
+    # Binding.
+    NOT_READY = "NotReady"
+    BIND_IN_PROGRESS = "BindInProgress"
+    CONFLICT = "Conflict"
+    API_ERROR = "KubernetesAPIError"
+    LEDGER_UNAVAILABLE = "LedgerUnavailable"
+    OUTCOME_UNKNOWN = "OutcomeUnknown"
+    # Requests of kubelet.
+    UNKNOWN_DEVICE_ID = "UnknownDeviceID"
+    UNEQUAL_SHARES = "UnequalShares"
+    # Cards that aren't given to pods.
+    CARD_LOST = "CardLost"
+    MIG_ENABLED = "MIGEnabled"
+    RECOVERY_REQUIRED = "RecoveryRequired"
+    ROW_REMAP_FAILED = "RowRemapFailed"
+    XID_ERROR = "XIDError"
+    MEMORY_LIMIT_UNAVAILABLE = "MemoryLimitUnavailable"
+    CDI_UNAVAILABLE = "CDIUnavailable"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Refusal(t.NamedTuple):
+    """A reason code and a sentence for people."""
+
+    code: Reason
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}"
+
+
+class ContractError(ValueError):
+    """Something that breaks the contract, in one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One physical card of a node.
+
+    :param index: position in NVML's order; shown to people, never used as identity.
+    :param uuid: the identity, ``GPU-…``; empty if only upstream's plugin announces the card.
+    :param minor: N of /dev/nvidiaN.
+    :param memory_mib: all of the card's memory in MiB; 0 where unknown.
+    :param units: how many units of the cluster's memory unit it holds.
+    :param healthy: may be given to pods.
+    :param model: NVML's name of it; empty where unknown.
+    :param reason: why it isn't given to pods, as text; empty if unknown.
+    :param code: the same as a :class:`Reason`'s value; empty if unknown.
+    :param xid: the number of the driver's error, for the code ``XIDError``.
+    """
+
+    index: int
+    uuid: str
+    minor: int
+    memory_mib: int
+    units: int
+    healthy: bool = True
+    model: str = ""
+    reason: str = ""
+    code: str = ""
+    xid: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Booking:
+    """A pod's cards by its annotations.
+
+    :param indices: the cards, at least one; -1 or any number that the node doesn't have means none.
+    :param assigned: kubelet has allocated the pod's devices.
+    :param assume_time: when the extender chose the cards, in nanoseconds since 1970.
+    """
+
+    indices: tuple[int, ...]
+    assigned: bool
+    assume_time: int
+
+    @property
+    def index(self) -> int:
+        """The first card, often the only one."""
+        return self.indices[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """A pod's demand.
+
+    :param units: all of its units.
+    :param count: how many cards of one node they are spread over, equally.
+    :param placement: ``binpack`` or ``spread``; empty for the cluster's default.
+    :param models: patterns, in lower case, of which a card's model must match one; empty for any.
+    :param excluded: patterns, in lower case, of which a card's model must match none.
+    """
+
+    units: int
+    count: int = 1
+    placement: str = ""
+    models: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> int:
+        """Units on each of its cards."""
+        return self.units // self.count
+
+    def accepts(self, card: Card) -> bool:
+        """Whether the pod accepts this card's model."""
+        return self.accepts_model(card.model)
+
+    def accepts_model(self, model: str) -> bool:
+        """Whether the pod accepts a model; with a list, an unknown model is never accepted."""
+        if not (self.models or self.excluded):
+            return True
+        model = model.lower()
+        if not model or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.excluded):
+            return False
+        return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
+
+
+# --------------------------------------------------------------------------- memory
+
+
+def units_of(memory_mib: int, unit: str) -> int:
+    """Whole units in so many MiB, rounded down as upstream does.
+
+    :raises ContractError: the unit is neither GiB nor MiB.
+    """
+    if unit not in MIB_PER_UNIT:
+        raise ContractError(f"memory unit {unit!r} is neither GiB nor MiB")
+    return memory_mib // MIB_PER_UNIT[unit]
+
+
+def short_uuids(uuids: t.Sequence[str]) -> dict[str, str]:
+    """Return the shortest unique prefixes (8 digits or more) of these cards' UUIDs, by UUID.
+
+    Kubelet's message limit makes every byte of a device ID count.
+
+    :raises ContractError: two cards have one UUID.
+    """
+    bare = {uuid: re.sub(r"[^0-9a-zA-Z]", "", uuid[4:] if uuid.startswith("GPU-") else uuid) for uuid in uuids}
+    if len(set(bare.values())) != len(uuids):
+        raise ContractError(f"two cards of one node have the same UUID: {', '.join(sorted(uuids))}")
+    length = 8
+    while len({text[:length] for text in bare.values()}) != len(bare):
+        length += 1
+    return {uuid: text[:length] for uuid, text in bare.items()}
+
+
+def device_id(short: str, slot: int) -> str:
+    """The kubelet device ID of one unit: its card and a slot on it."""
+    return f"{short}-{slot}"
+
+
+def card_of_device_id(identifier: str) -> str:
+    """The short UUID in a device ID.
+
+    :raises ContractError: the ID isn't one of ours.
+    """
+    short, dash, slot = identifier.rpartition("-")
+    if not (dash and short and slot.isdigit()):
+        raise ContractError(f"device ID {identifier!r} doesn't name a card and a slot")
+    return short
+
+
+def card_by_short(cards: t.Iterable[Card], short: str) -> Card | None:
+    """The card that a device ID names, however long its beginning was when the ID was made."""
+    found = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
+    return found[0] if len(found) == 1 else None
+
+
+def device_list_bytes(cards: t.Sequence[Card]) -> int:
+    """Return the size of the ListAndWatchResponse (device plugin API v1beta1) for these cards, all unhealthy.
+
+    Computed without building it: a device is ``ID`` (field 1) and ``health`` (field 2) inside field 1 of the list.
+    """
+    shorts = short_uuids([card.uuid for card in cards])
+    health = 2 + len(UNHEALTHY)
+    total = 0
+    for card in cards:
+        fixed = 2 + len(shorts[card.uuid]) + 1 + health
+        # Slots of equal decimal length have messages of equal length.
+        low, digits = 0, 1
+        while low < card.units:
+            high = min(card.units, 10**digits)
+            message = fixed + digits
+            total += (high - low) * (message + 1 + (1 if message < 128 else 2))
+            low, digits = high, digits + 1
+    return total
+
+
+def check_device_list(cards: t.Sequence[Card], unit: str, variable: str = "gpushare_memory_unit") -> None:
+    """Refuse a memory unit that makes more device IDs than kubelet accepts in one message.
+
+    :raises ContractError: too many; one sentence that names the variable.
+    """
+    size = device_list_bytes(cards)
+    if size > KUBELET_MESSAGE_BYTES:
+        raise ContractError(
+            f"{variable}: {unit} makes {sum(card.units for card in cards)} device IDs of this node's cards, "
+            f"{size} bytes where kubelet accepts {KUBELET_MESSAGE_BYTES}; use GiB"
+        )
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+def cards_to_annotation(cards: t.Iterable[Card]) -> str:
+    """The value of the node annotation: compact JSON, cards by index."""
+    rows = [
+        {
+            "index": card.index,
+            "uuid": card.uuid,
+            "minor": card.minor,
+            "memoryMiB": card.memory_mib,
+            "units": card.units,
+            "healthy": card.healthy,
+            "model": card.model,
+            **({"reason": card.reason} if card.reason else {}),
+            **({"code": card.code} if card.code else {}),
+            **({"xid": card.xid} if card.xid else {}),
+        }
+        for card in sorted(cards, key=lambda card: card.index)
+    ]
+    return json.dumps(rows, separators=(",", ":"), sort_keys=True)
+
+
+def cards_from_annotation(text: str) -> list[Card]:
+    """The cards that a node annotation lists.
+
+    :raises ContractError: it isn't what the plugin writes.
+    """
+    try:
+        cards = [
+            Card(
+                index=int(row["index"]),
+                uuid=str(row["uuid"]),
+                minor=int(row["minor"]),
+                memory_mib=int(row["memoryMiB"]),
+                units=int(row["units"]),
+                healthy=row["healthy"] is True,
+                model=str(row.get("model", "")),
+                reason=str(row.get("reason", "")),
+                code=str(row.get("code", "")),
+                xid=int(row.get("xid", 0)),
+            )
+            for row in json.loads(text)
+        ]
+    # A number may be Infinity, and brackets may be too deep: one invalid annotation must not stop all reading.
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ContractError(f"node annotation {NODE_CARDS} can't be read: {error!r}") from error
+    if len({card.index for card in cards}) != len(cards) or any(card.units < 0 or card.index < 0 for card in cards):
+        raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
+    return sorted(cards, key=lambda card: card.index)
+
+
+_QUANTITY = re.compile(r"([0-9]+)(?:[eE]\+?([0-9]+)|(k|[KMGTPE]i|[MGTPE]))?")
+
+
+def quantity(value: t.Any) -> int:
+    """A whole number of an extended resource as the API writes it: plain, or with k, M, Gi, e3 and the like.
+
+    Unreadable values count as 0: the API server has already refused them in pods.
+    """
+    found = _QUANTITY.fullmatch(str(value).strip())
+    if not found:
+        return 0
+    number, exponent, suffix = found.groups()
+    if exponent:
+        factor: int = 10 ** min(int(exponent), 30)
+    elif suffix:
+        factor = (1024 if suffix.endswith("i") else 1000) ** ("KMGTPE".index(suffix[0].upper()) + 1)
+    else:
+        factor = 1
+    return int(number) * factor
+
+
+def node_resource(node: JsonObject, resource: str, field: str = "capacity") -> int:
+    """``status.capacity`` (or ``allocatable``) of one resource of a node."""
+    return quantity(((node.get("status") or {}).get(field) or {}).get(resource, 0))
+
+
+def node_cards(node: JsonObject) -> list[Card]:
+    """The cards of a node: from our annotation, else capacity divided by count as upstream does.
+
+    A broken annotation is treated as absent.
+    """
+    text = ((node.get("metadata") or {}).get("annotations") or {}).get(NODE_CARDS)
+    if text:
+        try:
+            return cards_from_annotation(text)
+        except ContractError:
+            pass
+    memory, count = node_resource(node, RESOURCE_MEMORY), node_resource(node, RESOURCE_COUNT)
+    if memory <= 0 or count <= 0:
+        return []
+    return [Card(index=n, uuid="", minor=n, memory_mib=0, units=memory // count) for n in range(count)]
+
+
+# --------------------------------------------------------------------------- pods
+
+
+def container_units(container: JsonObject) -> int:
+    """Units that one container asks for (extended resources: request and limit are equal)."""
+    resources = container.get("resources") or {}
+    for field in ("limits", "requests"):
+        if RESOURCE_MEMORY in (resources.get(field) or {}):
+            return quantity(resources[field][RESOURCE_MEMORY])
+    return 0
+
+
+def gpu_containers(pod: JsonObject) -> list[tuple[str, int]]:
+    """Name and units of each container that asks for any, in the order in which kubelet serves them."""
+    spec = pod.get("spec") or {}
+    everything = list(spec.get("initContainers") or []) + list(spec.get("containers") or [])
+    asked = [(str(one.get("name", "")), container_units(one)) for one in everything]
+    return [(name, units) for name, units in asked if units > 0]
+
+
+def pod_units(pod: JsonObject) -> int:
+    """Units that a pod holds on its card, by Kubernetes' rule for init and sidecar containers.
+
+    The larger of: the sum over containers and sidecars; for each init container, its units and those of the sidecars
+    started before it.
+    """
+    spec = pod.get("spec") or {}
+    sidecars = highest_init = 0
+    for one in spec.get("initContainers") or []:
+        if one.get("restartPolicy") == "Always":
+            sidecars += container_units(one)
+            highest_init = max(highest_init, sidecars)
+        else:
+            highest_init = max(highest_init, sidecars + container_units(one))
+    return max(highest_init, sidecars + sum(container_units(one) for one in spec.get("containers") or []))
+
+
+def pod_key(pod: JsonObject) -> str:
+    """``namespace/name``."""
+    metadata = pod.get("metadata") or {}
+    return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+
+
+def pod_uid(pod: JsonObject) -> str:
+    return str((pod.get("metadata") or {}).get("uid", ""))
+
+
+def pod_node(pod: JsonObject) -> str:
+    """The node that a pod is bound to; empty before."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def pod_priority(pod: JsonObject) -> int:
+    """``spec.priority``, which the API server sets from the priority class; 0 without one."""
+    priority = (pod.get("spec") or {}).get("priority")
+    return priority if isinstance(priority, int) else 0
+
+
+def terminating(pod: JsonObject) -> bool:
+    """The pod is being deleted; until it is gone, it holds its memory."""
+    return bool((pod.get("metadata") or {}).get("deletionTimestamp"))
+
+
+def finished(pod: JsonObject) -> bool:
+    """Nothing of the pod runs any more; a terminating pod isn't finished: its process may still hold memory."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def wants_a_node(pod: JsonObject) -> bool:
+    """The pod still waits to be scheduled."""
+    return not pod_node(pod) and not terminating(pod) and not finished(pod)
+
+
+def counts(pod: JsonObject) -> bool:
+    """The pod holds (or is about to hold) memory of its node: bound, not finished, asking for some.
+
+    Annotations of an unbound pod don't count: a failed bind leaves them behind.
+    """
+    return bool(pod_node(pod)) and not finished(pod) and pod_units(pod) > 0
+
+
+def _annotations(pod: JsonObject) -> JsonObject:
+    return (pod.get("metadata") or {}).get("annotations") or {}
+
+
+def demand(pod: JsonObject) -> Demand:
+    """Return a pod's demand; without memory its other annotations are ignored.
+
+    :raises ContractError: an annotation is invalid; one sentence that names it.
+    """
+    units = pod_units(pod)
+    annotations = _annotations(pod)
+    if units == 0 or not any(key in annotations for key in POD_DEMANDS):
+        return Demand(units)
+    placement = annotations.get(POD_PLACEMENT, "")
+    if POD_PLACEMENT in annotations and placement not in PLACEMENTS:
+        raise ContractError(f"{POD_PLACEMENT}: {placement!r} is neither {' nor '.join(PLACEMENTS)}")
+    asked = annotations.get(POD_CARD_COUNT, "1")
+    if not isinstance(asked, str) or not re.fullmatch("[0-9]{1,9}", asked) or int(asked) < 1:
+        raise ContractError(f"{POD_CARD_COUNT}: {asked!r} is no number of cards")
+    count = int(asked)
+    for name, held in gpu_containers(pod):
+        if held % count:
+            raise ContractError(
+                f"{POD_CARD_COUNT}: the {held} units of container {name} can't be spread equally over {count} cards"
+            )
+    if count > 1:
+        _check_reuse(pod)
+    return Demand(
+        units, count, placement, _patterns(annotations, POD_MODELS), _patterns(annotations, POD_EXCLUDE_MODELS)
+    )
+
+
+def _check_reuse(pod: JsonObject) -> None:
+    """kubelet gives an init container's units again, any of them: a part of them wouldn't be equal shares of cards.
+
+    :raises ContractError: a container of a pod of several cards would be given such a part.
+    """
+    spec = pod.get("spec") or {}
+    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
+    pool = 0
+    for one, passes_on in inits + [(one, False) for one in spec.get("containers") or []]:
+        units = container_units(one)
+        if 0 < units < pool:
+            raise ContractError(
+                f"{POD_CARD_COUNT}: its container {one.get('name', '')} asks for {units} units and would be given a "
+                f"part of the {pool} that an init container had, of any card"
+            )
+        if units:
+            # All of them, and new ones for the rest.
+            pool = units if passes_on else 0
+
+
+def _patterns(annotations: JsonObject, key: str) -> tuple[str, ...]:
+    if key not in annotations:
+        return ()
+    if len(str(annotations[key])) > PATTERNS_LENGTH:
+        raise ContractError(f"{key}: the list is longer than {PATTERNS_LENGTH} characters")
+    patterns = tuple(one.strip().lower() for one in str(annotations[key]).split(","))
+    if not all(patterns):
+        raise ContractError(f"{key}: {annotations[key]!r} is no list of models, separated by commas")
+    return patterns
+
+
+def booking(pod: JsonObject) -> Booking | None:
+    """Read the annotations; None if they name no card."""
+    annotations = _annotations(pod)
+    try:
+        index = int(annotations[POD_INDEX])
+    except (KeyError, ValueError, TypeError):
+        return None
+    try:
+        assume_time = int(annotations.get(POD_ASSUME_TIME, "0"))
+    except (ValueError, TypeError):
+        assume_time = 0
+    indices: tuple[int, ...] = (index,)
+    if annotations.get(POD_INDICES):
+        indices = _several(annotations[POD_INDICES], index, pod) or indices
+    return Booking(indices, annotations.get(POD_ASSIGNED) == "true", assume_time)
+
+
+def _several(text: t.Any, first: int, pod: JsonObject) -> tuple[int, ...]:
+    """The cards in a list; none where it can't be true of this pod: upstream's plugin, say, moved it to another card
+    and left the list behind."""
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", text):
+        return ()
+    indices = tuple(int(one) for one in text.split(","))
+    repeated = len(set(indices)) != len(indices)
+    return () if repeated or indices[0] != first or pod_units(pod) % len(indices) else indices
+
+
+def shares(pod: JsonObject) -> dict[int, int]:
+    """Units by card's index for a pod that has a booking; nothing for one that hasn't."""
+    held = booking(pod)
+    if held is None:
+        return {}
+    return dict.fromkeys(held.indices, pod_units(pod) // len(held.indices))
+
+
+def booking_annotations(cards: t.Sequence[Card], pod: JsonObject, now_ns: int, assigned: bool) -> dict[str, str | None]:
+    """Every annotation of ours (all of ``POD_ANNOTATIONS``) for a pod that has these cards, in this order.
+
+    None means that the pod must not have it, as in a merge patch: those of several cards on a pod that has only one.
+    Where nothing can be removed (a Binding merges), see ``merge_only``.
+
+    :param now_ns: when the cards were chosen, in nanoseconds since 1970.
+    """
+    several = len(cards) > 1
+    allocation = {
+        str(position): {str(card.index): container_units(one) // len(cards) for card in cards}
+        for position, one in enumerate((pod.get("spec") or {}).get("containers") or [])
+        if container_units(one)
+    }
+    return {
+        POD_INDEX: str(cards[0].index),
+        POD_CARD_UNITS: str(cards[0].units),
+        POD_UNITS: str(pod_units(pod)),
+        POD_ASSIGNED: "true" if assigned else "false",
+        POD_ASSUME_TIME: str(now_ns),
+        POD_INDICES: ",".join(str(card.index) for card in cards) if several else None,
+        POD_ALLOCATION: json.dumps(allocation, separators=(",", ":")) if several and allocation else None,
+    }
+
+
+def merge_only(annotations: t.Mapping[str, str | None], pod: JsonObject) -> dict[str, str]:
+    """``booking_annotations`` for a request that can add and change, but not remove.
+
+    What must go is made empty, which counts as absent, on a pod that has it, and is left out for any other.
+    """
+    there = _annotations(pod)
+    return {key: value or "" for key, value in annotations.items() if value is not None or key in there}
+
+
+def used_units(cards: t.Sequence[Card], pods: t.Iterable[JsonObject]) -> tuple[dict[int, int], int]:
+    """Units held on each card (by index), and those of pods whose card isn't known; for pods of one node.
+
+    Plain integers: more than a card's size is reported as it is, never wrapped.
+    """
+    used = {card.index: 0 for card in cards}
+    unknown = 0
+    for pod in pods:
+        if not counts(pod):
+            continue
+        for index, units in (shares(pod) or {-1: pod_units(pod)}).items():
+            if index in used:
+                used[index] += units
+            else:
+                unknown += units
+    return used, unknown

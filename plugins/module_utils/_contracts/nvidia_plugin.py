@@ -1,0 +1,92 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The contract of NVIDIA's device plugin: its resources and the labels of GPU feature discovery. No I/O.
+
+Names are those of https://github.com/NVIDIA/k8s-device-plugin up to v0.20.0. It allocates GPUs, replicas of GPUs
+(time-slicing, MPS) or MIG devices by count. Only kubelet knows which GPU a pod has; the API doesn't show it.
+"""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._core.types import JsonObject
+from .gpushare import quantity
+
+RESOURCE = "nvidia.com/gpu"
+RESOURCE_SHARED = "nvidia.com/gpu.shared"
+RESOURCE_MIG = "nvidia.com/mig-"
+
+LABEL_COUNT = "nvidia.com/gpu.count"
+LABEL_MEMORY = "nvidia.com/gpu.memory"
+LABEL_PRODUCT = "nvidia.com/gpu.product"
+LABEL_REPLICAS = "nvidia.com/gpu.replicas"
+LABEL_STRATEGY = "nvidia.com/gpu.sharing-strategy"
+LABEL_MIG_STRATEGY = "nvidia.com/mig.strategy"
+
+
+def is_gpu_resource(resource: t.Any) -> bool:
+    """Whether a resource is one of the plugin's."""
+    return isinstance(resource, str) and (resource in (RESOURCE, RESOURCE_SHARED) or resource.startswith(RESOURCE_MIG))
+
+
+def announced(node: JsonObject, field: str) -> dict[str, int]:
+    """Count per resource in ``status.capacity`` (or ``allocatable``), including those of 0."""
+    resources = (node.get("status") or {}).get(field) or {}
+    return {name: quantity(value) for name, value in sorted(resources.items()) if is_gpu_resource(name)}
+
+
+def container_counts(container: JsonObject) -> dict[str, int]:
+    """Count per resource that one container requests."""
+    resources = container.get("resources") or {}
+    requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    found = {name: quantity(value) for name, value in requested.items() if is_gpu_resource(name)}
+    return {name: count for name, count in found.items() if count > 0}
+
+
+def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """Count per resource that a pod holds, by Kubernetes' rule for init and sidecar containers; and per container."""
+    staying: dict[str, int] = {}
+    most: dict[str, int] = {}
+    named = []
+    spec = pod["spec"]
+    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
+    for one, passing in inits + [(one, False) for one in spec.get("containers") or []]:
+        counts = container_counts(one)
+        if not counts:
+            continue
+        named.append((str(one.get("name", "")), sum(counts.values())))
+        now = dict(staying)
+        for name, count in counts.items():
+            now[name] = now.get(name, 0) + count
+            most[name] = max(most.get(name, 0), now[name])
+        if not passing:
+            staying = now
+    return most, named
+
+
+def cards(node: JsonObject) -> tuple[JsonObject, str]:
+    """A node's GPUs by its labels, all of one kind, null without a label; and which labels are invalid."""
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    found: JsonObject = {
+        "product": _text(labels.get(LABEL_PRODUCT)),
+        "sharing": _text(labels.get(LABEL_STRATEGY)),
+        "mig_strategy": _text(labels.get(LABEL_MIG_STRATEGY)),
+    }
+    wrong = []
+    for key, label in (("count", LABEL_COUNT), ("memory_mib", LABEL_MEMORY), ("replicas", LABEL_REPLICAS)):
+        value = labels.get(label)
+        found[key] = None
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
+            found[key] = int(value)
+        elif value is not None:
+            wrong.append(label)
+    return found, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
+
+
+def _text(value: t.Any) -> str | None:
+    return value if isinstance(value, str) else None

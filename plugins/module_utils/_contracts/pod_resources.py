@@ -1,0 +1,77 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""kubelet's PodResources API (v1): which container has which device IDs. Standard library only, no I/O.
+
+Source: kubernetes/kubernetes v1.36.0, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. kubelet names pods
+without a UID, sends one message for each device ID, and omits plain init containers; older versions also list
+finished pods. The servers' image takes this file and ``protobuf.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .protobuf import decode_fields, decode_string, decode_strings
+
+LIST = "/v1.PodResourcesLister/List"
+# ListPodResourcesRequest has no fields.
+LIST_REQUEST = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class ContainerDevices:
+    """One container.
+
+    :param devices: device IDs by resource, each ID once, in kubelet's order; empty if it has none.
+    """
+
+    name: str
+    devices: t.Mapping[str, tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PodDevices:
+    """One pod with all of its containers that kubelet lists."""
+
+    namespace: str
+    name: str
+    containers: tuple[ContainerDevices, ...]
+
+
+def split_pods(response: bytes) -> list[bytes]:
+    """Split a ListPodResourcesResponse into its PodResources messages, so that an unchanged pod can be skipped.
+
+    :raises MalformedMessage: it isn't such a message.
+    """
+    return decode_fields(response, (1,)).get(1, [])
+
+
+def decode_pod(message: bytes, resources: tuple[str, ...]) -> PodDevices:
+    """Decode one PodResources message.
+
+    :param resources: prefixes of the resource names to return; all others are dropped.
+    :raises MalformedMessage: it isn't such a message.
+    """
+    fields = decode_fields(message, (1, 2, 3))
+    return PodDevices(
+        namespace=decode_string(fields.get(2)),
+        name=decode_string(fields.get(1)),
+        containers=tuple(_container(one, resources) for one in fields.get(3, ())),
+    )
+
+
+def _container(message: bytes, resources: tuple[str, ...]) -> ContainerDevices:
+    fields = decode_fields(message, (1, 2))
+    # A dict keeps the order of the IDs and drops duplicates.
+    found: dict[str, dict[str, None]] = {}
+    for one in fields.get(2, ()):
+        devices = decode_fields(one, (1, 2))
+        resource = decode_string(devices.get(1))
+        if resource.startswith(resources):
+            found.setdefault(resource, {}).update(dict.fromkeys(decode_strings(devices.get(2))))
+    return ContainerDevices(decode_string(fields.get(1)), {resource: tuple(ids) for resource, ids in found.items()})

@@ -1,0 +1,57 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Poll until a condition holds or a deadline passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import typing as t
+
+from .errors import ShareError
+
+# A condition that holds once may be a moment of a flapping one; so many successive polls must agree.
+STABLE_POLLS = 3
+
+
+@dataclasses.dataclass
+class Waiting:
+    """A time limit and the pause between two polls, both in seconds; tests inject the clock."""
+
+    timeout: float
+    pause: float = 1.0
+    sleep: t.Callable[[float], None] = time.sleep
+    now: t.Callable[[], float] = time.monotonic
+
+    def attempts(self) -> t.Iterator[None]:
+        """Yield once for each poll: at least once, and for the last time at or after the deadline."""
+        end = self.now() + self.timeout
+        while True:
+            yield
+            if self.now() >= end:
+                return
+            self.sleep(self.pause)
+
+    def until_stable(self, problem_of: t.Callable[[], tuple[str, bool]]) -> str:
+        """Wait until successive polls report no problem.
+
+        :param problem_of: returns the current problem (empty if there is none), and whether it is permanent.
+        :returns: the last problem, or an empty string.
+        """
+        problem, stable = "", 0
+        for _attempt in self.attempts():
+            try:
+                problem, permanent = problem_of()
+            except ShareError as error:
+                # The API server may be unavailable for a moment.
+                problem, permanent = str(error), False
+            if permanent:
+                return problem
+            stable = 0 if problem else stable + 1
+            if stable >= STABLE_POLLS:
+                return ""
+        return f"not within {self.timeout:g} s: {problem or 'the condition did not stay true'}"

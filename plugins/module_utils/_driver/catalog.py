@@ -1,0 +1,241 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The names of the driver's packages, repositories and kernel headers in a node's distribution.
+
+The catalogue is role driver's ``vars/<id or family>_<major>.yml``: data whose words in braces are replaced here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import typing as t
+
+from .._core.types import JsonObject
+from .._host.types import Package
+from .options import DriverOptions
+from .types import Headers, NodeFacts, Prerequisite, StreamOption
+
+FLAVOURS = ("open", "proprietary")
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+class Catalog:
+    """The catalogue's names for one node, one version and one source of packages.
+
+    :param data: the catalogue; empty where the distribution has none.
+    """
+
+    def __init__(self, gpu_node: NodeFacts, data: JsonObject, options: DriverOptions) -> None:
+        self._data = data
+        self._options = options
+        self._seen = gpu_node
+        self._distribution: t.Mapping[str, t.Any] = gpu_node.get("distribution") or {}
+        self._kernel: t.Mapping[str, t.Any] = gpu_node.get("kernel") or {}
+        self._installed: t.Mapping[str, Package] = gpu_node.get("packages") or {}
+        self._arch = str(self._distribution.get("arch"))
+        self._version = options.version
+        numbers = re.match(r"[0-9]+", self._version)
+        self.branch = int(numbers.group()) if numbers else 0
+        self.known = bool(data)
+        self.name = str(data.get("name") or "")
+        self.manager = str(data.get("manager") or "none")
+        self.architectures: JsonObject = data.get("architectures") or {}
+        # A directory of packages contains those of NVIDIA's repository; a .run file needs the same build tools.
+        self.source = self.source_of("repository" if options.source in ("packages", "runfile") else options.source)
+        self.rows: t.Sequence[JsonObject] = [] if options.of_runfile else self.source.get("rows") or []
+        # The names of this branch: the rows are sorted from the newest to the oldest.
+        self.row: JsonObject = next((row for row in self.rows if self.branch >= row["since"]), {})
+
+    def source_of(self, name: str) -> JsonObject:
+        """Return a source of packages; empty where this distribution has none."""
+        one: JsonObject = (self._data.get("sources") or {}).get(name) or {}
+        only = one.get("only")
+        return one if only is None or self._distribution.get("id") in only else {}
+
+    def words(self, name: str) -> list[str]:
+        """Return a list of the catalogue as it is."""
+        return list(self._data.get(name) or [])
+
+    @property
+    def persistence_override(self) -> str:
+        return str((self._data.get("persistence") or {}).get("override") or "")
+
+    # ------------------------------------------------------------------ names of packages
+
+    def packages(self, flavour: str) -> list[str]:
+        """Return the driver's packages, each ``name`` or ``name=version``."""
+        if self._options.packages:
+            pattern = self._filled(self.source.get("version", "{version}-*"))
+            return [f"{name}={pattern}" for name in self._options.packages]
+        names = [self._filled(name) for name in (*self._of_row("driver"), *self._of_row(flavour))]
+        for name in (self.row.get("per_kernel") or {}).get(flavour) or ():
+            names += [self._filled(name, kernel) for kernel in self.kernels()]
+        return names
+
+    def fabric(self, nvlink5: bool) -> list[str]:
+        """Return the fabric manager's packages.
+
+        :param nvlink5: with those that NVLink 5 needs.
+        """
+        return [self._filled(name) for name in (*self._of_row("fabric"), *(self._of_row("nvlink5") if nvlink5 else ()))]
+
+    def _of_row(self, key: str) -> t.Sequence[str]:
+        return self.row.get(key) or ()
+
+    def replaceable(self) -> list[str]:
+        """Return patterns of all names of this source for any branch and flavour: another choice replaces them."""
+        return list(dict.fromkeys(self._pattern(name, "[0-9]*") for row in self.rows for name in _every_name(row)))
+
+    def replaced(self, wanted: t.Sequence[str], flavour: str) -> list[str]:
+        """Return what an earlier choice installed and held under another name: it has to be removed first."""
+        if self._options.packages:
+            return []
+        per_kernel = (self.row.get("per_kernel") or {}).get(flavour) or ()
+        stays = [name.partition("=")[0] for name in wanted]
+        stays += [self._pattern(name, str(self.branch)) for name in per_kernel]
+        patterns = self.replaceable()
+        return sorted(
+            name
+            for name, row in self._installed.items()
+            if row.get("held") and _matches(name, patterns) and not _matches(name, stays)
+        )
+
+    def ever_installed(self) -> list[str]:
+        """Return the names of all packages that any choice may have installed on this node."""
+        names: list[str] = []
+        for row in self.rows:
+            for name in (*_every_name(row), *(row.get("nvlink5") or ())):
+                pattern = self._pattern(name, str(self.branch))
+                if "*" in pattern:
+                    names += sorted(one for one in self._installed if fnmatch.fnmatchcase(one, pattern))
+                else:
+                    names.append(pattern)
+        return list(dict.fromkeys([*names, *self._options.packages]))
+
+    def _pattern(self, name: str, branch: str) -> str:
+        """Return a name of the catalogue for any kernel, and for a branch or a pattern of branches."""
+        return self._filled(name.partition("=")[0].replace("{branch}", branch).replace("{kernel}", "*"))
+
+    def _filled(self, text: str, kernel: str = "") -> str:
+        """Return a text of the catalogue with its words in braces replaced."""
+        words = {
+            "version": self._version,
+            "branch": str(self.branch),
+            "arch": str(self.architectures.get(self._arch, self._arch)),
+            "machine": MACHINES.get(self._arch, self._arch),
+            "folder": str(self._of_distribution(self._data.get("folder") or {}) or ""),
+            "kernel": kernel,
+            "kernel_version": _kernel_version(kernel),
+        }
+        return re.sub(r"\{([a-z_]+)\}", lambda found: words[found.group(1)], text)
+
+    def _of_distribution(self, values: JsonObject) -> t.Any:
+        return values.get(str(self._distribution.get("id")), values.get("*"))
+
+    # ------------------------------------------------------------------ kernels and their headers
+
+    def kernels(self) -> list[str]:
+        """Return the running and the newest installed kernel; none in a container, which has no kernel of its own."""
+        installed = [str(one) for one in self._kernel.get("installed") or []]
+        if not installed:
+            return []
+        return list(dict.fromkeys([str(self._kernel.get("release")), max(installed, key=_natural)]))
+
+    def missing_headers(self) -> list[Headers]:
+        """Return the packages of kernel headers for each kernel that lacks them."""
+        kernels = self.kernels()
+        modules: t.Mapping[str, t.Any] = self._kernel.get("modules") or {}
+        sets: list[Headers] = []
+        for kernel in kernels:
+            running = {"headers": self._kernel.get("headers") if kernel == kernels[0] else None}
+            if modules.get(kernel, running).get("headers") is not False:
+                continue
+            row = self._headers_row(kernel)
+            names = (kernel == kernels[-1] and row.get("newest")) or row.get("each") or ()
+            sets.append({"kernel": kernel, "packages": [self._filled(name, kernel) for name in names]})
+        return sets
+
+    def header_names(self) -> list[str]:
+        """Return the names of all packages of headers for this node's kernels."""
+        names = []
+        for kernel in map(str, self._kernel.get("installed") or []):
+            row = self._headers_row(kernel)
+            names += [self._filled(one, kernel) for one in (*(row.get("each") or ()), *(row.get("newest") or ()))]
+        return list(dict.fromkeys(name.partition("=")[0] for name in names))
+
+    def _headers_row(self, kernel: str) -> JsonObject:
+        rows: t.Sequence[JsonObject] = self._data.get("headers") or []
+        return next((row for row in rows if fnmatch.fnmatchcase(kernel, row["kernel"])), {})
+
+    # ------------------------------------------------------------------ where the packages come from
+
+    def url(self) -> str:
+        if self._options.source in ("packages", "runfile") or not self.source.get("url"):
+            return ""
+        return (self._options.repo_url or self._filled(str(self.source["url"]))).rstrip("/") + "/"
+
+    def repositories(self) -> list[JsonObject]:
+        url = self.url()
+        if not url:
+            return []
+        repository: JsonObject = {
+            "name": "cuda",
+            "url": url,
+            "key_url": self._options.repo_key_url or url + self.source["key"],
+            "key_sha256": self._options.repo_key_sha256,
+        }
+        if self.manager == "apt":
+            repository.update(
+                suites=list(self._options.repo_suites),
+                components=list(self._options.repo_components),
+                architectures=[self._arch],
+            )
+        return [repository]
+
+    def streams(self, flavour: str) -> list[StreamOption]:
+        """Return the module streams; whether they may replace others has been validated before."""
+        rows = self.source.get("streams") or () if self._options.source == "repository" else ()
+        return [{"module": row["module"], "stream": self._filled(row[flavour]), "switch": True} for row in rows]
+
+    def pins(self) -> list[JsonObject]:
+        rows = self.source.get("pins") or () if not self._options.of_runfile else ()
+        return [{**row, "pin": self._filled(row["pin"])} for row in rows]
+
+    def missing_prerequisites(self) -> list[Prerequisite]:
+        """Return the repositories that have to be enabled first, with the commands."""
+        rpm: t.Mapping[str, t.Any] = self._seen.get("rpm") or {}
+        enabled = [str(one.get("id")) for one in rpm.get("repositories") or [] if one.get("enabled")]
+        missing: list[Prerequisite] = []
+        for row in self.source.get("prerequisites") or ():
+            met = any(_matches(id, row["repositories"]) for id in enabled)
+            if not met and not any(name in self._installed for name in row["packages"]):
+                commands = self._of_distribution(row["commands"])
+                filled = [[self._filled(word) for word in command] for command in commands]
+                missing.append({"id": row["id"], "what": row["what"], "commands": filled})
+        return missing
+
+
+def _every_name(row: JsonObject) -> list[str]:
+    """Return all names of a row, except those that other software may need too."""
+    per_kernel: JsonObject = row.get("per_kernel") or {}
+    lists = [row.get(key) or () for key in ("driver", *FLAVOURS, "fabric")]
+    return [name for names in (*lists, *per_kernel.values()) for name in names]
+
+
+def _matches(name: str, patterns: t.Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts version numbers as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
+
+
+def _kernel_version(release: str) -> str:
+    """Return a kernel's release as its packages' version: without the architecture or SUSE's flavour."""
+    return re.sub(r"[.](x86_64|aarch64|noarch)$|-(default|azure|64kb|rt|preempt|longterm)$", "", release)

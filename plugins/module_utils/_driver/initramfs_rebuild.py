@@ -1,0 +1,126 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Rebuild an initramfs so that at every moment, even after a failure or a kill, each kernel has a working one."""
+
+from __future__ import annotations
+
+from .._core.errors import ShareError
+from .._host.system import Done, System
+from . import initramfs
+from .initramfs_query import image_content
+
+SECONDS = 1800
+
+
+class Image:
+    """One kernel's image.
+
+    :param file: the modprobe.d file that is the reason of the rebuild.
+    :param inside: whether the new one must contain it.
+    """
+
+    def __init__(self, system: System, tool: str, path: str, release: str, file: str, inside: bool) -> None:
+        self._system = system
+        self._tool = tool
+        self._path = path
+        self._release = release
+        self._file = file
+        self._inside = inside
+
+    def rebuild(self) -> None:
+        """Rebuild the image, or leave the old one in its place.
+
+        :raises ShareError: the tool failed, or the new image fails validation.
+        """
+        if self._tool == "dracut":
+            self._beside()
+        else:
+            self._in_place()
+        # Coreutils before 8.24 write all file systems instead.
+        self._system.run(["sync", self._path, "/boot"], timeout=SECONDS)
+
+    def _beside(self) -> None:
+        """Build beside the old image and rename: dracut itself removes the old image before the new one is complete."""
+        built = initramfs.BUILT + self._release
+        self._system.remove(built)
+        done = self._system.run(["dracut", "--force", built, self._release], timeout=SECONDS)
+        wrong = self._wrong(done, built, old=self._path)
+        if wrong:
+            self._system.remove(built)
+            raise self._error(wrong, done)
+        self._must(["chmod", f"--reference={self._path}", built])
+        self._must(["mv", "-f", "-T", built, self._path])
+
+    def _in_place(self) -> None:
+        """Give the old image a second name first: update-initramfs itself replaces it and runs boot loaders' hooks."""
+        kept = initramfs.KEPT + self._release
+        self._restore(kept)
+        # A hard link needs no space; a file system without hard links gets a copy, if it fits.
+        if self._system.run(["ln", "-T", self._path, kept]).rc != 0:
+            copied = self._system.run(["cp", "-a", "-T", self._path, initramfs.BUILT + self._release], timeout=SECONDS)
+            if copied.rc != 0:
+                self._system.remove(initramfs.BUILT + self._release)
+                raise ShareError(f"{self._path} can't be backed up before the rebuild: {_last(copied)}")
+            self._must(["mv", "-f", "-T", initramfs.BUILT + self._release, kept])
+        before = self._stat(self._path)[0]
+        done = self._system.run(["update-initramfs", "-u", "-k", self._release], timeout=SECONDS)
+        wrong = self._wrong(done, self._path, old=kept, before=before)
+        if wrong:
+            self._restore(kept)
+            raise self._error(wrong, done)
+        self._system.remove(kept)
+
+    def _restore(self, kept: str) -> None:
+        """Restore the kept image of an interrupted run: it worked."""
+        if not self._system.exists(kept):
+            return
+        if not self._system.exists(self._path) or self._stat(kept)[0] != self._stat(self._path)[0]:
+            self._must(["mv", "-f", "-T", kept, self._path])
+        # mv doesn't move one name of a file onto another.
+        self._system.remove(kept)
+
+    def _wrong(self, done: Done, new: str, old: str, before: str = "") -> str:
+        """Return why the new image can't be used; empty where it can.
+
+        :param before: the inode that the new image's name had before, where it had one.
+        """
+        if done.rc != 0:
+            return f"{' '.join(self._command())} failed: {_last(done)}"
+        if not self._system.exists(new):
+            return f"{' '.join(self._command())} created no {new}"
+        (inode, size), (_inode, old_size) = self._stat(new), self._stat(old)
+        if inode == before:
+            return f"{' '.join(self._command())} didn't change {self._path} ({_last(done)})"
+        found = image_content(self._system, self._tool, new, self._file)
+        reason = initramfs.image_error(old_size, size, found, self._inside)
+        return reason and f"the new {self._path} {reason}"
+
+    def _command(self) -> list[str]:
+        return ["dracut"] if self._tool == "dracut" else ["update-initramfs"]
+
+    def _error(self, wrong: str, done: Done) -> ShareError:
+        return ShareError(
+            f"{wrong}; the old {self._path} is in its place", stdout=done.out[-8000:], stderr=done.err[-8000:]
+        )
+
+    def _stat(self, path: str) -> tuple[str, int]:
+        """Return inode and size in bytes."""
+        done = self._must(["stat", "-c", "%i %s", path])
+        inode, _blank, size = done.out.strip().partition(" ")
+        return inode, int(size)
+
+    def _must(self, argv: list[str]) -> Done:
+        done = self._system.run(argv, timeout=SECONDS)
+        if done.rc != 0:
+            raise ShareError(f"{' '.join(argv)} failed: {_last(done)}")
+        return done
+
+
+def _last(done: Done) -> str:
+    """Return the line of a command's output with the reason: the last one, unless the disk is full."""
+    lines = (done.err or done.out).strip().splitlines() or [f"status {done.rc}"]
+    return ([line for line in lines if "No space left on device" in line] or lines)[-1]

@@ -1,0 +1,48 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The versions of the installed and of the loaded driver, by files alone."""
+
+from __future__ import annotations
+
+import re
+
+from .._host.cached_reader import target, text
+from .._host.system import System
+
+MODULE = "/sys/module/nvidia"
+PROC = "/proc/driver/nvidia"
+LIBRARY = "libnvidia-ml.so.1"
+LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
+)
+
+
+def library_version(system: System) -> str:
+    """Return the version in the name of the file that programs load as NVML; empty where there is none."""
+    for folder in LIBRARIES:
+        path = target(system, f"{folder}/{LIBRARY}")
+        found = re.search(r"/libnvidia-ml\.so\.(\d+\.[\d.]*\d)$", path)
+        if found and system.exists(path):
+            return found.group(1)
+    return ""
+
+
+def loaded_version(system: System) -> str:
+    """Return the version of the loaded kernel module; empty where none is loaded."""
+    return text(system, f"{MODULE}/version") or version_in(text(system, f"{PROC}/version"))
+
+
+def version_in(proc: str) -> str:
+    """Parse the version in /proc/driver/nvidia/version."""
+    found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", proc)
+    return found.group(1) if found else ""

@@ -1,0 +1,133 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Query nvidia-smi: the cards, or its message where it can't list them."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+
+from .._host.system import Done, System
+from .types import Card, SmiAnswer
+
+SMI = "/usr/bin/nvidia-smi"
+SECONDS = 20
+# The name is third: it may contain a comma, and no other field can.
+FIELDS = ("index", "uuid", "name", "memory.total", "pci.bus_id", "driver_version")
+# A driver that lacks a field rejects the whole query; it is repeated without the field.
+NEWER_FIELDS = ("persistence_mode", "mig.mode.current")
+REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
+
+# nvidia-smi's messages by NVML's return codes, as nvmlErrorString has them (driver 580), and its own additions.
+WORDS = (
+    ("driver/library version mismatch", 18),
+    ("nvml/rm version mismatch", 18),
+    ("couldn't communicate with the nvidia driver", 9),
+    ("driver not loaded", 9),
+    ("couldn't find libnvidia-ml", 12),
+    ("library not found", 12),
+    ("function not found", 13),
+    ("gpu is lost", 15),
+    ("gpu requires reset", 16),
+    ("insufficient permissions", 4),
+    ("insufficient external power", 8),
+    ("no devices were found", 6),
+    ("not found", 6),
+    ("corrupted", 14),
+    ("operating system", 17),
+    ("in use by another client", 19),
+    ("insufficient memory", 20),
+    ("timeout", 10),
+    ("not supported", 3),
+    ("uninitialized", 1),
+    ("unknown error", 999),
+)
+
+
+def ask(system: System) -> SmiAnswer:
+    """Query nvidia-smi; all fields are empty where it isn't installed."""
+    if not system.exists(SMI):
+        return {"version": None, "cards": [], "code": None, "error": None}
+    fields = [*FIELDS, *NEWER_FIELDS]
+    for _newer in NEWER_FIELDS:
+        done = _query(system, fields)
+        refused = REFUSED.search(done.out + done.err)
+        if refused is None or refused.group(1) not in NEWER_FIELDS or refused.group(1) not in fields:
+            return parse_result(done, fields)
+        fields.remove(refused.group(1))
+    return parse_result(_query(system, fields), fields)
+
+
+def _query(system: System, fields: t.Sequence[str]) -> Done:
+    # timeout(1) ends an nvidia-smi that hangs; one that can't be killed remains after the outer limit.
+    query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    return system.run(["timeout", "-k", "2", str(SECONDS), SMI, *query], timeout=SECONDS + 5)
+
+
+def parse_result(done: Done, fields: t.Sequence[str]) -> SmiAnswer:
+    """Parse the result of nvidia-smi."""
+    if done.rc in (124, 137):
+        error = f"nvidia-smi didn't finish within {SECONDS} s"
+        return {"version": None, "cards": [], "code": None, "error": error}
+    cards, versions, other = parse(done.out, fields)
+    words = " ".join([*other, *done.err.split("\n")]).strip()
+    if done.rc != 0 and not words:
+        words = f"nvidia-smi ended with status {done.rc}"
+    failed = done.rc != 0 or bool(other)
+    return {
+        "version": versions[0] if versions else None,
+        "cards": cards,
+        "code": code_in(words) if failed else 0,
+        "error": words if failed else None,
+    }
+
+
+def code_in(words: str) -> int | None:
+    """Return NVML's return code of a message; None where it is unknown."""
+    lower = words.lower()
+    return next((code for part, code in WORDS if part in lower), None)
+
+
+def parse(text: str, fields: t.Sequence[str]) -> tuple[list[Card], list[str], list[str]]:
+    """Return the cards and their driver versions, and the lines of the output that aren't cards: error messages."""
+    cards: list[Card] = []
+    versions = []
+    other = []
+    behind = fields[3:]
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        values = [value.strip() for value in line.split(",")]
+        if len(values) < len(fields) or not values[0].isdigit() or not values[1].startswith("GPU-"):
+            other.append(line)
+            continue
+        last = dict(zip(behind, values[-len(behind) :]))
+        memory = last["memory.total"]
+        versions.append(last["driver_version"])
+        cards.append(
+            {
+                "index": int(values[0]),
+                "uuid": values[1],
+                "name": ", ".join(values[2 : -len(behind)]),
+                "memory_mib": int(memory) if memory.isdigit() else None,
+                "address": pci_address(last["pci.bus_id"]),
+                # nvidia-smi has no field for it.
+                "minor": None,
+                "persistence": switched(last.get("persistence_mode")),
+                "mig": switched(last.get("mig.mode.current")),
+            }
+        )
+    return cards, versions, other
+
+
+def switched(word: str | None) -> bool | None:
+    """Return a mode; None where the card has none or doesn't report it."""
+    return {"Enabled": True, "Disabled": False}.get(word or "")
+
+
+def pci_address(bus: str) -> str:
+    """Return a PCI address as the kernel writes it; nvidia-smi writes the domain with eight digits."""
+    domain, _colon, rest = bus.lower().partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest}"

@@ -1,0 +1,398 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Choose a node's driver: its packages and its kernel module, or the reasons why the node can't have it.
+
+By the node's facts, the catalogue of its distribution (role driver's ``vars``, so that nothing here names a
+distribution) and the user's options.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import typing as t
+
+from .._core.types import JsonObject
+from . import kernel_flavor as flavours
+from .catalog import Catalog
+from .conflicts import conflicts
+from .options import DriverOptions, driver_options
+from .types import Choice, Conflict, NodeFacts, Prerequisite, StreamOption
+
+KNOWN = {
+    "driver_state": ("present", "external", "absent"),
+    "driver_source": ("repository", "distribution", "packages", "runfile"),
+    "driver_flavour": flavours.FLAVOURS,
+    "driver_maintenance": ("never", "drain", "reboot"),
+}
+VERSION = re.compile(r"[0-9]{3,}([.][0-9]+){1,2}")
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+PERSISTENCED, FABRIC = "nvidia-persistenced", "nvidia-fabricmanager"
+# Files and locks that show a later run that the role has installed the driver.
+OUR_FILE = re.compile(r"/(90)?kubegpu-(driver|cuda)[.]?[a-z]*$")
+DRIVER = re.compile(r"nvidia-(driver|kernel|dkms|headless|open)|kmod-nvidia")
+
+
+def choose(gpu_node: NodeFacts, catalog: JsonObject | None, options: JsonObject) -> Choice:
+    """Return what role driver does on this node.
+
+    :param catalog: the catalogue of the node's distribution; empty where there is none.
+    :param options: role driver's variables without their prefix, and ``host``.
+    :returns: see the documentation of the filter ``driver_choice``.
+    """
+    parsed = driver_options(options)
+    return _Chooser(gpu_node, Catalog(gpu_node, catalog or {}, parsed), parsed).result()
+
+
+def verify(gpu_node: NodeFacts, options: JsonObject) -> list[str]:
+    """Return the problems of the driver as it is, one message each, a cause before its consequences.
+
+    :param options: ``host``, ``state`` and ``version`` as role driver has them.
+    """
+    host = options["host"]
+    driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
+    module, version, error = driver.get("module_version"), driver.get("version"), driver.get("error")
+    cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
+    problems = []
+    if any(card.get("driver") == "nouveau" for card in cards):
+        problems.append(f"Nouveau still drives GPUs of host {host}: reboot it and run this again.")
+    if (module and version and module != version) or "version mismatch" in (error or ""):
+        problems.append(
+            f"Host {host} has kernel module {module} loaded, and nvidia-smi reports {error or version}: "
+            "reboot it and run this again."
+        )
+    if error:
+        signed = " (Secure Boot is on: a module that was built on the host must be signed with an enrolled key)"
+        problems.append(
+            f"The driver of host {host} fails; nvidia-smi reports: {error}"
+            + (signed if gpu_node.get("secure_boot") else "")
+        )
+    listed = len(driver.get("cards") or [])
+    if listed != len(cards):
+        problems.append(f"Host {host} has {len(cards)} NVIDIA cards on PCI and nvidia-smi lists {listed}.")
+    wanted = options.get("version")
+    if options.get("state", "present") == "present" and version not in (None, wanted):
+        problems.append(f"driver_version is {wanted} and nvidia-smi of host {host} reports {version}.")
+    return problems
+
+
+class _Chooser:
+    """Makes one node's choice step by step; ``refusals`` collects what prevents it."""
+
+    def __init__(self, gpu_node: NodeFacts, catalog: Catalog, options: DriverOptions) -> None:
+        self.node = gpu_node
+        self.catalog = catalog
+        self.options = options
+        self.host = options.host
+        self.source_name = options.source
+        self.version = options.version
+        self.branch = catalog.branch
+        self.refusals: list[str] = []
+        self.notes: list[str] = []
+        self.distribution: t.Mapping[str, t.Any] = gpu_node.get("distribution") or {}
+        self.kernel: t.Mapping[str, t.Any] = gpu_node.get("kernel") or {}
+        self.driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
+        # The host's driver doesn't serve cards that a virtual machine owns.
+        cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
+        self.generations = tuple(sorted({str(card.get("generation") or flavours.UNKNOWN) for card in cards}))
+
+    # ------------------------------------------------------------------ the result
+
+    def result(self) -> Choice:
+        choice = self._nothing()
+        if self.options.state == "absent":
+            self._absent(choice)
+        elif self.options.state != "external":
+            self._refuse_values()
+            if not self.refusals:
+                self._present(choice)
+        # They are complete only now: each step may have added some.
+        choice["refusals"], choice["notes"] = self.refusals, self.notes
+        return choice
+
+    def _present(self, choice: Choice) -> None:
+        of_runfile = self.options.of_runfile
+        flavour = self._flavour()
+        self._refuse_source()
+        names = self.catalog.packages(flavour) if not (self.refusals or of_runfile) else []
+        built = self._built(names)
+        self._refuse_secure_boot(flavour, built)
+        fabric = self._fabric()
+        headers = built and self.options.install_headers == "auto"
+        choice["manager"] = self.catalog.manager if not of_runfile else "runfile"
+        choice["flavour"] = flavour
+        choice["repositories"] = self.catalog.repositories()
+        choice["streams"] = self.catalog.streams(flavour)
+        choice["pins"] = self.catalog.pins()
+        choice["headers"] = self.catalog.missing_headers() if headers else []
+        choice["prerequisites"] = self._prerequisites()
+        choice["build"] = self._build_tools()
+        choice["packages"] = [*names, *fabric]
+        choice["replaced"] = self.catalog.replaced([*names, *fabric], flavour)
+        choice["replaces"] = self.catalog.replaceable()
+        choice["hold_also"] = self.catalog.words("hold_also")
+        choice["never_upgrade"] = self.catalog.words("never_upgrade")
+        choice["services"] = [PERSISTENCED, *([FABRIC] if fabric else [])]
+        choice["persistence_override"] = self.catalog.persistence_override if not of_runfile else ""
+        choice["conflicts"] = self._conflicts()
+        choice["maintenance"] = self._maintenance(flavour)
+
+    def _nothing(self) -> Choice:
+        return {
+            "refusals": [],
+            "notes": [],
+            "conflicts": [],
+            "manager": "none",
+            "flavour": "",
+            "branch": self.branch,
+            "maintenance": "",
+            "repositories": [],
+            "streams": [],
+            "pins": [],
+            "headers": [],
+            "prerequisites": [],
+            "build": [],
+            "packages": [],
+            "replaced": [],
+            "replaces": [],
+            "hold_also": [],
+            "never_upgrade": [],
+            "hold": self.options.hold,
+            "source_dir": self.options.packages_dir if self.source_name == "packages" else "",
+            "services": [],
+            "persistence_override": "",
+        }
+
+    # ------------------------------------------------------------------ invalid options
+
+    def _refuse_values(self) -> None:
+        for name, known in KNOWN.items():
+            value = getattr(self.options, name.partition("_")[2])
+            if value not in known:
+                self.refusals.append(f"{name} is {value}, which is invalid: it can be {' or '.join(known)}.")
+        if not VERSION.fullmatch(self.version):
+            self.refusals.append(f"driver_version is {self.version}, which isn't a driver version such as 580.95.05.")
+        if not self.catalog.known:
+            self.refusals.append(
+                f"Host {self.host} runs {self.distribution.get('id')} {self.distribution.get('version')}, which role "
+                "driver has no packages for: install the driver and set driver_state to external."
+            )
+        else:
+            self._refuse_options()
+
+    def _refuse_options(self) -> None:
+        if self.source_name == "packages" and not self.options.packages_dir:
+            self.refusals.append("driver_packages_dir is empty, and driver_source packages takes the packages from it.")
+        if self.options.of_runfile:
+            if not self.options.runfile:
+                self.refusals.append("driver_runfile is empty, and driver_source runfile installs it.")
+            if not SHA256.fullmatch(self.options.runfile_sha256):
+                self.refusals.append(
+                    "driver_runfile_sha256 isn't a SHA-256, and a .run file is executed only with one."
+                )
+        arch = str(self.distribution.get("arch"))
+        if arch not in self.catalog.architectures:
+            known = " or ".join(self.catalog.architectures)
+            self.refusals.append(
+                f"Host {self.host} is of architecture {arch}, and {self.catalog.name} has a driver for {known}."
+            )
+
+    def _refuse_source(self) -> None:
+        name, source = self.catalog.name, self.catalog.source
+        if not source:
+            self.refusals.append(
+                f"driver_source is distribution, and {self.distribution.get('id')} {self.distribution.get('version')} "
+                f"(host {self.host}) has no driver of its own: set it to repository."
+            )
+            return
+        if self.options.of_runfile:
+            return
+        branches = source.get("branches")
+        if branches and self.branch not in branches:
+            own = " or ".join(map(str, branches))
+            self.refusals.append(
+                f"driver_version is {self.version}, and {name}'s own packages (driver_source: distribution) are "
+                f"of branch {own}."
+            )
+        since, until = source.get("since", 0), source.get("until")
+        if self.branch < since or (until and self.branch > until):
+            bound = f"begin with branch {since}" if self.branch < since else f"end with branch {until}"
+            self.refusals.append(
+                f"driver_version is {self.version}, and the packages for {name} (driver_source: {self.source_name}) "
+                f"{bound}."
+            )
+        doubtful = source.get("doubtful_after")
+        if doubtful and self.branch > doubtful:
+            self.notes.append(
+                f"The packages for {name} are known up to branch {doubtful}: if driver_version {self.version} isn't "
+                "found there, take an older one, or driver_source: runfile."
+            )
+
+    def _flavour(self) -> str:
+        cards = flavours.Cards(self.host, self.generations, str(self.distribution.get("arch")), self.version)
+        self.refusals += flavours.refused_branches(cards)
+        flavour, why, note = flavours.choose(self.options.flavour, cards, self._has)
+        self.refusals += [why] if why else []
+        self.notes += [note] if note else []
+        return flavour
+
+    def _has(self, flavour: str) -> bool:
+        """Whether there are packages of a flavour; a .run file has both, and the user's own package names may too."""
+        if self.options.of_runfile or self.options.packages or not self.catalog.source:
+            return True
+        return bool(self.catalog.row.get(flavour))
+
+    def _built(self, names: t.Sequence[str]) -> bool:
+        """Whether the module is compiled on the node."""
+        if self.options.of_runfile:
+            return True
+        if self.options.packages:
+            return any("dkms" in name for name in names)
+        return bool(self.catalog.source.get("built", True)) and not any("-kmp-" in name for name in names)
+
+    def _prerequisites(self) -> list[Prerequisite]:
+        """Return the repositories to enable first, or refuse with the commands."""
+        wanted = self.options.prerequisites
+        # A directory of packages contains all dependencies, or the installation names the missing ones.
+        if self.source_name == "packages" or wanted == "ignore":
+            return []
+        missing = self.catalog.missing_prerequisites()
+        if missing and wanted == "report":
+            shown = " && ".join(" ".join(command) for one in missing for command in one["commands"])
+            self.refusals.append(
+                f"Host {self.host} lacks {' and '.join(one['what'] for one in missing)}: run '{shown}' there, or set "
+                "driver_manage_prerequisites to install."
+            )
+        return missing if wanted == "install" else []
+
+    def _build_tools(self) -> list[str]:
+        """Return the packages that a .run file needs that has to be executed."""
+        there = self.driver.get("library_version") or self.driver.get("version")
+        if not self.options.of_runfile or ("runfile" in (self.driver.get("others") or []) and there == self.version):
+            return []
+        return self.catalog.words("build")
+
+    # ------------------------------------------------------------------ services
+
+    def _fabric(self) -> list[str]:
+        """Return the fabric manager's packages on machines with NVSwitches, at exactly the driver's version."""
+        wanted = self.options.fabric_manager
+        needed = bool(self.node.get("nvswitches")) or bool((self.driver.get("fabric") or {}).get("needed"))
+        if wanted == "absent" or (wanted == "auto" and not needed):
+            return []
+        names = self.catalog.fabric("blackwell" in self.generations)
+        if not names and not self.refusals:
+            self.refusals.append(
+                f"Host {self.host} has NVSwitches, and driver_source {self.source_name} has no fabric manager for "
+                f"{self.catalog.name}: set driver_source to repository, or driver_fabric_manager to absent."
+            )
+        return names
+
+    # ------------------------------------------------------------------ obstacles on the node
+
+    def _refuse_secure_boot(self, flavour: str, built: bool) -> None:
+        # A container reports the firmware of its host.
+        if not self.node.get("secure_boot") or not self.kernel.get("installed") or self.refusals:
+            return
+        if not built and self.catalog.source.get("signed"):
+            return
+        mok: t.Mapping[str, t.Any] = self.node.get("mok") or {}
+        if mok.get("enrolled"):
+            return
+        start = f"Host {self.host} has Secure Boot on, and the {flavour} module of driver_source {self.source_name} "
+        start += "isn't signed with a key that its firmware trusts: "
+        other = ""
+        if self.catalog.source_of("distribution").get("signed"):
+            other = " (or set driver_source to distribution, whose module is signed)"
+        if mok.get("pending"):
+            how = "reboot it and confirm 'Enroll MOK' at its console"
+        elif mok.get("key"):
+            how = f"run 'mokutil --import {mok['key']}', reboot it and confirm 'Enroll MOK' at its console"
+        else:
+            how = (
+                "create a key for DKMS, run 'mokutil --import' with it, reboot and confirm 'Enroll MOK' at its console"
+            )
+        self.refusals.append(f"{start}{how}{other}, then run this again.")
+
+    def _conflicts(self) -> list[Conflict]:
+        ignored = self.options.ignore
+        found = conflicts(self.node, self.options.state, self.source_name, self.version, self.catalog.url())
+        return [one for one in found if one["id"] not in ignored and f"{one['id']}@{self.host}" not in ignored]
+
+    def _maintenance(self, flavour: str) -> str:
+        """Return why the node has to be drained first; empty where it needn't be, or has been.
+
+        A container's module is its host's: there nothing has to be unloaded, unless maintenance is requested.
+        """
+        loaded, how = self.driver.get("module_version"), self.options.maintenance
+        if not loaded or self.options.in_maintenance:
+            return ""
+        is_open = self.driver.get("module_open")
+        same_version = loaded == self.version
+        same_flavour = is_open is None or is_open == (flavour == flavours.OPEN)
+        if same_version and same_flavour:
+            return ""
+        if not self.kernel.get("installed") and (how == "never" or same_version):
+            return ""
+        have = (
+            f"the {flavours.OPEN if is_open else flavours.PROPRIETARY} module" if same_version else f"driver {loaded}"
+        )
+        wanted = f"the {flavour} one" if same_version else self.version
+        why = f"Host {self.host} has {have} loaded, and pods that use its cards would lose them to {wanted}"
+        if how != "never":
+            return f"{why}."
+        self.refusals.append(
+            f"{why}: set gpu_maintenance to drain or reboot, which drains the node first, or drain it yourself and "
+            "set driver_in_maintenance to true."
+        )
+        return ""
+
+    # ------------------------------------------------------------------ absent
+
+    def _absent(self, choice: Choice) -> None:
+        """Choose all that the role may have installed, for any flavour and card; missing packages do no harm."""
+        if not self.catalog.known:
+            return
+        keep = set(self.options.keep)
+        ours = self.options.of_runfile or self._was_here()
+        names = self.catalog.ever_installed() if ours else []
+        # Headers belong to the kernel: they are removed only where the packages from before are known.
+        installed = self.node.get("packages") or {}
+        headers = [name for name in self.catalog.header_names() if name in installed] if ours and keep else []
+        had_driver = any(DRIVER.match(name) for name in keep)
+        choice["manager"] = self.catalog.manager if not self.options.of_runfile else "runfile"
+        choice["repositories"] = self.catalog.repositories() if ours else []
+        choice["streams"] = self._streams_to_reset() if ours and not had_driver else []
+        choice["packages"] = [name for name in names if name not in keep]
+        # What was installed with the packages is removed with them.
+        choice["hold_also"] = self.catalog.words("hold_also") if names else []
+        choice["build"] = [name for name in headers if name not in keep]
+        choice["services"] = [PERSISTENCED, FABRIC] if ours and not had_driver else []
+        choice["persistence_override"] = self.catalog.persistence_override if ours else ""
+
+    def _streams_to_reset(self) -> list[StreamOption]:
+        """Return the streams of both flavours, and an enabled one of another branch: the version may have changed."""
+        found = [one for flavour in (flavours.OPEN, flavours.PROPRIETARY) for one in self.catalog.streams(flavour)]
+        if not found:
+            return []
+        rpm: t.Mapping[str, t.Any] = self.node.get("rpm") or {}
+        enabled: t.Mapping[str, str] = rpm.get("streams") or {}
+        for row in self.catalog.source["streams"]:
+            patterns = [row[flavour].replace("{branch}", "[0-9]*") for flavour in (flavours.OPEN, flavours.PROPRIETARY)]
+            stream = str(enabled.get(row["module"]) or "")
+            if any(fnmatch.fnmatchcase(stream, pattern) for pattern in patterns):
+                found.append({"module": row["module"], "stream": stream, "switch": True})
+        return [one for at, one in enumerate(found) if one not in found[:at]]
+
+    def _was_here(self) -> bool:
+        """Whether the role's own files or locks exist: a driver that was installed otherwise stays."""
+        apt: t.Mapping[str, t.Any] = self.node.get("apt") or {}
+        rpm: t.Mapping[str, t.Any] = self.node.get("rpm") or {}
+        files = (*(apt.get("files") or ()), *(rpm.get("files") or ()))
+        locks = [lock for lock in rpm.get("locks") or () if lock.get("ours") and DRIVER.match(str(lock.get("name")))]
+        return bool(locks) or any(OUR_FILE.search(path) for path in files)

@@ -1,0 +1,208 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The shapes of the sections of ``gpu_node`` about the driver and its kernel modules."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._core.types import JsonObject
+from .._host.types import Distribution, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
+from .._packages.types import AptState, RpmState
+
+
+class Card(t.TypedDict):
+    """A card as nvidia-smi lists it. ``minor`` is N of /dev/nvidiaN; modes are None where the card has none."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int | None
+    address: str
+    minor: int | None
+    persistence: bool | None
+    mig: bool | None
+
+
+class SmiAnswer(t.TypedDict):
+    """``code`` is NVML's return code; None where nvidia-smi is missing or its message is unknown."""
+
+    version: str | None
+    cards: list[Card]
+    code: int | None
+    error: str | None
+
+
+class ModuleFile(t.TypedDict):
+    """The module file that modprobe would load: it differs from the loaded one between an upgrade and the reboot."""
+
+    file_version: str
+    signer: str
+    license: str
+
+
+class Fabric(t.TypedDict):
+    """The fabric manager's version, and whether the machine's cards need it."""
+
+    version: str
+    needed: bool
+
+
+class InstalledDriver(SmiAnswer, ModuleFile):
+    """The driver without its fabric manager; ``others`` are all that installed one."""
+
+    loaded: bool
+    module_version: str | None
+    module_open: bool | None
+    library_version: str
+    persistence: bool | None
+    others: list[str]
+
+
+class Driver(InstalledDriver):
+    """The section ``driver``."""
+
+    fabric: Fabric
+
+
+class InitramfsImage(t.TypedDict):
+    """``nouveau`` and ``blacklist`` are None where the image can't be read; ``kept``: an older image is kept."""
+
+    path: str
+    release: str
+    bytes: int
+    newer: bool
+    nouveau: bool | None
+    blacklist: bool | None
+    kept: bool
+
+
+class NouveauModule(t.TypedDict):
+    """The loaded module and its users; ``refcnt`` is None where it isn't loaded."""
+
+    loaded: bool
+    refcnt: int | None
+    holders: list[str]
+    users: list[str]
+    consoles: list[str]
+    framebuffers: list[str]
+
+
+class Nouveau(NouveauModule):
+    """The section ``nouveau``; ``files`` are the texts by path, ``boot_free`` is in bytes."""
+
+    blacklisted: bool
+    files: dict[str, str]
+    tool: str | None
+    dracut: str | None
+    images: list[InitramfsImage]
+    leftovers: list[str]
+    boot_free: int | None
+    boot_read_only: bool
+
+
+class DkmsModule(t.TypedDict):
+    """``state`` is added, built, installed or installed-weak."""
+
+    module: str
+    version: str
+    kernel: str
+    state: str
+
+
+class Xid(t.TypedDict):
+    address: str
+    code: int
+
+
+class KernelLog(t.TypedDict):
+    """Errors of cards and of the driver's modules in the kernel's log since boot."""
+
+    xids: list[Xid]
+    key_rejected: bool
+    unsupported_by_open: bool
+    requires_open: bool
+
+
+class Maintenance(t.TypedDict):
+    """``unfinished``: an interrupted run left services stopped."""
+
+    unfinished: bool
+
+
+class NodeFacts(t.TypedDict, total=False):
+    """The sections of ``gpu_node`` that decide on the driver; one that wasn't collected is missing."""
+
+    distribution: Distribution
+    kernel: Kernel
+    gpus: list[PciGpu]
+    nvswitches: list[NvSwitch]
+    driver: Driver
+    nouveau: Nouveau
+    packages: t.Mapping[str, Package]
+    apt: AptState | None
+    rpm: RpmState | None
+    secure_boot: bool | None
+    mok: MachineOwnerKey
+
+
+class Headers(t.TypedDict):
+    """The packages of one kernel's headers."""
+
+    kernel: str
+    packages: list[str]
+
+
+class Prerequisite(t.TypedDict):
+    """A repository that has to be enabled first, with the commands that enable it."""
+
+    id: str
+    what: str
+    commands: list[list[str]]
+
+
+class StreamOption(t.TypedDict):
+    """An entry of the option ``streams`` of ``pinned_packages``."""
+
+    module: str
+    stream: str
+    switch: bool
+
+
+class Conflict(t.TypedDict):
+    """``found`` is a clause that begins with "has"; ``remedy`` is what resolves it."""
+
+    id: str
+    found: str
+    remedy: str
+
+
+class Choice(t.TypedDict):
+    """What the filter ``driver_choice`` returns; its documentation describes the fields."""
+
+    refusals: list[str]
+    notes: list[str]
+    conflicts: list[Conflict]
+    manager: str
+    flavour: str
+    branch: int
+    maintenance: str
+    repositories: list[JsonObject]
+    streams: list[StreamOption]
+    pins: list[JsonObject]
+    headers: list[Headers]
+    prerequisites: list[Prerequisite]
+    build: list[str]
+    packages: list[str]
+    replaced: list[str]
+    replaces: list[str]
+    hold_also: list[str]
+    never_upgrade: list[str]
+    hold: bool
+    source_dir: str
+    services: list[str]
+    persistence_override: str

@@ -1,0 +1,299 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The suites' client of the cluster: their namespace, their pods, the nodes. It makes no decisions."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._allocation.compute import natural
+from .._contracts import gpushare as contract
+from .._core.errors import BadInput, ShareError
+from .._core.types import JsonObject
+from .._core.wait import Waiting
+from .._kube.client import Kube, KubeError, KubeUnusable
+from .._kube.refs import Ref
+from . import nodes, objects
+from .nodes import NodeState
+from .objects import Options, PodTemplate
+from .pods import PodState, is_running, pod_state
+from .result import NoBackend, StepOutcome
+
+MANAGER = "kubegpu-acceptance"
+# Seconds. Removing a namespace takes this long, even if the steps have a shorter timeout.
+CLEAN_SECONDS = 120.0
+# HTTP statuses of the API server that may pass.
+TRANSIENT = (429, 500, 502, 503, 504)
+# Until the controller manager has created the namespace's service account, the API server forbids pods with this text.
+NO_ACCOUNT = ("serviceaccount", "not found")
+
+Result = t.TypeVar("Result")
+
+
+class CreatedPod(t.TypedDict):
+    """A pod that a suite created, with its last state."""
+
+    pod: str
+    uid: str
+    units: int
+    node: str
+    card: int | None
+    phase: str
+    summary: str
+
+
+def is_transient(error: ShareError) -> bool:
+    """Return whether a request may succeed in a moment."""
+    if isinstance(error, KubeUnusable):
+        return True
+    if not isinstance(error, KubeError):
+        return False
+    return error.status in TRANSIENT or all(part in error.message for part in NO_ACCOUNT)
+
+
+class SuiteClient:
+    """Everything that one run creates, and its access to the cluster.
+
+    :param run: identifies this run; only objects with this label are removed at its end.
+    :ivar created_pods: by name.
+    :ivar touched: objects of this run may exist.
+    :ivar changed: the cluster was changed.
+    """
+
+    def __init__(self, kube: Kube, options: Options, waiting: Waiting, run: str) -> None:
+        self._kube = kube
+        self._options = options
+        self._waiting = waiting
+        self._run = run
+        self._user = objects.NOBODY
+        self.image = options.image or ""
+        self.created_pods: dict[str, CreatedPod] = {}
+        self.touched = False
+        self.changed = False
+
+    # ----------------------------------------------------------------- requests
+
+    def now(self) -> float:
+        return self._waiting.now()
+
+    def wait(self, timeout: float | None = None) -> Waiting:
+        return dataclasses.replace(self._waiting, timeout=self._options.timeout if timeout is None else timeout)
+
+    def request(self, call: t.Callable[[], Result]) -> Result:
+        """Call the API server; once objects were created, transient errors are retried.
+
+        :raises ShareError: it refuses, or the retries took the whole timeout.
+        """
+        last = ShareError("no response")
+        for _attempt in self.wait().attempts():
+            try:
+                return call()
+            except ShareError as error:
+                last = error
+                if not (self.touched and is_transient(error)):
+                    break
+        raise last
+
+    def find_image(self) -> None:
+        """Set the image to the device plugin's, unless the user named one.
+
+        :raises BadInput: the device plugin's image can't be found.
+        """
+        if self.image:
+            return
+        try:
+            found = objects.plugin_image(self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet")))
+        except BadInput:
+            raise
+        except (ShareError, *nodes.MALFORMED) as error:
+            raise BadInput(f"image: not set, and the device plugin's image can't be read: {error}") from error
+        if not found:
+            raise BadInput(
+                f"image: not set, and the cluster has no DaemonSet that runs {objects.PLUGIN_COMMAND} whose image "
+                "could be used"
+            )
+        self.image = found
+
+    # ----------------------------------------------------------------- nodes
+
+    def sharing_nodes(self) -> list[JsonObject]:
+        """Return the nodes that share memory, of those that the user allows, in natural order.
+
+        :raises BadInput: the node that the user named doesn't exist.
+        :raises NoBackend: no node shares memory.
+        """
+        found = self.all_nodes()
+        if self._options.node:
+            found = [one for one in found if nodes.name_of(one) == self._options.node]
+            if not found:
+                raise BadInput(f"node: the cluster has no node {self._options.node}")
+        sharing = [one for one in found if nodes.shares_memory(one)]
+        if not sharing:
+            raise NoBackend(nodes.no_backend_reason(found))
+        return sorted(sharing, key=lambda one: natural(nodes.name_of(one)))
+
+    def all_nodes(self) -> list[JsonObject]:
+        return [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
+
+    def usable_state(self, node: JsonObject) -> NodeState | str:
+        """Return a node's state, or why the node can't be used."""
+        reason = nodes.unusable_reason(node, self._options.node_selector)
+        return reason or nodes.node_state(node, self._pods_of(nodes.name_of(node)))
+
+    def node_state(self, name: str) -> NodeState:
+        """Return a node's present state.
+
+        :raises StepOutcome: the node doesn't exist any more, or is malformed.
+        """
+        node = self.request(lambda: self._kube.get(Ref("v1", "Node", "", name)))
+        if node is None:
+            raise StepOutcome(f"node {name} doesn't exist any more")
+        found = nodes.node_state(node, self._pods_of(name))
+        if isinstance(found, str):
+            raise StepOutcome(f"node {name}: {found}")
+        return found
+
+    def _pods_of(self, node: str) -> list[JsonObject]:
+        return self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
+
+    def has_claims(self) -> bool:
+        """Return whether the extender reserves memory for a pod that preempted others."""
+        return bool(self.request(lambda: self._kube.list_all("v1", "Pod", label_selector=contract.POD_CLAIM)))
+
+    # ----------------------------------------------------------------- pods
+
+    def create_pod(self, name: str, units: t.Sequence[int], node: str | None) -> PodState:
+        """Create a pod with one container for each number of units."""
+        manifest = PodTemplate(self._options, self.image, self._run, self._user).pod(name, units, node)
+        self.created_pods[name] = created = CreatedPod(
+            pod=f"{self._options.namespace}/{name}", uid="", units=sum(units), node="", card=None, phase="", summary=""
+        )
+        state = pod_state(self.request(lambda: self._kube.apply(manifest, MANAGER)))
+        created["uid"] = state.uid
+        return state
+
+    def pods(self) -> dict[str, PodState]:
+        """Return the present state of the suite's pods, by name."""
+        found = self.request(lambda: self._kube.list_all("v1", "Pod", self._options.namespace))
+        starting = any(not is_running(one) for one in found if isinstance(one, dict))
+        events = self._events() if starting else []
+        states = {one.name: one for one in (pod_state(pod, events) for pod in found)}
+        for name, one in states.items():
+            if name in self.created_pods:
+                created = self.created_pods[name]
+                created["uid"], created["node"], created["card"] = one.uid, one.node, one.index
+                created["phase"], created["summary"] = one.phase, one.summary
+        return states
+
+    def _events(self) -> list[JsonObject]:
+        """Return the namespace's events; without the right to list them the pods' conditions have to do."""
+        try:
+            found = self._kube.list_all("v1", "Event", self._options.namespace)
+        except ShareError:
+            return []
+        return [one for one in found if isinstance(one, dict)]
+
+    def watch(self, names: t.Collection[str], done: t.Callable[[dict[str, PodState]], bool]) -> dict[str, PodState]:
+        """Poll pods until ``done`` or the timeout, and return their last state.
+
+        :raises StepOutcome: another client removed one of them.
+        """
+        states: dict[str, PodState] = {}
+        for _poll in self.wait().attempts():
+            states = {name: one for name, one in self.pods().items() if name in names}
+            gone = sorted(set(names) - set(states))
+            if gone:
+                raise StepOutcome(
+                    f"pod {gone[0]} doesn't exist any more: another client removed it",
+                    "run one suite at a time",
+                    gone[0],
+                )
+            if done(states):
+                break
+        return states
+
+    def remove_pods(self, names: t.Collection[str]) -> list[str]:
+        """Delete pods, wait until they are gone, and return those that aren't at the timeout."""
+        for name in names:
+            self.request(lambda name=name: self._kube.delete(Ref("v1", "Pod", self._options.namespace, name)))  # type: ignore[misc]
+        left: list[str] = []
+        # Scheduler and extender see the deletion by their own watches, a moment later.
+        self._waiting.sleep(self._waiting.pause)
+        for _poll in self.wait().attempts():
+            left = sorted(set(names) & set(self.pods())) if names else []
+            if not left:
+                break
+        return left
+
+    def delete_pod(self, name: str) -> None:
+        """Request a pod's deletion without waiting for it."""
+        try:
+            self._kube.delete(Ref("v1", "Pod", self._options.namespace, name))
+        except ShareError:
+            # It is removed with its namespace.
+            return
+
+    # ----------------------------------------------------------------- namespace
+
+    def find_namespace(self) -> JsonObject | None:
+        """Return the suite's namespace, if it exists.
+
+        :raises BadInput: it isn't the suite's.
+        """
+        found = self.request(lambda: self._kube.get(self._ref()))
+        if found is not None and objects.labels_of(found).get(objects.LABEL) != self._options.suite:
+            raise BadInput(
+                f"namespace: {self._options.namespace} exists and isn't the suite's (it lacks the label "
+                f"{objects.LABEL}={self._options.suite}); name another one"
+            )
+        return found
+
+    def _ref(self) -> Ref:
+        return Ref("v1", "Namespace", "", self._options.namespace)
+
+    def create_namespace(self) -> None:
+        """Create the suite's namespace.
+
+        :raises BadInput: another client created it at the same time.
+        """
+        self.touched = self.changed = True
+        found = self.request(lambda: self._kube.apply(objects.namespace(self._options, self._run), MANAGER))
+        fields = (found.get("metadata") or {}).get("managedFields") or []
+        if any(one.get("manager") != MANAGER for one in fields):
+            # The apply took over an existing namespace: remove the labels again and keep it.
+            self.touched = False
+            bare = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._options.namespace}}
+            self.request(lambda: self._kube.apply(bare, MANAGER))
+            raise BadInput(
+                f"namespace: another client created {self._options.namespace} at the same time; name another one"
+            )
+        # OpenShift adds the range of user IDs a moment later.
+        self._user = objects.user_of(self.request(lambda: self._kube.get(self._ref())) or found)
+
+    def remove_namespace(self, only_this_run: bool) -> str:
+        """Delete the namespace, wait until it is gone, and return why it isn't; empty if it is.
+
+        :param only_this_run: keep a namespace that another run created.
+        """
+        reason = ""
+        for _attempt in self.wait(max(CLEAN_SECONDS, self._options.timeout)).attempts():
+            try:
+                found = self._kube.get(self._ref())
+                labels = objects.labels_of(found)
+                ours = labels.get(objects.LABEL) == self._options.suite
+                if found is None or not ours or (only_this_run and labels.get(objects.RUN_LABEL) != self._run):
+                    return ""
+                reason = "it still exists"
+                if not (found.get("metadata") or {}).get("deletionTimestamp"):
+                    self._kube.delete(self._ref())
+                    self.changed = True
+            except ShareError as error:
+                reason = str(error)
+                if not is_transient(error):
+                    break
+        return reason

@@ -1,0 +1,183 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The state of a node as the extender and kube-scheduler count it, and whether a suite can use the node. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._contracts.gpushare import Card
+from .._core.types import JsonObject
+
+# A larger number than the API has for a quantity: such a node isn't read any further.
+MOST_UNITS = 2**63
+
+# The resource of NVIDIA's and HAMi's device plugins, and HAMi's annotation.
+OTHER_RESOURCE = "nvidia.com/gpu"
+HAMI_REGISTER = "hami.io/node-nvidia-register"
+
+# What parsing an arbitrary object raises: it is reported, never passed on.
+MALFORMED = (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, RecursionError)
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeState:
+    """One node at one moment; a unit is gpushare's unit of memory (GiB or MiB).
+
+    :param pods: all of its pods in the API.
+    :param allocatable: units that it advertises.
+    :param free: units left on each healthy card, by index.
+    :param total_free: units left by kube-scheduler's count.
+    :param stray: units of pods whose card isn't known.
+    :param upstream: its device plugin is upstream's, which announces no cards.
+    :param memory_limit: what its device plugin announces about memory limits; empty if nothing.
+    """
+
+    name: str
+    cards: tuple[Card, ...]
+    pods: tuple[JsonObject, ...]
+    allocatable: int
+    free: t.Mapping[int, int]
+    total_free: int
+    stray: int = 0
+    upstream: bool = False
+    memory_limit: str = ""
+
+    @property
+    def largest_card(self) -> int:
+        """Units of the largest healthy card."""
+        return max((card.units for card in self.cards if card.healthy), default=0)
+
+    @property
+    def largest_free(self) -> int:
+        """Units left on the card that has most."""
+        return max(self.free.values(), default=0)
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """UIDs of the pods that hold a share."""
+        return frozenset(contract.pod_uid(pod) for pod in self.pods if contract.counts(pod))
+
+    def booked_units(self, index: int, namespace: str) -> int:
+        """Units booked on a card, without other namespaces' terminating pods, which an extender may leave out too."""
+        return sum(
+            contract.shares(pod).get(index, 0)
+            for pod in self.pods
+            if contract.counts(pod)
+            and (not contract.terminating(pod) or (pod.get("metadata") or {}).get("namespace") == namespace)
+        )
+
+
+def name_of(one: t.Any) -> str:
+    """Return an object's name; empty where it can't be read."""
+    try:
+        return str(one["metadata"]["name"])
+    except MALFORMED:
+        return ""
+
+
+def shares_memory(node: t.Any) -> bool:
+    """Return whether a node advertises gpushare's memory."""
+    try:
+        return contract.node_resource(node, contract.RESOURCE_MEMORY) > 0
+    except MALFORMED:
+        return False
+
+
+def other_backend(node: t.Any) -> str:
+    """Return the name of the other back end that allocates GPUs of a node; empty if there is none."""
+    try:
+        if HAMI_REGISTER in ((node.get("metadata") or {}).get("annotations") or {}):
+            return "HAMi"
+        return "NVIDIA's device plugin" if contract.node_resource(node, OTHER_RESOURCE) > 0 else ""
+    except MALFORMED:
+        return ""
+
+
+def no_backend_reason(nodes: t.Iterable[t.Any]) -> str:
+    """Return why a cluster without gpushare can't be tested."""
+    others = sorted({other_backend(node) for node in nodes} - {""})
+    reason = f"no node advertises {contract.RESOURCE_MEMORY}"
+    if not others:
+        return reason
+    return f"{reason}; the allocations of {' and '.join(others)} here don't follow gpushare's contract"
+
+
+def unusable_reason(node: JsonObject, selector: t.Mapping[str, str]) -> str:
+    """Return why a node that shares memory can't be used, without its pods; empty if it can."""
+    try:
+        other = other_backend(node)
+        if other:
+            return f"{other} allocates its GPUs too, so that its free memory is unknown"
+        if not _schedulable(node, selector):
+            return "it isn't Ready, is cordoned, has a taint or other labels, or has no healthy card"
+    except MALFORMED:
+        return "its object in the API is malformed"
+    return ""
+
+
+def _schedulable(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
+    metadata, spec, status = (node.get(key) or {} for key in ("metadata", "spec", "status"))
+    labels = metadata.get("labels") or {}
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or [])
+    return (
+        ready
+        and not spec.get("unschedulable")
+        and all(_tolerated(taint) for taint in spec.get("taints") or [])
+        and all(labels.get(key) == value for key, value in selector.items())
+        and contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable") > 0
+    )
+
+
+def _tolerated(taint: JsonObject) -> bool:
+    return taint.get("effect") == "PreferNoSchedule" or taint.get("key") == "nvidia.com/gpu"
+
+
+def node_state(node: JsonObject, pods: t.Iterable[JsonObject]) -> NodeState | str:
+    """Compute a node's state, or return why it can't be computed.
+
+    :param pods: any pods; those of other nodes are ignored.
+    """
+    try:
+        name = str(node["metadata"]["name"])
+        here = [pod for pod in pods if contract.pod_node(pod) == name]
+        counted = [pod for pod in here if contract.counts(pod)]
+        cards = contract.node_cards(node)
+        used, stray = contract.used_units(cards, counted)
+        allocatable = contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
+        annotations = (node.get("metadata") or {}).get("annotations") or {}
+        found = NodeState(
+            name=name,
+            cards=tuple(cards),
+            pods=tuple(here),
+            allocatable=allocatable,
+            free={card.index: max(0, card.units - used[card.index]) for card in cards if card.healthy},
+            total_free=allocatable - sum(contract.pod_units(pod) for pod in counted),
+            stray=stray,
+            upstream=contract.NODE_CARDS not in annotations,
+            memory_limit=str(annotations.get(contract.NODE_LIMIT) or ""),
+        )
+        _uids = found.uids
+        numbers = [*found.free.values(), *(card.units for card in cards), stray, allocatable, found.total_free]
+        if any(abs(one) >= MOST_UNITS for one in numbers):
+            return "its numbers are larger than any cluster's"
+        return found
+    except MALFORMED:
+        return "its object or one of its pods in the API is malformed"
+
+
+def evictable_pods(state: NodeState, priority: int, namespace: str) -> list[str]:
+    """Return other namespaces' pods with a share that a pod of this priority may preempt, as ``namespace/name``."""
+    return sorted(
+        contract.pod_key(pod)
+        for pod in state.pods
+        if contract.counts(pod)
+        and (pod.get("metadata") or {}).get("namespace") != namespace
+        and contract.pod_priority(pod) < priority
+    )

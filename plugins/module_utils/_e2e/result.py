@@ -1,0 +1,195 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Steps of a suite and their results, also in the form of gpu_allocation_check's checks and findings. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
+
+TITLES = {
+    "W1": "The suite has a namespace of its own",
+    "W2": "Three pods of 1 unit run on one card",
+    "W3": "A pod that fits the node but no single card stays Pending, for the extender's reason",
+    "W4": "A pod larger than the cluster stays Pending",
+    "W5": "Each container sees its own card's device node and no other",
+    "W6": "Both containers of a pod get the same card",
+    "W7": "After deletion the memory can be allocated again",
+    "W8": "The suite's namespace is removed",
+    "Y1": "The canary has a namespace of its own",
+    "Y2": "Pods of known size are placed on cards with enough free memory, and run",
+    "Y3": "One pod more than fits stays Pending, for the extender's reason",
+    "Y4": "A pod that fits the node but no single card stays Pending, for the extender's reason",
+    "Y5": "A container can't hold more than its share where shares are enforced",
+    "Y6": "After deletion the memory can be allocated again",
+    "Y7": "The canary's namespace is removed",
+}
+# Creating and removing the namespace proves nothing about sharing.
+FRAME = ("W1", "W8", "Y1", "Y7")
+
+
+class Finding(t.TypedDict):
+    """A failed or unknown step, in the form of gpu_allocation_check's findings."""
+
+    check: str
+    level: str
+    node: str
+    card: int | None
+    uuid: str
+    pod: str
+    container: str
+    what: str
+    evidence: dict[str, str]
+    do: str
+    seen: int
+
+
+class Check(t.TypedDict):
+    """One step, in the form of gpu_allocation_check's checks."""
+
+    id: str
+    backend: str
+    title: str
+    result: str
+    n: int
+    fail: int
+    warn: int
+    unknown: int
+
+
+class StepOutcome(Exception):
+    """The outcome of a step that didn't pass; UNKNOWN unless a subclass sets another result.
+
+    :param what: one sentence that states what happened.
+    :param do: one sentence that states what to do about it.
+    :param pod: the pod's name.
+    :param evidence: the state that the API reported.
+    """
+
+    result = UNKNOWN
+
+    def __init__(self, what: str, do: str = "", pod: str = "", card: int | None = None, evidence: str = "") -> None:
+        super().__init__(what)
+        self.what, self.do, self.pod, self.card, self.evidence = what, do, pod, card, evidence
+
+
+class Failed(StepOutcome):
+    """The contract is violated."""
+
+    result = FAIL
+
+
+class Skipped(StepOutcome):
+    """This cluster, in its present state, can't show it."""
+
+    result = SKIPPED
+
+
+class NoBackend(Skipped):
+    """No node has a back end that the suite can test."""
+
+
+class Inconclusive(StepOutcome):
+    """Other pods came or went, or a cache was stale; the step may be retried.
+
+    :ivar bound: the pod was placed, because others left.
+    :ivar failure: the outcome if every attempt ends like this; None where nothing follows from it.
+    """
+
+    bound = False
+    failure: Failed | None = None
+
+    @classmethod
+    def unless_repeated(cls, failure: Failed) -> Inconclusive:
+        """An outcome that is a failure only if every attempt has it."""
+        outcome = cls(failure.what, failure.do, failure.pod, failure.card, failure.evidence)
+        outcome.failure = failure
+        return outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """One step's result, with the fields of :class:`StepOutcome`."""
+
+    id: str
+    result: str
+    what: str
+    do: str = ""
+    pod: str = ""
+    card: int | None = None
+    evidence: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {"id": self.id, "title": TITLES[self.id], "result": self.result, "what": self.what, "do": self.do}
+
+
+def shorten(text: str) -> str:
+    """Return the text as one line of at most 400 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else line[:400] + "…"
+
+
+def overall_result(steps: t.Sequence[StepResult]) -> str:
+    """Return FAIL before UNKNOWN before PASS; skipped if every step that shows something was."""
+    results = {step.result for step in steps}
+    shown = {step.result for step in steps if step.id not in FRAME}
+    for one in (FAIL, UNKNOWN):
+        if one in results:
+            return one
+    return PASS if PASS in shown else SKIPPED
+
+
+def findings(steps: t.Iterable[StepResult], node: str, namespace: str) -> list[Finding]:
+    """Return the failed and unknown steps."""
+    return [
+        {
+            "check": step.id,
+            "level": step.result,
+            "node": node,
+            "card": step.card,
+            "uuid": "",
+            "pod": f"{namespace}/{step.pod}" if step.pod else "",
+            "container": "",
+            "what": step.what,
+            "evidence": {"api": step.evidence} if step.evidence else {},
+            "do": step.do,
+            "seen": 1,
+        }
+        for step in steps
+        if step.result in (FAIL, UNKNOWN)
+    ]
+
+
+def checks(steps: t.Iterable[StepResult]) -> list[Check]:
+    """Return one row for each step; a skipped step has checked nothing."""
+    return [
+        {
+            "id": step.id,
+            "backend": "gpushare",
+            "title": TITLES[step.id],
+            "result": PASS if step.result == SKIPPED else step.result,
+            "n": 0 if step.result == SKIPPED else 1,
+            "fail": int(step.result == FAIL),
+            "warn": 0,
+            "unknown": int(step.result == UNKNOWN),
+        }
+        for step in steps
+    ]
+
+
+def table(steps: t.Sequence[StepResult], title: str) -> str:
+    """Format the steps as text: the title, one line for each step, then the counts."""
+    rows = [("ID", "CHECK", "RESULT", "DETAIL"), *((one.id, TITLES[one.id], one.result, one.what) for one in steps)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    text = [title] if title else []
+    for *cells, detail in rows:
+        text.append("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths)), detail]).rstrip())
+    counts = {result: sum(1 for one in steps if one.result == result) for result in (PASS, FAIL, UNKNOWN, SKIPPED)}
+    text.append(f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[UNKNOWN]} unknown, {counts[SKIPPED]} skipped")
+    return "\n".join(text)

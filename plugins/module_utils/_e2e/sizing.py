@@ -1,0 +1,187 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Which node a suite uses, and pods of which size: computed from what is free, so that suites run on any cluster.
+
+No I/O. The canary's sizes are chosen so that the expected outcome follows from whole numbers alone, whether the
+extender packs cards or spreads over them; the workloads suite expects binpack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .nodes import NodeState, evictable_pods
+
+# Of a node with room for more pods than this, larger pods are used.
+MOST_PODS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """
+    :param units: of each pod.
+    :param pods: how many of them the node's cards hold, in whatever order they are placed.
+    :param extender_decides: the next pod is the extender's to refuse: it fits by kube-scheduler's own count.
+    """
+
+    units: int
+    pods: int
+    extender_decides: bool
+
+    @property
+    def taken(self) -> int:
+        return self.units * self.pods
+
+
+@dataclasses.dataclass(frozen=True)
+class CanaryPlan:
+    """A node and the sizes of the canary's pods on it."""
+
+    state: NodeState
+    sizes: Sizes
+
+    @property
+    def within_one_card(self) -> bool:
+        return self.sizes.taken <= self.state.largest_free
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """How much it can show, and at which cost; the highest is the best."""
+        return self.sizes.extender_decides, self.within_one_card, -self.sizes.taken
+
+    @property
+    def best(self) -> bool:
+        return self.sizes.extender_decides and self.within_one_card
+
+    @property
+    def leaves_fragments(self) -> bool:
+        """Whether two cards have something left once the pods are placed."""
+        left = [one % self.sizes.units for one in self.state.free.values()]
+        return sum(1 for one in left if one > 0) > 1 and sum(left) <= self.state.total_free - self.sizes.taken
+
+
+# --------------------------------------------------------------------------- canary
+
+
+def plan_canary(state: NodeState, namespace: str) -> CanaryPlan | str:
+    """Plan the canary on a node, or return why the node can't be used.
+
+    A pod without a priority class has priority 0; a default class is known once a pod exists.
+    """
+    if state.stray:
+        return f"{state.stray} units of it are held by pods whose card isn't in the API"
+    weaker = evictable_pods(state, 0, namespace)
+    if weaker:
+        return f"it has pods with a priority below 0, which could be preempted ({weaker[0]})"
+    found = filling_sizes(state.free, state.total_free)
+    return CanaryPlan(state, found) if found else "no card of it has free memory"
+
+
+def filling_sizes(free: t.Mapping[int, int], total: int) -> Sizes | None:
+    """Find the size with which a number of pods fills a node so that no card has room for one more.
+
+    How many fit on a card depends on the card alone, so the order of placement doesn't matter. Preferred is a size
+    whose next pod the extender must refuse, not kube-scheduler; then one that takes no more than one card has; then
+    one of which two fit on one card; then the one that takes least.
+
+    :param free: units left on each card.
+    :param total: units left by kube-scheduler's count.
+    """
+    lefts = sorted((one for one in free.values() if one > 0), reverse=True)
+    candidates = {part + more for left in lefts for parts in range(1, 5) for part in [left // parts] for more in (0, 1)}
+    found = []
+    for units in sorted(one for one in candidates if lefts and 1 <= one <= lefts[0]):
+        pods = sum(left // units for left in lefts)
+        taken = units * pods
+        if pods > MOST_PODS or taken > total:
+            continue
+        decides = total - taken >= units
+        shared = lefts[0] // units > 1
+        found.append(((not decides, taken > lefts[0], not shared, taken), Sizes(units, pods, decides)))
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def fragment_size(state: NodeState) -> int | None:
+    """Return the size of a pod that fits the node's free memory and no single card; None if there is none."""
+    positive = [one for one in state.free.values() if one > 0]
+    low, high = max(positive, default=0) + 1, min(state.total_free, sum(positive))
+    if len(positive) < 2 or low > high:
+        return None
+    # In the middle, so that a little that others take or free doesn't matter.
+    return low if state.largest_card < low else (low + min(high, state.largest_card) + 1) // 2
+
+
+# --------------------------------------------------------------------------- workloads
+
+
+def select_node(states: t.Iterable[NodeState]) -> NodeState | None:
+    """Return the node that can show most: two free cards, then three pods on one card, then most free memory."""
+
+    def rank(one: NodeState) -> tuple[bool, bool, bool, int]:
+        free_cards = sum(1 for units in one.free.values() if units > 0)
+        return free_cards > 1, fits_one_card(one.free, [1, 1, 1]), one.stray == 0, sum(one.free.values())
+
+    candidates = sorted((one for one in states if any(one.free.values())), key=lambda one: one.name)
+    # Of equal nodes max() takes the first by name.
+    return max(candidates, key=rank) if candidates else None
+
+
+def binpack(free: t.Mapping[int, int], units: int) -> int | None:
+    """Return the card that the extender selects: the fullest that fits, of equals the lowest index."""
+    fitting = [(left, index) for index, left in free.items() if left >= units]
+    return min(fitting)[1] if fitting else None
+
+
+def fits_one_card(free: t.Mapping[int, int], sizes: t.Iterable[int]) -> bool:
+    """Return whether binpack places pods of these sizes, one after another, on one card."""
+    left, cards = dict(free), set()
+    for units in sizes:
+        card = binpack(left, units)
+        if card is None:
+            return False
+        left[card] -= units
+        cards.add(card)
+    return len(cards) == 1
+
+
+def fragment_node(state: NodeState) -> tuple[list[int], int] | str:
+    """Plan pods that fill cards, and then the size of a pod that fits the node and a whole card, but no free share.
+
+    If cards can't be filled like that (they are too small), the pod is larger than any card; if not even that is
+    possible, the reason is returned.
+    """
+    if sum(1 for card in state.cards if card.healthy) < 2:
+        return f"node {state.name} has only one healthy card, and so has every better candidate"
+    largest = state.largest_card
+    free, fillers = dict(state.free), t.cast("list[int]", [])
+    while max(free.values()) >= largest:
+        top = max(free.values())
+        lower = [left for left in free.values() if left < top]
+        # One unit more than any other card has left; if all have the same, half of it.
+        units = max(lower) + 1 if lower else -(-top // 2)
+        card = binpack(free, units)
+        if card is None or units < 1:
+            break
+        free[card] -= units
+        fillers.append(units)
+    wanted = max(free.values()) + 1
+    if wanted <= min(largest, state.total_free - sum(fillers), sum(free.values())):
+        return fillers, wanted
+    wanted = state.largest_free + 1
+    if wanted <= min(state.total_free, sum(state.free.values())):
+        return [], wanted
+    return f"the free memory of node {state.name} is all on one card"
+
+
+def container_sizes(free: t.Mapping[int, int]) -> tuple[int, int] | None:
+    """Return sizes of two containers that would get two cards if each were placed by itself; None if impossible."""
+    positive = sorted(left for left in free.values() if left > 0)
+    for left in positive:
+        if positive[-1] > left:
+            return left, 1
+    return (1, 1) if positive and positive[-1] >= 2 else None

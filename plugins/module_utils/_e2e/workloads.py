@@ -1,0 +1,179 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The workloads suite: small pods share a card as binpack places them, and see their own card only."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+
+from .._contracts import gpushare as contract
+from . import nodes, sizing
+from .assertions import CHECK_PLUGIN, CHECK_WIRING, extender_refusal
+from .canary import no_node_text
+from .exec import CommandFailed
+from .nodes import NodeState
+from .pods import PodState
+from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
+from .suite import Suite
+
+DEVICE_FILE = re.compile(r"nvidia[0-9]+")
+BINPACK = [1, 1, 1]
+
+
+class Workloads(Suite):
+    """See gpu_acceptance, suite ``workloads``."""
+
+    first, last = "W1", "W8"
+
+    def run(self) -> None:
+        if not self.step("W1", self.prepare):
+            return
+        self.step("W2", self.one_card)
+        self.step("W3", self.fragment)
+        self.step("W4", self.too_large)
+        self.step("W5", self.devices)
+        self.step("W6", self.two_containers)
+        if self.step("W7", self.release):
+            self.step("W7", self.reallocate)
+
+    def plan_text(self) -> str:
+        return f"run pods that share cards on node {self.node}"
+
+    def select(self) -> None:
+        states: list[NodeState] = []
+        reasons: dict[str, str] = {}
+        for node in self._client.sharing_nodes():
+            state = self._client.usable_state(node)
+            if isinstance(state, str):
+                reasons[nodes.name_of(node)] = state
+            else:
+                states.append(state)
+                reasons[state.name] = "no card of it has free memory"
+        selected = sizing.select_node(states)
+        if selected is None:
+            raise Skipped(no_node_text(reasons))
+        self.before = selected
+
+    # ----------------------------------------------------------------- W2
+
+    def one_card(self) -> str:
+        """Run three pods of 1 unit, which binpack places on one card."""
+
+        def attempt(attempts: int) -> str:
+            if attempts:
+                self.remove(set(self._client.created_pods))
+            before = self._client.node_state(self.node)
+            if not sizing.fits_one_card(before.free, BINPACK):
+                raise Skipped(f"no card of node {self.node} has room for three pods of 1 unit, one after another")
+            pods = self.wait_running([self.create("share", [units]) for units in BINPACK], 1)
+            cards = sorted({str(pod.index) for pod in pods})
+            if len(cards) == 1:
+                return f"card {cards[0]} of node {self.node}"
+            what = f"the pods are on cards {', '.join(cards)} of node {self.node}, not on one"
+            if self._others(before) != self._others(self._client.node_state(self.node)):
+                raise Inconclusive(f"{what}, and other pods came or went meanwhile")
+            raise Failed(what, "check that the extender's placement is binpack", pods[0].name, pods[0].index)
+
+        return self.retried(attempt)
+
+    def _others(self, state: NodeState) -> set[str]:
+        """Return the UIDs of other namespaces' pods with a share."""
+        return set(state.uids) - {one["uid"] for one in self._client.created_pods.values()}
+
+    # ----------------------------------------------------------------- W3, W4
+
+    def fragment(self) -> str:
+        """Request a pod that fits the node and no single card, after pods that fill the cards."""
+
+        def attempt(_attempts: int) -> str:
+            planned = sizing.fragment_node(self._client.node_state(self.node))
+            if isinstance(planned, str):
+                raise Skipped(planned)
+            fillers, units = planned
+            for filler in fillers:
+                self.start("filler", [filler])
+            now = self._client.node_state(self.node)
+            if not now.largest_free < units <= now.total_free:
+                free = ", ".join(f"card {card}: {left}" for card, left in sorted(now.free.items()))
+                raise Inconclusive.unless_repeated(
+                    Failed(
+                        f"after pods of {fillers} units node {self.node} has other free memory than binpack leaves "
+                        f"({free})",
+                        "check that the extender's placement is binpack",
+                    )
+                )
+            return f"{units} of {now.total_free} units free: {self.refuse('fragmented', units, keep=False)}"
+
+        return self.retried(attempt)
+
+    def too_large(self) -> str:
+        """Request a pod that is larger than the whole cluster, on any node."""
+        units = 1 + sum(
+            contract.node_resource(node, contract.RESOURCE_MEMORY)
+            for node in self._client.all_nodes()
+            if nodes.shares_memory(node)
+        )
+        name = "too-large"
+        self._client.create_pod(name, [units], None)
+        pod = self.wait_refused(name)
+        self.remove({name})
+        if pod.node:
+            what = f"pod {name} of {units} units, more than the cluster has, was bound to node {pod.node}"
+            raise Failed(what, CHECK_WIRING, name, pod.index, pod.summary)
+        if not pod.refusals:
+            what = f"pod {name} stayed Pending, and no scheduler gave a reason within {self._options.timeout:g} s"
+            raise StepOutcome(what, "check that the scheduler that the pod names runs (option scheduler_name)", name)
+        return f"{units} units: {shorten(extender_refusal(pod.refusals) or pod.refusals[-1])}"
+
+    # ----------------------------------------------------------------- W5, W6
+
+    def devices(self) -> str:
+        """Validate the device nodes in all containers."""
+        running = [pod for _name, pod in sorted(self._client.pods().items()) if pod.running]
+        if not running:
+            raise Skipped("none of the pods runs")
+        return ", ".join(f"{pod.name} {self._assert_devices(pod, ['c0'])}" for pod in running)
+
+    def two_containers(self) -> str:
+        """Run a pod with two containers, which must get the same card."""
+
+        def attempt(_attempts: int) -> str:
+            units = sizing.container_sizes(self._client.node_state(self.node).free)
+            if units is None:
+                raise Skipped(f"no card of node {self.node} has 2 units left")
+            pod = self.start("pair", units)
+            self._assert_devices(pod, ["c0", "c1"])
+            return f"{units[0]} and {units[1]} units on card {pod.index}"
+
+        return self.retried(attempt)
+
+    def _assert_devices(self, pod: PodState, containers: t.Sequence[str]) -> str:
+        """Validate that the containers of a pod see the device node of the pod's card only, and return its name."""
+        minors = {card.index: card.minor for card in self.selected.cards}
+        expected = f"nvidia{minors[pod.index]}" if pod.index in minors else "no card"
+        for container in containers:
+            try:
+                found = device_files(self._execute(self._options.namespace, pod.name, container, ["ls", "/dev"]))
+            except CommandFailed as error:
+                do = "check the right to create pods/exec, and the image (it needs ls)"
+                raise StepOutcome(shorten(str(error)), do, pod.name, pod.index) from error
+            if found != [expected]:
+                raise Failed(
+                    f"container {container} of pod {pod.name}, on card {pod.index}, has {', '.join(found) or 'no card'}"
+                    f", not {expected}",
+                    CHECK_PLUGIN,
+                    pod.name,
+                    pod.index,
+                    pod.booking,
+                )
+        return expected
+
+
+def device_files(listing: str) -> list[str]:
+    """Return the names of cards' device nodes in a listing of /dev."""
+    return sorted(name for name in listing.split() if DEVICE_FILE.fullmatch(name))

@@ -1,0 +1,144 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The adapter to files and commands of the machine on which the module runs.
+
+All access to a node goes through ``System``; tests replace it by a directory tree and scripted commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import typing as t
+
+from .._core.errors import ShareError
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """The result of a command. ``rc`` is 127 if it isn't installed and 124 after the time limit."""
+
+    rc: int
+    out: str
+    err: str
+
+
+# Prefix of temporary files, which replace the old ones when they are complete.
+TEMPORARY = ".kubegpu-"
+
+
+class System(t.Protocol):
+    """A machine. Paths are absolute, from the machine's root."""
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a file; None if it does not exist."""
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder; empty if it does not exist."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def link(self, path: str) -> str | None:
+        """Return the target of a symbolic link as written; None if it isn't one."""
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Replace a file atomically; missing folders are created with mode 0755."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file if it exists."""
+
+    def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        """Run a command in the C locale, never through a shell."""
+
+
+class RealSystem:
+    """This machine, or with ``sysroot`` the files of a directory tree; commands run on this machine in both cases.
+
+    :param run_command: ``AnsibleModule.run_command``.
+    """
+
+    def __init__(self, sysroot: str = "/", run_command: t.Callable[..., tuple[int, str, str]] | None = None) -> None:
+        self._root = os.path.abspath(sysroot)
+        self._run_command = run_command
+
+    def _real(self, path: str) -> str:
+        if not path.startswith("/"):
+            raise ShareError(f"path {path!r} isn't absolute")
+        return os.path.join(self._root, path.lstrip("/"))
+
+    def read(self, path: str) -> str | None:
+        try:
+            # newline="" keeps the line endings of the file.
+            with open(self._real(path), encoding="utf-8", errors="replace", newline="") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise ShareError(f"{path} can't be read: {error.strerror}") from error
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._real(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self._real(path))
+
+    def link(self, path: str) -> str | None:
+        try:
+            return os.readlink(self._real(path))
+        except OSError:
+            return None
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(self._real(path))
+        return found.f_bavail * found.f_frsize
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        real = self._real(path)
+        folder = os.path.dirname(real)
+        try:
+            os.makedirs(folder, mode=0o755, exist_ok=True)
+            # The leading dot keeps kubelet, containerd's *.toml import and run-parts from reading a half-written file.
+            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(temporary, mode)
+                os.replace(temporary, real)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            raise ShareError(f"{path} can't be written: {error.strerror}") from error
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(self._real(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ShareError(f"{path} can't be removed: {error.strerror}") from error
+
+    def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        if self._run_command is None:
+            raise ShareError(f"{argv[0]}: commands can't run without run_command")
+        # run_command has no time limit; coreutils' timeout exits with 124 after it, and with 127 for a missing command.
+        rc, out, err = self._run_command(
+            ["timeout", "--kill-after=5", f"{timeout:g}", *argv],
+            data=stdin,
+            environ_update={"LC_ALL": "C", "LANGUAGE": "C", "DEBIAN_FRONTEND": "noninteractive"},
+        )
+        if rc in (124, 137):
+            return Done(124, out, f"{argv[0]} didn't finish within {timeout:g} s")
+        return Done(rc, out, err)

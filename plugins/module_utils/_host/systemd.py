@@ -1,0 +1,114 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Read a daemon's systemd unit and process: program, arguments and age."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from .system import System
+
+# A daemon may restart within the second in which its file was written; times in /proc are exact to hundredths.
+STALE_AFTER_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A systemd unit.
+
+    :param loaded: systemd has loaded it.
+    :param binary: path of the program; empty without a unit.
+    :param arguments: those of its next start, or of the running process if the unit takes them from variables.
+    :param files: the unit's file, its drop-ins and environment files, which determine the arguments.
+    :param pid: 0 if it doesn't run.
+    """
+
+    name: str
+    loaded: bool
+    binary: str
+    arguments: tuple[str, ...]
+    files: tuple[str, ...]
+    active: bool
+    pid: int
+
+    def values(self, *names: str) -> list[str]:
+        """Return the values of a flag with any of these names, in order."""
+        found = []
+        rest = list(self.arguments)
+        while rest:
+            one = rest.pop(0)
+            flag, equals, value = one.partition("=")
+            if flag in names:
+                found.append(value if equals else (rest.pop(0) if rest else ""))
+        return found
+
+
+_PROPERTIES = ("LoadState", "ActiveState", "MainPID", "ExecStart", "FragmentPath", "DropInPaths", "EnvironmentFiles")
+
+
+def unit(system: System, name: str) -> Unit:
+    """Read a unit as systemd has loaded it, and its process."""
+    wanted = [word for one in _PROPERTIES for word in ("-p", one)]
+    done = system.run(["systemctl", "show", name, *wanted])
+    values = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
+    start = values.get("ExecStart", "")
+    binary = re.search(r"\bpath=(\S+)", start)
+    argv = re.search(r"argv\[\]=(.*?) ; ", start)
+    pid = values.get("MainPID") or "0"
+    arguments = tuple(argv.group(1).split()) if argv else ()
+    if pid.isdigit() and pid != "0" and (not arguments or any("$" in one for one in arguments)):
+        arguments = command_line(system, int(pid)) or arguments
+    environment = re.findall(r"(\S+) \(ignore_errors=", values.get("EnvironmentFiles", ""))
+    files = [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split(), *environment]
+    return Unit(
+        name=name,
+        loaded=values.get("LoadState", "loaded" if start else "") == "loaded",
+        binary=binary.group(1) if binary else "",
+        arguments=arguments[1:],
+        files=tuple(one for one in files if one),
+        active=values.get("ActiveState") == "active",
+        pid=int(pid) if pid.isdigit() else 0,
+    )
+
+
+def command_line(system: System, pid: int) -> tuple[str, ...]:
+    """Return the arguments of a process, the program's name first; empty if it does not exist."""
+    text = system.read(f"/proc/{pid}/cmdline") or ""
+    return tuple(text.split("\0")[:-1]) if text else ()
+
+
+def naming(system: System, where: Unit, word: str) -> str:
+    """Return the file of a unit that contains a word, for a message; the last one, which takes effect."""
+    having = [path for path in where.files if word in (system.read(path) or "")]
+    return having[-1] if having else f"the command line of {where.name}"
+
+
+def stale(system: System, pid: int, paths: t.Sequence[str]) -> bool:
+    """Return whether a file is newer than the process."""
+    age = process_age(system, pid)
+    if age is None or not paths:
+        return False
+    done = system.run(["stat", "-c", "%.6Y", *paths])
+    now = system.run(["date", "+%s.%N"])
+    try:
+        started = float(now.out) - age
+        return any(float(line) > started + STALE_AFTER_SECONDS for line in done.out.split())
+    except ValueError:
+        return False
+
+
+def process_age(system: System, pid: int) -> float | None:
+    """Return the age of a process in seconds; None if it does not exist."""
+    stat = system.read(f"/proc/{pid}/stat")
+    uptime = system.read("/proc/uptime")
+    if not stat or not uptime:
+        return None
+    # The name in parentheses may contain blanks; field 22 counts hundredths of a second since boot on every Linux.
+    fields = stat.rpartition(")")[2].split()
+    return float(uptime.split()[0]) - int(fields[19]) / 100

@@ -1,0 +1,121 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The shapes of the sections of ``gpu_node`` that say which machine it is: system, hardware, security."""
+
+from __future__ import annotations
+
+import typing as t
+
+
+class Distribution(t.TypedDict):
+    """An unknown ``family`` is the distribution's own id; ``arch`` is dpkg's name of the architecture."""
+
+    id: str
+    name: str
+    version: str
+    major: int
+    codename: str
+    family: str
+    arch: str
+
+
+class PythonInterpreter(t.TypedDict):
+    version: str
+    executable: str
+
+
+class Compiler(t.TypedDict):
+    """Versions of gcc: the one that built the running kernel, and the installed one; empty where there is none."""
+
+    kernel: str
+    gcc: str
+
+
+class KernelModules(t.TypedDict):
+    """Whether a kernel has headers to build modules with, and whether it finds an nvidia module."""
+
+    headers: bool
+    nvidia: bool
+
+
+class Kernel(t.TypedDict):
+    """``installed`` are the releases in /boot without rescue kernels: none in a container."""
+
+    release: str
+    installed: list[str]
+    headers: bool
+    compiler: Compiler
+    modules: dict[str, KernelModules]
+    command_line: str
+
+
+class Security(t.TypedDict):
+    selinux: str
+    apparmor: bool
+
+
+class MachineOwnerKey(t.TypedDict):
+    """``key`` is the certificate that modules built here are signed with; None is unknown."""
+
+    key: str
+    enrolled: bool | None
+    pending: bool | None
+
+
+class Service(t.TypedDict):
+    active: bool
+    enabled: bool
+
+
+class PciLink(t.TypedDict):
+    speed: str | None
+    width: str | None
+    max_speed: str | None
+    max_width: str | None
+
+
+# "class" is a keyword of Python, so the class syntax can't have it.
+_PciClass = t.TypedDict("_PciClass", {"class": str})
+
+
+class PciGpu(_PciClass):
+    """A display device of NVIDIA on PCI; ``driver`` is the kernel driver it is bound to."""
+
+    address: str
+    vendor: str
+    device: str
+    driver: str | None
+    generation: str
+    link: PciLink
+
+
+class NvSwitch(t.TypedDict):
+    address: str
+    device: str
+    driver: str | None
+
+
+class DeviceFiles(t.TypedDict):
+    """The driver's files in /dev; ``char_links`` are those in /dev/char."""
+
+    nodes: list[str]
+    uvm: bool
+    char_links: bool
+
+
+class Cgroup(t.TypedDict):
+    """``version`` is 0 where there are no control groups."""
+
+    version: int
+
+
+class Package(t.TypedDict):
+    """``origin`` is dpkg's Maintainer or rpm's Vendor; rpm's ``version`` has epoch and release."""
+
+    version: str
+    held: bool
+    origin: str

@@ -1,0 +1,279 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Build the servers' image with podman, buildah or docker; the module ``image_build``.
+
+Each platform gets an archive and its bill of materials. A record file beside them has the digests of their inputs and
+of what was pushed; the next run compares them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import posixpath
+import re
+import typing as t
+
+from .._core.errors import BadInput, NotInEffect
+from .._core.plan import Change, Plan, run
+from .._core.types import JsonObject
+from .._host.system import Done, System
+from . import archives
+
+ENGINES = ("podman", "buildah", "docker")
+PLATFORMS = ("linux/amd64", "linux/arm64")
+CONTAINERFILE = "images/gpushare/Containerfile"
+BILL = "opt/gpushare/sbom.cdx.json"
+# Marks the first layer of the collection in the image's history; those before it are of the base.
+MARK = "gpushare servers"
+MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+ARGUMENTS: JsonObject = {
+    "reference": {"type": "str", "required": True},
+    "engine": {"type": "str", "choices": ["auto", *ENGINES], "default": "auto"},
+    "platforms": {"type": "list", "elements": "str", "choices": list(PLATFORMS), "default": list(PLATFORMS)},
+    "base": {"type": "str", "default": "docker.io/library/python:3.13-slim-bookworm"},
+    "folder": {"type": "path", "required": True},
+    "push": {"type": "bool", "default": False},
+    "tls_verify": {"type": "bool", "default": True},
+    "pip_args": {"type": "str", "default": ""},
+    "epoch": {"type": "int", "default": 1767225600},
+    "timeout": {"type": "int", "default": 3600},
+    "sources": {"type": "str"},
+    "context": {"type": "path"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """An archive to build.
+
+    :param key: digest of its inputs.
+    """
+
+    platform: str
+    key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Push:
+    """The archives to push as one reference.
+
+    :param key: digest of their inputs.
+    """
+
+    key: str
+
+
+def archive_of(params: JsonObject, platform: str) -> str:
+    """Return the path of a platform's archive."""
+    name = re.split(r"[:@]", params["reference"].rpartition("/")[2])
+    version = f"-{name[1]}" if len(name) > 1 else ""
+    return posixpath.join(params["folder"], f"{name[0]}{version}-{platform.partition('/')[2]}.tar")
+
+
+def bill_of(archive: str) -> str:
+    """Return the path of an archive's bill of materials."""
+    return re.sub(r"\.tar$", ".cdx.json", archive)
+
+
+def record_of(params: JsonObject) -> str:
+    """Return the path of the record."""
+    return re.sub(r"-[^-]*\.tar$", ".json", archive_of(params, "linux/any"))
+
+
+def key_of(params: JsonObject, platform: str) -> str:
+    """Return the digest of a platform's inputs."""
+    parts = [params["sources"], params["base"], params["epoch"], params["reference"], platform]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def validate(params: JsonObject) -> None:
+    """Validate the options.
+
+    :raises BadInput: an option is invalid.
+    """
+    last = params["reference"].rpartition("/")[2]
+    if not re.fullmatch(r"[^\s:@]+:[\w][\w.-]{0,127}", last):
+        raise BadInput(f"image_build_reference: {params['reference']!r} isn't an image name with a tag")
+    if not params["platforms"]:
+        raise BadInput("image_build_platforms: set at least one platform")
+    if not params["folder"].startswith("/"):
+        raise BadInput(f"image_build_folder: {params['folder']} isn't absolute")
+    if params["push"] and params["reference"].startswith("localhost/"):
+        raise BadInput(f"image_build_reference: {params['reference']} has no registry; image_build_push needs one")
+
+
+def make_plan(params: JsonObject, state: JsonObject) -> Plan:
+    """Plan the archives to build and the push.
+
+    :param state: the record (``built``: by platform ``key`` and ``sha256``; ``pushed``: by reference a key), and by
+        platform the SHA-256 of the existing archive as ``archives``.
+    """
+    built, pushed = state["record"].get("built") or {}, state["record"].get("pushed") or {}
+    changes = []
+    keys = []
+    for platform in dict.fromkeys(params["platforms"]):
+        key = key_of(params, platform)
+        keys.append(key)
+        recorded = built.get(platform) or {}
+        existing = state["archives"].get(platform)
+        if recorded.get("key") != key or existing is None or recorded.get("sha256") != existing:
+            before = f"sources: {recorded.get('key', 'none')}\n" if existing else ""
+            changes.append(Change(archive_of(params, platform), before, f"sources: {key}\n", Build(platform, key)))
+    push_key = hashlib.sha256("".join(keys).encode()).hexdigest()
+    if params["push"] and (changes or pushed.get(params["reference"]) != push_key):
+        before = f"sources: {pushed[params['reference']]}\n" if params["reference"] in pushed else ""
+        changes.append(Change(f"registry: {params['reference']}", before, f"sources: {push_key}\n", Push(push_key)))
+    return Plan(tuple(changes))
+
+
+class ImageBuild:
+    """The ``Reconciler`` of archives and registry."""
+
+    def __init__(self, system: System, params: JsonObject) -> None:
+        self._system = system
+        self._params = params
+        self._record: JsonObject = {}
+        self._context = ""
+
+    def observe(self) -> JsonObject:
+        try:
+            self._record = json.loads(self._system.read(record_of(self._params)) or "{}")
+        except ValueError:
+            self._record = {}
+        paths = {platform: archive_of(self._params, platform) for platform in self._params["platforms"]}
+        return {
+            "record": self._record,
+            "archives": {platform: archives.digest_of(path) for platform, path in paths.items()},
+        }
+
+    def plan(self, state: JsonObject) -> Plan:
+        return make_plan(self._params, state)
+
+    def apply(self, state: JsonObject, plan: Plan) -> None:
+        engine = self.engine()
+        context = posixpath.join(posixpath.dirname(self._params["context"]), "sources")
+        self._do(["mkdir", "-p", context])
+        self._do(["tar", "-xf", self._params["context"], "-C", context])
+        self._context = context
+        for change in plan.changes:
+            if isinstance(change.step, Build):
+                sha256 = self._build(engine, change.step.platform)
+                self._write_record("built", change.step.platform, {"key": change.step.key, "sha256": sha256})
+        for change in plan.changes:
+            if isinstance(change.step, Push):
+                self._push(engine)
+                self._write_record("pushed", self._params["reference"], change.step.key)
+
+    def engine(self) -> str:
+        """Return the first engine that is installed.
+
+        :raises BadInput: none is.
+        """
+        wanted = ENGINES if self._params["engine"] == "auto" else (self._params["engine"],)
+        for name in wanted:
+            if self._system.run([name, "--version"], timeout=30).rc == 0:
+                return name
+        raise BadInput(f"image_build_engine: this machine has no {', no '.join(wanted)}")
+
+    def _write_record(self, section: str, name: str, value: t.Any) -> None:
+        self._record.setdefault(section, {})[name] = value
+        self._system.write(record_of(self._params), json.dumps(self._record, indent=2, sort_keys=True) + "\n")
+
+    # ----------------------------------------------------------------- building
+
+    def _build(self, engine: str, platform: str) -> str:
+        params, archive = self._params, archive_of(self._params, platform)
+        local, fresh = self._local(platform), f"{archive}.new"
+        self._system.remove(fresh)
+        self._do(["mkdir", "-p", params["folder"]])
+        arguments = {"BASE": params["base"], "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
+        native = MACHINES.get(self._system.run(["uname", "-m"]).out.strip(), "")
+        if engine == "docker":
+            # Its old builder doesn't set this argument.
+            arguments["BUILDPLATFORM"] = native
+            special = ["--force-rm", *([] if platform == native else [f"--platform={platform}"])]
+        else:
+            special = [f"--platform={platform}", f"--timestamp={params['epoch']}", "--format=docker"]
+        self._do(
+            [
+                *(engine, "build", f"--file={self._context}/{CONTAINERFILE}", "--no-cache", *special),
+                *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+                *(f"--tag={local}", self._context),
+            ],
+            params["timeout"],
+        )
+        if engine == "docker":
+            self._do([engine, "save", f"--output={fresh}", local], params["timeout"])
+        else:
+            self._do([engine, "push", local, f"docker-archive:{fresh}:{params['reference']}"], params["timeout"])
+        archives.normalize(fresh, f"{fresh}.same", params["reference"], params["epoch"], MARK)
+        bill = archives.file_in(f"{fresh}.same", BILL)
+        if not bill:
+            raise NotInEffect(f"the image for {platform} has no {BILL}")
+        self._system.write(bill_of(archive), bill)
+        self._do(["mv", f"{fresh}.same", archive])
+        self._system.remove(fresh)
+        return str(archives.digest_of(archive))
+
+    def _local(self, platform: str) -> str:
+        return f"{self._params['reference']}-{platform.partition('/')[2]}"
+
+    # ----------------------------------------------------------------- pushing
+
+    def _push(self, engine: str) -> None:
+        """Push the archives to the registry, as one reference for all platforms."""
+        if engine == "docker":
+            self._push_docker()
+        else:
+            self._push_list(engine)
+
+    def _push_docker(self) -> None:
+        reference, platforms = self._params["reference"], self._params["platforms"]
+        parts = []
+        for platform in platforms:
+            self._do(["docker", "load", f"--input={archive_of(self._params, platform)}"], self._params["timeout"])
+            parts.append(reference if len(platforms) == 1 else self._local(platform))
+            if len(platforms) > 1:
+                self._do(["docker", "tag", reference, parts[-1]])
+            self._do(["docker", "push", parts[-1]], self._params["timeout"])
+        if len(platforms) > 1:
+            insecure = [] if self._params["tls_verify"] else ["--insecure"]
+            self._do(["docker", "manifest", "create", *insecure, "--amend", reference, *parts])
+            self._do(["docker", "manifest", "push", *insecure, "--purge", reference])
+
+    def _push_list(self, engine: str) -> None:
+        reference = self._params["reference"]
+        name = f"{reference}-list"
+        self._system.run([engine, "manifest", "rm", name])
+        self._do([engine, "manifest", "create", name])
+        for platform in self._params["platforms"]:
+            self._do([engine, "manifest", "add", name, f"docker-archive:{archive_of(self._params, platform)}"])
+        verify = f"--tls-verify={'true' if self._params['tls_verify'] else 'false'}"
+        push = [engine, "manifest", "push", "--all", verify, name, f"docker://{reference}"]
+        self._do(push, self._params["timeout"])
+        self._do([engine, "manifest", "rm", name])
+
+    def _do(self, command: list[str], timeout: float = 60) -> Done:
+        done = self._system.run(command, timeout=timeout)
+        if done.rc != 0:
+            lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
+            why = " | ".join(lines[-3:]) if done.rc != 124 else f"it didn't finish within {timeout:g} s"
+            raise NotInEffect(f"{' '.join(command[:2])} failed: {why}")
+        return done
+
+
+def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:
+    """Build and push what differs; without ``context`` only predict it."""
+    validate(params)
+    if not params["sources"]:
+        raise BadInput("sources: the module runs only through its action plugin, which sets this option")
+    result = run(ImageBuild(system, params), check_mode or not params["context"])
+    paths = {platform: archive_of(params, platform) for platform in params["platforms"]}
+    return {**result, "archives": paths, "bills": {platform: bill_of(path) for platform, path in paths.items()}}

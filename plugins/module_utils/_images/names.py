@@ -1,0 +1,47 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Parse names of images and the image list of containerd. Pure."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+
+# Label on an image in the node's store: SHA-256 of its archive.
+ARCHIVE_LABEL = "kubegpu.share/archive"
+# kubelet's garbage collection keeps images with this label.
+PINNED_LABEL = "io.cri-containerd.pinned"
+
+
+def full_reference(reference: str) -> str:
+    """Return a reference as container runtimes store it, with registry and with tag or digest.
+
+    ``gpushare:1.0`` becomes docker.io/library/gpushare:1.0.
+    """
+    first, slash, rest = reference.partition("/")
+    if not slash:
+        name = f"docker.io/library/{reference}"
+    elif "." in first or ":" in first or first == "localhost":
+        name = f"docker.io/library/{rest}" if first == "docker.io" and "/" not in rest else reference
+    else:
+        name = f"docker.io/{reference}"
+    return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def archives(listing: str, references: t.Sequence[str]) -> dict[str, str]:
+    """Parse ``ctr images ls``.
+
+    :param references: the images to look for, as the user wrote them.
+    :returns: the existing ones with the SHA-256 of their archive; empty if unknown.
+    """
+    labels: dict[str, str] = {}
+    for line in listing.splitlines()[1:]:
+        columns = line.split()
+        if columns:
+            found = re.search(rf"(?:^|[\s,]){re.escape(ARCHIVE_LABEL)}=([0-9a-f]{{64}})(?:$|[\s,])", line)
+            labels[columns[0]] = found.group(1) if found else ""
+    return {one: labels[full_reference(one)] for one in references if full_reference(one) in labels}

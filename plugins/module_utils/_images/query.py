@@ -1,0 +1,28 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Observe the images of a node's container runtime."""
+
+from __future__ import annotations
+
+import posixpath
+import typing as t
+
+from .._host.system import System
+from .._runtime.containerd_query import service
+from .names import archives
+
+
+def images_command(system: System) -> list[str]:
+    """Return the command ``ctr images`` for Kubernetes' images; ctr is in the daemon's folder."""
+    ctr = posixpath.join(posixpath.dirname(service(system).binary), "ctr")
+    return [ctr, "--connect-timeout", "5s", "-n", "k8s.io", "images"]
+
+
+def observe(system: System, references: t.Sequence[str]) -> dict[str, str]:
+    """Return the references that containerd has for Kubernetes with the SHA-256 of their archive; empty if unknown."""
+    done = system.run([*images_command(system), "ls"], timeout=20)
+    return archives(done.out, references) if done.rc == 0 else {}

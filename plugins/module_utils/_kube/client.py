@@ -1,0 +1,429 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The adapter to the Kubernetes API, as plain JSON; it counts its requests.
+
+kubernetes.core's code authenticates with kubernetes.core's options, so that a kubeconfig, a token, an environment
+variable or a service account works as in ``kubernetes.core.k8s``. Its discovery is not used: it requests what is known
+here, and without a time limit.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import typing as t
+from urllib.parse import quote
+
+from .._core.errors import BadInput, ShareError
+from .._core.types import JsonObject
+from .refs import KINDS, Ref, ref_of
+
+try:
+    from ansible_collections.kubernetes.core.plugins.module_utils.args_common import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        AUTH_ARG_SPEC,
+    )
+    from ansible_collections.kubernetes.core.plugins.module_utils.k8s import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        client as core,
+    )
+
+    MISSING = ""
+except ImportError as error:
+    AUTH_ARG_SPEC = {}
+    MISSING = str(error)
+
+try:
+    import kubernetes  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    import kubernetes.dynamic  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    import urllib3.exceptions  # type: ignore[import-untyped,import-not-found,unused-ignore]
+except ImportError as error:
+    MISSING = MISSING or str(error)
+
+# Time limits in seconds to connect and to get a response.
+TIMEOUT = (5.0, 30.0)
+PAGE = 500
+KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
+
+
+def _credentials(kubeconfig: JsonObject) -> set[str]:
+    """Return every text in the users of a kubeconfig: keys, tokens, passwords, environment of plugins."""
+
+    def texts(value: t.Any) -> t.Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            for one in value.values():
+                yield from texts(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from texts(one)
+
+    users = kubeconfig.get("users")
+    entries = [one.get("user") for one in users if isinstance(one, dict)] if isinstance(users, list) else []
+    return {text for entry in entries for text in texts(entry) if text}
+
+
+def hide_credentials(module: t.Any) -> None:
+    """Register the credentials of a kubeconfig that is a dictionary as values that Ansible never prints."""
+    if isinstance(module.params.get("kubeconfig"), dict):
+        module.no_log_values.update(_credentials(module.params["kubeconfig"]))
+
+
+class KubeError(ShareError):
+    """A request that the API server refused or did not answer.
+
+    :ivar status: the HTTP status; 0 when there was no answer.
+    :ivar reason: the API's own reason, such as ``NotFound``, ``Conflict`` or ``TooManyRequests``; empty without one.
+        See the constants ``StatusReason`` in apimachinery's ``pkg/apis/meta/v1/types.go``, v0.36.0.
+    :ivar message: the API's own message.
+    """
+
+    def __init__(self, text: str, status: int = 0, reason: str = "", message: str = "", **details: t.Any) -> None:
+        super().__init__(text, **details)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class KubeUnusable(KubeError, BadInput):
+    """The connection options reach no API server, or one that rejects their credentials; the user has to fix them."""
+
+
+class Kube(t.Protocol):
+    """The requests to a cluster."""
+
+    requests: collections.Counter[str]
+
+    def get(self, ref: Ref) -> JsonObject | None:
+        """Return an object; None if it, or its kind, does not exist."""
+
+    def list_all(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+    ) -> list[JsonObject]:
+        """Return all objects of a kind; without ``namespace`` those of all namespaces."""
+
+    def apply(self, definition: JsonObject, manager: str) -> JsonObject:
+        """Apply a definition server-side, taking over fields from other managers."""
+
+    def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
+        """Send a JSON merge patch."""
+
+    def delete(self, ref: Ref) -> None:
+        """Request the deletion of an object, if it exists."""
+
+    def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
+        """Return the last log lines of a container."""
+
+    def version(self) -> JsonObject:
+        """Return the API server's version (``gitVersion`` and so on)."""
+
+
+def auth_arguments() -> JsonObject:
+    """Return kubernetes.core's connection options."""
+    return dict(AUTH_ARG_SPEC)
+
+
+class RealKube:
+    """A cluster through its API server."""
+
+    def __init__(self, client: t.Any) -> None:
+        self._client = client
+        self._kinds = dict(KINDS)
+        self._asked: set[str] = set()
+        self.requests: collections.Counter[str] = collections.Counter()
+
+    @property
+    def api_client(self) -> t.Any:
+        """The client library's own client, for requests that aren't plain JSON over HTTP (exec)."""
+        return self._client.client
+
+    @classmethod
+    def of_module(cls, module: t.Any) -> RealKube:
+        """Connect with a module's options; no request is sent yet.
+
+        :raises ShareError: a library is missing, or the options give no usable kubeconfig.
+        """
+        hide_credentials(module)
+        if MISSING:
+            raise ShareError(f"the Python that runs this module lacks kubernetes.core or kubernetes: {MISSING}")
+        try:
+            configuration = core._create_configuration(core._create_auth_spec(module))
+            # Report refused connections at once; the caller decides about retries.
+            configuration.retries = 0
+            api = kubernetes.client.ApiClient(configuration)
+            for header, value in core._create_headers(module).items():
+                core._set_header(api, header, value)
+        except Exception as error:  # the library raises many exceptions for a broken kubeconfig
+            raise BadInput(f"{KUBECONFIG}: {_where(module)} {_unusable(module, error)}") from error
+        return cls(kubernetes.dynamic.DynamicClient(api, discoverer=_NoDiscovery))
+
+    def get(self, ref: Ref) -> JsonObject | None:
+        return self._ask("GET", self._path(ref), missing_is_none=True) if self._known(ref) else None
+
+    def list_all(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+    ) -> list[JsonObject]:
+        ref = Ref(api_version, kind, namespace, "")
+        if not self._known(ref):
+            return []
+        query = [("limit", str(PAGE))]
+        query += [("fieldSelector", field_selector)] if field_selector else []
+        query += [("labelSelector", label_selector)] if label_selector else []
+        items: list[JsonObject] = []
+        more = ""
+        while True:
+            page = self._ask("GET", self._path(ref), query + ([("continue", more)] if more else []))
+            items += (page or {}).get("items") or []
+            more = str(((page or {}).get("metadata") or {}).get("continue") or "")
+            if not more:
+                # The API omits both in the items of a list.
+                return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+
+    def chunks(
+        self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
+    ) -> t.Generator[bytes, None, None]:
+        """Request a list over all namespaces and yield the response in chunks.
+
+        :param query: the query parameters.
+        :param size: the size of a chunk in bytes.
+
+        :raises KubeError: with status 410 when the query's ``continue`` is too old.
+        """
+        ref = Ref(api_version, kind, "", "")
+        self._demand(ref)
+        path = self._path(ref)
+        self.requests["GET"] += 1
+        with api_errors(self._host, f"GET {path}"):
+            answer = self._client.request(
+                "GET",
+                path,
+                query_params=list(query),
+                # A tenth of the bytes; sending them would cost both sides more than compression.
+                header_params={"Accept-Encoding": "gzip"},
+                _request_timeout=TIMEOUT,
+                serialize=False,
+            )
+            try:
+                yield from iter(lambda: answer.read(size), b"")
+            finally:
+                # A connection with unread data can't serve another request.
+                answer.close()
+
+    def apply(self, definition: JsonObject, manager: str) -> JsonObject:
+        query = [("fieldManager", manager), ("force", "true"), ("fieldValidation", "Strict")]
+        ref = ref_of(definition)
+        self._demand(ref)
+        return self._answer(
+            "PATCH", self._path(ref), query, json.dumps(definition), "application/apply-patch+yaml", str(ref)
+        )
+
+    def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
+        self._demand(ref)
+        path = self._path(ref) + (f"/{subresource}" if subresource else "")
+        return self._answer("PATCH", path, [], json.dumps(body), "application/merge-patch+json", str(ref))
+
+    def delete(self, ref: Ref) -> None:
+        if self._known(ref):
+            query = [("propagationPolicy", "Foreground")]
+            self._ask("DELETE", self._path(ref), query, missing_is_none=True, subject=str(ref))
+
+    def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
+        query = [("container", container), ("tailLines", str(lines))]
+        return self._send("GET", self._path(Ref("v1", "Pod", namespace, pod)) + "/log", query) or ""
+
+    def version(self) -> JsonObject:
+        return self._answer("GET", "/version", [])
+
+    # ----------------------------------------------------------------- paths
+
+    def _known(self, ref: Ref) -> bool:
+        """Return whether the cluster serves a kind; one request per unknown API version."""
+        key = (ref.api_version, ref.kind)
+        if key not in self._kinds and ref.api_version not in self._asked:
+            self._asked.add(ref.api_version)
+            found = self._ask("GET", self._group(ref.api_version), missing_is_none=True) or {}
+            for one in found.get("resources") or []:
+                if "/" not in one["name"]:
+                    self._kinds.setdefault((ref.api_version, one["kind"]), (one["name"], bool(one["namespaced"])))
+        return key in self._kinds
+
+    def _demand(self, ref: Ref) -> None:
+        if not self._known(ref):
+            message = f"the cluster doesn't know {ref.kind} in {ref.api_version}"
+            raise KubeError(f"{ref}: {message}", 404, "NotFound", message)
+
+    @staticmethod
+    def _group(api_version: str) -> str:
+        return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+    def _path(self, ref: Ref) -> str:
+        plural, namespaced = self._kinds[(ref.api_version, ref.kind)]
+        parts = [self._group(ref.api_version)]
+        if namespaced and ref.namespace:
+            parts += ["namespaces", quote(ref.namespace, safe="")]
+        parts += [plural] + ([quote(ref.name, safe="")] if ref.name else [])
+        return "/".join(parts)
+
+    # ----------------------------------------------------------------- requests
+
+    def _answer(
+        self, method: str, path: str, query: list[tuple[str, str]], body: str = "", content: str = "", subject: str = ""
+    ) -> JsonObject:
+        return self._ask(method, path, query, body, content, subject=subject) or {}
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: t.Sequence[tuple[str, str]] = (),
+        body: str = "",
+        content: str = "",
+        missing_is_none: bool = False,
+        subject: str = "",
+    ) -> JsonObject | None:
+        text = self._send(method, path, query, body, content, missing_is_none, subject)
+        if text is None:
+            return None
+        try:
+            return t.cast(JsonObject, json.loads(text))
+        except ValueError as error:
+            raise _not_kubernetes(self._host) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: t.Sequence[tuple[str, str]] = (),
+        body: str = "",
+        content: str = "",
+        missing_is_none: bool = False,
+        subject: str = "",
+    ) -> str | None:
+        self.requests[method] += 1
+        try:
+            with api_errors(self._host, subject or f"{method} {path}"):
+                answer = self._client.request(
+                    method,
+                    path,
+                    # The client serializes merge patches itself and sends apply patches as the text that it is given.
+                    body=json.loads(body) if content.endswith("+json") else (body or None),
+                    query_params=list(query),
+                    content_type=content or None,
+                    _request_timeout=TIMEOUT,
+                    serialize=False,
+                )
+        except KubeError as error:
+            if error.status == 404 and missing_is_none:
+                return None
+            raise
+        text = answer.data
+        return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+    @property
+    def _host(self) -> str:
+        return str(self._client.configuration.host)
+
+
+class _NoDiscovery:
+    """Replaces the client's discovery, which would send requests at once."""
+
+    def __init__(self, client: t.Any, cache_file: t.Any = None) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def api_errors(host: str, subject: str) -> t.Iterator[None]:
+    """Turn the client library's exceptions into ``KubeError``.
+
+    :param host: the API server's URL.
+    :param subject: what was requested, for the message.
+    """
+    try:
+        yield
+    except kubernetes.client.rest.ApiException as error:
+        raise _api_error(error, host, subject) from error
+    except urllib3.exceptions.HTTPError as error:
+        raise _unreachable(host, _reason(error)) from error
+
+
+def _api_error(error: t.Any, host: str, subject: str) -> KubeError:
+    """Convert the API server's Status object."""
+    status = int(error.status or 0)
+    if not status:
+        return _unreachable(host, _one_line(error.reason))
+    try:
+        answer = json.loads(error.body)
+        message = _one_line(answer["message"] or error.reason)
+        reason = str(answer.get("reason") or "")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        if status == 404:
+            return _not_kubernetes(host, status)
+        message, reason = _one_line(error.reason), ""
+    if status == 401:
+        text = (
+            f"{KUBECONFIG}: the API server at {host} doesn't accept these credentials (401 Unauthorized): "
+            "they are wrong or have expired"
+        )
+        return KubeUnusable(text, status, reason, message)
+    if status == 403:
+        text = f"{KUBECONFIG}: its user lacks a permission: {message}"
+    elif status == 404:
+        text = f"{subject}: {message} (404)"
+    else:
+        text = f"{subject}: the API server rejected the request: {message} ({status})"
+    return KubeError(text, status, reason, message)
+
+
+def _unreachable(host: str, why: str) -> KubeError:
+    return KubeUnusable(f"{KUBECONFIG}: the API server at {host} can't be reached: {why}", message=why)
+
+
+def _not_kubernetes(host: str, status: int = 0) -> KubeError:
+    return KubeUnusable(f"{KUBECONFIG}: the server at {host} isn't a Kubernetes API server", status)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost cause, such as "connection refused", of a connection pool's error."""
+    inner = getattr(error, "reason", None)
+    cause: BaseException = inner if isinstance(inner, BaseException) else error
+    while isinstance(getattr(cause, "__cause__", None), BaseException):
+        cause = t.cast(BaseException, cause.__cause__)
+    if isinstance(cause, TimeoutError) or "timed out" in str(cause):
+        return f"no answer within {TIMEOUT[0]:g} s"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.lower()
+    return _one_line(cause)
+
+
+def _one_line(value: t.Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 400 else text[:400] + "…"
+
+
+def _unusable(module: t.Any, error: Exception) -> str:
+    given = module.params.get("kubeconfig")
+    if isinstance(given, str) and os.pathsep not in given and not os.path.isfile(os.path.expanduser(given)):
+        return "isn't a file"
+    if isinstance(error, (kubernetes.config.ConfigException, OSError)):
+        return f"can't be used: {_one_line(error)}"
+    return f"isn't a kubeconfig ({_one_line(error)})"
+
+
+def _where(module: t.Any) -> str:
+    given = module.params.get("kubeconfig")
+    return str(given) if isinstance(given, str) else "the given dictionary" if given else "the default kubeconfig"

@@ -1,0 +1,156 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Parse definitions of Kubernetes objects, order them, and show their differences. Pure."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import typing as t
+
+from ansible.module_utils.common.yaml import yaml_dump, yaml_load_all
+
+from .._core.errors import BadInput
+from .._core.types import JsonObject
+from .refs import KINDS, Ref, ref_of
+
+DIGEST = "kubegpu.share/desired-sha256"
+
+# Objects that others need come first; nodes are changed after everything else.
+ORDER = (
+    "Namespace",
+    "CustomResourceDefinition",
+    "PriorityClass",
+    "RuntimeClass",
+    "ServiceAccount",
+    "Secret",
+    "ConfigMap",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "Service",
+)
+
+HIDDEN = "(hidden)"
+HIDDEN_NEW = "(hidden, another value)"
+
+
+def parse(definitions: t.Any, option: str = "definitions") -> list[JsonObject]:
+    """Parse a list of mappings and YAML texts; returns the objects in the order of their creation.
+
+    :param option: the module's option, for messages.
+    :raises BadInput: an object is invalid or defined twice.
+    """
+    found = [_normalized(one, option) for one in _flatten(definitions, option)]
+    refs = [ref_of(one) for one in found]
+    for ref in refs:
+        if refs.count(ref) > 1:
+            raise BadInput(f"{option}: {ref} is defined twice")
+    return sorted(found, key=lambda one: _order_of(one["kind"]))
+
+
+def _order_of(kind: str) -> int:
+    if kind == "Node":
+        return len(ORDER) + 1
+    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+
+def _flatten(value: t.Any, option: str) -> t.Iterator[JsonObject]:
+    if value is None:
+        return
+    if isinstance(value, str):
+        try:
+            documents = list(yaml_load_all(value))
+        except Exception as error:  # the parser's exceptions can't be imported where it is missing
+            raise BadInput(f"{option}: not YAML: {' '.join(str(error).split())}") from error
+        for one in documents:
+            if isinstance(one, str):
+                raise BadInput(f"{option}: {one!r} is neither an object nor YAML text with objects")
+            yield from _flatten(one, option)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _flatten(one, option)
+    elif isinstance(value, dict):
+        if str(value.get("kind", "")).endswith("List") and isinstance(value.get("items"), list):
+            yield from _flatten(value["items"], option)
+        else:
+            yield value
+    else:
+        raise BadInput(f"{option}: {value!r} is neither an object nor YAML text with objects")
+
+
+def _normalized(given: JsonObject, option: str) -> JsonObject:
+    # A round trip through JSON copies, and drops Ansible's tags.
+    try:
+        definition: JsonObject = _without_nulls(json.loads(json.dumps(given)))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{option}: an object isn't plain data: {error}") from error
+    ref = ref_of(definition)
+    if not (ref.api_version and ref.kind and ref.name):
+        raise BadInput(f"{option}: an object lacks apiVersion, kind or metadata.name: {json.dumps(definition)[:120]}")
+    plural_namespaced = KINDS.get((ref.api_version, ref.kind))
+    if plural_namespaced:
+        if plural_namespaced[1] and not ref.namespace:
+            definition["metadata"]["namespace"] = "default"
+        elif not plural_namespaced[1]:
+            definition["metadata"].pop("namespace", None)
+    if (ref.api_version, ref.kind) == ("v1", "Secret") and isinstance(definition.get("stringData"), dict):
+        # The API server never returns stringData.
+        text = definition.pop("stringData")
+        encoded = {key: base64.b64encode(str(value).encode()).decode() for key, value in text.items()}
+        definition["data"] = {**(definition.get("data") or {}), **encoded}
+    return definition
+
+
+def _without_nulls(value: t.Any) -> t.Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    return value
+
+
+def with_digest(definition: JsonObject) -> JsonObject:
+    """Add the digest of a definition, by which a later run detects that a definition has fewer fields.
+
+    Nodes get none: this collection owns only single labels of theirs, which ``managedFields`` shows exactly.
+    """
+    if definition["kind"] == "Node":
+        return definition
+    digest = hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+    result = copy.deepcopy(definition)
+    result["metadata"].setdefault("annotations", {})[DIGEST] = digest
+    return result
+
+
+def name_only(ref: Ref) -> JsonObject:
+    """Return a definition with nothing but the name; applying it removes all fields that this collection owns."""
+    metadata = {"name": ref.name, **({"namespace": ref.namespace} if ref.namespace else {})}
+    return {"apiVersion": ref.api_version, "kind": ref.kind, "metadata": metadata}
+
+
+def diff_texts(before: JsonObject | None, after: JsonObject | None) -> tuple[str, str]:
+    """Return an object before and after a change as YAML; a Secret's values are hidden."""
+    one, other = copy.deepcopy(before), copy.deepcopy(after)
+    if "Secret" in ((one or {}).get("kind"), (other or {}).get("kind")):
+        old, new = (one or {}).get("data") or {}, (other or {}).get("data") or {}
+        if one and one.get("data"):
+            one["data"] = {key: HIDDEN for key in old}
+        if other and other.get("data"):
+            other["data"] = {
+                key: HIDDEN_NEW if key in old and old[key] != value else HIDDEN for key, value in new.items()
+            }
+    return _text(one), _text(other)
+
+
+def _text(definition: JsonObject | None) -> str:
+    return str(yaml_dump(definition, default_flow_style=False, sort_keys=True)) if definition else ""

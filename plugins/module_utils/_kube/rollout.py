@@ -1,0 +1,153 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Find out whether a workload is rolled out, and why not, from objects of the API. Pure."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._contracts.gpushare import node_resource
+from .._core.types import JsonObject
+from .refs import ref_of
+
+WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet")
+# Events that only repeat the state of the container.
+REPEATING = ("Failed:", "BackOff:", "ErrImageNeverPull:", "InspectFailed:", "FailedScheduling:")
+# Enough for a person.
+MAX_REASONS = 6
+
+
+def not_ready_reason(live: JsonObject, node_resources: t.Sequence[str] = ()) -> str | None:
+    """Return why an object isn't ready; None if it is.
+
+    :param node_resources: the resources of which each node must have more than 0 allocatable.
+    """
+    kind, status = live["kind"], live.get("status") or {}
+    if kind == "Node":
+        missing = [name for name in node_resources if node_resource(live, name, "allocatable") <= 0]
+        return f"{ref_of(live)} doesn't announce {' and '.join(missing)}" if missing else None
+    if kind not in WORKLOADS:
+        return None
+    if int(status.get("observedGeneration") or 0) < int((live.get("metadata") or {}).get("generation") or 0):
+        return f"{ref_of(live)}: its controller hasn't processed the change yet"
+    if kind == "DaemonSet":
+        wanted = int(status.get("desiredNumberScheduled") or 0)
+        on_delete = ((live.get("spec") or {}).get("updateStrategy") or {}).get("type") == "OnDelete"
+        counted = [] if on_delete else [("of the new revision", status.get("updatedNumberScheduled"))]
+        counted += [("ready", status.get("numberReady")), ("available", status.get("numberAvailable"))]
+    else:
+        replicas = (live.get("spec") or {}).get("replicas")
+        wanted = 1 if replicas is None else int(replicas)
+        counted = [("of the new revision", status.get("updatedReplicas")), ("ready", status.get("readyReplicas"))]
+        if kind == "Deployment":
+            counted.append(("available", status.get("availableReplicas")))
+        if int(status.get("replicas") or 0) > wanted:
+            return f"{ref_of(live)}: pods of the old revision still run"
+    for word, value in counted:
+        if int(value or 0) < wanted:
+            return f"{ref_of(live)}: {int(value or 0)} of {wanted} {'pod is' if wanted == 1 else 'pods are'} {word}"
+    return None
+
+
+def selector(live: JsonObject) -> str:
+    """Return the label selector of a workload's pods for a request."""
+    labels = (((live.get("spec") or {}).get("selector") or {}).get("matchLabels")) or {}
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def ready(pod: JsonObject) -> bool:
+    """Return whether a pod is ready and not being deleted."""
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return False
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def containers_with_logs(pod: JsonObject) -> list[str]:
+    """Return the names of containers that aren't ready and have run, so that they may have logs."""
+    return [
+        str(one["name"])
+        for one in (pod.get("status") or {}).get("containerStatuses") or []
+        if not one.get("ready") and ("running" in (one.get("state") or {}) or one.get("lastState"))
+    ]
+
+
+def reasons(workload: JsonObject | None, pods: t.Iterable[JsonObject], events: t.Sequence[JsonObject]) -> list[str]:
+    """Return why pods aren't ready, without duplicates.
+
+    :param workload: the workload, if its own events are wanted.
+    :param events: the Warning events of the namespace.
+    """
+    found = []
+    for pod in pods:
+        if not ready(pod):
+            found += _pod_reasons(pod, _warnings(events, "Pod", pod))
+    if workload is not None:
+        # Without a pod, admission, a quota or a missing service account prevents it.
+        found += [f"{ref_of(workload)}: {text}" for text in _warnings(events, workload["kind"], workload)]
+    return list(dict.fromkeys(found))[:MAX_REASONS]
+
+
+def _pod_reasons(pod: JsonObject, warnings: list[str]) -> list[str]:
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    where = f" on {spec['nodeName']}" if spec.get("nodeName") else ""
+    name = f"pod {(pod.get('metadata') or {}).get('name', '')}{where}"
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return [f"{name} is being deleted"]
+    texts = []
+    for one in list(status.get("initContainerStatuses") or []) + list(status.get("containerStatuses") or []):
+        text = _container_reason(one)
+        if text:
+            texts.append(f"{name}: container {one.get('name')} {text}")
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            texts.append(f"{name} isn't scheduled: {_short(condition.get('message') or condition.get('reason'))}")
+    if status.get("reason") or (status.get("phase") == "Failed" and status.get("message")):
+        texts.append(f"{name}: {_short(' '.join(filter(None, [status.get('reason'), status.get('message')])))}")
+    # An event has involved the container's state lacks: a failed mount, a probe's response.
+    details = [text for text in warnings if not text.startswith(REPEATING)]
+    texts += [f"{name}: {text}" for text in details[-1:]]
+    return texts or [f"{name} is {status.get('phase', 'unknown')} and not ready"]
+
+
+def _container_reason(container: JsonObject) -> str:
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    ended = last.get("terminated") or {}
+    before = ""
+    if ended:
+        before = f"; before that, it ended with code {ended.get('exitCode')} ({_short(ended.get('reason'))})"
+        if ended.get("message"):
+            before += f": {_short(ended['message'])}"
+    if state.get("waiting"):
+        waiting = state["waiting"]
+        message = f" ({_short(waiting['message'])})" if waiting.get("message") else ""
+        return f"is waiting: {waiting.get('reason', 'unknown reason')}{message}{before}"
+    if state.get("terminated") and state["terminated"].get("exitCode"):
+        now = state["terminated"]
+        text = f": {_short(now['message'])}" if now.get("message") else ""
+        return f"ended with code {now['exitCode']} ({_short(now.get('reason'))}){text}"
+    if "running" in state and not container.get("ready"):
+        return f"is running but not ready{before}"
+    return ""
+
+
+def _warnings(events: t.Sequence[JsonObject], kind: str, involved: JsonObject) -> list[str]:
+    """Return the texts of an object's Warning events, oldest first."""
+    metadata = involved.get("metadata") or {}
+    mine = []
+    for event in events:
+        involved = event.get("involvedObject") or {}
+        same = involved.get("kind") == kind and involved.get("name") == metadata.get("name")
+        if same and event.get("type") == "Warning" and involved.get("uid", metadata.get("uid")) == metadata.get("uid"):
+            when = str(event.get("lastTimestamp") or event.get("eventTime") or "")
+            mine.append((when, f"{event.get('reason')}: {_short(event.get('message'))}"))
+    return [text for _when, text in sorted(mine)]
+
+
+def _short(value: t.Any) -> str:
+    text = " ".join(str(value or "").split())
+    return text if len(text) <= 300 else text[:300] + "…"

@@ -1,0 +1,287 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Stream the lists of a large cluster item by item: few requests, and never a whole page in memory.
+
+kube-apiserver writes each item as ``{"metadata":{"…`` directly after the previous one, and quotes inside strings are
+escaped. So the bytes between two items can be found without parsing the items: items without the wanted words are
+skipped, and long fields without use here are cut out before parsing. Lists in another format are parsed completely,
+which takes longer.
+"""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import contextlib
+import gc
+import json
+import re
+import typing as t
+from concurrent.futures import ThreadPoolExecutor
+
+from .._core.errors import ShareError
+from .._core.types import JsonObject
+from .client import Kube, KubeError
+
+_loads: t.Callable[[bytes], t.Any] = json.loads
+with contextlib.suppress(ImportError):
+    # Twice as fast, if it is installed.
+    import orjson  # type: ignore[import-not-found,unused-ignore]
+
+    _loads = orjson.loads
+
+# The API server reads at most as many objects from etcd at once; longer pages would save nothing.
+PAGE = 10000
+# The API server's status for a ``continue`` that etcd has compacted away.
+GONE = 410
+# Bytes in memory at a time.
+CHUNK = 256 * 1024
+# etcd limits objects to 1.5 MiB; anything longer than this isn't an object.
+LONGEST = 16 * 1024 * 1024
+
+_ITEMS = re.compile(rb'"items"\s*:\s*(\[|null)')
+_START = b'{"metadata":{"'
+_BETWEEN = b"}," + _START
+# Start and end of long fields without use here. Each is a list in which only the end looks like that. If a string in
+# it does, too, the rest is no longer JSON, because the quote that ends the string then starts one.
+_MANAGED = (b',"managedFields":[', b'}]},"spec":')
+_LISTS = tuple((b',"%s":[{' % name, b"}]") for name in (b"images", b"env", b"tolerations"))
+# The conditions of an unscheduled pod have the reason.
+_CONDITIONS, _BOUND = (b',"conditions":[{', b"}]"), b'"nodeName":"'
+
+
+@t.runtime_checkable
+class Streams(t.Protocol):
+    """A client that streams responses."""
+
+    requests: collections.Counter[str]
+
+    def chunks(
+        self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
+    ) -> t.Generator[bytes, None, None]: ...
+
+
+@contextlib.contextmanager
+def uncollected() -> t.Iterator[None]:
+    """Disable the garbage collector: it would search millions of objects without reference cycles."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class _Odd(Exception):
+    """The list isn't in kube-apiserver's format."""
+
+
+class Wanted(t.NamedTuple):
+    """A list of all objects of a kind (of v1) in all namespaces.
+
+    :param keep: returns the values to keep of an item, which may be any JSON.
+    :param words: items with none of these may be skipped; without words all items are parsed.
+    :param whole: parse whole items; otherwise without managedFields, images, environment and tolerations, and without
+        the conditions of pods on a node.
+    """
+
+    kind: str
+    keep: t.Callable[[t.Any], t.Iterable[t.Any]]
+    field_selector: str = ""
+    words: t.Sequence[bytes] = ()
+    whole: bool = False
+
+
+Ask = t.Callable[[Wanted, str], t.Iterator[bytes]]
+
+
+def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
+    """Return the kept values of each list; the next page is requested while one is parsed.
+
+    No ``resourceVersion`` is sent: a list is at least as new as the request, and all its pages show one state.
+
+    :raises ShareError: the API server refuses or its response is invalid; a list's token expired twice.
+    """
+    if not isinstance(kube, Streams):
+        return [
+            [
+                kept
+                for item in kube.list_all("v1", one.kind, field_selector=one.field_selector)
+                for kept in one.keep(item)
+            ]
+            for one in wanted
+        ]
+    # A response must have begun before it can be closed.
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
+
+        def ask(one: Wanted, more: str) -> t.Iterator[bytes]:
+            """Request a page in the background and return its chunks."""
+            query = [("limit", str(PAGE))]
+            query += [("fieldSelector", one.field_selector)] if one.field_selector else []
+            query += [("continue", more)] if more else []
+            chunks = kube.chunks("v1", one.kind, query, CHUNK)
+            opened.callback(chunks.close)
+            first = pool.submit(next, chunks, b"")
+
+            def answered() -> t.Iterator[bytes]:
+                yield first.result()
+                yield from chunks
+
+            return answered()
+
+        return [_kept(one, page, ask) for one, page in [(one, ask(one, "")) for one in wanted]]
+
+
+def _kept(one: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
+    exact, expired = False, False
+    while True:
+        try:
+            return _all_pages(one, page, ask, exact)
+        except _Odd:
+            exact = True
+        except KubeError as error:
+            if error.status != GONE:
+                raise
+            if expired:
+                raise ShareError(
+                    f"the list of {one.kind}s expired twice while it was read: the API server or the connection is "
+                    "too slow; run again"
+                ) from error
+            expired = True
+        page = ask(one, "")
+
+
+def _all_pages(one: Wanted, page: t.Iterator[bytes] | None, ask: Ask, exact: bool) -> list[t.Any]:
+    kept: list[t.Any] = []
+    while page:
+        about: JsonObject = {}
+        following: t.Iterator[bytes] | None = None
+        for item in items(page, about, one.words, one.whole, exact):
+            if not following and _token(about):
+                following = ask(one, _token(about))
+            kept += one.keep(item)
+        page = following or (ask(one, _token(about)) if _token(about) else None)
+    return kept
+
+
+def _token(about: JsonObject) -> str:
+    """Return the token of the next page; empty after the last one."""
+    metadata = about.get("metadata")
+    token = metadata.get("continue") if isinstance(metadata, dict) else None
+    return token if isinstance(token, str) else ""
+
+
+def items(
+    chunks: t.Iterator[bytes],
+    about: JsonObject,
+    words: t.Sequence[bytes] = (),
+    whole: bool = False,
+    exact: bool = False,
+) -> t.Iterator[t.Any]:
+    """Yield the items of a list that arrives in chunks.
+
+    :param about: receives the list's own fields (such as ``metadata``), before the first item in kube-apiserver's
+        format, otherwise after the last.
+    :param words: see ``Wanted``, as for ``whole``.
+    :param exact: parse everything.
+    :raises ShareError: it isn't a list, or is incomplete.
+    """
+    text = b""
+    found = None
+    for chunk in chunks:
+        text += chunk
+        found = _ITEMS.search(text)
+        if found or len(text) > LONGEST:
+            break
+    if not found or found.group(1) == b"null":
+        about.update(_envelope(text + b"".join(chunks)))
+        return
+    head, text = text[: found.start()], text[found.end() :]
+    # If the list's fields aren't before its items, they are after them.
+    with contextlib.suppress(ShareError):
+        about.update(_envelope(head + b'"items":[]}'))
+    while not exact:
+        # A short list arrives in one chunk.
+        end = text.rfind(_BETWEEN)
+        if end > 0:
+            yield from _parse_fast(text[: end + 1], words, whole)
+            text = text[end + 2 :]
+        elif len(text) > 4 * 1024 * 1024:
+            break
+        chunk = next(chunks, b"")
+        if not chunk:
+            break
+        text += chunk
+    yield from _parse_exactly(text, chunks, head, about)
+
+
+def _parse_fast(text: bytes, words: t.Sequence[bytes], whole: bool) -> list[t.Any]:
+    """Parse items in kube-apiserver's format, without the brackets around them."""
+    pieces = text[:-1].split(_BETWEEN)
+    if not pieces[0].startswith(_START):
+        raise _Odd
+    pieces[0] = pieces[0][len(_START) :]
+    if words:
+        pieces = [piece for piece in pieces if any(word in piece for word in words)]
+    if not pieces:
+        return []
+    for leave_out in (bytes,) if whole else (_shortened, bytes):
+        short = b"},".join([_START + leave_out(piece) for piece in pieces])
+        try:
+            read = t.cast("list[t.Any]", _loads(b"[" + short + b"}]"))
+            # With another order of fields, more than managedFields may have been cut out.
+            if all(item["metadata"].get("name") for item in read):
+                return read
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+    raise _Odd
+
+
+def _shortened(piece: bytes) -> bytes:
+    piece = _without(piece, *_MANAGED)
+    for first, last in _LISTS:
+        piece = _without(piece, first, last)
+    return _without(piece, *_CONDITIONS) if _BOUND in piece else piece
+
+
+def _without(piece: bytes, first: bytes, last: bytes) -> bytes:
+    begin = piece.find(first)
+    end = piece.find(last, begin) if begin >= 0 else -1
+    return piece[:begin] + piece[end + 2 :] if end >= 0 else piece
+
+
+def _parse_exactly(text: bytes, chunks: t.Iterator[bytes], head: bytes, about: JsonObject) -> t.Iterator[t.Any]:
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    scan = json.JSONDecoder().raw_decode
+    rest = decode(text)
+    while True:
+        rest = rest.lstrip(" \t\r\n,")
+        if rest.startswith("]"):
+            break
+        try:
+            item, end = scan(rest)
+        except (ValueError, RecursionError) as error:
+            chunk = next(chunks, b"")
+            if not chunk or len(rest) > LONGEST or isinstance(error, RecursionError):
+                raise ShareError("the API server's response isn't a list of objects, or is incomplete") from error
+            rest += decode(chunk)
+            continue
+        rest = rest[end:]
+        yield item
+    tail = (rest[1:] + decode(b"".join(chunks), True)).encode(errors="replace")
+    about.update(_envelope(head + b'"items":[]' + tail))
+
+
+def _envelope(text: bytes) -> JsonObject:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShareError("the API server's response isn't JSON, or is incomplete") from error
+    if not isinstance(answer, dict):
+        raise ShareError("the API server's response isn't a list of objects")
+    return answer

@@ -1,0 +1,202 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Parse kubelet's checkpoint of devices: which container has which IDs, and the device plugin's response. No I/O.
+
+The file is internal to kubelet: a form other than that of Kubernetes 1.10 to 1.36 is reported as "unknown". Entries of
+finished pods stay until the next allocation, so readers must intersect them with the pods of the API. Source:
+kubernetes/kubernetes v1.36.0, pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
+
+``Checksum`` isn't verified: it is a hash of Go's printed form of the structure, which includes names of Go types and
+has changed with them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import typing as t
+
+from .._contracts.protobuf import decode_fields, decode_string, decode_string_map
+from .._core.types import JsonObject
+from .types import Checkpoint, Entry, no_checkpoint
+
+# Variables that state a container's GPUs. A device plugin may set others, which may be confidential.
+ENVS = ("NVIDIA_", "ALIYUN_COM_GPU_MEM_", "CUDA_DEVICE_", "CUDA_MPS_")
+ENV_NAMES = frozenset(("CGPU_DISABLE", "CUDA_DISABLE_CONTROL", "CUDA_OVERSUBSCRIBE"))
+
+# -1: no node. The others are the kernel's numbers.
+NUMA_NODE = re.compile(r"-?[0-9]{1,19}")
+
+
+class InvalidJson(ValueError):
+    """The text isn't JSON as kubelet writes it; the message is one clause."""
+
+
+class UnknownForm(Exception):
+    """The text is JSON of an unknown form; the message is one clause."""
+
+
+def parse_checkpoint(raw: bytes, resources: t.Sequence[str]) -> Checkpoint:
+    """Parse the checkpoint; never raises.
+
+    :param raw: the whole file.
+    :param resources: prefixes of the resource names to return; all others are dropped.
+    :returns: ``state`` is ``ok``, ``unreadable`` (no JSON, or truncated) or ``unknown`` (another form).
+    """
+    try:
+        return _checkpoint(_parse_json(raw), tuple(resources))
+    except InvalidJson as error:
+        return no_checkpoint("unreadable", f"kubelet's checkpoint isn't complete JSON: {error}")
+    except UnknownForm as error:
+        return no_checkpoint("unknown", f"kubelet's checkpoint has an unknown form: {error}")
+
+
+def _parse_json(raw: bytes) -> t.Any:
+    try:
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except InvalidJson:
+        raise
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"byte {error.start} isn't UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"{error.msg} at character {error.pos} of {len(error.doc)}") from None
+    except (ValueError, RecursionError):
+        # A number of thousands of digits, or thousands of brackets.
+        raise InvalidJson("a number is too long, or it is nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, t.Any]]) -> JsonObject:
+    found: JsonObject = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidJson(f"an object has the key {name[:80]!r} twice")
+        found[name] = value
+    return found
+
+
+def _refuse_constant(constant: str) -> t.NoReturn:
+    raise InvalidJson(f"{constant} is no number")
+
+
+def _checkpoint(document: t.Any, resources: tuple[str, ...]) -> Checkpoint:
+    document = _object(document, "it")
+    data = _object(document.get("Data"), "Data")
+    if any(name.lower() in ("version", "apiversion") for where in (document, data) for name in where):
+        raise UnknownForm("it has a version")
+    if "PodDeviceEntries" not in data:
+        raise UnknownForm("Data has no PodDeviceEntries")
+    checksum = document.get("Checksum")
+    if not isinstance(checksum, int) or isinstance(checksum, bool):
+        raise UnknownForm("it has no Checksum")
+    rows = [_entry(one, resources) for one in _list(data["PodDeviceEntries"], "PodDeviceEntries")]
+    entries = [one for one in rows if one is not None]
+    if len({_key(one) for one in entries}) != len(entries):
+        raise UnknownForm("two entries have the same container and resource")
+    registered = _object(data.get("RegisteredDevices"), "RegisteredDevices")
+    return {
+        "state": "ok",
+        "problem": "",
+        "entries": sorted(entries, key=_key),
+        "registered": {
+            _string(name, "a resource's name"): _strings(ids, "RegisteredDevices")
+            for name, ids in sorted(registered.items())
+            if name.startswith(resources)
+        },
+    }
+
+
+def _key(entry: Entry) -> tuple[str, str, str]:
+    return entry["pod_uid"], entry["container"], entry["resource"]
+
+
+def _entry(found: t.Any, resources: tuple[str, ...]) -> Entry | None:
+    """Parse one entry; None if it is of another resource."""
+    raw = _object(found, "an entry")
+    resource = _string(raw.get("ResourceName"), "ResourceName")
+    if not resource.startswith(resources):
+        return None
+    ids = _ids(raw.get("DeviceIDs"))
+    entry: Entry = {
+        "pod_uid": _string(raw.get("PodUID"), "PodUID"),
+        "container": _string(raw.get("ContainerName"), "ContainerName"),
+        "resource": resource,
+        "ids": ids,
+        "count": len(ids),
+        "envs": None,
+        "cdi_devices": [],
+        "devices": [],
+        "annotations": {},
+        "problem": "",
+    }
+    try:
+        _add_response(entry, raw.get("AllocResp"))
+    except (UnknownForm, ValueError) as error:
+        entry["problem"] = f"the device plugin's response (AllocResp) can't be decoded: {error}"
+    return entry
+
+
+def _ids(found: t.Any) -> list[str]:
+    """Read DeviceIDs: a list before Kubernetes 1.20, lists by NUMA node since.
+
+    A device of several nodes is listed with each of them.
+    """
+    if isinstance(found, list):
+        return list(dict.fromkeys(_strings(found, "DeviceIDs")))
+    by_node = _object(found, "DeviceIDs")
+    if not all(NUMA_NODE.fullmatch(one) for one in by_node):
+        raise UnknownForm("DeviceIDs aren't by NUMA node")
+    nodes = sorted(by_node, key=int)
+    return list(dict.fromkeys(one for node in nodes for one in _strings(by_node[node], "DeviceIDs")))
+
+
+def _add_response(entry: Entry, found: t.Any) -> None:
+    """Decode the base64 of a ContainerAllocateResponse (k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1)."""
+    # Go writes null for no bytes, which is an empty message.
+    raw = base64.b64decode(_string("" if found is None else found, "AllocResp"), validate=True)
+    # Without mounts (2).
+    fields = decode_fields(raw, (1, 3, 4, 5))
+    envs = decode_string_map(fields.get(1))
+    cdi_devices = [decode_string(decode_fields(one, (1,)).get(1)) for one in fields.get(5, [])]
+    # DeviceSpec: path in the container (1), on the host (2), permissions (3).
+    devices = [decode_string(decode_fields(one, (2,)).get(2)) for one in fields.get(3, [])]
+    annotations = decode_string_map(fields.get(4))
+    # Only now: a response is decoded as a whole or not at all.
+    entry["envs"] = {name: envs[name] for name in sorted(envs) if name.startswith(ENVS) or name in ENV_NAMES}
+    entry["cdi_devices"], entry["devices"], entry["annotations"] = cdi_devices, devices, annotations
+
+
+def _object(found: t.Any, name: str) -> JsonObject:
+    # Go writes null for a map or a list that was never filled.
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UnknownForm(f"{name} is no object")
+    return found
+
+
+def _list(found: t.Any, name: str) -> list[t.Any]:
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise UnknownForm(f"{name} is no list")
+    return found
+
+
+def _string(found: t.Any, name: str) -> str:
+    if not isinstance(found, str):
+        raise UnknownForm(f"{name} is no string")
+    try:
+        found.encode("utf-8")
+    except UnicodeEncodeError:
+        # One half of a UTF-16 surrogate pair, which JSON can escape and nothing can print.
+        raise UnknownForm(f"{name} isn't valid Unicode") from None
+    return found
+
+
+def _strings(found: t.Any, name: str) -> list[str]:
+    return [_string(one, name) for one in _list(found, name)]

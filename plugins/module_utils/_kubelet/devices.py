@@ -1,0 +1,163 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Collect the devices that a node's kubelet allocated to containers: checkpoint and PodResources. No I/O."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import typing as t
+
+from .._contracts.pod_resources import PodDevices, decode_pod, split_pods
+from .._contracts.protobuf import MalformedMessage
+from .._core.errors import BadInput
+from .checkpoint import parse_checkpoint
+from .source import KubeletSource, Missing, Process, Unreadable
+from .types import Checkpoint, KubeletDevices, ListedPod, PodResources, no_checkpoint, no_pod_resources
+
+ROOT = "/var/lib/kubelet"
+RESOURCES = ["aliyun.com/gpu-", "nvidia.com/"]
+# k3s and RKE2 pass arguments to a kubelet in their own process; microk8s keeps them in a file.
+KUBELETS = frozenset(("kubelet", "hyperkube", "k3s", "k3s-agent", "k3s-server", "rke2", "kubelite"))
+
+
+def collect(source: KubeletSource, root: str | None, resources: t.Sequence[str]) -> KubeletDevices:
+    """Read checkpoint, PodResources and the device plugins' sockets.
+
+    :param root: kubelet's directory; None: that of the running kubelet, else the default.
+    :param resources: prefixes of the resource names to return.
+    :raises BadInput: an option is invalid, or several kubelets run with different directories.
+    """
+    if not resources or not all(resources):
+        raise BadInput("resources: each item has to be the prefix of a resource's name")
+    folder = root or running_root(source)
+    if not folder.startswith("/"):
+        raise BadInput(f"root: {folder!r} isn't an absolute path")
+    plugins = posixpath.join(folder, "device-plugins")
+    return {
+        "root": folder,
+        "checkpoint": _checkpoint(source, posixpath.join(plugins, "kubelet_internal_checkpoint"), resources),
+        "pod_resources": _pod_resources(source, posixpath.join(folder, "pod-resources", "kubelet.sock"), resources),
+        "sockets": source.sockets(plugins),
+    }
+
+
+def running_root(source: KubeletSource) -> str:
+    """Return the running kubelet's directory, by its command line (no configuration file sets it), else the default.
+
+    :raises BadInput: several kubelets run with different directories.
+    """
+    found = {root for one in source.processes(KUBELETS) for root in [_root_of(source, one)] if root}
+    if len(found) > 1:
+        raise BadInput(f"several kubelets run on this node, in {' and '.join(sorted(found))}: set root to one of them")
+    return found.pop() if found else ROOT
+
+
+def parse_pod_resources(response: bytes, resources: t.Sequence[str]) -> PodResources:
+    """Decode kubelet's response to List; never raises.
+
+    :returns: pods that have a device of these resources, by name; ``state`` is ``ok`` or ``unknown``.
+    """
+    try:
+        pods = [_listed(decode_pod(one, tuple(resources))) for one in split_pods(response)]
+    except MalformedMessage as error:
+        return no_pod_resources("unknown", f"kubelet's PodResources response isn't a message of version 1: {error}")
+    listed = [one for one in pods if one["containers"]]
+    return {"state": "ok", "problem": "", "pods": sorted(listed, key=lambda one: (one["namespace"], one["name"]))}
+
+
+def _listed(pod: PodDevices) -> ListedPod:
+    return {
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "containers": [
+            {
+                "name": one.name,
+                "devices": [{"resource": name, "ids": list(ids)} for name, ids in sorted(one.devices.items())],
+            }
+            for one in pod.containers
+            if one.devices
+        ],
+    }
+
+
+def _checkpoint(source: KubeletSource, path: str, resources: t.Sequence[str]) -> Checkpoint:
+    try:
+        return parse_checkpoint(source.file(path), resources)
+    except Missing as error:
+        return no_checkpoint("missing", str(error))
+    except Unreadable as error:
+        return no_checkpoint("unreadable", str(error))
+
+
+def _pod_resources(source: KubeletSource, path: str, resources: t.Sequence[str]) -> PodResources:
+    try:
+        return parse_pod_resources(source.pod_resources(path), resources)
+    except Missing as error:
+        return no_pod_resources("missing", str(error))
+    except Unreadable as error:
+        return no_pod_resources("unreadable", str(error))
+
+
+def _root_of(source: KubeletSource, process: Process) -> str:
+    arguments = list(process.arguments)
+    if len(arguments) == 1:
+        # A title that the process set itself.
+        arguments = arguments[0].split()
+    name = posixpath.basename("".join(arguments[:1]))
+    if name == "kubelite":
+        return _snap_root(source, _last(arguments, "--kubelet-args-file"))
+    if name in ("kubelet", "hyperkube"):
+        return _last(arguments, "--root-dir")
+    passed = [_unquoted(one) for one in _all(arguments, "--kubelet-arg")]
+    return _root_dir(passed) or _rancher_root(source, name.partition("-")[0])
+
+
+def _root_dir(arguments: t.Iterable[str]) -> str:
+    return "".join([one.partition("=")[2] for one in arguments if one.lstrip("-").startswith("root-dir=")][-1:])
+
+
+def _rancher_root(source: KubeletSource, name: str) -> str:
+    """Read the configuration file of k3s or RKE2, which hide their arguments behind a title."""
+    try:
+        text = source.file(f"/etc/rancher/{name}/config.yaml").decode("utf-8", "replace")
+    except (Missing, Unreadable):
+        return ""
+    # An item of the list kubelet-arg; no other option has this name.
+    return _root_dir(re.findall(r"""(?m)^[^#\n]*?["'\s,[-](root-dir=[^\s"',\]]+)""", text))
+
+
+def _snap_root(source: KubeletSource, path: str) -> str:
+    """Read microk8s' file of kubelet arguments, in which the snap's directory is a variable."""
+    snap = re.match(r"/var/snap/[^/]+/", path)
+    if not snap:
+        return ""
+    try:
+        arguments = source.file(path).decode("utf-8", "replace").split()
+    except (Missing, Unreadable):
+        arguments = []
+    root = _last(arguments, "--root-dir") or "${SNAP_COMMON}/var/lib/kubelet"
+    return re.sub(r"\$\{?SNAP_COMMON\}?", f"{snap.group(0)}common", root)
+
+
+def _last(arguments: t.Sequence[str], flag: str) -> str:
+    return _unquoted("".join(_all(arguments, flag)[-1:]))
+
+
+def _all(arguments: t.Sequence[str], flag: str) -> list[str]:
+    """Values of a flag, in order; Go's flags have one dash or two."""
+    found = []
+    for number, one in enumerate(arguments):
+        name, equals, value = one.partition("=")
+        if name in (flag, flag[1:]):
+            following = arguments[number + 1] if number + 1 < len(arguments) else ""
+            found.append(value if equals else following)
+    return found
+
+
+def _unquoted(text: str) -> str:
+    return text.strip("\"'")

@@ -1,0 +1,510 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Configure NVIDIA's GPU Operator for nodes whose cards gpushare allocates.
+
+Two device plugins on one node allocate the same cards twice, so the operator's is disabled where gpushare's runs:
+everywhere by its ClusterPolicy, or on single nodes by labels. From release 25.10 on the operator passes cards to
+containers by CDI only. gpushare's pods select their card by an environment variable, which CDI ignores.
+
+The settings before gpushare are recorded on the ClusterPolicy until they are restored, together with the settings
+before a change with which the operator wasn't ready yet: a change that fails is rolled back to the latter.
+https://github.com/NVIDIA/gpu-operator/blob/v25.10.0/api/nvidia/v1/clusterpolicy_types.go
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+import typing as t
+
+from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUE, RESOURCE_MEMORY, quantity
+from .._core.errors import BadInput, NotInEffect, ShareError
+from .._core.plan import Change, Plan
+from .._core.types import JsonObject
+from .._core.wait import Waiting
+from .._kube.client import Kube, auth_arguments
+from .._kube.refs import Ref
+from .reconcile import PAUSE, annotations_of, apply_plan
+
+API = "nvidia.com/v1"
+KIND = "ClusterPolicy"
+DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "clusterpolicies.nvidia.com")
+BEFORE = "kubegpu.share/before"
+# Its parts: settings before gpushare; paused validators; settings before a change that isn't proven yet.
+PARTS = ("fields", "labels", "paused", "unproven")
+
+PRESENT = "nvidia.com/gpu.present"
+PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
+VALIDATOR = "nvidia.com/gpu.deploy.operator-validator"
+# Resources that NVIDIA's device plugin announces.
+ANNOUNCED = re.compile(r"nvidia\.com/(gpu|gpu\.shared|mig-.+)")
+# Runtime classes that exist only with CDI.
+CDI_CLASSES = ("nvidia-cdi", "nvidia-legacy")
+
+DEVICE_PLUGIN = ("devicePlugin", "enabled")
+CDI = ("cdi", "enabled")
+
+ARGUMENTS: JsonObject = {
+    **auth_arguments(),
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "nodes": {"type": "list", "elements": "str", "default": []},
+    "timeout": {"type": "int", "default": 900},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The objects of the cluster that the GPU Operator's settings depend on.
+
+    :param policy: the ClusterPolicy in use; None without the operator.
+    :param cdi_by_default: this release passes cards by CDI only, unless it is disabled.
+    """
+
+    policy: JsonObject | None
+    cdi_by_default: bool
+    nodes: t.Sequence[JsonObject]
+    pods: t.Sequence[JsonObject]
+
+    @property
+    def ref(self) -> Ref:
+        return Ref(API, KIND, "", str((self.policy or {})["metadata"]["name"]))
+
+    @property
+    def before(self) -> JsonObject:
+        notes = annotations_of(self.policy)
+        found = json.loads(notes[BEFORE]) if BEFORE in notes else {}
+        return {part: found.get(part) or {} for part in PARTS}
+
+
+def observe(kube: Kube) -> State:
+    """Collect the state that a plan is made from.
+
+    :raises BadInput: there are several ClusterPolicies.
+    """
+    definition = kube.get(DEFINITION)
+    if definition is None:
+        return State(None, False, (), ())
+    policies = kube.list_all(API, KIND)
+    counted = [one for one in policies if (one.get("status") or {}).get("state") != "ignored"]
+    if len(counted) > 1:
+        names = ", ".join(sorted(one["metadata"]["name"] for one in counted))
+        raise BadInput(
+            f"there are several ClusterPolicies ({names}), and the GPU Operator uses only one; delete the others"
+        )
+    if not counted:
+        return State(None, False, (), ())
+    alive = "status.phase!=Succeeded,status.phase!=Failed"
+    pods = kube.list_all("v1", "Pod", field_selector=alive)
+    return State(counted[0], _cdi_by_default(definition), kube.list_all("v1", "Node"), pods)
+
+
+def _cdi_by_default(definition: JsonObject) -> bool:
+    for version in (definition.get("spec") or {}).get("versions") or []:
+        schema = ((version.get("schema") or {}).get("openAPIV3Schema") or {}).get("properties") or {}
+        cdi = ((schema.get("spec") or {}).get("properties") or {}).get("cdi") or {}
+        if ((cdi.get("properties") or {}).get("enabled") or {}).get("default") is True:
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------- planning
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Fields of the ClusterPolicy and labels of nodes; the value None removes one.
+
+    :param given: those that restore the settings before gpushare, as ``(part of the note, name)``.
+    """
+
+    fields: t.Mapping[tuple[str, str], t.Any]
+    labels: t.Mapping[str, t.Mapping[str, str | None]]
+    why: tuple[str, ...] = ()
+    given: frozenset[tuple[str, str]] = frozenset()
+
+
+def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
+    """Return the settings that are required.
+
+    :raises BadInput: pods would lose their cards.
+    """
+    noted = observed.before
+    given = {(part, name) for part in ("fields", "labels") for name in noted[part]}
+    if state == "absent":
+        return Options(_fields(noted), noted["labels"], (), frozenset(given))
+    spec = (observed.policy or {}).get("spec") or {}
+    gpu = {one["metadata"]["name"]: one for one in observed.nodes if _has_gpu(one)}
+    ours, others = [name for name in gpu if name in shared], [name for name in gpu if name not in shared]
+    if not ours:
+        raise BadInput(
+            "gpushare_nodes: none of them is a GPU node of the GPU Operator, whose nodes are "
+            f"{', '.join(sorted(gpu)) or 'none'}"
+        )
+    fields: dict[tuple[str, str], t.Any] = {}
+    labels: dict[str, dict[str, str | None]] = {}
+    why = []
+    # A node that gpushare no longer uses gets its labels back; so do all of them once another node is added.
+    given = {(part, name) for part, name in given if part == "labels" and name not in shared}
+    plugin = _get(spec, DEVICE_PLUGIN)
+    if others and ".".join(DEVICE_PLUGIN) in noted["fields"]:
+        plugin = fields[DEVICE_PLUGIN] = noted["fields"][".".join(DEVICE_PLUGIN)]
+        given.add(("fields", ".".join(DEVICE_PLUGIN)))
+    if not others:
+        fields[DEVICE_PLUGIN] = False
+        why.append("the operator's device plugin would allocate the cards that gpushare's allocates")
+    elif plugin is not False:
+        labels = {name: {PLUGIN: "false", VALIDATOR: "false"} for name in ours}
+        why.append(
+            f"the operator's device plugin stays on {', '.join(sorted(others))} and is disabled on gpushare's nodes"
+        )
+    if observed.cdi_by_default and (spec.get("toolkit") or {}).get("enabled") is not False:
+        fields[CDI] = False
+        why.append("with CDI the variable by which a pod of gpushare selects its card is ignored")
+    labels.update({name: noted["labels"][name] for part, name in given if part == "labels"})
+    options = Options(fields, labels, tuple(why), frozenset(given))
+    _refuse_lost_cards(fields, ours, others, observed)
+    _refuse_second_plugin(options, others, observed)
+    return options
+
+
+def _refuse_lost_cards(
+    fields: t.Mapping[tuple[str, str], t.Any], ours: list[str], others: list[str], observed: State
+) -> None:
+    spec = (observed.policy or {}).get("spec") or {}
+    held = [pod for pod in observed.pods if _asks(pod) and _node(pod) in ours]
+    if not others and _get(spec, DEVICE_PLUGIN) is not False:
+        # No node would announce the resources that they wait for.
+        held += [pod for pod in observed.pods if _asks(pod) and not _node(pod)]
+    if held:
+        raise BadInput(
+            f"gpushare_nodes: {_named(held)} {'asks' if len(held) == 1 else 'ask'} for NVIDIA's own resources, which "
+            "these nodes would no longer announce; delete them first, or leave their nodes out"
+        )
+    if CDI in fields and _get(spec, CDI) is not False:
+        bound = [pod for pod in observed.pods if (pod.get("spec") or {}).get("runtimeClassName") in CDI_CLASSES]
+        if bound:
+            raise BadInput(
+                f"gpu_operator: {_named(bound)} use a runtime class of CDI ({' or '.join(CDI_CLASSES)}), "
+                "change it to the class nvidia first"
+            )
+        if _get(spec, ("cdi", "nriPluginEnabled")) is True:
+            raise BadInput(
+                "gpu_operator: spec.cdi.nriPluginEnabled of the ClusterPolicy needs CDI, with which pods of "
+                "gpushare get no card; set it to false first"
+            )
+
+
+def _refuse_second_plugin(options: Options, others: list[str], observed: State) -> None:
+    """Refuse to restore NVIDIA's device plugin on a node that still runs gpushare's."""
+    spec = (observed.policy or {}).get("spec") or {}
+    now = _get(spec, DEVICE_PLUGIN)
+    if options.fields.get(DEVICE_PLUGIN, now) is False:
+        return
+    for name in sorted({*others, *options.labels}):
+        live = _labels(observed, name) or {}
+        away = now is False or live.get(PLUGIN) == "false"
+        if not away or options.labels.get(name, live).get(PLUGIN) == "false":
+            continue
+        if live.get(NODE_LABEL) == NODE_LABEL_VALUE:
+            raise BadInput(
+                f"gpushare_nodes: {name} isn't in it and has the label {NODE_LABEL}={NODE_LABEL_VALUE}, so both "
+                "device plugins would allocate its cards; remove the label first, or add the node"
+            )
+        held = [
+            pod for pod in observed.pods if _node(pod) == name and _asks(pod, re.compile(re.escape(RESOURCE_MEMORY)))
+        ]
+        if held:
+            raise BadInput(
+                f"gpushare_nodes: {name} isn't in it, and NVIDIA's device plugin would allocate the cards that "
+                f"{_named(held)} still {'has' if len(held) == 1 else 'have'}; delete them first, or add the node"
+            )
+
+
+def make_plan(options: Options, observed: State, state: str) -> Plan:
+    """Return the changes that are still missing."""
+    if observed.policy is None:
+        return Plan()
+    spec = observed.policy.get("spec") or {}
+    changes = []
+    for name, wanted in options.labels.items():
+        live = _labels(observed, name)
+        if live is not None and not all(live.get(key) == value for key, value in wanted.items()):
+            before, after = {key: live.get(key) for key in wanted}, dict(wanted)
+            changes.append(Change(f"Node {name}", _shown(before), _shown(after), ("labels", name)))
+    # The value of an unset field is the API server's default, which only the next observation shows.
+    wrong = _wrong(options, spec)
+    if wrong:
+        before = {".".join(path): _get(spec, path) for path in wrong}
+        after = {".".join(path): value for path, value in wrong.items()}
+        changes.append(Change(str(observed.ref), _shown(before), _shown(after), ("fields", "")))
+    for name, label in observed.before["paused"].items():
+        live = _labels(observed, name)
+        if live is not None and live.get(VALIDATOR) != label and VALIDATOR not in options.labels.get(name, {}):
+            # An interrupted run has left it paused.
+            now, then = _shown({VALIDATOR: live.get(VALIDATOR)}), _shown({VALIDATOR: label})
+            changes.append(Change(f"Node {name}", now, then, ("resume", name)))
+    note, kept = (observed.policy["metadata"].get("annotations") or {}).get(BEFORE), _kept(options, observed.before)
+    text = _text(kept)
+    if note is not None and not changes and (kept != observed.before or text is None):
+        # An interrupted run didn't remove its note.
+        left = f"annotation {BEFORE}: {text}\n" if text else ""
+        changes.append(Change(str(observed.ref), f"annotation {BEFORE}: {note}\n", left, ("note", "")))
+    return Plan(tuple(changes))
+
+
+def _wrong(options: Options, spec: JsonObject) -> dict[tuple[str, str], t.Any]:
+    def differs(live: t.Any, wanted: t.Any) -> bool:
+        return live is False if wanted is None else bool(live != wanted)
+
+    return {path: value for path, value in options.fields.items() if differs(_get(spec, path), value)}
+
+
+def _kept(options: Options, noted: JsonObject) -> JsonObject:
+    """Return the part of the note that stays once the operator is ready."""
+    kept: JsonObject = {part: {} for part in PARTS}
+    for part in ("fields", "labels"):
+        kept[part] = {name: value for name, value in noted[part].items() if (part, name) not in options.given}
+    return kept
+
+
+def _text(noted: JsonObject) -> str | None:
+    """Return the note's text; None where it is empty."""
+    parts = {part: value for part, value in noted.items() if value}
+    return json.dumps(parts, sort_keys=True) if parts else None
+
+
+def _fields(noted: JsonObject) -> dict[tuple[str, str], t.Any]:
+    return {_steps(name): value for name, value in (noted.get("fields") or {}).items()}
+
+
+def _steps(name: str) -> tuple[str, str]:
+    first, _dot, second = name.partition(".")
+    return first, second
+
+
+def _get(spec: JsonObject, path: tuple[str, str]) -> t.Any:
+    return (spec.get(path[0]) or {}).get(path[1])
+
+
+def _labels(observed: State, name: str) -> JsonObject | None:
+    for node in observed.nodes:
+        if node["metadata"]["name"] == name:
+            return node["metadata"].get("labels") or {}
+    return None
+
+
+def _has_gpu(node: JsonObject) -> bool:
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    announced = any(ANNOUNCED.fullmatch(name) and quantity(value) > 0 for name, value in capacity.items())
+    return announced or (node["metadata"].get("labels") or {}).get(PRESENT) == "true"
+
+
+def _asks(pod: JsonObject, resource: re.Pattern[str] = ANNOUNCED) -> bool:
+    spec = pod.get("spec") or {}
+    for one in (*(spec.get("initContainers") or []), *(spec.get("containers") or [])):
+        limits = (one.get("resources") or {}).get("limits") or {}
+        if any(resource.fullmatch(name) for name in limits):
+            return True
+    return False
+
+
+def _node(pod: JsonObject) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _named(pods: t.Sequence[JsonObject]) -> str:
+    names = sorted(f"{one['metadata']['namespace']}/{one['metadata']['name']}" for one in pods)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{'pod' if len(names) == 1 else 'pods'} {', '.join(names[:3])}{more}"
+
+
+def _shown(values: JsonObject) -> str:
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(values.items()))
+
+
+# --------------------------------------------------------------------------- applying
+
+
+class OperatorChange:
+    """Applies a plan in the order that NVIDIA documents, and rolls it back where the operator fails with it."""
+
+    def __init__(self, kube: Kube, waiting: Waiting) -> None:
+        self._kube = kube
+        self._waiting = waiting
+
+    def apply(self, state: str, options: Options, observed: State, plan: Plan) -> None:
+        """:raises ShareError: it isn't in effect; this run's changes are rolled back."""
+        steps = [one.step for one in plan.changes]
+        fields = _wrong(options, (observed.policy or {}).get("spec") or {})
+        labels = {name: options.labels[name] for kind, name in steps if kind == "labels"}
+        paused = self._to_pause(options, observed) if CDI in fields else {}
+        noted = self._remember(state, options, observed, labels, paused)
+        why = message = ""
+        try:
+            why = self._change(observed.ref, fields, labels, list(paused), noted)
+            message = f"the GPU Operator isn't ready with the change: {why}"
+        except ShareError as error:
+            if state == "absent":
+                raise
+            why = message = str(error)
+        if why and state == "present":
+            self._roll_back(observed.ref, noted, message)
+            raise NotInEffect(f"{message}; it was rolled back")
+        if why:
+            raise NotInEffect(f"the GPU Operator isn't ready with its former settings: {why}")
+        self._note(observed.ref, _kept(options, noted))
+
+    def _change(
+        self,
+        ref: Ref,
+        fields: t.Mapping[tuple[str, str], t.Any],
+        labels: t.Mapping[str, t.Mapping[str, str | None]],
+        paused: t.Sequence[str],
+        noted: JsonObject,
+    ) -> str:
+        """Make the change and wait; why the operator isn't ready, or nothing."""
+        try:
+            for name in paused:
+                self._label(name, {VALIDATOR: "false"})
+            self._set(ref, fields, labels)
+            # The validator stays paused until the toolkit has changed.
+            why = self._wait(ref) if noted["paused"] else ""
+        finally:
+            # Also after an error of the API server: no node may stay without its validator.
+            self._resume(ref, noted)
+        return why or self._wait(ref)
+
+    def _set(
+        self,
+        ref: Ref,
+        fields: t.Mapping[tuple[str, str], t.Any],
+        labels: t.Mapping[str, t.Mapping[str, str | None]],
+    ) -> None:
+        """Disable NVIDIA's device plugin before it is restored elsewhere: two never run on one node."""
+        last = sorted(labels, key=lambda name: labels[name].get(PLUGIN) != "false")
+        away = sum(1 for one in labels.values() if one.get(PLUGIN) == "false")
+        for name in last[:away]:
+            self._label(name, labels[name])
+        spec: JsonObject = {}
+        for (first, second), value in fields.items():
+            spec.setdefault(first, {})[second] = value
+        if spec:
+            self._kube.patch(ref, {"spec": spec})
+        for name in last[away:]:
+            self._label(name, labels[name])
+
+    def _resume(self, ref: Ref, noted: JsonObject) -> None:
+        if noted["paused"]:
+            for name, label in noted["paused"].items():
+                self._label(name, {VALIDATOR: label})
+            noted["paused"] = {}
+            self._note(ref, noted)
+
+    def _roll_back(self, ref: Ref, noted: JsonObject, message: str) -> None:
+        old = noted["unproven"]
+        try:
+            self._resume(ref, noted)
+            self._set(ref, _fields(old), old.get("labels") or {})
+            kept = copy.deepcopy({**noted, "unproven": {}})
+            for part in ("fields", "labels"):
+                for name, value in (old.get(part) or {}).items():
+                    # It equals the settings before gpushare, so nothing has to be restored.
+                    if kept[part].get(name, value) == value:
+                        kept[part].pop(name, None)
+            self._note(ref, kept)
+        except ShareError as error:
+            raise NotInEffect(f"{message}; the rollback failed too ({error}): run again") from error
+
+    def _remember(
+        self,
+        state: str,
+        options: Options,
+        observed: State,
+        labels: t.Mapping[str, t.Mapping[str, str | None]],
+        paused: t.Mapping[str, str | None],
+    ) -> JsonObject:
+        """Record the present settings before the change; older records stay."""
+        noted = copy.deepcopy(observed.before)
+        spec = (observed.policy or {}).get("spec") or {}
+        if state == "present":
+            old = noted["unproven"] = {part: noted["unproven"].get(part) or {} for part in ("fields", "labels")}
+            for path in _wrong(options, spec):
+                for known in (old["fields"], noted["fields"]):
+                    known.setdefault(".".join(path), _get(spec, path))
+            for name, wanted in labels.items():
+                # A validator that a run left paused isn't the former setting.
+                away = {VALIDATOR: noted["paused"][name]} if name in noted["paused"] else {}
+                there = {**(_labels(observed, name) or {}), **away}
+                for known in (old["labels"], noted["labels"]):
+                    known.setdefault(name, {key: there.get(key) for key in wanted})
+            old["labels"] = {name: one for name, one in old["labels"].items() if _labels(observed, name) is not None}
+            noted["unproven"] = {part: value for part, value in old.items() if value}
+        noted["paused"] = {
+            name: label
+            for name, label in {**paused, **noted["paused"]}.items()
+            if _labels(observed, name) is not None and VALIDATOR not in options.labels.get(name, {})
+        }
+        if noted != observed.before:
+            self._note(observed.ref, noted)
+        return noted
+
+    def _note(self, ref: Ref, noted: JsonObject) -> None:
+        self._kube.patch(ref, {"metadata": {"annotations": {BEFORE: _text(noted)}}})
+
+    def _label(self, name: str, labels: t.Mapping[str, str | None]) -> None:
+        self._kube.patch(Ref("v1", "Node", "", name), {"metadata": {"labels": dict(labels)}})
+
+    @staticmethod
+    def _to_pause(options: Options, observed: State) -> dict[str, str | None]:
+        """Return the validators to pause: on CRI-O their pods can't start while the runtime's mode changes."""
+        paused: dict[str, str | None] = {}
+        for node in observed.nodes:
+            name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+            runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion") or "")
+            off = labels.get(VALIDATOR) == "false" or VALIDATOR in options.labels.get(name, {})
+            if _has_gpu(node) and runtime.startswith("cri-o") and not off:
+                # The operator sets a missing label by itself.
+                paused[name] = labels.get(VALIDATOR)
+        return paused
+
+    def _wait(self, ref: Ref) -> str:
+        """Wait until the operator is ready; its state and errors where it isn't in time."""
+
+        def look() -> tuple[str, bool]:
+            status = ((self._kube.get(ref) or {}).get("status")) or {}
+            if status.get("state") == "ready":
+                return "", False
+            errors = [one.get("message") for one in status.get("conditions") or [] if one.get("type") == "Error"]
+            state = status.get("state") or "unknown"
+            return f"its state is {state}" + "".join(f": {one}" for one in errors if one), False
+
+        # Its first state may be older than the change.
+        self._waiting.sleep(self._waiting.pause)
+        return self._waiting.until_stable(look)
+
+
+def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
+    """Run the module.
+
+    :raises ShareError: with ``changed`` in its details.
+    """
+    state = str(params["state"])
+    observed = observe(kube)
+    if observed.policy is None:
+        return {"changed": False, "diff": [], "policy": "", "reasons": []}
+    options = options_of(state, params["nodes"], observed)
+    plan = make_plan(options, observed, state)
+    change = OperatorChange(kube, waiting or Waiting(params["timeout"], PAUSE))
+    return apply_plan(
+        plan,
+        {"policy": observed.ref.name, "reasons": list(options.why)},
+        check,
+        lambda: change.apply(state, options, observed, plan),
+        lambda: make_plan(options, observe(kube), state),
+    )

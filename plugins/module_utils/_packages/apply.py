@@ -1,0 +1,187 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Carry out the plan of a package set: what is the same with every package manager."""
+
+from __future__ import annotations
+
+import time
+import typing as t
+from abc import ABC, abstractmethod
+
+from .._core.errors import ShareError
+from .._core.plan import Plan
+from .._host.system import Done, System
+from .commands import Commands, Sleep
+from .plan import FinishInterrupted, Planner, PutKey, PutRepository, RemoveFile, RemoveRepository, steps_of
+from .repository_record import (
+    created,
+    directories_to_record,
+    imported,
+    remove_directories,
+    with_record,
+    without_record,
+)
+from .signing_key import Fetch, fetch_key, key_of
+from .spec import PackageSet, Repository
+from .types import PackageFacts
+
+# Files as they were before, by path; None where there was none.
+Before = dict[str, t.Optional[str]]
+AnyPlanner = t.TypeVar("AnyPlanner", bound=Planner)
+
+
+class Applier(ABC, t.Generic[AnyPlanner]):
+    """Applies the plan of one package set on the machine that the module runs on.
+
+    :param observe: collects the node's facts again.
+    """
+
+    def __init__(
+        self,
+        spec: PackageSet,
+        system: System,
+        observe: t.Callable[[], PackageFacts],
+        fetch: Fetch = fetch_key,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        self.spec = spec
+        self.system = system
+        self.observe = observe
+        self.fetch = fetch
+        self.commands = Commands(system, self.reason, sleep)
+
+    # ------------------------------------------------------------------ what a package manager has of its own
+
+    @staticmethod
+    @abstractmethod
+    def reason(done: Done) -> str:
+        """Return the tool's own reason of a failure, in one line."""
+
+    @abstractmethod
+    def planner(self, facts: PackageFacts) -> AnyPlanner: ...
+
+    @abstractmethod
+    def finish_interrupted(self, planner: AnyPlanner) -> None:
+        """Complete what an interrupted run of the package manager left."""
+
+    @abstractmethod
+    def make_present(self, planner: AnyPlanner, plan: Plan, keys: t.Mapping[str, str]) -> None:
+        """Apply the plan of a set that is wanted.
+
+        :param keys: the keys of the plan's repositories, by path.
+        """
+
+    @abstractmethod
+    def make_absent(self, planner: AnyPlanner, plan: Plan) -> None: ...
+
+    @abstractmethod
+    def refresh_repository(self, planner: AnyPlanner, repository: Repository, before: Before) -> None:
+        """Download a repository's metadata.
+
+        :param before: gets the old content of files that have to change for it.
+        :raises ShareError: the repository doesn't work.
+        """
+
+    def keys_to_record(self, planner: AnyPlanner, text: str, key: str) -> list[str]:
+        """Return the keys that this collection has imported or will import into a database of its own.
+
+        :param text: the repository's file as it is.
+        :param key: the repository's key.
+        """
+        return []
+
+    def forget_keys(self, names: t.Iterable[str]) -> None:
+        """Remove keys from that database."""
+        return
+
+    def owned(self, folder: str) -> bool:
+        """Whether a directory belongs to a package by now."""
+        return False
+
+    # ------------------------------------------------------------------ the same for all
+
+    def apply(self, facts: PackageFacts, plan: Plan) -> None:
+        """Carry out a plan.
+
+        :raises ShareError: a step failed; repositories and holds are rolled back.
+        """
+        planner = self.planner(facts)
+        # The network comes first: a key that can't be downloaded leaves everything as it is.
+        keys = {
+            planner.key_path(step.repository): key_of(step.repository, self.fetch) for step in steps_of(plan, PutKey)
+        }
+        if steps_of(plan, FinishInterrupted):
+            self.finish_interrupted(planner)
+            # What that completed needn't be done again.
+            planner = self.planner(self.observe())
+            plan = planner.plan()
+        if self.spec.present:
+            self.make_present(planner, plan, keys)
+        else:
+            self.make_absent(planner, plan)
+
+    def put_repositories(self, planner: AnyPlanner, plan: Plan, keys: t.Mapping[str, str]) -> Before:
+        """Write keys and repositories; returns what the files contained before."""
+        steps: list[PutKey | PutRepository] = [*steps_of(plan, PutKey), *steps_of(plan, PutRepository)]
+        touched = {step.repository.name: step.repository for step in steps}.values()
+        # Keys come first and are restored first: a directory stays recorded until it is removed.
+        paths = [*map(planner.key_path, touched), *map(planner.repository_path, touched)]
+        before: Before = {path: self.system.read(path) for path in paths}
+        directories = directories_to_record(self.system, planner.key_directory, planner.files.values())
+        for repository in touched:
+            path, key_path = planner.repository_path(repository), planner.key_path(repository)
+            have, key = before[path], keys.get(key_path)
+            record = self.keys_to_record(planner, have or "", key or before[key_path] or "")
+            text = with_record(planner.repository_text(repository), directories, record)
+            if key is not None:
+                # The new origin may be written only after its key, or a killed run would keep the old key for good.
+                waiting = (
+                    planner.disabled(text)
+                    if have is None or before[key_path] is None
+                    else with_record(without_record(have), directories, record)
+                )
+                if waiting != have:
+                    self.system.write(path, waiting)
+                self.system.write(key_path, key)
+            self.system.write(path, text)
+        return before
+
+    def refresh(self, planner: AnyPlanner, before: Before) -> None:
+        """Download the metadata of our repositories; where one doesn't work, restore the files.
+
+        :raises ShareError: a repository doesn't work. It would make every later run of the package manager fail.
+        """
+        try:
+            for repository in self.spec.repositories:
+                self.refresh_repository(planner, repository, before)
+        except ShareError:
+            for path, text in before.items():
+                written = self.system.read(path) or ""
+                self.forget_keys(name for name in imported(written) if name not in imported(text or ""))
+                self.remove_directories(set(created(written)) - set(created(text or "")))
+                if text is None:
+                    self.system.remove(path)
+                else:
+                    self.system.write(path, text)
+            raise
+
+    def remove_files(self, planner: AnyPlanner, plan: Plan) -> None:
+        """Remove files, keys and repositories."""
+        repositories = steps_of(plan, RemoveRepository)
+        for repository in repositories:
+            text = planner.disabled(repository.text)
+            if text != repository.text:
+                self.system.write(repository.path, text)
+        for step in steps_of(plan, RemoveFile):
+            self.system.remove(step.path)
+        for repository in repositories:
+            self.forget_keys(repository.imported)
+            self.remove_directories(repository.directories)
+            self.system.remove(repository.path)
+
+    def remove_directories(self, folders: t.Iterable[str]) -> None:
+        remove_directories(self.system, [one for one in folders if not self.owned(one)])

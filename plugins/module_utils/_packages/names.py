@@ -1,0 +1,21 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Package names and name patterns."""
+
+from __future__ import annotations
+
+import fnmatch
+import typing as t
+
+
+def matches_any(name: str, patterns: t.Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def described(version: str, held: bool) -> str:
+    """A package's line in a diff."""
+    return f"{version}, held\n" if held else f"{version}\n"

@@ -1,0 +1,281 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The planning core of ``pinned_packages``: a package set and the node's facts make a plan, with any package manager.
+
+Planners (``apt``, ``rpm``) add what their package manager has of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+from abc import ABC, abstractmethod
+
+from .._core.digest import digest
+from .._core.errors import BadInput
+from .._core.plan import Change, Plan
+from .names import described, matches_any
+from .paths import MARK
+from .repository_record import KEY_ORIGIN, created, imported, without_record
+from .spec import Package, PackageSet, Repository, Stream
+from .types import InstalledPackage
+
+WRITTEN_BY = "Written by kubegpu.share; changes made here by hand are overwritten."
+
+# --------------------------------------------------------------------------- steps of a plan
+
+
+@dataclasses.dataclass(frozen=True)
+class PutKey:
+    repository: Repository
+
+
+@dataclasses.dataclass(frozen=True)
+class PutRepository:
+    repository: Repository
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoveRepository:
+    """``text``: what the repository's file contains now."""
+
+    path: str
+    text: str
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        return created(self.text)
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        return imported(self.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class PutFile:
+    path: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoveFile:
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishInterrupted:
+    """Complete what an interrupted run of the package manager left."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SetPackage:
+    """Install a package, or only set its hold.
+
+    :param install: no version that satisfies the set is installed.
+    :param version: the installed version; empty where there is none.
+    :param held: whether it is held now.
+    """
+
+    package: Package
+    install: bool
+    version: str
+    held: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RemovePackage:
+    """``versions``: those of several that are removed; all when empty."""
+
+    name: str
+    held: bool
+    versions: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Remove this collection's hold on a package."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class InstallLockPlugin:
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EnableStream:
+    """``before``: the stream that is enabled now."""
+
+    stream: Stream
+    before: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ResetStream:
+    stream: Stream
+
+
+Step = t.TypeVar("Step")
+
+
+def steps_of(plan: Plan, kind: type[Step]) -> list[Step]:
+    """Return a plan's steps of one kind, in order."""
+    return [change.step for change in plan.changes if isinstance(change.step, kind)]
+
+
+# --------------------------------------------------------------------------- the plan
+
+
+class Planner(ABC):
+    """Plans one package set on one node.
+
+    :param files: the files of this collection, by path, as ``apt`` or ``rpm`` of ``gpu_node`` has them.
+    :param keys: SHA-256 of its keys, by path.
+    """
+
+    # Where the keys of repositories lie, and how a person removes packages.
+    key_directory: t.ClassVar[str]
+    key_prefix: t.ClassVar[str] = MARK
+    remove_command: str
+
+    def __init__(
+        self,
+        spec: PackageSet,
+        packages: t.Mapping[str, InstalledPackage],
+        files: t.Mapping[str, str],
+        keys: t.Mapping[str, str],
+    ) -> None:
+        self.spec = spec
+        self.packages = packages
+        self.files = files
+        self.keys = keys
+
+    # ------------------------------------------------------------------ what a package manager has of its own
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Refuse what this package manager or this node can't serve.
+
+        :raises BadInput: an option is invalid here, or the node's own configuration forbids it.
+        """
+
+    @abstractmethod
+    def repository_path(self, repository: Repository) -> str: ...
+
+    @abstractmethod
+    def repository_text(self, repository: Repository) -> str:
+        """Return the content of the repository's file, without record."""
+
+    def disabled(self, text: str) -> str:
+        """Return a repository's file in the form in which the package manager ignores it while its key is missing."""
+        return text
+
+    def file_changes(self) -> t.Iterator[Change]:
+        """Yield changes of the set's further files."""
+        yield from ()
+
+    def preparations(self) -> t.Iterator[Change]:
+        """Yield what has to be done before packages can be installed."""
+        yield from ()
+
+    @abstractmethod
+    def interrupted(self, packages: bool) -> t.Iterator[Change]:
+        """Yield the completion of an interrupted run of the package manager, where it stands in the way.
+
+        :param packages: whether the plan changes packages.
+        """
+
+    @abstractmethod
+    def package_changes(self) -> t.Iterator[Change]: ...
+
+    @abstractmethod
+    def package_removals(self) -> t.Iterator[Change]:
+        """Yield removals of packages, holds and streams."""
+
+    # ------------------------------------------------------------------ the same for all
+
+    def key_path(self, repository: Repository) -> str:
+        return f"{self.key_directory}/{self.key_prefix}{repository.name}.asc"
+
+    def plan(self) -> Plan:
+        """Return what has to be done.
+
+        :raises BadInput: the node can't have this set; the message names the option or the file.
+        """
+        self.validate()
+        if not self.spec.present:
+            return Plan(tuple(self._absent()))
+        self._refuse_conflicts()
+        return Plan(tuple(self._present()))
+
+    def _present(self) -> t.Iterator[Change]:
+        packages = list(self.package_changes())
+        for repository in self.spec.repositories:
+            yield from self._repository_changes(repository)
+        yield from self.file_changes()
+        yield from self.interrupted(bool(packages))
+        yield from self.preparations()
+        yield from packages
+
+    def _absent(self) -> t.Iterator[Change]:
+        removals = list(self.package_removals())
+        yield from self.interrupted(bool(removals))
+        yield from removals
+        yield from self.file_changes()
+        for path in map(self.key_path, self.spec.repositories):
+            if path in self.keys:
+                yield Change(path, f"key with SHA-256 {self.keys[path]}\n", "", RemoveFile(path))
+        # The repositories' files are removed last: they record what was created for their keys.
+        for path in map(self.repository_path, self.spec.repositories):
+            if path in self.files:
+                text = self.files[path]
+                yield Change(path, without_record(text), "", RemoveRepository(path, text))
+
+    def _refuse_conflicts(self) -> None:
+        found = sorted(
+            name for name in self.packages if name not in self.spec.names and matches_any(name, self.spec.conflicts)
+        )
+        if found:
+            versions = ", ".join(f"{name} {self.packages[name]['version']}" for name in found)
+            raise BadInput(
+                f"conflicts: {versions} can't be installed beside these packages; "
+                f"to remove them: {self.remove_command} {' '.join(found)}"
+            )
+
+    def _repository_changes(self, repository: Repository) -> t.Iterator[Change]:
+        key_path, path = self.key_path(repository), self.repository_path(repository)
+        have = self.keys.get(key_path)
+        text, wanted = without_record(self.files.get(path, "")), self.repository_text(repository)
+        sha256 = digest(repository.key_text) if repository.key_text else repository.key_sha256
+        other_origin = bool(text) and f"{KEY_ORIGIN}{repository.key_origin}" not in text.splitlines()
+        if have is None or (have != sha256 if sha256 else other_origin):
+            before = "" if have is None else f"key with SHA-256 {have}\n"
+            after = f"key {repository.key_origin}" + (f" with SHA-256 {sha256}\n" if sha256 else "\n")
+            yield Change(key_path, before, after, PutKey(repository))
+        if text != wanted:
+            yield Change(path, text, wanted, PutRepository(repository))
+
+    def file_change(self, path: str, text: str) -> t.Iterator[Change]:
+        """Yield the change of one further file; an empty text removes it."""
+        have = self.files.get(path)
+        if text != (have or "") or (have is not None and not text):
+            yield Change(path, have or "", text, PutFile(path, text) if text else RemoveFile(path))
+
+    @staticmethod
+    def package_change(name: str, before: str, after: str, step: t.Any) -> Change:
+        return Change(f"package {name}", before, after, step)
+
+
+def set_package(package: Package, step: SetPackage, hold: bool, latest: str) -> Change:
+    """Return the change that installs a package or sets its hold.
+
+    :param latest: the diff's words for the version of an unpinned package that isn't installed.
+    """
+    version = (package.version or latest) if step.install else step.version
+    before = described(step.version, step.held) if step.version else ""
+    return Change(f"package {package.name}", before, described(version, hold), step)

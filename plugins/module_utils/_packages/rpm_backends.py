@@ -1,0 +1,305 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The command lines of dnf 4, dnf 5 and zypper behind one interface.
+
+Command lines only: on EL 8 the Python bindings exist for an interpreter that Ansible no longer supports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+from abc import ABC, abstractmethod
+
+from .._core.errors import ShareError
+from .._host.system import Done
+from .commands import LONG, QUIET, Commands, last_line, would_remove
+from .paths import Manager
+from .rpm import repository_id
+from .rpm_version import Version
+from .spec import Repository
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A package to install: a file on the node, or a version from a repository (empty: the best one).
+
+    :param closed: the file and those beside it need nothing else.
+    """
+
+    name: str
+    version: str = ""
+    path: str = ""
+    closed: bool = False
+
+
+def reason(done: Done) -> str:
+    """Return the package manager's reason of a failure, in one line."""
+    # zypper --xmlout puts its messages into tags.
+    text = re.sub(r"<[^>\n]*>", "", f"{done.err}\n{done.out}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        if re.match(r"(Error|error|Problem|Fatal)( \d+)?:", line):
+            # dnf prints the problem below "Error:", and its cause below the problem.
+            after = [one for one in lines[number + 1 : number + 4] if re.match(r"(Problem|- |not installable)", one)]
+            words = [line] if line.rstrip(":") != "Error" else []
+            return "; ".join([*words, *(re.sub(r"^- ", "", one) for one in after[:2])]) or line
+    known = [line for line in lines if re.search(r"not found|No provider|[Cc]an't|[Cc]annot|failed|locked", line)]
+    return known[0] if known else last_line(done)
+
+
+class RpmManager(ABC):
+    """One package manager that works with rpm."""
+
+    def __init__(self, manager: Manager, commands: Commands) -> None:
+        self.manager = manager
+        self.commands = commands
+
+    @abstractmethod
+    def refresh(self, repository: Repository) -> None:
+        """Download the repository's metadata.
+
+        :raises ShareError: the repository doesn't work.
+        """
+
+    @abstractmethod
+    def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
+        """Return the versions of packages that repositories have, by name."""
+
+    @abstractmethod
+    def install(self, items: t.Sequence[Item], may_go: t.Callable[[str], bool]) -> None:
+        """Install in one transaction, also older versions.
+
+        :param may_go: whether an installed package may be removed for it.
+        :raises ShareError: it failed, or would remove a package that may not be removed.
+        """
+
+    @abstractmethod
+    def removed_with(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
+        """Return what would be removed with these packages; with ``dependencies`` also what only they needed."""
+
+    @abstractmethod
+    def remove(self, names: t.Sequence[str], dependencies: bool) -> None: ...
+
+    @abstractmethod
+    def automatic(self, names: t.Sequence[str]) -> set[str]:
+        """Return those of the packages that were installed as a dependency."""
+
+    @abstractmethod
+    def mark(self, names: t.Sequence[str], automatic: bool) -> None:
+        """Mark packages as installed as a dependency, or by the user."""
+
+    def forgotten(self, names: t.Sequence[str]) -> list[str]:
+        """Return those of dependencies that the package manager no longer has marked as such."""
+        return []
+
+    def enable_stream(self, stream: str) -> None:
+        raise ShareError(f"streams: {self.manager.name} has no module streams")
+
+    def reset_stream(self, module: str) -> None:
+        raise ShareError(f"streams: {self.manager.name} has no module streams")
+
+
+class Dnf(RpmManager):
+    """dnf 4, and what dnf 5 has in common with it."""
+
+    COMMAND: t.ClassVar[tuple[str, ...]] = (*QUIET, "dnf", "-y")
+    NO_WEAK = "--setopt=install_weak_deps=False"
+    MARKS: t.ClassVar[dict[bool, str]] = {True: "remove", False: "install"}
+    REASON = "%{name} %{reason}"
+
+    def refresh(self, repository: Repository) -> None:
+        one = repository_id(repository)
+        strict = f"--setopt={one}.skip_if_unavailable=0"
+        self.commands.must(
+            [*self.COMMAND, "-q", "--refresh", "--disablerepo=*", f"--enablerepo={one}", strict, "makecache"]
+        )
+
+    def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
+        argv = [*self.COMMAND, "-q", "list", "--showduplicates", *names]
+        done = self.commands.run(argv)
+        if done.rc != 0 and not re.search(r"No matching", done.err + done.out, re.IGNORECASE):
+            raise self.commands.failure(argv, done)
+        return parse_list(done.out)
+
+    def install(self, items: t.Sequence[Item], may_go: t.Callable[[str], bool]) -> None:
+        argv = [*self.COMMAND, self.NO_WEAK, "install", *(self._spec(item) for item in items)]
+        done = self.commands.run(argv, LONG)
+        if done.rc == 0:
+            return
+        # dnf removes nothing without --allowerasing; a dry run shows first what it would remove.
+        erasing = [word if word != "install" else "--allowerasing" for word in argv]
+        erasing.insert(erasing.index("--allowerasing") + 1, "install")
+        going = parse_removed(self.commands.run([*erasing, "--assumeno"], LONG).out)
+        if not going or not all(may_go(name) for name in going):
+            foreign = [name for name in going if not may_go(name)]
+            raise would_remove(argv, foreign) if going else self.commands.failure(argv, done)
+        self.commands.must(erasing, LONG)
+
+    @staticmethod
+    def _spec(item: Item) -> str:
+        if item.path:
+            return item.path
+        return f"{item.name}-{Version.of(item.version).full}" if item.version else item.name
+
+    def _removal(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
+        return [*self.COMMAND, f"--setopt=clean_requirements_on_remove={int(dependencies)}", "remove", *names]
+
+    def removed_with(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
+        argv = [*self._removal(names, dependencies), "--assumeno"]
+        done = self.commands.run(argv, LONG)
+        going = parse_removed(done.out)
+        if not going:
+            raise self.commands.failure(argv, done)
+        return going
+
+    def remove(self, names: t.Sequence[str], dependencies: bool) -> None:
+        self.commands.must(self._removal(names, dependencies), LONG)
+
+    def automatic(self, names: t.Sequence[str]) -> set[str]:
+        argv = [*self.COMMAND, "-q", "repoquery", "--installed", "--qf", self.REASON, *names]
+        done = self.commands.must(argv)
+        rows = [line.split() for line in done.out.splitlines()]
+        return {row[0] for row in rows if len(row) >= 2 and row[1].lower() in ("dependency", "weak-dependency")}
+
+    def mark(self, names: t.Sequence[str], automatic: bool) -> None:
+        if names:
+            self.commands.must([*self.COMMAND, "-q", "mark", self.MARKS[automatic], *names])
+
+    def enable_stream(self, stream: str) -> None:
+        self.commands.must([*self.COMMAND, "-q", "module", "enable", stream])
+
+    def reset_stream(self, module: str) -> None:
+        self.commands.must([*self.COMMAND, "-q", "module", "reset", module])
+
+
+class Dnf5(Dnf):
+    """dnf 5: other names of marks, and a query format without a line end of its own."""
+
+    COMMAND: t.ClassVar[tuple[str, ...]] = (*QUIET, "dnf5", "-y")
+    MARKS: t.ClassVar[dict[bool, str]] = {True: "dependency", False: "user"}
+    REASON = "%{name} %{reason}\n"
+
+    def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
+        form = "%{name}\t%{epoch}:%{version}-%{release}\n"
+        done = self.commands.must([*self.COMMAND, "-q", "repoquery", "--available", "--qf", form, *names])
+        found: dict[str, set[str]] = {}
+        for line in done.out.splitlines():
+            name, tab, version = line.partition("\t")
+            if tab:
+                found.setdefault(name, set()).add(str(Version.of(version)))
+        return found
+
+
+class Zypper(RpmManager):
+    """zypper, by its XML output."""
+
+    COMMAND: t.ClassVar[tuple[str, ...]] = (*QUIET, "zypper", "--non-interactive")
+    # Success with a notice: a reboot or restart is advised, a repository was skipped, a script failed.
+    FINE: t.ClassVar[tuple[int, ...]] = (0, 100, 101, 102, 103, 106, 107)
+    NOTHING_FOUND = 104
+    AUTOMATIC = "/var/lib/zypp/AutoInstalled"
+
+    def refresh(self, repository: Repository) -> None:
+        self.commands.must([*self.COMMAND, "refresh", "--force", repository_id(repository)])
+
+    def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
+        argv = [*self.COMMAND, "--xmlout", "--no-refresh", "search", "--details", "--match-exact", "-t", "package"]
+        done = self.commands.must([*argv, *names], fine=(*self.FINE, self.NOTHING_FOUND))
+        found: dict[str, set[str]] = {}
+        for one in re.findall(r"<solvable ([^>]*)/?>", done.out):
+            fields = dict(re.findall(r'([\w-]+)="([^"]*)"', one))
+            if fields.get("kind") == "package" and "edition" in fields:
+                found.setdefault(fields["name"], set()).add(str(Version.of(fields["edition"])))
+        return found
+
+    def install(self, items: t.Sequence[Item], may_go: t.Callable[[str], bool]) -> None:
+        # Dependencies follow a package to an older version only with --force-resolution, which also removes what
+        # conflicts: a dry run shows first what it would remove.
+        options = ["--auto-agree-with-licenses", "--no-recommends", "--oldpackage", "--force-resolution"]
+        command = list(self.COMMAND)
+        if items and all(item.path and item.closed for item in items):
+            # Files of the user are installed unchecked, as dnf does; nothing else is part of this transaction.
+            command.append("--no-gpg-checks")
+        elif any(item.path for item in items):
+            options.append("--allow-unsigned-rpm")
+        specs = [self._spec(item) for item in items]
+        dry = [*command, "--xmlout", "install", "--dry-run", *options, *specs]
+        planned = self.commands.must(dry, LONG, fine=self.FINE)
+        argv = [*command, "install", *options, *specs]
+        foreign = [name for name in parse_xml_removed(planned.out) if not may_go(name)]
+        if foreign:
+            raise would_remove(argv, foreign)
+        self.commands.must(argv, LONG, fine=self.FINE)
+
+    @staticmethod
+    def _spec(item: Item) -> str:
+        return item.path or (f"{item.name}={item.version}" if item.version else item.name)
+
+    def _removal(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
+        return ["remove", "--clean-deps" if dependencies else "--no-clean-deps", *names]
+
+    def removed_with(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
+        remove, *words = self._removal(names, dependencies)
+        done = self.commands.must([*self.COMMAND, "--xmlout", remove, "--dry-run", *words], LONG, fine=self.FINE)
+        return parse_xml_removed(done.out)
+
+    def remove(self, names: t.Sequence[str], dependencies: bool) -> None:
+        self.commands.must([*self.COMMAND, *self._removal(names, dependencies)], LONG, fine=self.FINE)
+
+    def _listed(self) -> list[str]:
+        return (self.commands.system.read(self.AUTOMATIC) or "").splitlines()
+
+    def automatic(self, names: t.Sequence[str]) -> set[str]:
+        return set(self._listed()) & set(names)
+
+    def mark(self, names: t.Sequence[str], automatic: bool) -> None:
+        lines = [line for line in self._listed() if line not in names] + (list(names) if automatic else [])
+        if names:
+            self.commands.system.write(self.AUTOMATIC, "\n".join(lines) + "\n")
+
+    def forgotten(self, names: t.Sequence[str]) -> list[str]:
+        # libzypp removes all locked packages from its list whenever anything is installed.
+        listed = self._listed()
+        return [name for name in names if name not in listed]
+
+
+RPM_MANAGERS: dict[str, type[RpmManager]] = {"dnf": Dnf, "dnf5": Dnf5, "zypper": Zypper}
+
+
+def parse_list(text: str) -> dict[str, set[str]]:
+    """Return the versions by name of ``dnf list``, which breaks long lines after any column."""
+    found: dict[str, set[str]] = {}
+    words = re.sub(r"\n[ \t]+", " ", text).splitlines()
+    for line in words:
+        fields = line.split()
+        name, dot, _arch = fields[0].rpartition(".") if fields else ("", "", "")
+        if len(fields) >= 3 and dot:
+            found.setdefault(name, set()).add(str(Version.of(fields[1])))
+    return found
+
+
+def parse_removed(text: str) -> list[str]:
+    """Return the packages below every ``Removing…:`` of dnf's summary."""
+    names = []
+    inside = False
+    for line in text.splitlines():
+        heading = re.match(r"(\w[^:]*):\s*$", line)
+        if heading:
+            inside = heading.group(1).startswith(("Removing", "Erasing"))
+        elif not line.strip() or line.startswith("="):
+            inside = False
+        elif inside and re.match(r" \S", line):
+            names.append(line.split()[0])
+    return names
+
+
+def parse_xml_removed(text: str) -> list[str]:
+    """Return the packages that zypper would remove, by its summary."""
+    found = re.search(r"<to-remove>(.*?)</to-remove>", text, re.DOTALL)
+    return re.findall(r'<solvable type="package" name="([^"]+)"', found.group(1)) if found else []

@@ -1,0 +1,216 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The files in which package managers keep version locks: parse them, add and remove our entries.
+
+Each tool rewrites its file when a user adds or deletes a lock, and drops every comment. Ours therefore have a form that
+means the same as a user's own, survives the rewrite, and isn't what the tool itself writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+import typing as t
+
+from .._core.errors import ShareError
+from .rpm_version import Version
+from .types import LockState
+
+
+@dataclasses.dataclass(frozen=True)
+class Lock:
+    """One entry.
+
+    :param name: the package's name, or a pattern of names.
+    :param version: ``[epoch:]version-release`` or a pattern of it; empty keeps whatever version is installed.
+    :param ours: written by this collection.
+    :param exclude: it excludes these versions rather than all others.
+    """
+
+    name: str
+    version: str
+    ours: bool = False
+    exclude: bool = False
+
+    def of(self, name: str) -> bool:
+        return not self.exclude and fnmatch.fnmatchcase(name, self.name)
+
+    def keeps(self, name: str, version: str) -> bool:
+        """Whether the lock keeps an installed package at its version."""
+        if not self.of(name):
+            return False
+        have, want = Version.of(version), Version.of(self.version)
+        return not self.version or all(fnmatch.fnmatchcase(one, other or "*") for one, other in zip(have, want))
+
+    @property
+    def exact(self) -> bool:
+        """Whether it keeps one version and no other."""
+        return bool(self.version) and not re.search(r"[*?\[]", self.version)
+
+    def json(self) -> LockState:
+        return {"name": self.name, "version": self.version, "ours": self.ours, "exclude": self.exclude}
+
+
+class LockFile(t.Protocol):
+    """One tool's form of the file."""
+
+    def parse(self, text: str) -> list[Lock]:
+        """Return every entry."""
+
+    def render(self, text: str, drop: t.Callable[[str], bool], add: t.Mapping[str, str]) -> str:
+        """Return the file without our entries that ``drop`` names, and with new ones. Everything else stays.
+
+        :param drop: whether to remove our entry of a package.
+        :param add: versions by package name.
+        :raises ShareError: the file has a form that can't be edited.
+        """
+
+
+def _joined(text: str, added: str) -> str:
+    return text + ("\n" if text and not text.endswith("\n") else "") + added
+
+
+class ListLocks:
+    """versionlock.list of dnf 4: ``name-epoch:version-release.*``."""
+
+    # The plugin writes .* and accepts any pattern of architectures; .?* means the same.
+    MARK = ".?*"
+
+    def parse(self, text: str) -> list[Lock]:
+        lines = [line.strip() for line in text.splitlines()]
+        return [self._entry(line) for line in lines if line and not line.startswith("#")]
+
+    @classmethod
+    def _entry(cls, line: str) -> Lock:
+        exclude = line.startswith("!")
+        ours = line.endswith(cls.MARK)
+        text = re.sub(r"\.(\?\*|\*|noarch|x86_64|aarch64|i[3-6]86|src)$", "", line.lstrip("!"))
+        # What follows a dash shows whether it is part of the name or precedes the version.
+        start = r"(?P<name>.+?)-(?:(?P<epoch>[\d*?]+):)?(?P<version>[\d*?\[][^-:]*)"
+        found = re.fullmatch(start + r"-(?P<release>[^-:]+)", text) or re.fullmatch(start, text)
+        if not found:
+            # A name alone excludes no version.
+            return Lock(text, "", ours, exclude=True)
+        parts = {"release": "*", **found.groupdict()}
+        epoch = parts["epoch"] or "*"
+        return Lock(parts["name"], f"{epoch}:{parts['version']}-{parts['release']}", ours, exclude)
+
+    def render(self, text: str, drop: t.Callable[[str], bool], add: t.Mapping[str, str]) -> str:
+        kept = []
+        for line in text.splitlines(keepends=True):
+            word = line.strip()
+            lock = self._entry(word) if word and not word.startswith("#") else None
+            if lock is None or not lock.ours or not drop(lock.name):
+                kept.append(line)
+        return _joined("".join(kept), "".join(f"{self._line(name, add[name])}\n" for name in sorted(add)))
+
+    def _line(self, name: str, version: str) -> str:
+        have = Version.of(version)
+        return f"{name}-{have.full}{self.MARK}"
+
+
+class TomlLocks:
+    """versionlock.toml of dnf 5; dnf 5 preserves an entry's ``comment``."""
+
+    MARK = "kubegpu.share"
+    # dnf5 ignores a file without it.
+    HEAD = 'version = "1.0"\n'
+    _START = re.compile(r"^[ \t]*\[\[[ \t]*packages[ \t]*\]\]", re.MULTILINE)
+
+    def parse(self, text: str) -> list[Lock]:
+        return [self._entry(block) for block in self._blocks(text)[1:]]
+
+    def _blocks(self, text: str) -> list[str]:
+        """Return the text before the first entry, and the entries."""
+        starts = [found.start() for found in self._START.finditer(text)]
+        edges = [0, *starts, len(text)]
+        return [text[begin:end] for begin, end in zip(edges, edges[1:])]
+
+    def _entry(self, block: str) -> Lock:
+        fields = re.findall(r"""\b(name|comment|key|comparator|value)\s*=\s*(?:"([^"\n]*)"|'([^'\n]*)')""", block)
+        values: dict[str, list[str]] = {}
+        for field, one, other in fields:
+            values.setdefault(field, []).append(one or other)
+        conditions = list(zip(values.get("key", []), values.get("comparator", []), values.get("value", [])))
+        version = ""
+        exclude = False
+        if len(conditions) == 1 and conditions[0][0] == "evr":
+            _key, comparator, value = conditions[0]
+            exclude = comparator in ("!=", "<>", "<", "<=", ">", ">=")
+            version = value
+        return Lock((values.get("name") or [""])[0], version, values.get("comment") == [self.MARK], exclude)
+
+    def render(self, text: str, drop: t.Callable[[str], bool], add: t.Mapping[str, str]) -> str:
+        head, *blocks = self._blocks(text)
+        if re.search(r"^\s*packages\s*=", head, re.MULTILINE):
+            raise ShareError(
+                "/etc/dnf/versionlock.toml isn't in dnf5's own form: rewrite its locks with 'dnf versionlock add'"
+            )
+        kept = []
+        for block in blocks:
+            lock = self._entry(block)
+            if not lock.ours or not drop(lock.name):
+                kept.append(block)
+        if add and not re.search(r"^\s*version\s*=", text, re.MULTILINE):
+            # dnf5 ignores such a file; with a version it would apply all of its locks.
+            if blocks:
+                raise ShareError(
+                    "/etc/dnf/versionlock.toml has no version, so that dnf5 ignores it: add one, or remove the file"
+                )
+            head = self.HEAD + head
+        body = head + "".join(kept)
+        if add or len(kept) < len(blocks):
+            # The blank line before our entry is ours too.
+            body = body.rstrip("\n") + "\n" if body.strip() else ""
+        return body + "".join(self._block(name, add[name]) for name in sorted(add))
+
+    def _block(self, name: str, version: str) -> str:
+        return (
+            f'\n[[packages]]\nname = "{name}"\ncomment = "{self.MARK}"\n\n[[packages.conditions]]\n'
+            f'key = "evr"\ncomparator = "="\nvalue = "{Version.of(version).full}"\n'
+        )
+
+
+class ZyppLocks:
+    """/etc/zypp/locks: stanzas that keep installed packages at whatever version they have."""
+
+    # zypper's own locks lack it, and so also exclude packages that aren't installed.
+    MARK = ("install_status", "installed")
+
+    def parse(self, text: str) -> list[Lock]:
+        return [lock for _raw, lock in self._stanzas(text) if lock is not None]
+
+    def _stanzas(self, text: str) -> t.Iterator[tuple[str, Lock | None]]:
+        """Yield each stanza with the blank lines after it, and its lock; None where it locks no package by name."""
+        for found in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+(?:[ \t]*\n)*|(?:[ \t]*\n)+", text):
+            fields: dict[str, str] = {}
+            for line in found.group().splitlines():
+                key, colon, value = line.partition(":")
+                if colon and not line.startswith("#"):
+                    fields[key.strip()] = value.strip()
+            name = fields.get("solvable_name", "")
+            lock = None
+            if name and fields.get("type", "package") == "package":
+                ours = fields.get(self.MARK[0]) == self.MARK[1] and fields.get("match_type") == "exact"
+                glob = fields.get("match_type") in ("exact", "glob")
+                lock = Lock(name if glob else f"*{name}*", "", ours)
+                if "version" in fields:
+                    # It excludes versions that repositories offer, and keeps nothing that is installed.
+                    lock = Lock(lock.name, fields["version"].lstrip("=<>! "), ours, exclude=True)
+            yield found.group(), lock
+
+    def render(self, text: str, drop: t.Callable[[str], bool], add: t.Mapping[str, str]) -> str:
+        kept = [raw for raw, lock in self._stanzas(text) if lock is None or not lock.ours or not drop(lock.name)]
+        body = "".join(kept)
+        if add and body.strip() and not body.endswith("\n\n"):
+            body = _joined(body, "\n")
+        stanzas = [
+            f"type: package\nmatch_type: exact\ncase_sensitive: on\n{': '.join(self.MARK)}\nsolvable_name: {name}\n"
+            for name in sorted(add)
+        ]
+        return body + "\n".join(stanzas)

@@ -1,0 +1,288 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Preflight: all that would stop site.yml, before it changes anything. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from .._allocation import memory_limit as limits
+from .._allocation.cluster import ClusterNode, ClusterState, node_cards
+from .._allocation.compute import node_unit
+from .._contracts import gpushare as contract
+from .._node.types import GpuNode
+from .._openshift import gpu_operator as operator
+from . import node as machines
+from .findings import PROBLEM, WARNING, Finding, Findings
+from .node import Machine, NodeOptions
+
+BACKENDS = ("gpushare",)
+PLACEMENTS = ("binpack", "spread")
+DELIVERIES = ("import", "registry")
+# As nodes name them in their status.
+RUNTIMES = ("containerd", "docker", "cri-o")
+# Without these the run can't go on, and they can't be ignored.
+INPUT = {
+    "unknown-value": "A variable has an unknown value.",
+    "no-gpu-nodes": "The group gpu_nodes is empty, and gpushare_nodes names no node.",
+    "unknown-node": "A host, or a name in gpushare_nodes, isn't a node of the cluster.",
+    "twin-nodes": "Two hosts have the same node name.",
+    "coreos": "The machine runs OpenShift's own system, in which nothing may be changed over SSH.",
+    "image-archive": "The servers' image is to be imported, and its archive is missing or holds another image.",
+}
+# Findings about the cluster, and of the roles' own plans. The user may ignore them.
+CLUSTER = {
+    "old-image": "An image of upstream's is from 2019 and can't bind a pod on this cluster.",
+    "node-not-ready": "A node isn't Ready.",
+    "runtime": "The node's container runtime isn't one of those that can be set up.",
+    "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
+    "foreign-plugin": "Another device plugin announces the same cards.",
+    "unit-change": "The memory unit differs from the present one, and pods hold memory in that one.",
+    "driver-refused": "Role driver can't do what is asked for on this machine.",
+    "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
+    "runtime-refused": "Role runtime can't configure this machine's container runtime.",
+    "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
+}
+
+# Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
+OLD_IMAGES = {"gpushare_extender_image": "1.11-d170d8a", "gpushare_device_plugin_image": "v2-1.11-aff8a23"}
+# Since this version pods have fields that the old client drops when it writes pods back.
+OLD_IMAGES_END = (1, 16)
+
+# Resources by which other stacks announce the cards that this collection would announce.
+FOREIGN = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The user's variables.
+
+    :param nodes: nodes whose cards are shared, by their names in the cluster; empty for the hosts of gpu_nodes.
+    :param gpu_operator: NVIDIA's GPU Operator will remove its device plugin from these nodes.
+    """
+
+    backend: str = "gpushare"
+    memory_unit: str = "GiB"
+    placement: str = "binpack"
+    image_delivery: str = "import"
+    extender_image: str = ""
+    device_plugin_image: str = ""
+    nodes: t.Sequence[str] = ()
+    gpu_operator: bool = False
+    memory_limit: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One machine of the inventory, or a node of the cluster that is none.
+
+    :param host: its name in the inventory.
+    :param node: its name in the cluster.
+    :param source: the group gpu_nodes or control_plane, or the variable gpushare_nodes.
+    :param facts: ``gpu_node``; None where they weren't collected in this run.
+    :param options: variables of the nodes' roles.
+    :param plans: findings of these roles' own plans.
+    """
+
+    host: str
+    node: str
+    source: str
+    facts: GpuNode | None = None
+    options: NodeOptions = dataclasses.field(default_factory=NodeOptions)
+    plans: tuple[Finding, ...] = ()
+
+    @property
+    def is_gpu_host(self) -> bool:
+        """The nodes' roles set it up."""
+        return self.source == "gpu_nodes"
+
+    @property
+    def is_machine(self) -> bool:
+        """It is a host of the inventory."""
+        return self.source != "gpushare_nodes"
+
+
+def examine(
+    options: Options, cluster: ClusterState | None, hosts: t.Sequence[Host], ignore: t.Sequence[str] = ()
+) -> Findings:
+    """Return all that would stop the run.
+
+    :param cluster: as the module ``cluster_info`` returns it; None to examine the machines alone.
+    :param ignore: findings that the user accepts: ``id`` or ``id@host``.
+    :raises BadInput: ``ignore`` names no such finding.
+    """
+    found = Findings(_values(options))
+    known = {host.node for host in hosts}
+    others = [Host(name, name, "gpushare_nodes") for name in dict.fromkeys(options.nodes) if name not in known]
+    hosts = (*hosts, *others)
+    shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
+    if not shared:
+        what = "the group names no host, and gpushare_nodes no node: there is nothing to set up"
+        found.append(Finding("no-gpu-nodes", PROBLEM, what, variable="gpu_nodes"))
+    if cluster is not None:
+        found += _cluster(options, cluster, hosts, shared)
+    for host in hosts:
+        if host.is_gpu_host and host.facts is not None:
+            found += [*machines.examine(_machine(options, host, host.facts)), *host.plans]
+    found.ignore(ignore, described())
+    return found
+
+
+def described() -> dict[str, str]:
+    """Return id and meaning of every finding that can be ignored, for the documentation."""
+    return {**CLUSTER, **machines.described()}
+
+
+def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
+    unit = options.memory_unit if options.memory_unit in contract.MIB_PER_UNIT else ""
+    # Upstream's device plugin has no limits.
+    limit = "off" if options.device_plugin_image else options.memory_limit
+    return Machine(host.host, facts, host.options, unit, limit)
+
+
+def _values(options: Options) -> t.Iterator[Finding]:
+    for variable, value, known in (
+        ("gpu_backend", options.backend, BACKENDS),
+        ("gpushare_memory_unit", options.memory_unit, tuple(contract.MIB_PER_UNIT)),
+        ("gpushare_placement", options.placement, PLACEMENTS),
+        ("gpushare_image_delivery", options.image_delivery, DELIVERIES),
+        ("gpushare_memory_limit", options.memory_limit, limits.MODES),
+    ):
+        if value not in known:
+            fields = {"value": value, "known": " or ".join(known)}
+            what = "{value!r} isn't known; it can be {known}"
+            yield Finding("unknown-value", PROBLEM, what, variable=variable, fields=fields)
+
+
+# --------------------------------------------------------------------------- cluster
+
+
+def _cluster(
+    options: Options, cluster: ClusterState, hosts: t.Sequence[Host], shared: frozenset[str]
+) -> t.Iterator[Finding]:
+    yield from _images(options, cluster["version"])
+    nodes = {node["name"]: node for node in cluster["nodes"]}
+    for host in hosts:
+        twins = [other.host for other in hosts if other.node == host.node]
+        if len(twins) > 1 and twins[0] == host.host:
+            fields = {"hosts": twins, "node": host.node}
+            what = "the hosts {hosts} have the same node name, {node}"
+            yield Finding("twin-nodes", PROBLEM, what, variable="gpu_node_name", fields=fields)
+        node = nodes.get(host.node)
+        if node is None:
+            yield _unknown_node(host, nodes)
+        else:
+            yield from _node(options, host, node, host.node in shared)
+    if options.memory_unit in contract.MIB_PER_UNIT:
+        yield from _unit_change(options, cluster)
+
+
+def _images(options: Options, version: str) -> t.Iterator[Finding]:
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    if not numbers or (int(numbers.group(1)), int(numbers.group(2))) < OLD_IMAGES_END:
+        return
+    for variable, image in (
+        ("gpushare_extender_image", options.extender_image),
+        ("gpushare_device_plugin_image", options.device_plugin_image),
+    ):
+        if any(tag in image for tag in OLD_IMAGES.values()):
+            yield Finding(
+                "old-image",
+                PROBLEM,
+                "{image} is a build of 2019. Its Kubernetes 1.11 client drops unknown fields when it writes "
+                "a pod back; the API server of this cluster ({version}) refuses that, and no pod could be "
+                "bound or assigned",
+                "leave the variable unset, or name a newer build",
+                variable=variable,
+                fields={"image": image, "version": version},
+            )
+
+
+def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
+    what = "host {host}" if host.is_machine else "{host}"
+    if host.node != host.host:
+        what += " (gpu_node_name: {node})"
+    return Finding(
+        "unknown-node",
+        PROBLEM,
+        what + " isn't a node of the cluster, whose nodes are {known}",
+        "set gpu_node_name where the cluster has another name for a host"
+        if host.is_machine
+        else "use the name that the cluster has for it",
+        host.host,
+        host.source,
+        {"node": host.node, "known": [*sorted(nodes)[:10], *["…"][: len(nodes) > 10]] or "none"},
+    )
+
+
+def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.Iterator[Finding]:
+    variable = "gpushare_nodes" if options.nodes else "gpu_nodes"
+
+    runtime = node["runtime"].partition(":")[0]
+    foreign = sorted(name for name in node["capacity"] if _is_foreign(options, node, name))
+    fields = {
+        "node": host.node,
+        "runtime": node["runtime"],
+        "name": runtime,
+        "resources": foreign,
+        "known": " or ".join(RUNTIMES),
+        "named_by": variable,
+    }
+
+    def finding(id: str, what: str, action: str = "", variable: str = variable, severity: str = PROBLEM) -> Finding:
+        return Finding(id, severity, "node {node} " + what, action, host.host, variable, fields)
+
+    if not node["ready"]:
+        yield finding("node-not-ready", "isn't Ready", variable="", severity=WARNING)
+    if not (host.is_gpu_host or shared):
+        return
+    registry = "put the servers' image into a registry and set it to registry"
+    if runtime not in RUNTIMES:
+        what = "runs " + ("{runtime}" if node["runtime"] else "an unknown container runtime")
+        yield finding("runtime", what, "what can be set up is {known}")
+    elif options.image_delivery == "import" and runtime != "containerd":
+        what = "runs {name}, and images are imported into containerd only"
+        yield finding("image-delivery", what, registry, "gpushare_image_delivery")
+    elif options.image_delivery == "import" and not host.is_machine:
+        what = "is no host of the inventory, and only hosts import images"
+        yield finding("image-delivery", what, registry, "gpushare_image_delivery")
+    if foreign and shared:
+        yield finding(
+            "foreign-plugin",
+            "announces {resources} already: another device plugin gives away the same cards",
+            "remove that plugin from the node, or the node from {named_by}",
+        )
+
+
+def _is_foreign(options: Options, node: ClusterNode, resource: str) -> bool:
+    if not FOREIGN.fullmatch(resource) or contract.quantity(node["capacity"][resource]) <= 0:
+        return False
+    # The operator labels the nodes that it serves; the resources of its device plugin there go with that plugin.
+    return not (options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node["labels"])
+
+
+def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:
+    units = (None, options.memory_unit)
+    other = sorted(node["name"] for node in cluster["nodes"] if node_unit(node_cards(node)) not in units)
+    pods = [f"{pod['namespace']}/{pod['name']}" for pod in cluster["sharing_pods"] or [] if pod["node"] in other]
+    if other and pods:
+        yield Finding(
+            "unit-change",
+            PROBLEM,
+            f"{{unit}} isn't the present unit of node{'s' if len(other) > 1 else ''} {{nodes}}, and {{count}} "
+            f"pod{'s' if len(pods) > 1 else ''} there ({{pods}}) would hold another amount than they asked for",
+            "delete them first",
+            variable="gpushare_memory_unit",
+            fields={
+                "unit": options.memory_unit,
+                "nodes": other,
+                "count": len(pods),
+                "pods": [*pods[:3], *["…"][: len(pods) > 3]],
+            },
+        )

@@ -1,0 +1,624 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Checks of one machine: whether the roles can set it up, and the ways in which GPU nodes break. Pure.
+
+Each check is a function over a ``Machine``; its docstring is its line in the documentation. Its text begins with a verb
+whose subject is the host. Unknown facts are no finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._contracts.gpushare import Card
+from .._core.errors import BadInput
+from .._driver import conflicts as driver_conflicts
+from .._driver import nouveau
+from .._driver.modprobe import PATH as BLACKLIST
+from .._driver.types import NodeFacts
+from .._host.types import PciGpu
+from .._node.types import GpuNode
+from .._openshift import coreos
+from .._toolkit import memory_limit
+from .findings import NOTE, PROBLEM, WARNING, Finding
+
+# The roles for nodes support these; a role that supports another one adds it here.
+FAMILIES = ("debian", "redhat", "suse")
+ARCHITECTURES = ("amd64", "arm64")
+MAINTENANCE = ("never", "drain", "reboot")
+# Xid errors after which a card needs a reset or a repair:
+# https://docs.nvidia.com/deploy/xid-errors/
+FATAL_XIDS = (48, 74, 79, 95, 119, 120)
+MISMATCH = 18
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeOptions:
+    """The variables of the roles for nodes."""
+
+    driver_state: str = "present"
+    driver_source: str = "repository"
+    driver_version: str = "580.95.05"
+    driver_repo_url: str = ""
+    toolkit_state: str = "present"
+    toolkit_version: str = "1.20.1-1"
+    maintenance: str = "never"
+
+    def driver(self) -> dict[str, str]:
+        """Return the driver's, by the names of role driver's options."""
+        prefix = "driver_"
+        return {name[len(prefix) :]: value for name, value in vars(self).items() if name.startswith(prefix)}
+
+
+class Draft(t.NamedTuple):
+    """A finding without its id and host."""
+
+    severity: str
+    what: str
+    action: str
+    variable: str
+    fields: dict[str, t.Any]
+
+
+def draft(severity: str, what: str, action: str = "", *, variable: str = "", **fields: t.Any) -> Draft:
+    """Return what a check found; see ``Finding`` for the parameters."""
+    return Draft(severity, what, action, variable, fields)
+
+
+class Machine:
+    """A host of gpu_nodes: its facts, and what is asked of it.
+
+    :param unit: unit of GPU memory; empty where it is unknown.
+    :param limit: gpushare_memory_limit; ``off`` where limits don't matter.
+    """
+
+    def __init__(self, host: str, node: GpuNode, options: NodeOptions, unit: str, limit: str) -> None:
+        self.host = host
+        self.node = node
+        self.options = options
+        self.unit = unit
+        self.limit = limit
+
+    @property
+    def gpus(self) -> list[PciGpu]:
+        """Cards on PCI that are this node's own; a virtual machine may have others."""
+        return [gpu for gpu in self.node["gpus"] if gpu["driver"] != "vfio-pci"]
+
+    @property
+    def driver_facts(self) -> NodeFacts:
+        """The sections that the driver's planners read."""
+        return t.cast("NodeFacts", self.node)
+
+    @property
+    def installs_driver(self) -> bool:
+        return self.options.driver_state == "present"
+
+    @property
+    def installs_toolkit(self) -> bool:
+        return self.options.toolkit_state == "present"
+
+    @property
+    def has_kernel(self) -> bool:
+        """A container has no kernel of its own."""
+        return bool(self.node["kernel"]["installed"])
+
+    @property
+    def module(self) -> str:
+        """Version of the loaded kernel module."""
+        return self.node["driver"]["module_version"] or ""
+
+
+Check = t.Callable[[Machine], t.Optional[Draft]]
+CHECKS: dict[str, Check] = {}
+
+
+def check(id: str) -> t.Callable[[Check], Check]:
+    """Register a check under its id."""
+
+    def register(function: Check) -> Check:
+        CHECKS[id] = function
+        return function
+
+    return register
+
+
+def examine(machine: Machine) -> list[Finding]:
+    """Return all findings about a machine; on CoreOS nothing else is examined."""
+    own = coreos.refusal(machine.host, machine.node["distribution"])
+    if own:
+        return [Finding("coreos", PROBLEM, "{reason}", "", machine.host, "gpu_nodes", {"reason": own})]
+    found = []
+    if machine.options.maintenance not in MAINTENANCE:
+        fields = {"value": machine.options.maintenance, "known": " or ".join(MAINTENANCE)}
+        what = "{value!r} isn't known; it can be {known}"
+        found.append(Finding("unknown-value", PROBLEM, what, "", machine.host, "gpu_maintenance", fields))
+    for id, function in CHECKS.items():
+        one = function(machine)
+        if one is not None:
+            what = f"host {{host}} {one.what}"
+            found.append(Finding(id, one.severity, what, one.action, machine.host, one.variable, one.fields))
+    for clash in driver_conflicts.conflicts(machine.driver_facts, **machine.options.driver()):
+        fields = {"found": clash["found"], "remedy": clash["remedy"]}
+        found.append(Finding(clash["id"], PROBLEM, "host {host} {found}", "{remedy}", machine.host, "", fields))
+    return found
+
+
+def described() -> dict[str, str]:
+    """Return id and meaning of every check, for the documentation."""
+    checks = {id: " ".join((function.__doc__ or "").split()) for id, function in CHECKS.items()}
+    return {**checks, **driver_conflicts.IDS}
+
+
+# --------------------------------------------------------------------------- system
+
+
+@check("distribution")
+def _distribution(machine: Machine) -> Draft | None:
+    """The machine's distribution isn't of a family that can be set up."""
+    distribution = machine.node["distribution"]
+    if distribution["family"] in FAMILIES:
+        return None
+    return draft(
+        PROBLEM,
+        "runs {id} {version}",
+        "what can be set up is a family of {known}",
+        variable="gpu_nodes",
+        id=distribution["id"],
+        version=distribution["version"],
+        known=" or ".join(FAMILIES),
+    )
+
+
+@check("architecture")
+def _architecture(machine: Machine) -> Draft | None:
+    """The machine's architecture has no driver or no servers."""
+    arch = machine.node["distribution"]["arch"]
+    if arch in ARCHITECTURES:
+        return None
+    action = "the driver and the servers exist for {known}"
+    return draft(PROBLEM, "has the architecture {arch}", action, variable="gpu_nodes", arch=arch, known=ARCHITECTURES)
+
+
+@check("no-gpu")
+def _no_gpu(machine: Machine) -> Draft | None:
+    """No NVIDIA GPU is on the machine's PCI bus."""
+    if machine.node["gpus"]:
+        return None
+    return draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", variable="gpu_nodes")
+
+
+# --------------------------------------------------------------------------- nouveau, kernel, boot
+
+
+@check("nouveau-in-use")
+def _nouveau(machine: Machine) -> Draft | None:
+    """nouveau is loaded and in use: only a reboot frees the cards."""
+    bound = [gpu["address"] for gpu in machine.gpus if gpu["driver"] == "nouveau"]
+    state = machine.node["nouveau"]
+    if not machine.has_kernel or not state["loaded"] or not (bound or state["refcnt"]):
+        return None
+    what = "has nouveau loaded" + (" for {cards}" if bound else "")
+    if machine.options.maintenance == "reboot":
+        return draft(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", cards=bound)
+    action = "set gpu_maintenance: reboot, or reboot it yourself after role nouveau has run"
+    return draft(WARNING, what + ", and only a reboot may unload it", action, cards=bound)
+
+
+@check("nouveau-in-initramfs")
+def _initramfs(machine: Machine) -> Draft | None:
+    """The blacklist file is there and an initramfs still lacks it: nouveau comes back with the next boot."""
+    state = machine.node["nouveau"]
+    images = [one["path"] for one in state["images"] if one["nouveau"] and one["blacklist"] is False]
+    if not state["files"].get(BLACKLIST) or not images:
+        return None
+    return draft(NOTE, "has {images} with nouveau and without its blacklist", "role nouveau rebuilds it", images=images)
+
+
+@check("boot-full")
+def _boot(machine: Machine) -> Draft | None:
+    """An initramfs has to be rebuilt, and /boot has no room for it or can't be written."""
+    if not machine.node["nouveau"]["images"] or machine.node["distribution"]["family"] not in FAMILIES:
+        return None
+    try:
+        nouveau.plan(True, machine.driver_facts)
+    except BadInput as error:
+        return draft(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
+    return None
+
+
+@check("kernel-without-module")
+def _kernel_module(machine: Machine) -> Draft | None:
+    """A driver is installed, and the running or the newest kernel has no module of it (DKMS failed or wasn't run)."""
+    modules = machine.node["kernel"]["modules"]
+    if not any(one["nvidia"] for one in modules.values()):
+        return None
+    # The boot loader takes the last one.
+    booted = (machine.node["kernel"]["release"], list(modules)[-1])
+    missing = [name for name, one in modules.items() if not one["nvidia"] and name in booted]
+    if not missing:
+        return None
+    return draft(
+        WARNING,
+        "has no nvidia module for kernel {kernels}, and would have no GPU when that one runs",
+        "install its headers and run 'dkms autoinstall -k {newest}'",
+        kernels=missing,
+        newest=missing[-1],
+    )
+
+
+@check("headers-missing")
+def _headers(machine: Machine) -> Draft | None:
+    """The running kernel's headers are missing and the module has to be built here."""
+    kernel = machine.node["kernel"]
+    if not machine.has_kernel or kernel["headers"] or machine.module or not machine.installs_driver:
+        return None
+    action = "role driver installs them first, as driver_install_headers allows"
+    return draft(NOTE, "has no headers of its running kernel {release}", action, release=kernel["release"])
+
+
+@check("compiler-mismatch")
+def _compiler(machine: Machine) -> Draft | None:
+    """The kernel was built by another major version of gcc than is installed: its modules may not build."""
+    kernel, gcc = machine.node["kernel"]["compiler"]["kernel"], machine.node["kernel"]["compiler"]["gcc"]
+    major = kernel.partition(".")[0]
+    if not kernel or not gcc or major == gcc.partition(".")[0] or not machine.has_kernel:
+        return None
+    return draft(
+        WARNING,
+        "has gcc {gcc} and a kernel that was built by gcc {kernel}",
+        "install gcc {major} (Oracle's UEK: the gcc-toolset of that version) before the driver",
+        gcc=gcc,
+        kernel=kernel,
+        major=major,
+    )
+
+
+@check("secure-boot")
+def _secure_boot(machine: Machine) -> Draft | None:
+    """Secure Boot is on and the key that modules built here are signed with isn't enrolled."""
+    mok = machine.node["mok"]
+    if not machine.node["secure_boot"] or machine.module or mok["enrolled"]:
+        return None
+    if mok["pending"]:
+        what = "has Secure Boot on and a key whose enrolment waits for the next boot"
+        return draft(PROBLEM, what, "reboot it and confirm the key on its console")
+    built_here = any("dkms" in name and "nvidia" in name for name in machine.node["packages"])
+    return draft(
+        PROBLEM if built_here or machine.node["log"]["key_rejected"] else WARNING,
+        "has Secure Boot on and no enrolled key for modules that are built on it",
+        "use signed modules (driver_source: distribution on Ubuntu), or run 'mokutil --import {key}', reboot it and "
+        "confirm the key on its console",
+        key=mok["key"] or "/var/lib/dkms/mok.pub",
+    )
+
+
+# --------------------------------------------------------------------------- driver
+
+
+@check("driver-mismatch")
+def _mismatch(machine: Machine) -> Draft | None:
+    """The loaded module and the driver's library have different versions (upgraded and not reloaded)."""
+    library = machine.node["driver"]["library_version"]
+    differs = machine.module and library and library != machine.module
+    if not differs and machine.node["driver"]["code"] != MISMATCH:
+        return None
+    repaired = machine.installs_driver and machine.options.maintenance != "never"
+    return draft(
+        WARNING if repaired or not machine.has_kernel else PROBLEM,
+        "has the nvidia module {module} loaded and the driver's library {library}",
+        "it will be drained and its modules reloaded"
+        if repaired
+        else "set gpu_maintenance: drain (or reboot), or reboot it yourself",
+        module=machine.module or "?",
+        library=library or "?",
+    )
+
+
+@check("driver-fails")
+def _driver_fails(machine: Machine) -> Draft | None:
+    """nvidia-smi is there and fails, or doesn't answer in time."""
+    driver = machine.node["driver"]
+    if not driver["error"] or driver["code"] == MISMATCH:
+        return None
+    return draft(
+        PROBLEM if machine.options.driver_state == "external" else WARNING,
+        "has a driver that fails; nvidia-smi reports: {error}",
+        "run 'dmesg | grep NVRM' on it; a card that fell off the bus needs a reboot or a repair",
+        error=driver["error"],
+    )
+
+
+@check("flavour")
+def _flavour(machine: Machine) -> Draft | None:
+    """The kernel reports that the open module doesn't support a card of this node."""
+    if not machine.node["log"]["unsupported_by_open"]:
+        return None
+    action = "set driver_flavour: proprietary and a driver_version of branch 580 or older for cards before Turing"
+    return draft(WARNING, "has a card that the open kernel module doesn't support, as its kernel reports", action)
+
+
+@check("driver-not-held")
+def _unheld(machine: Machine) -> Draft | None:
+    """Others installed the driver, and unattended upgrades may separate its library from its module."""
+    upgrades = machine.node["services"].get("unattended-upgrades")
+    if machine.installs_driver or upgrades is None or not upgrades["enabled"]:
+        return None
+    loose = sorted(name for name, one in machine.node["packages"].items() if "nvidia" in name and not one["held"])
+    if not loose:
+        return None
+    more = " …" if len(loose) > 3 else ""
+    return draft(
+        WARNING,
+        "upgrades by itself and holds none of {packages}{more}",
+        "run 'apt-mark hold {names}'{more}",
+        packages=loose[:3],
+        names=" ".join(loose[:3]),
+        more=more,
+    )
+
+
+@check("fabric-manager")
+def _fabric(machine: Machine) -> Draft | None:
+    """There are NVSwitches, and the fabric manager doesn't run or isn't of the driver's version."""
+    if not machine.node["nvswitches"] or not machine.module:
+        return None
+    version = machine.node["driver"]["fabric"]["version"]
+    service = machine.node["services"].get("nvidia-fabricmanager")
+    active = bool(service and service["active"])
+    if active and version == machine.module:
+        return None
+    return draft(
+        WARNING if machine.installs_driver else PROBLEM,
+        "has NVSwitches, driver {module} and "
+        + ("a fabric manager of version {version}" if version else "no fabric manager")
+        + ("" if active or not version else " that does not run"),
+        "role driver installs it at the driver's version"
+        if machine.installs_driver
+        else "install nvidia-fabricmanager of exactly {module} and start it",
+        module=machine.module,
+        version=version,
+    )
+
+
+@check("persistence-off")
+def _persistence(machine: Machine) -> Draft | None:
+    """Persistence is off: the driver unloads its state between uses, which is slow and loses settings."""
+    off = [card for card in machine.node["driver"]["cards"] if card["persistence"] is False]
+    if not off or machine.installs_driver:
+        return None
+    what = "has persistence off on {count} card" + ("s" if len(off) > 1 else "")
+    return draft(NOTE, what, "run 'systemctl enable --now nvidia-persistenced'", count=len(off))
+
+
+@check("device-nodes")
+def _device_nodes(machine: Machine) -> Draft | None:
+    """The driver lists cards and /dev/nvidia-uvm is missing, without which CUDA doesn't start."""
+    if not machine.has_kernel or not machine.node["driver"]["cards"] or machine.node["devices"]["uvm"]:
+        return None
+    action = "run 'nvidia-modprobe -u -c 0', or start nvidia-persistenced at boot"
+    return draft(WARNING, "has cards and no /dev/nvidia-uvm", action)
+
+
+@check("card-lost")
+def _lost(machine: Machine) -> Draft | None:
+    """A card fell off the bus (Xid 79), needs a reset, or is missing from the driver's list."""
+    lost = sorted({one["address"] for one in machine.node["log"]["xids"] if one["code"] in FATAL_XIDS})
+    if lost:
+        action = "drain it, reboot it, and have the card checked if they come again"
+        return draft(WARNING, "has reported fatal errors (Xid) of {cards} since it was booted", action, cards=lost)
+    listed, there = len(machine.node["driver"]["cards"]), len(machine.gpus)
+    if not machine.module or not listed or listed == there:
+        return None
+    return draft(
+        PROBLEM,
+        "has {there} NVIDIA cards on PCI and its driver lists {listed}",
+        "run 'dmesg | grep NVRM' on it for the card that is missing",
+        there=there,
+        listed=listed,
+    )
+
+
+@check("link-degraded")
+def _link(machine: Machine) -> Draft | None:
+    """A card runs on fewer PCIe lanes than it has."""
+    slow = [
+        f"{gpu['address']} ({gpu['link']['width']} of {gpu['link']['max_width']} lanes)"
+        for gpu in machine.gpus
+        if gpu["link"]["width"] and gpu["link"]["max_width"] not in (None, gpu["link"]["width"])
+    ]
+    if not slow:
+        return None
+    return draft(WARNING, "has cards on a narrow PCIe link: {cards}", "reseat the card, or ask its vendor", cards=slow)
+
+
+# --------------------------------------------------------------------------- toolkit, runtime, cluster
+
+
+@check("toolkit-skew")
+def _skew(machine: Machine) -> Draft | None:
+    """The toolkit's packages have different versions."""
+    versions = machine.node["toolkit"]["packages"]
+    if len(set(versions.values())) < 2:
+        return None
+    packages = [f"{name} {version}" for name, version in sorted(versions.items())]
+    if machine.installs_toolkit:
+        return draft(NOTE, "has {packages}", "role toolkit installs one version of them", packages=packages)
+    return draft(WARNING, "has {packages}", "install all four at one version", packages=packages)
+
+
+@check("stale-sources")
+def _stale_sources(machine: Machine) -> Draft | None:
+    """Lists of the retired nvidia-docker repositories are there, beside which apt refuses a new one (Signed-By)."""
+    files = [one["file"] for one in machine.node["sources_stale"]]
+    if not files:
+        return None
+    what = "has {files} of NVIDIA's container repositories"
+    if machine.installs_toolkit:
+        return draft(NOTE, what, "role toolkit removes them", files=files)
+    return draft(WARNING, what, "remove them", files=files)
+
+
+@check("legacy-mode")
+def _legacy_mode(machine: Machine) -> Draft | None:
+    """Legacy hook, systemd cgroups and no /dev/char links: a daemon-reload takes the GPUs from running containers."""
+    config, kubelet = machine.node["toolkit"]["config"], machine.node["kubelet"]
+    mode = re.search(r'(?m)^\s*mode\s*=\s*"([^"]*)"', config["text"] if config else "")
+    if not mode or mode.group(1) != "legacy" or not kubelet or kubelet["cgroup_driver"] != "systemd":
+        return None
+    if machine.node["devices"]["char_links"]:
+        return None
+    return draft(
+        WARNING,
+        "has NVIDIA's runtime in mode \"legacy\" with systemd's cgroups, where a daemon-reload takes the GPUs from "
+        "running containers (NVML: Unknown Error)",
+        'set mode = "auto" in /etc/nvidia-container-runtime/config.toml, or run '
+        "'nvidia-ctk system create-dev-char-symlinks --create-all' at boot",
+    )
+
+
+@check("cdi-stale")
+def _cdi(machine: Machine) -> Draft | None:
+    """A CDI specification names libraries of another driver version than the loaded one."""
+    if not machine.node["cdi"]["stale"]:
+        return None
+    return draft(
+        WARNING,
+        "has a CDI specification of driver {specified} and runs {module}",
+        "run 'nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml', or start nvidia-cdi-refresh",
+        specified=machine.node["cdi"]["driver_version"],
+        module=machine.module,
+    )
+
+
+@check("toolkit-gpu-operator")
+def _operator(machine: Machine) -> Draft | None:
+    """NVIDIA's GPU Operator manages the toolkit of this node."""
+    if not machine.node["toolkit"]["operator"] or not machine.installs_toolkit:
+        return None
+    action = "switch that part of the operator off (toolkit.enabled=false), or take the node out of gpu_nodes"
+    return draft(PROBLEM, "has its toolkit from NVIDIA's GPU Operator", action)
+
+
+@check("mandatory-access")
+def _selinux(machine: Machine) -> Draft | None:
+    """SELinux is enforcing, and containers may not open the cards' device files without its policy."""
+    if machine.node["security"]["selinux"] != "enforcing" or "nvidia-container-selinux" in machine.node["packages"]:
+        return None
+    return draft(
+        NOTE,
+        "has SELinux enforcing",
+        "where containers get 'Insufficient Permissions', run 'ausearch -m avc' and allow container_use_devices "
+        "('setsebool -P container_use_devices on')",
+    )
+
+
+# --------------------------------------------------------------------------- shares of memory
+
+
+def _cards(machine: Machine) -> list[Card]:
+    """Return the cards in the unit of shares; a card that the driver can't read has no size and is left out."""
+    return [
+        Card(
+            index=card["index"],
+            uuid=card["uuid"],
+            minor=card["minor"] or 0,
+            memory_mib=card["memory_mib"],
+            units=contract.units_of(card["memory_mib"], machine.unit),
+        )
+        for card in machine.node["driver"]["cards"]
+        if card["memory_mib"]
+    ]
+
+
+def _memory_check(function: t.Callable[[Machine, list[Card]], Draft | None]) -> Check:
+    """Wrap a check that needs the unit of shares and the cards in it."""
+
+    @functools.wraps(function)
+    def wrapped(machine: Machine) -> Draft | None:
+        return function(machine, _cards(machine)) if machine.unit else None
+
+    return wrapped
+
+
+@check("unknown-cards")
+@_memory_check
+def _unknown_cards(machine: Machine, cards: list[Card]) -> Draft | None:
+    """The driver isn't loaded: the memory of the cards isn't known yet."""
+    if cards:
+        return None
+    return draft(
+        NOTE,
+        "lists no card before its driver is loaded; the device plugin itself will check whether {unit} makes too many "
+        "device IDs there",
+        variable="gpushare_memory_unit",
+        unit=machine.unit,
+    )
+
+
+@check("device-list")
+@_memory_check
+def _device_list(machine: Machine, cards: list[Card]) -> Draft | None:
+    """The memory unit makes more device IDs than kubelet accepts."""
+    size = contract.device_list_bytes(cards)
+    if size <= contract.KUBELET_MESSAGE_BYTES:
+        return None
+    return draft(
+        PROBLEM,
+        "has cards of {count} units: {unit} makes a list of device IDs of {size} bytes, and kubelet accepts {most}",
+        "use GiB",
+        variable="gpushare_memory_unit",
+        count=sum(card.units for card in cards),
+        unit=machine.unit,
+        size=size,
+        most=contract.KUBELET_MESSAGE_BYTES,
+    )
+
+
+@check("small-card")
+@_memory_check
+def _small_card(machine: Machine, cards: list[Card]) -> Draft | None:
+    """A card has less memory than one unit."""
+    small = [card for card in cards if card.units <= 0]
+    if not small:
+        return None
+    return draft(
+        PROBLEM,
+        "has card {index} with {memory} MiB, less than one {unit}",
+        variable="gpushare_memory_unit",
+        index=small[0].index,
+        memory=small[0].memory_mib,
+        unit=machine.unit,
+    )
+
+
+@check("memory-limit")
+def _memory_limit(machine: Machine) -> Draft | None:
+    """Limits of memory are required and the machine can't enforce them."""
+    if machine.limit not in ("auto", "required"):
+        return None
+    options, driver = machine.options, machine.node["driver"]
+    unmet = memory_limit.conditions(
+        (options.driver_version if machine.installs_driver else "")
+        or driver["module_version"]
+        or driver["version"]
+        or "",
+        (options.toolkit_version if machine.installs_toolkit else "") or machine.node["toolkit"]["version"] or "",
+        machine.node["cgroup"]["version"],
+        [card["index"] for card in driver["cards"] if card["mig"]],
+    )["why"]
+    if not unmet:
+        return None
+    reason, variable = "; ".join(unmet), "gpushare_memory_limit"
+    if machine.limit == "auto":
+        return draft(NOTE, "doesn't limit pods to their shares, because {reason}", variable=variable, reason=reason)
+    what = "can't limit pods to their shares, because {reason}"
+    action = "set it to auto where that is acceptable, or provide what is missing"
+    return draft(PROBLEM, what, action, variable=variable, reason=reason)

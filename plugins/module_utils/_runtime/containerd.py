@@ -1,0 +1,434 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""containerd's configuration on a node: its dump, the files it consists of, and its credentials. Pure.
+
+Nodes have no TOML library, so this parses only containerd's own output, one value per line. Files that people write are
+parsed and edited on the controller (``plugin_utils/_runtime/containerd.py``).
+https://github.com/containerd/containerd/blob/v2.2.0/docs/man/containerd-config.toml.5.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import posixpath
+import re
+import typing as t
+
+from .._core.secrets import Masking
+
+Flat = dict[tuple[str, ...], t.Any]
+
+RUNTIME_NAME = "nvidia"
+DROP_IN_NAME = "99-kubegpu-nvidia.toml"
+# A pattern, so that containerd still starts when somebody deletes our file and leaves the import.
+DROP_IN_PATTERN = "99-kubegpu-*.toml"
+PENDING_PATH = "/var/lib/kubegpu-share/containerd.json"
+DEFAULT_CONFIG = "/etc/containerd/config.toml"
+DEFAULT_SOCKET = "/run/containerd/containerd.sock"
+
+# The plugin that holds the CRI's runtimes, by the version of the configuration file.
+CRI_PLUGIN = {
+    1: "cri",
+    2: "io.containerd.grpc.v1.cri",
+    3: "io.containerd.cri.v1.runtime",
+    4: "io.containerd.cri.v1.runtime",
+}
+
+CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
+# The newest format that a release reads; since 2.3 each imported file is migrated by itself.
+NEWEST_FORMAT = (((2, 3), 4), ((2, 0), 3), ((0, 0), 2))
+EACH_FILE_ITS_FORMAT = (2, 3)
+# The dump of 1.4 leaves out every runtime's options.
+DUMP_HAS_OPTIONS = (1, 6)
+# Distributions whose containerd only their own file can configure.
+ELSEWHERE = {
+    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
+    "k0s": "/etc/k0s/containerd.d",
+}
+# containerd ignores the case of these names; "systemdCgroup" is common.
+OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
+# Shims that run the program of BinaryName.
+RUNC_SHIMS = ("io.containerd.runc.v2", "io.containerd.runc.v1")
+
+_PIECE = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|'
+    + r"'''.*?'''|"
+    + r'"(?:[^"\\\n]|\\.)*"|'
+    + r"'[^'\n]*'|#[^\n]*|[\[\]{}=,\n]|[^\s\"'#\[\]{}=,]+",
+    re.DOTALL,
+)
+_SECRET = re.compile(
+    r"(?i)(\b(?:password|auth|identitytoken|identity_token|authorization|token)\b[\"']?\s*=\s*\[?\s*)"
+    r"(\"(?:[^\"\\\n]|\\.)+\"|'[^'\n]+')"
+)
+# A placeholder replaces the credential's quotes too.
+_MASKING = Masking(_SECRET, '"')
+mask, unmask = _MASKING.mask, _MASKING.unmask
+
+
+# --------------------------------------------------------------------------- versions
+
+
+def version_of(text: str) -> str:
+    """Parse the output of ``containerd --version``; empty without a version.
+
+    ``containerd github.com/containerd/containerd/v2 v2.2.9 <commit>``; Debian's has ``1.6.20~ds1`` in its place.
+    """
+    found = re.search(r"(?:^|\s)v?([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
+    return found.group(1) if found else ""
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return a version's major and minor number; (0, 0) for an unknown one."""
+    found = re.match(r"([0-9]+)\.([0-9]+)", version)
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+
+
+def belongs_to(name: str) -> str:
+    """Explain why the containerd of a distribution isn't configured itself, and what is instead."""
+    if name in ELSEWHERE:
+        return (
+            f"runtime_name: this node's containerd belongs to {name}, which generates its configuration; "
+            f"set the default runtime in {ELSEWHERE[name]}"
+        )
+    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
+
+
+def newest_format(release: tuple[int, int]) -> int:
+    """Return the newest configuration format that a release reads."""
+    return next(number for since, number in NEWEST_FORMAT if release >= since)
+
+
+# --------------------------------------------------------------------------- files
+
+
+def imports_of(text: str) -> list[str]:
+    """Return a configuration file's imports, as they are written."""
+    paths: list[str] = []
+    depth, key = 0, ""
+    for piece in _PIECE.findall(text.lstrip("\ufeff")):
+        if piece[0] == "#" or (piece == "\n" and depth):
+            continue
+        if piece == "\n":
+            key = ""
+        elif piece in ("[", "{"):
+            if not key:
+                # After a table's header the key would belong to that table.
+                break
+            depth += 1
+        elif piece in ("]", "}"):
+            depth -= 1
+        elif not key:
+            key = piece.strip("\"'")
+        elif key == "imports" and depth == 1 and piece[0] in "\"'":
+            paths.append(str(_value(piece[2:-2] if piece[:3] in ('"""', "'''") else piece)))
+    return paths
+
+
+def resolve(parent: str, imports: t.Sequence[str], names: t.Callable[[str], list[str]]) -> list[str]:
+    """Resolve imports to paths, in containerd's order.
+
+    :param parent: the importing file; relative paths are relative to its directory.
+    :param names: lists a directory.
+    """
+    paths: list[str] = []
+    for one in imports:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(parent), one))
+        paths.extend(_glob(path, names) if "*" in path else [path])
+    return paths
+
+
+def _glob(path: str, names: t.Callable[[str], list[str]]) -> list[str]:
+    folder, pattern = posixpath.split(path)
+    folders = _glob(folder, names) if "*" in folder else [folder]
+    # Go's Glob: a star matches a leading dot too.
+    return [
+        posixpath.join(one, name)
+        for one in folders
+        for name in sorted(names(one))
+        if fnmatch.fnmatchcase(name, pattern)
+    ]
+
+
+def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
+    """Return a configuration's files in the order in which containerd merges them; the later one wins."""
+
+    def names(folder: str) -> list[str]:
+        start = folder.rstrip("/") + "/"
+        return list({path[len(start) :].partition("/")[0] for path in texts if path.startswith(start)})
+
+    order: list[str] = []
+    pending = [main]
+    while pending:
+        path = pending.pop(0)
+        if path in order or path not in texts:
+            continue
+        order.append(path)
+        pending.extend(resolve(path, imports_of(texts[path]), names))
+    return order
+
+
+def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the importing file and the path of each import without a wildcard that doesn't exist.
+
+    containerd doesn't start with them, and since 2.0 its dump doesn't report them.
+    """
+    return [
+        (path, one)
+        for path in load_order(main, texts)
+        for one in resolve(path, [name for name in imports_of(texts[path]) if "*" not in name], lambda _folder: [])
+        if one not in texts
+    ]
+
+
+# --------------------------------------------------------------------------- the dump
+
+
+def read_dump(text: str) -> Flat:
+    """Parse a ``containerd config dump`` to values by their full path; empty tables are ``{}``."""
+    flat: Flat = {}
+    table: tuple[str, ...] = ()
+    rows: dict[tuple[str, ...], int] = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("["):
+            table = _path(line.strip("[]"))
+            if line.startswith("[["):
+                # One row of several: its number is part of its path.
+                rows[table] = rows.get(table, -1) + 1
+                table = (*table, str(rows[table]))
+            flat.setdefault(table, {})
+            continue
+        key, rest = _first_key(line)
+        flat[(*table, key)] = _value(rest)
+    for path in list(flat):
+        for depth in range(1, len(path)):
+            # Only an empty table is a value.
+            if flat.get(path[:depth]) == {}:
+                del flat[path[:depth]]
+    return flat
+
+
+def _path(text: str) -> tuple[str, ...]:
+    parts: list[str] = []
+    for found in re.finditer(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([A-Za-z0-9_-]+)", text):
+        parts.append(next(group for group in found.groups() if group is not None))
+    return tuple(parts)
+
+
+def _first_key(line: str) -> tuple[str, str]:
+    found = re.match(r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[A-Za-z0-9_-]+)\s*=\s*(.*)$", line)
+    if not found:
+        return line, ""
+    return found.group(1).strip("\"'"), found.group(2)
+
+
+def _value(text: str) -> t.Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if re.match(r"^-?[0-9]+$", text):
+        return int(text)
+    if text[:1] == '"' and text[-1:] == '"':
+        return re.sub(r"\\(.)", r"\1", text[1:-1])
+    if text[:1] == "'" and text[-1:] == "'":
+        return text[1:-1]
+    if text[:1] == "[" and text[-1:] == "]":
+        return [found.group()[1:-1] for found in re.finditer(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'', text[1:-1])]
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The requested state of a container runtime.
+
+    :param present: NVIDIA's runtime is configured; otherwise it isn't the default.
+    :param default: it is the default runtime.
+    :param binary: its program.
+    :param cdi: CDI is enabled, where the runtime has a setting for it.
+    :param enable_cri: "cri" is removed from containerd's disabled_plugins.
+    """
+
+    present: bool
+    default: bool = True
+    binary: str = ""
+    cdi: bool = True
+    enable_cri: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class EffectiveConfig:
+    """A parsed dump: the configuration that containerd has after its next start."""
+
+    flat: Flat
+    plugin: str
+
+    @property
+    def _base(self) -> tuple[str, ...]:
+        return ("plugins", self.plugin)
+
+    def value(self, *path: str) -> t.Any:
+        return self.flat.get((*self._base, *path))
+
+    @property
+    def default_runtime(self) -> str:
+        # In 1.x this older table overrides the name; the dump has both.
+        if self.value("containerd", "default_runtime", "runtime_type"):
+            return "default"
+        return str(self.value("containerd", "default_runtime_name") or "")
+
+    @property
+    def socket(self) -> str:
+        """Return the path of containerd's socket."""
+        moved = ("plugins", "io.containerd.server.v1.grpc", "address")
+        return str(self.flat.get(("grpc", "address")) or self.flat.get(moved) or DEFAULT_SOCKET)
+
+    def shows_options(self) -> bool:
+        """Return whether the dump has the runtimes' options; containerd 1.4 prints such tables empty."""
+        base = (*self._base, "containerd", "runtimes")
+        return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in self.flat)
+
+    @property
+    def cdi(self) -> bool | None:
+        """Return whether CDI is enabled; None where this containerd doesn't support it."""
+        found = self.value("enable_cdi")
+        return found if isinstance(found, bool) else None
+
+    def runtimes(self) -> list[str]:
+        base = (*self._base, "containerd", "runtimes")
+        return sorted({path[len(base)] for path in self.flat if path[: len(base)] == base and len(path) > len(base)})
+
+    def runtime(self, name: str) -> Flat:
+        """Return one runtime's settings without empty strings, zeros and empty lists."""
+        base = (*self._base, "containerd", "runtimes", name)
+        found = {_spelled(path[len(base) :]): value for path, value in self.flat.items() if path[: len(base)] == base}
+        return {path: value for path, value in found.items() if path and value not in ("", 0, [], {})}
+
+    def models(self) -> list[str]:
+        """Return the runtimes that ours can be a copy of, because they use runc's shim: runc first."""
+        names = [name for name in self.runtimes() if name != RUNTIME_NAME]
+        fitting = [name for name in names if self.runtime(name).get(("runtime_type",), RUNC_SHIMS[0]) in RUNC_SHIMS]
+        return sorted(fitting, key=lambda name: (name != "runc", name))
+
+    def model(self, default: str = "") -> str:
+        """Return the runtime that ours is a copy of: the default one, else runc, else another one.
+
+        :param default: the default runtime without ours.
+        """
+        fitting = self.models()
+        return default if default in fitting else (fitting[0] if fitting else "")
+
+    def bare_runc(self) -> bool:
+        """Return whether runc has built-in settings alone."""
+        return set(self.runtime("runc")) <= {("runtime_type",), ("sandboxer",)}
+
+
+def _spelled(path: tuple[str, ...]) -> tuple[str, ...]:
+    return ("options", OPTIONS.get(path[1].lower(), path[1])) if len(path) == 2 and path[0] == "options" else path
+
+
+def effective(dump: str) -> EffectiveConfig:
+    """Parse a dump; ``plugin`` is empty where it has no CRI plugin."""
+    flat = read_dump(dump)
+    plugins = {path[1] for path in flat if path[0] == "plugins" and len(path) > 1}
+    known = [name for name in (CRI_PLUGIN[3], CRI_PLUGIN[2]) if name in plugins]
+    return EffectiveConfig(flat, known[0] if known else "")
+
+
+def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
+    """Return the settings of our runtime: those of its model, with another binary."""
+    settings = dict(seen.runtime(model)) if model else {}
+    # Settings of older shims: with any other shim the CRI plugin doesn't load.
+    for old in ("runtime_engine", "runtime_root"):
+        settings.pop((old,), None)
+    if settings.get(("sandboxer",)) == "podsandbox":
+        # The built-in value, which only the dump has.
+        del settings[("sandboxer",)]
+    if settings.get(("runtime_type",)) not in RUNC_SHIMS:
+        settings[("runtime_type",)] = RUNC_SHIMS[0]
+    settings[("options", "BinaryName")] = binary
+    settings[("options", "SystemdCgroup")] = bool(settings.get(("options", "SystemdCgroup"), False))
+    return settings
+
+
+def unmet_requirements(seen: EffectiveConfig, wanted: Options) -> list[str]:
+    """List how a dump differs from the requested state."""
+    if not wanted.present:
+        return []
+    if not seen.plugin:
+        return ["the CRI plugin isn't in containerd's configuration"]
+    found = []
+    if wanted.default and seen.default_runtime != RUNTIME_NAME:
+        found.append(f"default_runtime_name is {seen.default_runtime!r}")
+    # A copy of any runtime; of itself, where no other is configured.
+    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() else [])
+    found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
+    if wanted.cdi and seen.cdi is False:
+        found.append("enable_cdi is false")
+    if cri_disabled(seen):
+        found.append('disabled_plugins holds "cri"')
+    return found
+
+
+def _differences(seen: EffectiveConfig, binary: str, model: str) -> list[str]:
+    ours = seen.runtime(RUNTIME_NAME)
+    return [
+        f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
+        for path, value in sorted(runtime_settings(seen, binary, model).items())
+        if ours.get(path, False if value is False else None) != value and (path[0] != "options" or seen.shows_options())
+    ]
+
+
+def deprecated_settings(seen: EffectiveConfig) -> list[tuple[tuple[str, ...], str]]:
+    """Return the deprecated settings of 1.x with which our runtime can't be the default: key and explanation.
+
+    The dump accepts them; only the daemon fails with them when it starts.
+    """
+    found: list[tuple[tuple[str, ...], str]] = []
+    if seen.value("containerd", "default_runtime", "runtime_type"):
+        reason = "containerd.default_runtime overrides default_runtime_name; make it one of containerd.runtimes"
+        found.append((("containerd", "default_runtime"), reason))
+    for old in ("systemd_cgroup", "no_pivot"):
+        if seen.value(old):
+            reason = f"{old} = true only works with a default runtime of type io.containerd.runtime.v1.linux; "
+            found.append(((old,), reason + "set it in the options of each runtime"))
+    return found
+
+
+def cri_disabled(seen: EffectiveConfig) -> bool:
+    """Return whether the CRI plugin is disabled, under any of its names."""
+    disabled = seen.flat.get(("disabled_plugins",)) or []
+    return any(name in ("cri", *CRI_PLUGIN.values()) for name in disabled)
+
+
+def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> list[str]:
+    """List the user's settings that a change removed or altered, as paths."""
+    ours = {
+        (*after._base, "containerd", "default_runtime_name"),
+        (*after._base, "enable_cdi"),
+        # The files and the format's number aren't settings.
+        ("imports",),
+        ("version",),
+    }
+    if wanted.enable_cri:
+        ours.add(("disabled_plugins",))
+    hidden = [(*after._base, "containerd", "runtimes", RUNTIME_NAME)]
+    if wanted.enable_cri and (cri_disabled(before) or not before.plugin):
+        # A dump leaves out disabled plugins.
+        hidden += [("plugins", name) for name in CRI_PARTS]
+
+    def theirs(flat: Flat) -> Flat:
+        return {
+            path: value
+            for path, value in flat.items()
+            if path not in ours and not any(path[: len(one)] == one for one in hidden) and value not in ("", 0, [], {})
+        }
+
+    old, new = theirs(before.flat), theirs(after.flat)
+    return sorted(".".join(path) for path in set(old) | set(new) if old.get(path) != new.get(path))

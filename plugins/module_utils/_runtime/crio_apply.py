@@ -1,0 +1,138 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The engine of CRI-O: validate ``crio config`` before a restart, and ``crio status config`` after it."""
+
+from __future__ import annotations
+
+import posixpath
+import typing as t
+
+from .._core.errors import ShareError
+from .._core.types import JsonObject
+from .._host.file_transaction import FileTransaction, Put, Replacement
+from .._host.system import System
+from .._host.systemd import Unit, stale, unit
+from . import cri, crio
+from .containerd import Options
+from .crio_query import config_of_daemon, config_of_files, masks, paths_of, read_files
+from .engine import ConfigOnDisk, Engine, error_lines, require_binary
+
+
+class CrioEngine(Engine):
+    """A node's CRI-O."""
+
+    name = "CRI-O"
+    unit = crio.UNIT
+    record = crio.PENDING_PATH
+
+    def __init__(self, system: System, wanted: Options) -> None:
+        super().__init__(system)
+        self._wanted = wanted
+        self._main, self._folder = paths_of(self._daemon())
+        self._masks = masks(system, self._daemon())
+        # The configuration that the daemon runs with; None where it has to be restarted in any case.
+        self._active_config: str | None = None
+
+    def check_preconditions(self) -> None:
+        if self._wanted.present:
+            require_binary(self._system, self._wanted.binary, "without which CRI-O couldn't start any pod")
+        daemon = self._daemon()
+        paths = list(read_files(self._system, self._main, self._folder))
+        fresh = daemon.active and not stale(self._system, daemon.pid, paths)
+        if fresh and not self._system.exists(self.record):
+            self._active_config = config_of_files(self._system, daemon)[0] or None
+
+    def file_writer(self) -> Put | None:
+        return self._write
+
+    def redact(self, text: str) -> str:
+        return self._masks.mask(text)
+
+    def unredact(self, text: str, real: str) -> str:
+        return self._masks.unmask(text)
+
+    def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
+        if not changes or any(one.path == crio.TOOLKIT_CONFIG for one in changes):
+            self._active_config = None
+        return changes
+
+    def config_on_disk(self) -> ConfigOnDisk:
+        text, error = config_of_files(self._system, self._daemon())
+        return ConfigOnDisk(text, self._masks.mask(error))
+
+    def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
+        new = crio.parse_config(after.value)
+        wrong = crio.unmet_requirements(new, self._wanted)
+        if not wrong and before.value:
+            wrong = [f"{path} would change" for path in crio.losses(crio.parse_config(before.value), new)]
+        return wrong
+
+    def activate(self, transaction: FileTransaction, timeout: float) -> str:
+        if self._active_config is not None and self.config_on_disk().value == self._active_config:
+            return ""
+        self._active_config = None
+        return self.restart(timeout)
+
+    def health_error(self) -> tuple[str, bool]:
+        daemon = self._daemon()
+        if not daemon.active:
+            return "it isn't running", False
+        if config_of_daemon(self._system, daemon):
+            return "", True
+        # A CRI-O that can't print its configuration still reports over the CRI that it is ready.
+        found = cri.query(self._system, crio.SOCKET)
+        return ("", True) if found is not None and found.ready else ("it didn't answer in time", False)
+
+    def running_config(self) -> t.Any:
+        text = config_of_daemon(self._system, self._daemon())
+        return crio.parse_config(text).flat if text else None
+
+    def unmet_requirements(self) -> list[str]:
+        text = config_of_daemon(self._system, self._daemon())
+        if not text:
+            return []
+        found = crio.parse_config(text)
+        if not self._wanted.present:
+            files = crio.parse_config(self.config_on_disk().value or "")
+            named = files.default_runtime
+            return [f"default_runtime is {found.default_runtime!r}"] if named and named != found.default_runtime else []
+        return crio.unmet_requirements(found, self._wanted)
+
+    def journal_errors(self, journal: str) -> str:
+        return self._masks.mask(error_lines(journal))
+
+    def result(self) -> JsonObject:
+        # A killed run may have left it.
+        self._system.remove(self._staged())
+        found = crio.parse_config(config_of_daemon(self._system, self._daemon()))
+        effective = {
+            "default_runtime": found.default_runtime,
+            "runtimes": {
+                name: {key: self._masks.mask(value) for key, value in found.runtime(name).items()}
+                for name in found.runtimes()
+            },
+        }
+        return {"effective": effective, "restarted": self.restarted}
+
+    def _daemon(self) -> Unit:
+        return unit(self._system, crio.UNIT)
+
+    def _staged(self) -> str:
+        return posixpath.join(posixpath.dirname(self._folder), f".{crio.DROP_IN_NAME}.new")
+
+    def _write(self, path: str, text: str, mode: int) -> None:
+        """Write one file; CRI-O reads every file of its drop-in directory, so temporary files stay outside of it."""
+        if posixpath.dirname(path) != self._folder:
+            self._system.write(path, text, mode)
+            return
+        staged = self._staged()
+        self._system.run(["mkdir", "-p", "-m", "0755", self._folder])
+        self._system.write(staged, text, mode)
+        done = self._system.run(["mv", "-fT", staged, path])
+        if done.rc != 0:
+            self._system.remove(staged)
+            raise ShareError(f"{path} can't be written: {done.err.strip()}")

@@ -1,0 +1,25 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Look at all container runtimes of a node: section ``runtimes`` of the observation."""
+
+from __future__ import annotations
+
+from .._host.system import System
+from . import containerd_query, crio_query, docker_query, k3s_query
+from .k3s import K3S, RKE2
+from .types import Runtimes
+
+
+def observe(system: System) -> Runtimes:
+    """What is known of each runtime; None for one that isn't there."""
+    return {
+        "containerd": containerd_query.observe(system),
+        "docker": docker_query.observe(system),
+        "crio": crio_query.observe(system),
+        "k3s": k3s_query.observe(system, K3S),
+        "rke2": k3s_query.observe(system, RKE2),
+    }

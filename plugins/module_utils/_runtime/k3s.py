@@ -1,0 +1,115 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""k3s and RKE2: their paths, and the releases that have the setting ``default-runtime``. Pure.
+
+Both regenerate their containerd's configuration at each start, detect NVIDIA's runtime by themselves and have one
+setting for the default one. https://github.com/k3s-io/k3s/blob/v1.34.1%2Bk3s1/pkg/cli/cmds/agent.go
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import re
+import typing as t
+
+DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
+KEY = "default-runtime"
+SOCKET = "/run/k3s/containerd/containerd.sock"
+# The name by which they detect it.
+BINARY_NAME = "nvidia-container-runtime"
+
+# The first patch release of each minor one that has the setting; every later minor release has it.
+DEFAULT_RUNTIME_SINCE = {(1, 26): 12, (1, 27): 9, (1, 28): 5, (1, 29): 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One of the two.
+
+    :param units: its systemd units, that of a server first.
+    :param crictl: its own crictl.
+    """
+
+    name: str
+    title: str
+    units: tuple[str, ...]
+    crictl: tuple[str, ...]
+
+    @property
+    def config(self) -> str:
+        return f"/etc/rancher/{self.name}/config.yaml"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.config}.d"
+
+    @property
+    def drop_in(self) -> str:
+        return posixpath.join(self.folder, DROP_IN_NAME)
+
+    @property
+    def data(self) -> str:
+        return f"/var/lib/rancher/{self.name}"
+
+    @property
+    def record(self) -> str:
+        return f"/var/lib/kubegpu-share/{self.name}.json"
+
+
+K3S = Kind("k3s", "k3s", ("k3s.service", "k3s-agent.service"), ("k3s", "crictl"))
+RKE2 = Kind(
+    "rke2",
+    "RKE2",
+    ("rke2-server.service", "rke2-agent.service"),
+    ("/var/lib/rancher/rke2/bin/crictl",),
+)
+
+
+def version_of(text: str) -> str:
+    """Parse ``k3s version v1.30.4+k3s1 (98262b5d)``."""
+    found = re.search(r"version v([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
+    return found.group(1) if found else ""
+
+
+def has_default_runtime(version: str) -> bool:
+    found = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
+    if not found:
+        return False
+    major, minor, patch = (int(one) for one in found.groups())
+    newest = max(DEFAULT_RUNTIME_SINCE)
+    if (major, minor) > newest:
+        return True
+    first = DEFAULT_RUNTIME_SINCE.get((major, minor))
+    return first is not None and patch >= first
+
+
+def setting(text: str, key: str) -> str:
+    """Read a top-level scalar of a configuration file; nodes have no YAML library."""
+    found = re.findall(rf"(?m)^[\"']?{re.escape(key)}[\"']?:[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?\r?$", text)
+    return str(found[-1]).strip("\"'") if found else ""
+
+
+def templates(data: str) -> list[str]:
+    """Return the paths of a user's own template for containerd's configuration."""
+    folder = f"{data}/agent/etc/containerd"
+    return [f"{folder}/config-v3.toml.tmpl", f"{folder}/config.toml.tmpl"]
+
+
+def rendered(data: str) -> str:
+    """Return the path of the generated containerd configuration."""
+    return f"{data}/agent/etc/containerd/config.toml"
+
+
+def renders_default(template: str) -> bool:
+    """Return whether a template renders the setting: it includes the base template, or names the setting."""
+    return bool(re.search(r'template\s+"base"', template)) or "DefaultRuntime" in template
+
+
+def later_drop_ins(names: t.Sequence[str]) -> list[str]:
+    """Return the drop-ins that are read after ours."""
+    return [name for name in sorted(names) if name > DROP_IN_NAME and name.endswith((".yaml", ".yml"))]

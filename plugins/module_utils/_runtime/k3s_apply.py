@@ -1,0 +1,72 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The engine of k3s and RKE2: restart the service and validate the configuration that it wrote for its containerd.
+
+Neither can predict before a restart what a setting will do. Pods keep running through the restart.
+"""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._core.types import JsonObject
+from .._host.system import System
+from . import cri, k3s
+from .containerd import RUNTIME_NAME, Options
+from .engine import Engine, require_binary
+from .k3s_query import daemon_of, data_folder, effective
+
+
+class K3sEngine(Engine):
+    """A node's k3s or RKE2."""
+
+    def __init__(self, system: System, wanted: Options, kind: k3s.Kind) -> None:
+        super().__init__(system)
+        self._wanted = wanted
+        self._kind = kind
+        daemon = daemon_of(system, kind)
+        self.name = kind.title
+        self.unit = daemon.name
+        self.record = kind.record
+        self._data = data_folder(system, kind, daemon)
+
+    def check_preconditions(self) -> None:
+        if self._wanted.present:
+            require_binary(self._system, self._wanted.binary, f"where {self.name} searches for it")
+
+    def health_error(self) -> tuple[str, bool]:
+        if not daemon_of(self._system, self._kind).active:
+            return "it isn't running", False
+        found = self._info()
+        return ("", True) if found is not None and found.ready is not False else ("its containerd didn't answer", False)
+
+    def running_config(self) -> t.Any:
+        found = effective(self._system, self._data)
+        return (found.default_runtime, found.runtimes()) if found.plugin else None
+
+    def unmet_requirements(self) -> list[str]:
+        found = effective(self._system, self._data)
+        if not self._wanted.present:
+            return []
+        wrong = []
+        if self._wanted.default and found.default_runtime != RUNTIME_NAME:
+            wrong.append(f"in {k3s.rendered(self._data)} default_runtime_name is {found.default_runtime!r}")
+        binary = found.runtime(RUNTIME_NAME).get(("options", "BinaryName"))
+        if binary != self._wanted.binary:
+            wrong.append(f"it uses NVIDIA's runtime at {binary!r} and not at {self._wanted.binary!r}")
+        return wrong or cri.differences(self._info(), self._wanted)
+
+    def result(self) -> JsonObject:
+        found = effective(self._system, self._data)
+        runtimes = {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()}
+        return {
+            "effective": {"default_runtime": found.default_runtime, "runtimes": runtimes},
+            "restarted": self.restarted,
+        }
+
+    def _info(self) -> cri.CriInfo | None:
+        return cri.query(self._system, k3s.SOCKET, self._kind.crictl)

@@ -1,0 +1,132 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Query a node's kubelet: its container runtime and cgroup driver."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import typing as t
+
+from .._host.system import System
+from .._host.systemd import Unit, command_line, unit
+from .containerd import release
+from .types import Kubelet
+
+UNIT = "kubelet.service"
+CONFIG = "/var/lib/kubelet/config.yaml"
+FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
+# Since 1.24 the kubelet supports CRI only; before, it used Docker directly by default.
+CRI_ONLY_SINCE = (1, 24)
+DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
+# k3s and RKE2 embed a kubelet, which uses their own containerd by default.
+RANCHER = {"k3s": ("k3s.service", "k3s-agent.service"), "rke2": ("rke2-server.service", "rke2-agent.service")}
+
+
+def observe(system: System) -> Kubelet | None:
+    """Collect section ``kubelet`` of ``gpu_node``; None without a kubelet."""
+    found = unit(system, UNIT)
+    if not (found.loaded or found.binary or system.exists(CONFIG)):
+        return _rancher(system)
+    arguments = _arguments(system, found)
+    config = system.read(_last(arguments, "--config") or CONFIG) or ""
+    folder = _last(arguments, "--config-dir")
+    for name in system.names(folder) if folder else []:
+        # Later files win; a key of the top level replaces the one before.
+        if name.endswith(".conf"):
+            config = (system.read(posixpath.join(folder, name)) or "") + "\n" + config
+    version = _version(system, found.binary)
+    endpoint = _last(arguments, "--container-runtime-endpoint") or _key(config, "containerRuntimeEndpoint")
+    remote = _last(arguments, "--container-runtime") == "remote" or bool(endpoint)
+    runtime = runtime_of(endpoint)
+    if not endpoint and not remote and not (found.pid or system.exists(CONFIG)):
+        # Installed and never joined to a cluster: its runtime isn't configured yet.
+        runtime = ""
+    elif not endpoint and not remote:
+        old = version and release(version) < CRI_ONLY_SINCE
+        runtime, endpoint = ("docker", "") if old else ("containerd", DEFAULT_ENDPOINT)
+    return {
+        "version": version,
+        "endpoint": endpoint,
+        "runtime": runtime,
+        "cgroup_driver": _last(arguments, "--cgroup-driver") or _key(config, "cgroupDriver") or "cgroupfs",
+    }
+
+
+def runtime_of(endpoint: str) -> str:
+    """Return the runtime that a socket belongs to; empty for an unknown one."""
+    socket = re.sub(r"^unix://", "", endpoint)
+    for word, runtime in (
+        ("cri-dockerd", "docker"),
+        ("dockershim", "docker"),
+        ("/k3s/containerd/", "k3s"),
+        ("crio", "crio"),
+        ("containerd", "containerd"),
+    ):
+        if word in socket:
+            return runtime
+    return ""
+
+
+def _arguments(system: System, found: Unit) -> list[str]:
+    """Return the running kubelet's arguments, else those of its unit and environment files."""
+    running = command_line(system, found.pid) if found.pid else ()
+    if running:
+        return list(running[1:])
+    text = " ".join(found.arguments)
+    for path in dict.fromkeys([*found.files, FLAGS]):
+        # Only variables: the unit's own ExecStart is included already.
+        for line in (system.read(path) or "").splitlines():
+            value = re.match(r'^\s*(?:Environment=)?"?\w+=(.*)$', line)
+            if value and "--" in value.group(1):
+                text += " " + value.group(1).replace('"', " ").replace("'", " ")
+    return text.split()
+
+
+def _last(arguments: t.Sequence[str], flag: str) -> str:
+    found = ""
+    for number, one in enumerate(arguments):
+        if one.startswith(f"{flag}="):
+            found = one.partition("=")[2]
+        elif one == flag and number + 1 < len(arguments):
+            found = arguments[number + 1]
+    return found.strip("\"'")
+
+
+def _key(config: str, name: str) -> str:
+    """Read a top-level scalar of a YAML (or one-line JSON) file; nodes have no YAML library."""
+    found = re.search(rf"(?m)^{name}:[ \t]*(.*?)[ \t]*(?:#.*)?$", config) or re.search(
+        rf'"{name}"\s*:\s*"([^"]*)"', config
+    )
+    return found.group(1).strip("\"'") if found else ""
+
+
+def _version(system: System, binary: str) -> str:
+    done = system.run([binary or "kubelet", "--version"], timeout=10)
+    found = re.search(r"v([0-9]+\.[0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
+    return found.group(1) if found else ""
+
+
+def _rancher(system: System) -> Kubelet | None:
+    for name, units in RANCHER.items():
+        if not system.exists(f"/etc/rancher/{name}") and not system.exists(f"/var/lib/rancher/{name}"):
+            continue
+        for one in units:
+            found = unit(system, one)
+            if not found.binary:
+                continue
+            endpoint = "".join(found.values("--container-runtime-endpoint")[-1:]) or _key(
+                system.read(f"/etc/rancher/{name}/config.yaml") or "", "container-runtime-endpoint"
+            )
+            docker = "--docker" in found.arguments
+            return {
+                "version": "",
+                "endpoint": endpoint or ("" if docker else "unix:///run/k3s/containerd/containerd.sock"),
+                "runtime": runtime_of(endpoint) if endpoint else "docker" if docker else name,
+                "cgroup_driver": "",
+            }
+    return None

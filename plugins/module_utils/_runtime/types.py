@@ -1,0 +1,127 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The shapes of the sections of ``gpu_node`` about container runtimes: ``runtimes`` and ``kubelet``."""
+
+from __future__ import annotations
+
+import typing as t
+
+
+class Flag(t.TypedDict):
+    """A command-line flag of a daemon, and the file of its unit that sets it."""
+
+    values: list[str]
+    file: str
+
+
+class Daemon(t.TypedDict):
+    """Common to all: ``pending`` means an interrupted run, ``operator`` that the GPU Operator configures the node."""
+
+    version: str
+    service_active: bool
+    pending: bool
+    operator: bool
+
+
+class ContainerdState(Daemon):
+    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd."""
+
+    config_path: str
+    files: dict[str, str]
+    drop_in: str | None
+    dump: str
+    error: str
+    stale: bool
+    embedded: str
+
+
+class CrioState(Daemon):
+    config_path: str
+    folder: str
+    files: dict[str, str]
+    flags: dict[str, Flag]
+    default_runtime: str
+    runtimes: dict[str, dict[str, str]]
+    cgroup_driver: str
+    answers: bool
+    error: str
+    stale: bool
+    toolkit_config: str | None
+    on_path: list[str]
+    ours: bool
+
+
+class DockerOriginal(t.TypedDict):
+    """Docker's file before this collection changed it; ``untouched``: nobody else has changed it since."""
+
+    text: str | None
+    untouched: bool
+
+
+class DockerState(Daemon):
+    config_path: str
+    text: str | None
+    flags: dict[str, Flag]
+    default_runtime: str
+    runtimes: dict[str, t.Any]
+    cgroup_driver: str
+    live_restore: bool
+    containers: int
+    rootless: str
+    answers: bool
+    error: str
+    was: DockerOriginal | None
+    ours: bool
+
+
+class K3sTemplate(t.TypedDict):
+    """A user's template for containerd's configuration; ``renders_default``: it uses ``default-runtime``."""
+
+    path: str
+    renders_default: bool
+
+
+class K3sState(Daemon):
+    """State of k3s or RKE2; ``defaults`` are the files that set the default runtime, the last one wins."""
+
+    unit: str
+    drop_in: str | None
+    defaults: dict[str, str]
+    flag: Flag
+    template: K3sTemplate | None
+    default_runtime: str
+    runtimes: dict[str, str]
+    cgroup_driver: str
+    stale: bool
+    ours: bool
+
+
+class Runtimes(t.TypedDict):
+    """The section ``runtimes``; None for one that isn't installed."""
+
+    containerd: ContainerdState | None
+    docker: DockerState | None
+    crio: CrioState | None
+    k3s: K3sState | None
+    rke2: K3sState | None
+
+
+class Kubelet(t.TypedDict):
+    """The section ``kubelet``; an empty ``runtime`` or ``cgroup_driver`` is unknown."""
+
+    version: str
+    endpoint: str
+    runtime: str
+    cgroup_driver: str
+
+
+AnyState = t.Union[ContainerdState, CrioState, DockerState, K3sState]
+
+
+def state_of(name: str, runtimes: Runtimes) -> AnyState | None:
+    """Return the state of one runtime; None where it isn't installed."""
+    return t.cast("t.Mapping[str, AnyState | None]", runtimes).get(name)

@@ -1,0 +1,287 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Observe a control-plane machine's kube-scheduler: its manifest, configuration, process and health."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import typing as t
+
+from .._core.types import JsonObject
+from .._host.http_probe import Probe, probe
+from .._host.system import System
+from .._host.systemd import process_age, unit
+from .._host.yaml_text import uncommented
+from .._runtime.containerd_query import EMBEDDED
+from . import embedded
+from .constants import CONFIG, CONTAINER, FOLDER, POLICY
+
+MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+PENDING = f"{FOLDER}/backup/pending.json"
+# The note about a user's file into which the extender was merged; its folder is readable by root only.
+MERGED = f"{FOLDER}/backup/merged.json"
+STAGED = f"{FOLDER}/.staged-kube-scheduler.yaml"
+LOGS = "/var/log/pods"
+POD_PREFIX = f"kube-system_{CONTAINER}-"
+
+KUBELET = "kubelet.service"
+KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
+
+ARGUMENTS: JsonObject = {
+    "config_path": {"type": "path"},
+    "policy_path": {"type": "path"},
+    "patches_dir": {"type": "path"},
+}
+
+
+class RunningScheduler(t.TypedDict):
+    """A kube-scheduler process as the module reports it.
+
+    ``version`` is a static pod's, from its log; ``stamp`` is RKE2's SHA-256 of the configuration.
+    """
+
+    pid: int
+    config: str
+    policy: str
+    version: str
+    stamp: str
+
+
+class ControlPlane(t.TypedDict):
+    """A control-plane machine's kube-scheduler, as the module ``control_plane_info`` documents it."""
+
+    kind: str
+    version: str
+    folder: str
+    manifest_path: str
+    manifest: str | None
+    link: str
+    others: dict[str, str]
+    config_path: str
+    config: str | None
+    policy_path: str
+    policy: str | None
+    ours: str | None
+    ours_policy: str | None
+    merged: str | None
+    patches_dir: str
+    patches: dict[str, str]
+    running: list[RunningScheduler]
+    health: int
+    pending: bool
+    hostname: str
+    embedded: str
+    server: embedded.Server | None
+
+
+class Process(t.NamedTuple):
+    """A running kube-scheduler process; ``age`` in seconds."""
+
+    pid: int
+    age: float
+    config: str
+    policy: str = ""
+
+
+def flag(text: str, name: str) -> str:
+    """Return a flag's value in a manifest, without a YAML library; empty where it isn't set.
+
+    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``.
+    """
+    value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
+    found = re.search(value, uncommented(text))
+    return found.group(1) if found else ""
+
+
+def running(system: System) -> list[Process]:
+    """Return the kube-scheduler processes that this machine's kubelet runs.
+
+    Processes of other clusters, whose control planes run in pods or containers here, are left out. Where kubelet keeps
+    no log of a static kube-scheduler, all processes of that name count.
+    """
+    found = []
+    pods = _static_pods(system)
+    for name in system.names("/proc"):
+        if not name.isdigit():
+            continue
+        argv = (system.read(f"/proc/{name}/cmdline") or "").split("\0")
+        if posixpath.basename(argv[0]) != CONTAINER or not _belongs_to(system, int(name), pods):
+            continue
+        age = process_age(system, int(name))
+        if age is not None:
+            found.append(Process(int(name), age, _value(argv, "--config"), _value(argv, "--policy-config-file")))
+    return found
+
+
+_UID = r"([0-9a-f]{32})"
+
+
+def _static_pods(system: System) -> dict[str, str]:
+    """Return the log folders of kube-scheduler's static pods by UID, which is an MD5 without dashes."""
+    named = ((re.search(rf"_{_UID}$", name), name) for name in system.names(LOGS) if name.startswith(POD_PREFIX))
+    return {uid.group(1): name for uid, name in named if uid}
+
+
+def _belongs_to(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
+    """Whether a process is in one of these pods; also where its cgroup doesn't name any pod."""
+    cgroup = system.read(f"/proc/{pid}/cgroup") or ""
+    if not pods or not any(line.rpartition(":")[2].strip("/") for line in cgroup.splitlines()):
+        return True
+    return any(uid in pods for uid in re.findall(rf"pod{_UID}\b", cgroup))
+
+
+def _value(argv: t.Sequence[str], name: str) -> str:
+    for number, word in enumerate(argv):
+        if word.startswith(f"{name}="):
+            return word[len(name) + 1 :]
+        if word == name and number + 1 < len(argv):
+            return argv[number + 1]
+    return ""
+
+
+def running_version(system: System, pid: int) -> str:
+    """Return the version that a static pod's kube-scheduler logged at its start; empty where it isn't in the log."""
+    pods = _static_pods(system)
+    uids = re.findall(rf"pod{_UID}\b", system.read(f"/proc/{pid}/cgroup") or "")
+    for pod in (pods[uid] for uid in uids if uid in pods):
+        log = f"{LOGS}/{pod}/{CONTAINER}/{restarts(system, pod)}.log"
+        done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
+        found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
+        if found:
+            return found.group(1)
+    return ""
+
+
+def restarts(system: System, pod: str) -> int:
+    """Return how often kubelet has restarted a pod's container.
+
+    :param pod: the name of the pod's folder of logs.
+    """
+    logs = system.names(f"{LOGS}/{pod}/{CONTAINER}")
+    return max((int(name[:-4]) for name in logs if re.match(r"^[0-9]+\.log$", name)), default=0)
+
+
+def health_url(manifest: str) -> str:
+    """Return the URL of kube-scheduler's /healthz on this machine, which every version serves."""
+    address = flag(manifest, "bind-address") or "127.0.0.1"
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    host = f"[{address}]" if ":" in address else address
+    return f"https://{host}:{flag(manifest, 'secure-port') or '10259'}/healthz"
+
+
+def image_version(manifest: str) -> str:
+    """Return the version in the tag of kube-scheduler's image; empty where it has none."""
+    found = re.search(
+        r"\bimage[\"']?\s*:\s*[\"']?\S*/?kube-scheduler[^\s:@/\"',]*:v?(1\.[0-9]+\.[0-9]+[^\s@\"',}]*)",
+        uncommented(manifest),
+    )
+    return found.group(1) if found else ""
+
+
+def watched_folder(system: System) -> str:
+    """Return the folder of static pods that kubelet's own configuration names."""
+    kubelet = unit(system, KUBELET)
+    named = kubelet.values("--pod-manifest-path")
+    text = system.read((kubelet.values("--config") or [KUBELET_CONFIG])[-1]) or ""
+    folder = "".join(kubelet.values("--config-dir")[-1:])
+    for name in system.names(folder) if folder else []:
+        # Later files win.
+        if name.endswith(".conf"):
+            text = (system.read(posixpath.join(folder, name)) or "") + "\n" + text
+    found = re.search(
+        r"(?m)^[\"']?staticPodPath[\"']?:[ \t]*[\"']?([^\s\"'#]+)|\"staticPodPath\"\s*:\s*\"([^\"]+)\"", text
+    )
+    # A flag overrides the file.
+    path = "".join(named[-1:]) or (found.group(1) or found.group(2) if found else "")
+    return posixpath.normpath(path) if path.startswith("/") else posixpath.dirname(MANIFEST)
+
+
+def _may_be_scheduler(text: str) -> bool:
+    """Whether it may be a kube-scheduler pod; the controller, which can read YAML, decides."""
+    return bool(re.search(r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler", text))
+
+
+def _manifests(system: System, folder: str) -> dict[str, str]:
+    """Return the files that may be kube-scheduler pods: kubelet reads all but those with a leading dot."""
+    found = {}
+    for name in system.names(folder):
+        path = posixpath.join(folder, name)
+        text = None if name.startswith(".") else system.read(path)
+        if text is not None and (name == posixpath.basename(MANIFEST) or _may_be_scheduler(text)):
+            found[path] = text
+    return found
+
+
+def observe(
+    system: System,
+    config_path: str | None = None,
+    ask: Probe = probe,
+    policy_path: str | None = None,
+    patches_dir: str | None = None,
+) -> ControlPlane:
+    """Collect what the role scheduler decides on.
+
+    :param config_path: the file to read as kube-scheduler's configuration, where it isn't the path in its --config.
+    :param policy_path: the same for its --policy-config-file.
+    :param patches_dir: the folder that is passed to ``kubeadm upgrade --patches``; None for none.
+    """
+    folder = watched_folder(system)
+    pods = _manifests(system, folder)
+    path = posixpath.join(folder, posixpath.basename(MANIFEST))
+    if path not in pods:
+        path = next(iter(pods), path)
+    manifest = pods.pop(path, None)
+    distribution = next((name for name, place in EMBEDDED.items() if system.exists(place)), "")
+    server = embedded.observe(system, distribution) if manifest is None else None
+    own = embedded.PLACES[distribution] if server is not None else None
+    if config_path is None:
+        config_path = server["named"] if server is not None else flag(manifest or "", "config")
+    if policy_path is None:
+        policy_path = flag(manifest or "", "policy-config-file")
+    urls = own.health if own is not None else (health_url(manifest),) if manifest else ()
+    return {
+        "kind": "static_pod" if manifest is not None else distribution if server is not None else "",
+        "version": server["version"] if server is not None else image_version(manifest or ""),
+        "folder": folder,
+        "manifest_path": path,
+        "manifest": manifest,
+        "link": system.link(path) or "",
+        "others": pods,
+        "config_path": config_path,
+        "config": system.read(config_path) if config_path.startswith("/") else None,
+        "policy_path": policy_path,
+        "policy": system.read(policy_path) if policy_path.startswith("/") else None,
+        "ours": system.read(own.config if own is not None else CONFIG),
+        "ours_policy": system.read(POLICY),
+        "merged": system.read(own.merged if own is not None else MERGED),
+        "patches_dir": patches_dir or "",
+        "patches": _patches(system, patches_dir),
+        "running": [
+            {
+                "pid": one.pid,
+                "config": one.config,
+                "policy": one.policy,
+                "version": running_version(system, one.pid),
+                "stamp": embedded.stamp(system, one.pid) if server is not None else "",
+            }
+            for one in running(system)
+        ],
+        "health": next((status for url in urls if (status := ask(url))), 0),
+        "pending": system.exists(own.record if own is not None else PENDING),
+        "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
+        "embedded": distribution,
+        "server": server,
+    }
+
+
+def _patches(system: System, folder: str | None) -> dict[str, str]:
+    """Return kubeadm's patches of kube-scheduler by path."""
+    if not folder:
+        return {}
+    paths = [posixpath.join(folder, name) for name in system.names(folder) if name.startswith(CONTAINER)]
+    return {path: text for path in paths if (text := system.read(path)) is not None}

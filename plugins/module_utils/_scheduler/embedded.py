@@ -1,0 +1,176 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""kube-scheduler as k3s and RKE2 run it: their settings for it, and where the collection's files are.
+
+k3s runs it within its own process, RKE2 as a static pod whose manifest it rewrites at each start. Both read its
+arguments from their own settings: a file, a folder of drop-ins beside it, and the command line.
+https://docs.k3s.io/installation/configuration
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import re
+import typing as t
+
+from .._host.system import System
+from .._host.systemd import Unit, stale, unit
+from .._host.yaml_text import uncommented
+from .._runtime import k3s
+from .._runtime.k3s_query import data_folder
+
+DROP_IN_NAME = "99-kubegpu-scheduler.yaml"
+ARG = "kube-scheduler-arg"
+MOUNT = "kube-scheduler-extra-mount"
+ENV = "kube-scheduler-extra-env"
+DISABLED = "disable-scheduler"
+KEYS = (ARG, MOUNT, DISABLED)
+# Passes the configuration's SHA-256 to RKE2's pod, so that a changed one restarts it.
+STAMP = "KUBEGPU_SCHEDULER_CONFIG_SHA256"
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """The collection's files on a server of one kind.
+
+    :param health: URLs of its kube-scheduler's health; before 1.22 without TLS.
+    """
+
+    kind: k3s.Kind
+    health: tuple[str, ...] = ("https://127.0.0.1:10259/healthz", "http://127.0.0.1:10251/healthz")
+
+    @property
+    def unit(self) -> str:
+        return self.kind.units[0]
+
+    @property
+    def folder(self) -> str:
+        return f"/etc/rancher/{self.kind.name}/kubegpu-share"
+
+    @property
+    def config(self) -> str:
+        return f"{self.folder}/scheduler.yaml"
+
+    @property
+    def record(self) -> str:
+        return f"/var/lib/kubegpu-share/{self.kind.name}-scheduler.json"
+
+    @property
+    def merged(self) -> str:
+        """The note about a user's configuration into which the extender was merged."""
+        return f"/var/lib/kubegpu-share/{self.kind.name}-scheduler-merged.json"
+
+
+PLACES = {kind.name: Places(kind) for kind in (k3s.K3S, k3s.RKE2)}
+
+
+class SettingsFile(t.TypedDict):
+    """One file of a server's settings, reduced to the keys for kube-scheduler."""
+
+    path: str
+    text: str
+
+
+class Server(t.TypedDict):
+    """A k3s or RKE2 server.
+
+    ``files`` are in the order in which they are read, ``named`` is the --config in effect, and ``stale`` tells that
+    the running process is older than the configuration.
+    """
+
+    version: str
+    unit: str
+    active: bool
+    data: str
+    settings: str
+    drop_in_path: str
+    drop_in: str | None
+    files: list[SettingsFile]
+    flags: dict[str, list[str]]
+    named: str
+    stale: bool
+
+
+def settings_file(kind: k3s.Kind, daemon: Unit) -> str:
+    """Return the path of its settings; the folder of drop-ins is that path with ``.d``."""
+    named = daemon.values("--config", "-c")
+    return (named[-1].strip("\"'") if named else "") or kind.config
+
+
+def observe(system: System, name: str) -> Server | None:
+    """Collect the state of a server of that kind; None where this machine has none."""
+    places = PLACES.get(name)
+    if places is None:
+        return None
+    daemon = unit(system, places.unit)
+    if not daemon.binary:
+        return None
+    kind = places.kind
+    version = k3s.version_of(system.run([daemon.binary, "--version"], timeout=20).out)
+    config = settings_file(kind, daemon)
+    drop_in = posixpath.join(f"{config}.d", DROP_IN_NAME)
+    files: list[SettingsFile] = [
+        {"path": path, "text": relevant(system.read(path) or "")} for path in _files(system, config)
+    ]
+    flags = {key: [one.strip("\"'") for one in daemon.values(f"--{key}")] for key in KEYS}
+    named = [value for one in files for value in _configs(one["text"])] + _configs("\n".join(flags[ARG]))
+    newer = [path for path in (drop_in, *named) if system.exists(path)]
+    return {
+        "version": version,
+        "unit": daemon.name,
+        "active": daemon.active,
+        "data": data_folder(system, kind, daemon),
+        "settings": config,
+        "drop_in_path": drop_in,
+        "drop_in": system.read(drop_in),
+        "files": files,
+        "flags": flags,
+        "named": named[-1] if named else "",
+        "stale": daemon.active and stale(system, daemon.pid, newer),
+    }
+
+
+def _files(system: System, config: str) -> list[str]:
+    names = [name for name in system.names(f"{config}.d") if name.lower().endswith((".yaml", ".yml"))]
+    paths = [config, *(posixpath.join(f"{config}.d", name) for name in names)]
+    return [path for path in paths if system.exists(path)]
+
+
+def _configs(text: str) -> list[str]:
+    """Return the values of kube-scheduler's --config, without a YAML library."""
+    return re.findall(r"(?m)(?:^|[\s\"'\[,-])config=([^\s\"',\]]+)", uncommented(text))
+
+
+def relevant(text: str) -> str:
+    """Return the settings for kube-scheduler; others may be secrets and stay on the machine."""
+    if text.lstrip().startswith("{"):
+        # JSON can't be cut by lines: "{" alone makes the plan refuse it.
+        return "{}" if "kube-scheduler" not in text and DISABLED not in text else "{"
+    kept: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if re.match(r"[^\s#\-\]}]", line):
+            inside = bool(re.match(rf"([\"']?)(?:{'|'.join(KEYS)})\+?\1\s*:", line))
+        if inside and line.strip() and not line.lstrip().startswith("#"):
+            kept.append(line)
+    return "\n".join([*kept, ""]) if kept else ""
+
+
+def stamp(system: System, pid: int) -> str:
+    """Return the configuration's SHA-256 with which RKE2 started a process."""
+    for one in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
+        name, _equals, value = one.partition("=")
+        if name == STAMP:
+            return value
+    return ""
+
+
+def stamp_of(drop_in: str) -> str:
+    """Return the SHA-256 that the drop-in passes to RKE2's next pod."""
+    found = re.search(rf"{STAMP}=([0-9a-f]{{64}})", drop_in)
+    return found.group(1) if found else ""

@@ -1,0 +1,128 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Observe NVIDIA's container toolkit and its CDI specs."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing as t
+
+from .._host.cached_reader import names, text, whole
+from .._host.system import System
+from .._host.types import Package
+from .types import CdiSpec, CdiSpecs, SpecSummary, Toolkit
+
+CTK = "/usr/bin/nvidia-ctk"
+BINARIES = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
+PACKAGES = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+# The environment of nvidia-cdi-refresh.service.
+ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+# The pid file of the GPU Operator's running toolkit container, and the programs that it installs.
+OPERATOR = ("/run/nvidia/toolkit/toolkit.pid", "/usr/local/nvidia/toolkit/nvidia-container-runtime")
+# /var/run is /run on every distribution with systemd.
+CDI = ("/etc/cdi", "/run/cdi")
+
+
+def toolkit(system: System, packages: t.Mapping[str, Package]) -> Toolkit:
+    """Collect section ``toolkit``: the version that nvidia-ctk reports, and those of the packages."""
+    found = None
+    if system.exists(CTK):
+        found = re.search(r"version\s+v?([0-9]\S*)", system.run([CTK, "--version"], timeout=10).out)
+    config = whole(system, CONFIG)
+    return {
+        "version": found.group(1) if found else None,
+        "binaries": [name for name in BINARIES if system.exists(f"/usr/bin/{name}")],
+        "packages": {name: packages[name]["version"] for name in PACKAGES if name in packages},
+        "config": None if config is None else {"path": CONFIG, "mode": mode_in(config), "text": config},
+        "operator": any(system.exists(path) for path in OPERATOR),
+    }
+
+
+def refresh_env(system: System) -> str | None:
+    """Read ``cdi.refresh_env``; None without the file."""
+    return system.read(ENVIRONMENT)
+
+
+def mode_in(config: str) -> str:
+    """Return the runtime's mode; ``auto`` where the file sets none."""
+    table = ""
+    for line in config.splitlines():
+        header = re.match(r"\s*\[\s*([\w.\"-]+)\s*\]", line)
+        if header:
+            table = header.group(1)
+        value = re.match(r"\s*mode\s*=\s*[\"']([^\"']*)", line)
+        if value and table == "nvidia-container-runtime":
+            return value.group(1)
+    return "auto"
+
+
+def cdi(system: System, module: str | None) -> CdiSpecs:
+    """Collect NVIDIA's CDI specs.
+
+    https://github.com/cncf-tags/container-device-interface/blob/v1.0.1/SPEC.md
+
+    :param module: version of the loaded driver; specs that name another driver's files are stale.
+    """
+    specs: list[CdiSpec] = []
+    versions = set()
+    for folder in CDI:
+        for name in names(system, folder):
+            content = text(system, f"{folder}/{name}") if name.endswith((".yaml", ".yml", ".json")) else ""
+            spec = parse_json(content) if name.endswith(".json") else parse_yaml(content)
+            if spec and any(kind.startswith("nvidia.com/") for kind in spec["kinds"]):
+                specs.append({"path": f"{folder}/{name}", **spec})
+                versions |= set(re.findall(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.[\d.]*\d)\b", content))
+    # Report one version; of several, one that isn't the driver's.
+    reported = sorted(version for version in versions if version != module) or sorted(versions)
+    return {
+        "specs": specs,
+        "driver_version": reported[0] if reported else "",
+        "stale": bool(module) and any(version != module for version in versions),
+    }
+
+
+def parse_json(content: str) -> SpecSummary | None:
+    """Parse a spec in JSON; None for anything else."""
+    try:
+        spec = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(spec, dict) or not isinstance(spec.get("kind"), str):
+        return None
+    devices = spec.get("devices")
+    return {
+        "version": str(spec.get("cdiVersion", "")),
+        "kinds": [spec["kind"]],
+        "devices": len(devices) if isinstance(devices, list) else 0,
+    }
+
+
+def parse_yaml(content: str) -> SpecSummary | None:
+    """Parse a spec in YAML as nvidia-ctk writes it, because nodes have no YAML library; None for anything else."""
+    kind = re.search(r"^kind:\s*[\"']?([^\s\"']+)", content, re.MULTILINE)
+    if not kind:
+        return None
+    version = re.search(r"^cdiVersion:\s*[\"']?([^\s\"']+)", content, re.MULTILINE)
+    return {
+        "version": version.group(1) if version else "",
+        "kinds": [kind.group(1)],
+        "devices": _items(content, "devices"),
+    }
+
+
+def _items(content: str, key: str) -> int:
+    """Count the items of a top-level list: the lines with the indentation of its first dash."""
+    found = re.search(rf"^{key}:\s*\n((?:(?:[ -]|#).*\n?|\n)*)", content + "\n", re.MULTILINE)
+    dashes = re.findall(r"^( *)- ", found.group(1), re.MULTILINE) if found else []
+    return dashes.count(dashes[0]) if dashes else 0

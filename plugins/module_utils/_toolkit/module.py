@@ -1,0 +1,74 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The module ``toolkit_config``: its arguments, and the reconciler of the toolkit's files and of replaced tools."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._core import plan as core_plan
+from .._core.types import JsonObject
+from .._host.system import System
+from . import config, legacy
+from .config_apply import ConfigReconciler
+from .legacy_apply import LegacyReconciler
+from .legacy_query import observe_record
+
+ARGUMENTS: JsonObject = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "files": {"type": "bool", "default": True},
+    "old_cdi": {"type": "bool", "default": False},
+    "accept_unprivileged": {"type": "bool", "default": True},
+    "keep": {"type": "list", "elements": "path", "default": []},
+    "remove_sources": {"type": "bool", "default": False},
+    "remove_packages": {"type": "list", "elements": "str", "default": []},
+    "observed": {"type": "dict"},
+}
+
+
+def plan(params: JsonObject, observed: t.Mapping[str, t.Any]) -> core_plan.Plan:
+    """Plan all changes.
+
+    Replaced tools are removed before the toolkit is configured, and restored after its files are removed.
+
+    :param observed: ``gpu_node``, or the observations of ``ToolkitConfig``.
+    """
+    files = config.plan(params, observed).changes if params["files"] else ()
+    replaced = legacy.plan(legacy.options_of(params), observed).changes
+    return core_plan.Plan((*replaced, *files) if params["state"] == "present" else (*files, *replaced))
+
+
+class ToolkitConfig:
+    """The toolkit's files and the replaced tools on the machine that the module runs on."""
+
+    def __init__(self, params: JsonObject, system: System) -> None:
+        self._params = params
+        self._config = ConfigReconciler(params, system)
+        self._legacy = LegacyReconciler(legacy.options_of(params), system)
+
+    def observe(self) -> JsonObject:
+        return {**self._config.observe(), **self._legacy.observe()}
+
+    def plan(self, seen: JsonObject) -> core_plan.Plan:
+        return plan(self._params, seen)
+
+    def apply(self, seen: JsonObject, plan: core_plan.Plan) -> None:
+        files = core_plan.Plan(tuple(one for one in plan.changes if isinstance(one.step, config.STEPS)))
+        replaced = core_plan.Plan(tuple(one for one in plan.changes if not isinstance(one.step, config.STEPS)))
+        parts: list[tuple[core_plan.Plan, ConfigReconciler | LegacyReconciler]]
+        parts = [(replaced, self._legacy), (files, self._config)]
+        for part, reconciler in parts if self._params["state"] == "present" else reversed(parts):
+            if not part.empty:
+                reconciler.apply(seen, part)
+
+
+def reconcile(params: JsonObject, check: bool, system: System) -> JsonObject:
+    """Reconcile, and add the removed packages and the found drop-ins to the results."""
+    before = legacy.record_of({"toolkit_legacy": observe_record(system)})
+    result = core_plan.run(ToolkitConfig(params, system), check)
+    seen = {"toolkit_legacy": observe_record(system)}
+    return {**result, **legacy.results(seen, legacy.record_of(seen) or before)}

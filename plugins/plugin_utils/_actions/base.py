@@ -1,0 +1,72 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The base class of the collection's action plugins: validated options, errors as results, files for the node."""
+
+from __future__ import annotations
+
+import os
+import typing as t
+from abc import abstractmethod
+
+from ansible.plugins.action import ActionBase
+
+from ...module_utils._core.errors import ShareError
+from ...module_utils._core.types import JsonObject
+
+
+class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+    """Runs ``ensure`` with the validated options and turns its ``ShareError`` into a failed result.
+
+    :cvar arguments: the module's argument_spec.
+    :cvar rules: ``required_if`` and the like, as keywords of AnsibleModule.
+    """
+
+    arguments: t.ClassVar[JsonObject]
+    rules: t.ClassVar[JsonObject] = {}
+
+    @abstractmethod
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        """Return the task's result.
+
+        :param params: the task's options, validated and with the defaults filled in.
+        :raises ShareError: the task fails with this message.
+        """
+
+    def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
+        result: JsonObject = super().run(tmp, task_vars)
+        _spec, params = self.validate_argument_spec(argument_spec=self.arguments, **self.rules)
+        try:
+            result.update(self.ensure(params, task_vars))
+        except ShareError as error:
+            result.update(error.details, failed=True, msg=str(error))
+        return result
+
+    def execute_module(self, arguments: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        """Execute the module of the same name."""
+        done: JsonObject = self._execute_module(module_args=arguments, task_vars=task_vars)
+        return done
+
+    def execute_with_files(
+        self,
+        paths: t.Sequence[str],
+        arguments: t.Callable[[str, t.Sequence[str]], JsonObject],
+        task_vars: JsonObject | None,
+    ) -> JsonObject:
+        """Copy files to a temporary folder of the node, execute the module and remove the folder.
+
+        :param paths: the files on the controller; each keeps its name.
+        :param arguments: returns the module's arguments from the folder and the paths of the copies.
+        """
+        try:
+            folder = self._make_tmp_path()
+            copies = [self._connection._shell.join_path(folder, os.path.basename(path)) for path in paths]
+            for path, copy in zip(paths, copies, strict=True):
+                self._transfer_file(path, copy)
+            self._fixup_perms2((folder, *copies))
+            return self.execute_module(arguments(folder, copies), task_vars)
+        finally:
+            self._remove_tmp_path(self._connection._shell.tmpdir)

@@ -1,0 +1,92 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The base class of action plugins that execute a module on the node only if there is something to change.
+
+``gpu_node_info`` has already observed the node; the role passes the result to the task as ``observed``. The action
+plugin makes the module's own plan from it on the controller. If the plan is empty, the task ends without connecting to
+the node. Otherwise, or without an observation, the module runs on the node and observes it again: an observation is
+trusted for "nothing to do" only, never for what to change.
+
+A subclass stands in ``plugins/action/<module>.py``, beside a module of the same name that documents the option
+``observed`` (a dict, ignored on the node)::
+
+    class ActionModule(PlannedAction):
+        arguments = ARGUMENTS                  # the module's argument_spec, from its module_utils file
+        sections = ("nouveau", "kernel")       # the sections of gpu_node that the plan reads
+
+        def plan(self, params, observed):
+            return make_plan(params, observed)  # the pure function with which the module plans, too
+
+A module that needs files of the controller on the node returns their paths from ``files``; ``folder_option`` names its
+option for the folder that holds the copies. The files are copied only for a change, never in check mode.
+"""
+
+from __future__ import annotations
+
+import typing as t
+from abc import abstractmethod
+
+from ...module_utils._core.plan import Plan
+from ...module_utils._core.types import JsonObject
+from .base import ShareAction
+
+
+class PlannedAction(ShareAction):
+    """Plans from ``observed`` on the controller and executes the module of the same name only for a change.
+
+    :cvar sections: the sections of ``observed`` that ``plan`` reads; the module runs if one is missing.
+    :cvar folder_option: the module's option for the temporary folder with ``files``; not for users.
+    """
+
+    sections: t.ClassVar[tuple[str, ...]]
+    folder_option: t.ClassVar[str] = ""
+
+    @abstractmethod
+    def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
+        """Return the module's plan.
+
+        :param observed: the observation, with all of ``sections``.
+        :raises ShareError: the node or the options are invalid or unsupported; nothing is changed.
+        """
+
+    def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
+        """Return what the module returns beside ``changed`` and ``diff`` if there is nothing to do."""
+        return {}
+
+    def files(self, params: JsonObject) -> list[str]:
+        """Return the files of the controller that the module needs on the node for a change.
+
+        :raises ShareError: a file is missing or unreadable; nothing is changed.
+        """
+        return []
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        observed: JsonObject = params.get("observed") or {}
+        planned = bool(observed) and all(section in observed for section in self.sections)
+        if planned and self.plan(params, observed).empty:
+            return {**self.unchanged(params, observed), "changed": False, "diff": []}
+        paths = self.files(params)
+        # The module observes the node itself.
+        arguments = {name: value for name, value in self._task.args.items() if name != "observed"}
+        if not paths or self._task.check_mode:
+            return self.execute_module(arguments, task_vars)
+        if not planned:
+            # The files may be large: find out first whether they are needed.
+            predicted = self._predict(arguments, task_vars)
+            if predicted.get("failed") or not predicted.get("changed"):
+                return predicted
+        return self.execute_with_files(
+            paths, lambda folder, _copies: {**arguments, self.folder_option: folder}, task_vars
+        )
+
+    def _predict(self, arguments: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        """Execute the module in check mode."""
+        self._task.check_mode = True
+        try:
+            return self.execute_module(arguments, task_vars)
+        finally:
+            self._task.check_mode = False

@@ -1,0 +1,204 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The data of a report, which every rendering takes.
+
+Texts are printable (see ``values``), numbers are whole and not negative, and unknown values are None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+# The worst first.
+LEVELS = ("FAIL", "WARN", "UNKNOWN", "PASS")
+FINDING_LEVELS = LEVELS[:3]
+NOTHING = "nothing to check"
+
+
+def worst(levels: t.Iterable[str]) -> str:
+    """Return the worst level; PASS if there is none."""
+    return min(levels, key=LEVELS.index, default="PASS")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """A pod on a card, or on an unknown card.
+
+    :param name: ``namespace/name``.
+    :param claimed: its share in ``unit``, which is its card's.
+    :param used_mib: memory of its processes, as measured by NVML.
+    :param note: its state, unless it runs without a problem.
+    """
+
+    name: str
+    claimed: int | None = None
+    used_mib: int | None = None
+    note: str = ""
+    unit: str = "MiB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """A card with its claimed and its used memory.
+
+    :param total: capacity in ``unit``.
+    :param unit: ``MiB``, ``shares`` (of a card that is shared by count) or ``units`` (of unknown size).
+    :param memory_mib: the card's memory, if it isn't ``total``.
+    :param healthy: None if unknown.
+    :param foreign_mib: memory in use by processes of none of its pods.
+    """
+
+    index: int | None
+    uuid: str = ""
+    model: str = ""
+    total: int | None = None
+    claimed: int | None = None
+    unit: str = "MiB"
+    memory_mib: int | None = None
+    used_mib: int | None = None
+    foreign_mib: int | None = None
+    healthy: bool | None = None
+    reason: str = ""
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "card ?" if self.index is None else f"card {self.index}"
+
+    @property
+    def size_mib(self) -> int | None:
+        """Return the card's memory; None if unknown."""
+        return self.memory_mib if self.unit != "MiB" else self.memory_mib or self.total
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """A resource that a node advertises without its cards, as NVIDIA's plugin does."""
+
+    name: str
+    about: str = ""
+    total: int | None = None
+    claimed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A node.
+
+    :param pending: pods whose card is unknown.
+    :param problem: which data of the node is unreadable or implausible.
+    :param checked: it is in the report, not only in the allocation.
+    """
+
+    name: str
+    backend: str = ""
+    cards: tuple[Card, ...] = ()
+    pending: tuple[Pod, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    problem: str = ""
+    checked: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One invariant; ``items`` counts what it was checked on, the others count its findings."""
+
+    id: str
+    title: str = ""
+    backend: str = "common"
+    result: str = "PASS"
+    items: int = 0
+    fail: int = 0
+    warn: int = 0
+    unknown: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return the result for people: a check without items hasn't passed."""
+        return NOTHING if self.result == "PASS" and not self.items else self.result
+
+    def found(self, level: str) -> int:
+        return {"FAIL": self.fail, "WARN": self.warn, "UNKNOWN": self.unknown}[level]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One contradiction or gap, with the evidence by source and what to do."""
+
+    check: str
+    level: str
+    what: str
+    node: str = ""
+    card: int | None = None
+    uuid: str = ""
+    pod: str = ""
+    container: str = ""
+    evidence: tuple[tuple[str, str], ...] = ()
+    do: str = ""
+    seen: int | None = None
+
+    @property
+    def where(self) -> str:
+        """Return node, card, pod and container in one line; empty if it concerns the whole cluster."""
+        parts = [("node", self.node), ("card", "" if self.card is None else str(self.card)), ("", self.uuid)]
+        parts += [("pod", self.pod), ("container", self.container)]
+        return ", ".join(f"{kind} {name}".strip() for kind, name in parts if name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """A Pending pod that requests a share."""
+
+    pod: str
+    requests: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The whole report.
+
+    :param checked: False if there is only an allocation.
+    """
+
+    checked: bool
+    result: str = "PASS"
+    time: str = ""
+    cluster: str = ""
+    samples: int | None = None
+    grace_seconds: int | None = None
+    transient: int | None = None
+    checks: tuple[Check, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+
+    def found(self, level: str) -> int:
+        """Return the number of findings of a level, also those that only a check's counts contain."""
+        listed = sum(finding.level == level for finding in self.findings)
+        return max(listed, sum(check.found(level) for check in self.checks))
+
+    def checks_with(self, result: str) -> int:
+        """Return the number of checks with this label."""
+        return sum(check.label == result for check in self.checks)
+
+    @property
+    def headline(self) -> str:
+        """Return the result as one sentence."""
+        if not self.checked:
+            return "The allocation by the cluster's API; nothing was checked."
+        if not self.checks:
+            return "No check ran, so the result is unknown."
+        if not any(check.items for check in self.checks) and not self.findings:
+            return "The checks found nothing to check."
+        return {
+            "FAIL": "Scheduler, kubelet and GPUs contradict each other.",
+            "WARN": "No contradiction, but something needs attention.",
+            "UNKNOWN": "No contradiction was found, but evidence is missing.",
+            "PASS": "Scheduler, kubelet and GPUs agree.",
+        }[self.result]

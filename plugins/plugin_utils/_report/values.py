@@ -1,0 +1,87 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Values of an untrusted cluster made safe to show: printable texts, whole numbers, lists and dictionaries."""
+
+from __future__ import annotations
+
+import math
+import re
+import typing as t
+
+from ...module_utils._core.types import JsonObject
+
+# Characters. A longer text is a log or an attack; its start is enough.
+LONGEST = 2000
+# Beyond it no number of MiB, pods or findings is to be believed.
+MOST = 10**12
+INSTEAD = "\N{REPLACEMENT CHARACTER}"
+
+# Terminal sequences: CSI (colors, cursor), OSC and similar (titles, links; up to their end), short sequences.
+_SEQUENCES = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b[\\]PX^_].*?(?:\x07|\x1b\\\\|$)|\x1b[ -/]*[0-~]", re.DOTALL)
+# Controls, characters that reorder or hide text (bidirectional marks), and those that XML forbids (surrogates, U+FFFE).
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb\ufffe\uffff"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+
+
+def text(value: t.Any, longest: int = LONGEST) -> str:
+    """Return any value as one printable line; empty for None."""
+    if value is None:
+        return ""
+    raw = value if isinstance(value, str) else str(value)
+    # Truncated first, so that megabytes of junk cost nothing.
+    cut = _SEQUENCES.sub("", raw[: longest * 4])
+    line = _UNPRINTABLE.sub(INSTEAD, " ".join(cut.split()))
+    return line if len(line) <= longest and len(raw) <= longest * 4 else line[: longest - 1] + "…"
+
+
+def whole(value: t.Any) -> int | None:
+    """Return a plausible count, or None: not negative, not huge, no boolean, no NaN."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return int(value) if 0 <= value <= MOST else None
+
+
+def flag(value: t.Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def items(value: t.Any) -> list[JsonObject]:
+    """Return the dictionaries of a list; empty for any other value."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, (list, tuple)) else []
+
+
+def mapping(value: t.Any) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def mib(amount: int | None) -> str:
+    """Format an amount of memory (MiB); exact for whole GiB, else to a tenth."""
+    if amount is None:
+        return "unknown"
+    if amount < 1024:
+        return f"{amount} MiB"
+    return f"{amount // 1024:,} GiB" if amount % 1024 == 0 else f"{amount / 1024:,.1f} GiB"
+
+
+def amount(value: int | None, unit: str) -> str:
+    """Format an amount in a card's unit."""
+    return mib(value) if unit == "MiB" or value is None else plural(value, unit.removesuffix("s"))
+
+
+def percent(part: int | None, of: int | None) -> str:
+    """Format a share, truncated as everywhere in the collection; empty if unknown."""
+    return f"{part * 100 // of} %" if part is not None and of else ""
+
+
+def plural(count: int, one: str) -> str:
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"

@@ -1,0 +1,112 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What the plans of all container runtimes share: changed files, the reason for a restart, and common refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from ...module_utils._core.digest import digest
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.plan import Change, Plan
+from ...module_utils._core.types import JsonObject
+from ...module_utils._runtime.containerd import Options
+
+# Where the GPU Operator installs its toolkit.
+OPERATOR_TOOLKIT = "/usr/local/nvidia/toolkit"
+OUTDATED = "with an older configuration"
+STOPPED = "not at all"
+HEADER = "# Written by kubegpu.share: changes to this file are lost.\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimePlan:
+    """The plan of one runtime.
+
+    :param files: rows of the module's option ``plan``.
+    :param restart: Docker has to be restarted, and that stops no container.
+    :param warnings: for the user; they stop nothing.
+    :param runtime: whose plan it is; empty where there is nothing to do.
+    """
+
+    plan: Plan = dataclasses.field(default_factory=Plan)
+    files: tuple[JsonObject, ...] = ()
+    restart: bool = False
+    warnings: tuple[str, ...] = ()
+    runtime: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileChange:
+    """One file: its redacted text before and after; None for a missing file."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+    @property
+    def row(self) -> JsonObject:
+        return {"path": self.path, "before": digest(self.before), "after": self.after}
+
+    @property
+    def change(self) -> Change:
+        return Change(self.path, self.before or "", self.after or "")
+
+
+def restart_reason(present: bool, active: bool, changed: bool, outdated: bool) -> str:
+    """Return how the daemon runs if that has to change, or nothing.
+
+    :param present: NVIDIA's runtime is added; only then a stopped or outdated daemon matters.
+    :param active: the daemon runs.
+    :param changed: its files change, or an interrupted run changed them.
+    :param outdated: it runs with another configuration than its files.
+    """
+    if not active:
+        return STOPPED if present else ""
+    return OUTDATED if changed or (present and outdated) else ""
+
+
+def plan_of(
+    files: t.Iterable[FileChange], unit: str, reason: str, others: t.Iterable[Change] = (), on_disk: str = "files"
+) -> RuntimePlan:
+    """Assemble a plan.
+
+    :param files: unchanged ones are left out.
+    :param unit: the daemon's systemd unit.
+    :param reason: of ``restart_reason``.
+    :param others: further changes, shown after the files.
+    :param on_disk: ``files``, or ``file`` for a daemon with a single one.
+    """
+    changed = [one for one in files if one.before != one.after]
+    changes = [*(one.change for one in changed), *others]
+    if reason:
+        changes.append(Change(unit, f"running {reason}\n", f"running with the {on_disk} on disk\n"))
+    return RuntimePlan(Plan(tuple(changes)), tuple(one.row for one in changed))
+
+
+def refuse_missing(title: str, wanted: Options) -> RuntimePlan:
+    """Refuse to configure a runtime that isn't installed; there is nothing to remove from it.
+
+    :raises BadInput: NVIDIA's runtime is requested.
+    """
+    if wanted.present:
+        raise BadInput(f"runtime_name: {title} isn't installed on this node")
+    return RuntimePlan()
+
+
+def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
+    """Refuse a node whose runtime the GPU Operator configures.
+
+    :param binary: program of the runtime ``nvidia``, where one is configured.
+    :raises BadInput: the Operator's toolkit is here.
+    """
+    if operator or str(binary).startswith(OPERATOR_TOOLKIT):
+        raise BadInput(
+            f"runtime_state: NVIDIA's GPU Operator configures {title} on this node; disable its toolkit "
+            "(toolkit.enabled=false) or remove this node from the inventory group"
+        )

@@ -1,0 +1,438 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The plan for containerd.
+
+containerd 2.0 and newer merges imported files deeply: all our settings are in a drop-in, and the main file gets one
+import. Before 2.0 an imported file replaces a whole plugin, so our keys go into the file that holds the CRI plugin's
+section, each with a mark (see ``toml_editor``). So does a key of an imported file that would override our drop-in.
+https://github.com/containerd/containerd/blob/v2.2.0/docs/man/containerd-config.toml.5.md
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+
+from ...module_utils._core.errors import BadInput, NotInEffect
+from ...module_utils._core.types import JsonObject
+from ...module_utils._runtime import containerd
+from ...module_utils._runtime.containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
+from ...module_utils._runtime.types import ContainerdState
+from .._documents import toml_editor as toml
+from .base import HEADER, FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, restart_reason
+
+NEW_FILE = f"{toml.MARK}, new file"
+DEEP_MERGE_SINCE = (2, 0)
+# A file without any of these means the same in every format, except for the names in its lists.
+SECTIONS = ("plugins", "proxy_plugins", "stream_processors")
+UNIT = "containerd.service"
+
+Documents = dict[str, toml.Document]
+
+
+def make_plan(options: Options, observed: ContainerdState | None) -> RuntimePlan:
+    """Compare the node with the requested state.
+
+    :raises BadInput: this containerd can't be configured as requested; nothing was changed.
+    :raises NotInEffect: our files are in place and the effective configuration differs.
+    """
+    if not observed or (not observed["version"] and not options.present):
+        return refuse_missing("containerd", options)
+    if observed["embedded"]:
+        if options.present:
+            raise BadInput(containerd.belongs_to(observed["embedded"]))
+        return RuntimePlan()
+    if options.present:
+        refuse_operator("containerd", observed["operator"])
+    edit = _Edit(options, observed)
+    texts = edit.present() if options.present else edit.absent()
+    before = {**observed["files"]}
+    if edit.drop_in not in before and observed["drop_in"] is not None:
+        before[edit.drop_in] = observed["drop_in"]
+    # An empty main file is none.
+    files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
+    changed = any(one.before != one.after for one in files)
+    wrong = [] if changed or not options.present else containerd.unmet_requirements(edit.effective, options)
+    if wrong:
+        others = [
+            path for path, text in observed["files"].items() if path != edit.drop_in and "default_runtime" in text
+        ]
+        raise NotInEffect(
+            "this collection's settings are in place and containerd's effective configuration differs: "
+            + "; ".join(wrong)
+            + (f" (check {', '.join(others)})" if others else "")
+        )
+    active = observed["service_active"] or not options.present or changed or observed["pending"]
+    reason = restart_reason(options.present, active, changed or observed["pending"], observed["stale"])
+    return plan_of(files, UNIT, reason)
+
+
+class _Edit:
+    """The files of one containerd under edit.
+
+    :ivar effective: its effective configuration before the edit.
+    """
+
+    def __init__(self, options: Options, observed: ContainerdState) -> None:
+        self._options = options
+        self._main = observed["config_path"]
+        self._release = containerd.release(observed["version"])
+        folder = posixpath.join(posixpath.dirname(self._main), "conf.d")
+        self.drop_in = posixpath.join(folder, containerd.DROP_IN_NAME)
+        self._pattern = posixpath.join(folder, containerd.DROP_IN_PATTERN)
+        self._documents = {path: _parse(path, text) for path, text in observed["files"].items()}
+        missing = containerd.missing_imports(self._main, observed["files"])
+        if missing and options.present:
+            raise BadInput(
+                f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
+                "remove the import or restore the file"
+            )
+        if options.present:
+            self._check_formats()
+        if observed["error"] and not missing:
+            raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
+        self.effective = containerd.effective(observed["dump"])
+        if self._release < containerd.DUMP_HAS_OPTIONS:
+            self.effective = self._with_options()
+
+    def _order(self, documents: Documents) -> list[str]:
+        return containerd.load_order(self._main, {path: one.text for path, one in documents.items()})
+
+    def _check_formats(self) -> None:
+        newest, version, release = containerd.newest_format(self._release), 0, _dotted(self._release)
+        for path in self._order(self._documents):
+            own = self._documents[path].tree.get("version", 0)
+            # To Python, true and false are numbers.
+            if not isinstance(own, int) or isinstance(own, bool) or own not in (0, *CRI_PLUGIN):
+                raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't supported")
+            if own > newest:
+                # 1.6 ignores the file without an error.
+                raise BadInput(f"{path} has version {own}, and containerd {release} reads nothing newer than {newest}")
+            if own and version and own != version and self._release < containerd.EACH_FILE_ITS_FORMAT:
+                raise BadInput(
+                    f"{path} has version {own} and a file that is merged with it has version {version}: containerd "
+                    f"{release} reads both in one format and loses settings; convert them to the same version"
+                )
+            version = version or own
+
+    def _with_options(self) -> EffectiveConfig:
+        """Add the runtimes' options from the files to a dump that leaves them out."""
+        seen = self.effective
+        if not seen.plugin or seen.shows_options():
+            return seen
+        flat = dict(seen.flat)
+        runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
+        for path in self._order(self._documents):
+            for name, table in (self._documents[path].get(runtimes) or {}).items():
+                for key, value in (table.get("options") or {}).items():
+                    flat[(*runtimes, name, "options", key)] = value
+        return EffectiveConfig(flat, seen.plugin)
+
+    # ----------------------------------------------------------------- present
+
+    def present(self) -> dict[str, str | None]:
+        """Add our settings; return every file's text."""
+        theirs = {path: one for path, one in self._documents.items() if path != self.drop_in}
+        self._enable_cri(theirs)
+        version = self._format(theirs)
+        seen = self._as_enabled(theirs, version)
+        for key, why in containerd.deprecated_settings(seen) if self._options.default else []:
+            raise BadInput(f"runtime_set_default: in {self._holder(theirs, key)} {why}")
+        settings = containerd.runtime_settings(seen, self._options.binary, self._model(theirs, seen, version))
+        drop_in: str | None = None
+        if self._release >= DEEP_MERGE_SINCE:
+            for document in theirs.values():
+                _unmark(document)
+            self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
+            ours = toml.Document(self.drop_in, self._drop_in_text(version, seen, settings))
+            self._override(theirs, ours)
+            for document in theirs.values():
+                _set_misspelled_options(document, settings)
+            drop_in = ours.text
+        else:
+            self._unimport(theirs.get(self._main))
+            target = self._section_file(theirs, version)
+            if target == self._main:
+                theirs.setdefault(self._main, toml.Document(self._main, ""))
+            self._edit_in_place(theirs[target], version, seen, settings)
+            _set_misspelled_options(theirs[target], settings)
+        return {self.drop_in: drop_in, **{path: one.checked() for path, one in theirs.items()}}
+
+    def _format(self, documents: Documents) -> int:
+        """Return the format of our settings: that of the other files."""
+        document = documents.get(self._main)
+        if document is None or not document.tree:
+            # Every 2.x reads 3; 4 would require 2.3.
+            version = min(containerd.newest_format(self._release), 3)
+            mark = toml.MARK if document is not None else NEW_FILE
+            documents.setdefault(self._main, toml.Document(self._main, "")).set(("version",), version, mark)
+            return version
+        order = self._order(documents)
+        named = [version for path in order if (version := int(documents[path].tree.get("version", 0))) > 1]
+        if named:
+            return named[0]
+        # Without a version a file has version 1.
+        if self._release < (2, 0):
+            return 1
+        if self._release < containerd.EACH_FILE_ITS_FORMAT:
+            for path in order:
+                if set(SECTIONS) & set(documents[path].tree):
+                    raise BadInput(
+                        f"{path} has no version, and containerd {_dotted(self._release)} ignores plugins' settings of "
+                        "such a file; convert it with 'containerd config migrate'"
+                    )
+        return 3
+
+    def _enable_cri(self, documents: Documents) -> None:
+        names = {"cri", *CRI_PLUGIN.values()}
+        for path, document in documents.items():
+            disabled = document.get(("disabled_plugins",)) or []
+            if not isinstance(disabled, list) or not names & {str(one) for one in disabled}:
+                continue
+            if not self._options.enable_cri:
+                raise BadInput(
+                    f"runtime_enable_cri: {path} disables containerd's CRI plugin (disabled_plugins), so Kubernetes "
+                    "can't use this containerd; set runtime_enable_cri: true to enable it"
+                )
+            document.put(("disabled_plugins",), [one for one in disabled if one not in names])
+
+    def _as_enabled(self, documents: Documents, version: int) -> EffectiveConfig:
+        """Return the effective configuration with the CRI plugin enabled; the dump of a disabled one lacks it."""
+        seen, release = self.effective, self._release
+        off = seen.flat.get(("disabled_plugins",)) or []
+        if seen.plugin and seen.plugin not in off and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3]):
+            return seen
+        flat: containerd.Flat = {}
+        for path in self._order(documents):
+            for name in sorted({CRI_PLUGIN[version], CRI_PLUGIN[1]}):
+                section = documents[path].get(("plugins", name))
+                if isinstance(section, dict):
+                    flat.update(_flatten(section, ("plugins", CRI_PLUGIN[3])))
+        found = EffectiveConfig(flat, CRI_PLUGIN[3])
+        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc", "runtime_type")
+        flat.setdefault(runc, containerd.RUNC_SHIMS[0])
+        if (1, 7) <= release < (2, 3):
+            flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
+        return found
+
+    def _model(self, documents: Documents, seen: EffectiveConfig, version: int) -> str:
+        """Return the runtime that ours is a copy of, according to the files without our settings."""
+        plain = {}
+        for path, document in documents.items():
+            plain[path] = toml.Document(path, document.text) if toml.MARK in document.text else document
+            if toml.MARK in document.text:
+                _unmark(plain[path])
+        # Before 2.0 only one file's section counts.
+        deep = self._release >= DEEP_MERGE_SINCE
+        order = self._order(plain) if deep else [self._section_file(plain, version)]
+        default, named = "", set()
+        for path in [one for one in order if one in plain]:
+            for name in CRI_PLUGIN.values():
+                default = plain[path].get(("plugins", name, "containerd", "default_runtime_name")) or default
+                runtimes = plain[path].get(("plugins", name, "containerd", "runtimes"))
+                named |= set(runtimes) if isinstance(runtimes, dict) else set()
+        own = default == RUNTIME_NAME and RUNTIME_NAME in named
+        if own and not named & set(seen.models()):
+            # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
+            return RUNTIME_NAME
+        return seen.model(str(default))
+
+    def _holder(self, documents: Documents, key: toml.Path) -> str:
+        """Return the file that sets a key of the CRI plugin."""
+        having = [
+            path
+            for path, one in documents.items()
+            for name in CRI_PLUGIN.values()
+            if one.get(("plugins", name, *key)) is not None
+        ]
+        return having[-1] if having else self._main
+
+    def _override(self, documents: Documents, ours: toml.Document) -> None:
+        """Change the keys of files that are merged after our drop-in and would override it."""
+        order = self._order({**documents, self.drop_in: ours})
+        values = _flatten(next(iter(ours.tree["plugins"].values())), ())
+        for path in order[order.index(self.drop_in) + 1 :]:
+            for name in sorted(set(CRI_PLUGIN.values())):
+                for key, value in values.items():
+                    full = ("plugins", name, *key)
+                    if documents[path].get(full) not in (None, value):
+                        documents[path].put(full, value)
+
+    def _import(self, document: toml.Document) -> None:
+        imports = document.get(("imports",))
+        if imports is None:
+            document.set(("imports",), [self._pattern], toml.MARK)
+        elif not any(self._matches(one) for one in imports):
+            trial = toml.Document(self._main, document.text)
+            trial.listed(("imports",), self._pattern, present=True)
+            trial = toml.Document(self._main, trial.text)
+            trial.listed(("imports",), self._pattern, present=False)
+            if trial.text == document.text:
+                document.listed(("imports",), self._pattern, present=True)
+            else:
+                # Removing it from the list again would leave a comma or a blank.
+                document.put(("imports",), [*imports, self._pattern])
+
+    def _matches(self, pattern: str) -> bool:
+        full = posixpath.normpath(posixpath.join(posixpath.dirname(self._main), pattern))
+        same_folder = posixpath.dirname(full) == posixpath.dirname(self.drop_in)
+        return same_folder and fnmatch.fnmatchcase(self.drop_in, full)
+
+    def _drop_in_text(self, version: int, seen: EffectiveConfig, settings: containerd.Flat) -> str:
+        plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
+        table = (*plugin, "containerd", "runtimes", RUNTIME_NAME)
+        document = toml.Document("", f"{HEADER}version = {version}\n")
+        if self._options.cdi and seen.cdi is not None:
+            document.add_table(plugin, {"enable_cdi": True})
+        if self._options.default:
+            document.add_table((*plugin, "containerd"), {"default_runtime_name": RUNTIME_NAME})
+        for sub in _tables(settings):
+            document.add_table((*table, *sub), _keys(settings, sub))
+        return document.checked()
+
+    # ----------------------------------------------------------------- before 2.0
+
+    def _section_file(self, documents: Documents, version: int) -> str:
+        """Return the file whose CRI section counts: the last one, which replaces those before it."""
+        plugin = ("plugins", CRI_PLUGIN[version])
+        having = [path for path in self._order(documents) if documents[path].get(plugin) is not None]
+        return having[-1] if having else self._main
+
+    def _edit_in_place(
+        self, document: toml.Document, version: int, seen: EffectiveConfig, settings: containerd.Flat
+    ) -> None:
+        """Write our settings into a file of the user's.
+
+        :param version: the file's format.
+        :param seen: the effective configuration.
+        :param settings: of our runtime.
+        """
+        plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
+        name_key = (*plugin, "containerd", "default_runtime_name")
+        if self._options.default:
+            document.put(name_key, RUNTIME_NAME)
+        else:
+            document.restore(name_key)
+        runtimes = (*plugin, "containerd", "runtimes")
+        # Before 2.0 the first runtime in a file removes the built-in ones.
+        for name in [one for one in seen.runtimes() if one != RUNTIME_NAME]:
+            if document.get((*runtimes, name)) is None:
+                builtin = seen.runtime(name)
+                for sub in _tables(builtin):
+                    document.add_table((*runtimes, name, *sub), _keys(builtin, sub), toml.MARK)
+        table = (*runtimes, RUNTIME_NAME)
+        for sub in _tables(settings):
+            values = _keys(settings, sub)
+            path = (*table, *sub)
+            if document.get(path) is None:
+                document.add_table(path, values, toml.MARK)
+            elif document.comment(path) != toml.MARK:
+                for key, value in values.items():
+                    document.put((*path, key), value)
+            else:
+                # A table of our own holds nothing but these settings.
+                for key, value in values.items():
+                    if document.get((*path, key)) != value:
+                        document.set((*path, key), value)
+                for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
+                    if key not in values:
+                        document.delete((*path, key))
+        if self._options.cdi and seen.cdi is False:
+            # After the tables below it: tomlkit doesn't parse such a table after the one above it.
+            document.put((*plugin, "enable_cdi"), True)
+
+    # ----------------------------------------------------------------- absent
+
+    def absent(self) -> dict[str, str | None]:
+        """Remove our settings; return every file's text, None for one to delete."""
+        self._unimport(self._documents.get(self._main))
+        after: dict[str, str | None] = {}
+        for path, document in self._documents.items():
+            if path == self.drop_in:
+                continue
+            _unmark(document)
+            if not self._options.enable_cri:
+                document.restore(("disabled_plugins",))
+            mark = document.comment(("version",))
+            # Plugins' settings that somebody added meanwhile need the version that we set.
+            sections = {one.path[0] for one in document.places() if one.path} & set(SECTIONS)
+            if mark in (toml.MARK, NEW_FILE) and not sections:
+                document.delete(("version",))
+            text = document.checked()
+            after[path] = None if mark == NEW_FILE and not text.strip() else text
+        # The import is removed before the file that it names.
+        return {**after, self.drop_in: None}
+
+    def _unimport(self, document: toml.Document | None) -> None:
+        key = ("imports",)
+        imports = document.get(key) if document is not None else None
+        if document is None or not imports or self._pattern not in imports:
+            return
+        mark = document.mark(key)
+        if mark and mark.was and imports == [*document.item(mark.was).unwrap(), self._pattern]:
+            document.restore(key)
+            return
+        document.listed(key, self._pattern, present=False)
+        if mark and mark.was:
+            # Somebody else has changed the list since, so its old value is obsolete.
+            document.set(key, document.find(key), mark.comment)
+        elif document.comment(key) == toml.MARK:
+            if document.get(key):
+                document.set(key, document.find(key), "")
+            else:
+                document.delete(key)
+
+
+def _parse(path: str, text: str) -> toml.Document:
+    try:
+        return toml.Document(path, text)
+    except toml.Unparsable:
+        if path.endswith(".tmpl") or "{{" in text:
+            raise BadInput(
+                f"{path} is a template from which another program generates the configuration; it is left as it is: "
+                "set the runtime in that program's own settings (k3s and RKE2: default-runtime in config.yaml)"
+            ) from None
+        raise
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+def _flatten(tree: JsonObject, path: toml.Path) -> containerd.Flat:
+    flat: containerd.Flat = {}
+    for key, value in tree.items():
+        flat.update(_flatten(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value})
+    return flat
+
+
+def _tables(settings: containerd.Flat) -> list[toml.Path]:
+    return sorted({path[:-1] for path in settings} | {()})
+
+
+def _keys(settings: containerd.Flat, table: toml.Path) -> JsonObject:
+    return {path[-1]: settings[path] for path in sorted(settings) if path[:-1] == table}
+
+
+def _set_misspelled_options(document: toml.Document, settings: containerd.Flat) -> None:
+    """Set our values also for options of our runtime in another case, which may override ours."""
+    for name in sorted(set(CRI_PLUGIN.values())):
+        table = ("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options")
+        written = document.get(table)
+        for key in list(written) if isinstance(written, dict) else []:
+            proper = containerd.OPTIONS.get(key.lower(), key)
+            if proper != key:
+                document.put((*table, key), settings[("options", proper)])
+
+
+def _unmark(document: toml.Document) -> None:
+    """Remove all marked tables and keys except those of the top level."""
+    for one in reversed(document.places() if toml.MARK in document.text else []):
+        if one.header and document.comment(one.path) == toml.MARK:
+            document.delete(one.path)
+        elif one.path and not one.header and one.path[1:]:
+            document.restore(one.path)

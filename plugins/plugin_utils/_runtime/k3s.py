@@ -1,0 +1,94 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The plan for k3s and RKE2: one drop-in with their setting ``default-runtime``."""
+
+from __future__ import annotations
+
+import posixpath
+
+from ...module_utils._core.errors import BadInput
+from ...module_utils._runtime import k3s
+from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
+from ...module_utils._runtime.types import K3sState
+from .base import (
+    HEADER,
+    OPERATOR_TOOLKIT,
+    FileChange,
+    RuntimePlan,
+    plan_of,
+    refuse_missing,
+    refuse_operator,
+    restart_reason,
+)
+
+TEXT = f"{HEADER}{k3s.KEY}: {RUNTIME_NAME}\n"
+# Where k3s and RKE2 search for NVIDIA's runtime.
+SEARCHED = (OPERATOR_TOOLKIT, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> RuntimePlan:
+    """Compare the node with the requested state.
+
+    :raises BadInput: it can't be configured as requested; nothing was changed.
+    """
+    if not observed:
+        return refuse_missing(kind.title, wanted)
+    if wanted.present:
+        _refuse(kind, wanted, observed)
+    # A user's own setting needs no drop-in of ours.
+    others = [value for path, value in observed["defaults"].items() if path != kind.drop_in]
+    set_already = (bool(others) and others[-1] == RUNTIME_NAME) or RUNTIME_NAME in observed["flag"]["values"][-1:]
+    after = TEXT if wanted.present and wanted.default and not set_already else None
+    change = FileChange(kind.drop_in, observed["drop_in"], after)
+    differs = (wanted.default and observed["default_runtime"] != RUNTIME_NAME) or (
+        observed["runtimes"].get(RUNTIME_NAME) != wanted.binary
+    )
+    reason = restart_reason(
+        wanted.present,
+        observed["service_active"],
+        change.before != after or observed["pending"],
+        differs or observed["stale"],
+    )
+    return plan_of([change], observed["unit"], reason)
+
+
+def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
+    name = kind.title
+    refuse_operator(f"{name}'s containerd", observed["operator"], observed["runtimes"].get(RUNTIME_NAME, ""))
+    folder, binary = posixpath.split(wanted.binary)
+    if binary != k3s.BINARY_NAME or folder not in SEARCHED:
+        raise BadInput(
+            f"runtime_nvidia_binary: {name} detects NVIDIA's runtime by itself, as {k3s.BINARY_NAME} in one of "
+            f"{', '.join(SEARCHED[1:])}, and can't be configured with {wanted.binary}"
+        )
+    if not wanted.default:
+        return
+    if not k3s.has_default_runtime(observed["version"]):
+        raise BadInput(
+            f"runtime_set_default: {name} {observed['version']} has no setting {k3s.KEY} (1.26.12, 1.27.9, 1.28.5 and "
+            "all since 1.29 have it); upgrade it, or set runtime_set_default: false and give pods a runtime class"
+        )
+    template = observed["template"]
+    if template and not template["renders_default"]:
+        raise BadInput(
+            f"runtime_set_default: {template['path']} replaces {name}'s own template and ignores {k3s.KEY}; begin it "
+            'with {{ template "base" . }}, or set default_runtime_name in it'
+        )
+    flag = observed["flag"]
+    if flag["values"] and flag["values"][-1] != RUNTIME_NAME:
+        raise BadInput(
+            f"runtime_set_default: {flag['file']} starts {name} with --{k3s.KEY}={flag['values'][-1]}, which overrides "
+            "all files; remove the flag"
+        )
+    names = {posixpath.basename(path): path for path in observed["defaults"] if posixpath.dirname(path) == kind.folder}
+    for later in k3s.later_drop_ins(list(names)):
+        value = observed["defaults"][names[later]]
+        if value != RUNTIME_NAME:
+            raise BadInput(
+                f"runtime_set_default: {names[later]} is read after {k3s.DROP_IN_NAME} and sets {k3s.KEY}: {value}; "
+                "remove that setting or rename the file so that it sorts before"
+            )

@@ -1,0 +1,78 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The plan of ``container_runtime``: for the runtime that the kubelet uses, or the requested one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ...module_utils._runtime.containerd import Options, effective
+from ...module_utils._runtime.k3s import K3S, RKE2
+from ...module_utils._runtime.module import choose
+from ...module_utils._runtime.types import Kubelet, Runtimes, state_of
+from . import containerd, crio, docker, k3s
+from .base import RuntimePlan
+
+TITLES = {"containerd": "containerd", "docker": "Docker", "crio": "CRI-O", "k3s": "k3s", "rke2": "RKE2"}
+# The setting that selects each runtime's cgroup driver.
+CGROUP_SETTINGS = {
+    "docker": '"exec-opts": ["native.cgroupdriver=systemd"] in daemon.json',
+    "containerd": "SystemdCgroup of runc's options in containerd's config.toml",
+    "crio": "cgroup_manager in crio.conf",
+}
+
+
+def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kubelet | None) -> RuntimePlan:
+    """Compare the node with the requested state.
+
+    :param requested: the option ``runtime``.
+    :param wanted: the requested state.
+    :param runtimes: ``gpu_node.runtimes``.
+    :param kubelet: ``gpu_node.kubelet``.
+    :raises BadInput: the request can't be served; nothing was changed.
+    :raises NotInEffect: our files are in place and containerd's effective configuration differs.
+    """
+    name = choose(requested, wanted.present, runtimes, kubelet)
+    if name == "docker":
+        planned = docker.make_plan(wanted, runtimes.get("docker"))
+    elif name == "containerd":
+        planned = containerd.make_plan(wanted, runtimes.get("containerd"))
+    elif name == "crio":
+        planned = crio.make_plan(wanted, runtimes.get("crio"))
+    elif name == "k3s":
+        planned = k3s.make_plan(K3S, wanted, runtimes.get("k3s"))
+    elif name == "rke2":
+        planned = k3s.make_plan(RKE2, wanted, runtimes.get("rke2"))
+    else:
+        return RuntimePlan()
+    notes = cgroup_mismatch(name, runtimes, kubelet) if wanted.present else []
+    return dataclasses.replace(planned, runtime=name, warnings=(*planned.warnings, *notes))
+
+
+def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> list[str]:
+    """Warn of a kubelet and a runtime with different cgroup drivers, which breaks the pods' limits."""
+    theirs = cgroup_driver(name, runtimes)
+    own = kubelet["cgroup_driver"] if kubelet and kubelet["runtime"] == name else ""
+    if not theirs or not own or theirs == own:
+        return []
+    setting = CGROUP_SETTINGS.get(name, "cgroupDriver of the kubelet's config.yaml")
+    return [
+        f"the kubelet's cgroupDriver is {own} and {TITLES[name]}'s is {theirs}, so limits of pods are unreliable; set "
+        f"both to the same ({setting})"
+    ]
+
+
+def cgroup_driver(name: str, runtimes: Runtimes) -> str:
+    """Return ``systemd`` or ``cgroupfs``, or nothing where it is unknown."""
+    state = state_of(name, runtimes)
+    if name != "containerd" or not state:
+        return str(state.get("cgroup_driver") or "") if state else ""
+    found = effective(str(state.get("dump") or ""))
+    model = found.runtime(found.model()) if found.plugin and found.model() else None
+    if model is None:
+        return ""
+    return "systemd" if model.get(("options", "SystemdCgroup")) else "cgroupfs"

@@ -1,0 +1,290 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Plan the change of kube-scheduler on k3s and RKE2, on the controller. Pure.
+
+Each server gets a drop-in, which adds arguments to those that are set elsewhere, and a configuration for
+kube-scheduler. Where the user's settings already name a configuration, the extender is merged into it, and the drop-in
+only records that.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import posixpath
+import typing as t
+
+import yaml
+
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.plan import Plan
+from ...module_utils._core.types import JsonObject
+from ...module_utils._scheduler import embedded
+from ...module_utils._scheduler.control_plane import ControlPlane
+from . import config, merged_file
+from .plan import (
+    NEWEST,
+    File,
+    ObserveAgain,
+    Options,
+    SchedulerPlan,
+    changed,
+    changes_of,
+    lease_of,
+    refuse_half_upgraded,
+)
+
+Settings = dict[str, list[str]]
+
+# First minor version of 1.x that reads drop-ins.
+DROP_INS_SINCE = 21
+# First minor version of 1.x whose kube-scheduler serves its health over TLS.
+TLS_SINCE = 22
+LIVEZ_SINCE = 31
+
+
+def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
+    """Compare a server of k3s or RKE2 with the options.
+
+    :raises BadInput: it can't be configured as requested; nothing was changed.
+    :raises ObserveAgain: observe again, with these arguments.
+    """
+    server, places = _server(observed), embedded.PLACES[observed["kind"]]
+    ours = (server["drop_in"], observed["ours"], observed["merged"])
+    if not options.present and ours == (None, None, None) and not observed["pending"]:
+        return SchedulerPlan(Plan(), kind=observed["kind"])
+    minor = _minor(options, places, server["version"])
+    users = _settings(server["flags"], server["files"], without=server["drop_in_path"])
+    named = _named(users, places)
+    if options.present:
+        files, stamp = _present(options, observed, places, minor, users, named)
+        after = named or places.config
+    else:
+        files, stamp, after = _absent(options, observed, places, named), "", named
+    files = changed(files)
+    if files:
+        refuse_half_upgraded(options)
+    text = {path: one for path, _before, one in files}.get(after, _text(observed, after))
+    flags = _flags(users)
+    return SchedulerPlan(
+        plan=changes_of(files, "" if files else _reason(options, observed, after, stamp)),
+        kind=observed["kind"],
+        files=tuple(files),
+        config=after,
+        before=(server["named"], ""),
+        urls=_urls(flags, minor),
+        lease=lease_of(text, flags, minor),
+        # k3s elects no leader where its datastore is SQLite.
+        lease_certain=False,
+    )
+
+
+def _minor(options: Options, places: embedded.Places, version: str) -> int:
+    if not version and not options.version:
+        if options.present:
+            raise BadInput(f"scheduler_version: {places.kind.title} doesn't report its version; set this variable")
+        return NEWEST
+    return config.minor_of("", options.version or version)
+
+
+def _server(observed: ControlPlane) -> embedded.Server:
+    if observed["server"] is None:
+        raise BadInput("observed: this isn't a server of k3s or RKE2")
+    return observed["server"]
+
+
+def _text(observed: ControlPlane, path: str) -> str | None:
+    """Return the configuration on disk."""
+    return observed["config"] if path and path == observed["config_path"] else observed["ours"]
+
+
+def _reason(options: Options, observed: ControlPlane, named: str, stamp: str) -> str:
+    """Return why it has to be restarted though its files don't change; empty for no restart."""
+    if observed["pending"]:
+        return "an earlier run was interrupted"
+    server = _server(observed)
+    if not options.present:
+        return ""
+    if not server["active"]:
+        return f"{server['unit']} isn't running"
+    if observed["kind"] == "rke2":
+        found = [(one["config"], one["stamp"]) for one in observed["running"]]
+        if (named, stamp) not in found:
+            return "not running with this configuration"
+    elif server["stale"]:
+        return f"{server['unit']} is older than this configuration"
+    return "" if observed["health"] == 200 else "not healthy"
+
+
+# --------------------------------------------------------------------------- files
+
+
+def _present(
+    options: Options, observed: ControlPlane, places: embedded.Places, minor: int, users: Settings, named: str
+) -> tuple[tuple[File, ...], str]:
+    server = _server(observed)
+    _refuse(options, observed, places, minor, users)
+    if named:
+        if observed["config_path"] != named:
+            raise ObserveAgain(config_path=named)
+        before = observed["config"]
+        if before is None:
+            raise BadInput(f"{named}, which {places.kind.title} gives kube-scheduler as its --config, doesn't exist")
+        noted = merged_file.read(observed["merged"])
+        ours = _records(server, named)
+        text, note = merged_file.put_in(named, "config", before, minor, options.extender, noted, ours)
+        files = [_noted(observed, places, note), File(named, before, text)]
+    else:
+        kubeconfig = posixpath.join(server["data"], "server/cred/scheduler.kubeconfig")
+        # The flags that both pass to kube-scheduler, which it ignores with a configuration.
+        flags = {"kubeconfig": kubeconfig, "profiling": "false", "address": "127.0.0.1", **_flags(users)}
+        text = config.FORM.new(minor, flags, options.extender)
+        files = [File(places.config, observed["ours"], text)]
+    stamp = hashlib.sha256(text.encode()).hexdigest() if places.kind.name == "rke2" else ""
+    drop_in = _drop_in(places, named, stamp)
+    _refuse_overridden(server, drop_in)
+    files.append(File(server["drop_in_path"], server["drop_in"], drop_in))
+    if named:
+        files.append(File(places.config, observed["ours"], None))
+    return tuple(files), stamp
+
+
+def _absent(options: Options, observed: ControlPlane, places: embedded.Places, named: str) -> tuple[File, ...]:
+    server = _server(observed)
+    files: list[File] = []
+    note = merged_file.read(observed["merged"])
+    path = note.path if note is not None else named if _records(server, named) else ""
+    if path:
+        if observed["config_path"] != path:
+            raise ObserveAgain(config_path=path)
+        if observed["config"] is not None:
+            after = merged_file.take_out(path, "config", observed["config"], options.extender, note)
+            files.append(File(path, observed["config"], after))
+    # The drop-in names the file, so it is removed first.
+    drop_in = File(server["drop_in_path"], server["drop_in"], None)
+    return (*files, drop_in, File(places.config, observed["ours"], None), _noted(observed, places, None))
+
+
+def _records(server: embedded.Server, named: str) -> bool:
+    """Whether our drop-in records that the user's configuration has our extender."""
+    return bool(named) and f"# {named} " in (server["drop_in"] or "")
+
+
+def _noted(observed: ControlPlane, places: embedded.Places, note: merged_file.Note | None) -> File:
+    return File(places.merged, observed["merged"], note.text() if note is not None else None)
+
+
+def _drop_in(places: embedded.Places, named: str, stamp: str) -> str:
+    settings: dict[str, list[str]] = {}
+    if not named:
+        settings[f"{embedded.ARG}+"] = [f"config={places.config}"]
+        if places.kind.name == "rke2":
+            settings[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
+    if stamp:
+        settings[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
+    head = config.HEAD + (f"# {named} has gpushare's extender in it.\n" if named else "")
+    return head + (yaml.safe_dump(settings, sort_keys=False, width=1 << 20) if settings else "")
+
+
+# --------------------------------------------------------------------------- settings
+
+
+def _settings(
+    flags: t.Mapping[str, t.Sequence[str]], files: t.Sequence[embedded.SettingsFile], without: str = ""
+) -> Settings:
+    """Merge the settings as k3s and RKE2 do: a later file wins, and a key with + adds to it.
+
+    :raises BadInput: one of the files can't be read.
+    """
+    values: Settings = collections.defaultdict(list)
+    for one in files:
+        if one["path"] == without:
+            continue
+        for key, value in _parsed(one["path"], one["text"]).items():
+            name = str(key)
+            words = [str(word) for word in (value if isinstance(value, list) else [value]) if word is not None]
+            values[name.rstrip("+")] = [*values[name.rstrip("+")], *words] if name.endswith("+") else words
+    for key, arguments in flags.items():
+        values[key] = [*values[key], *arguments]
+    return values
+
+
+def _parsed(path: str, text: str) -> JsonObject:
+    try:
+        found = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "not plain YAML"
+        raise BadInput(f"scheduler_mode: {path}: its settings of kube-scheduler can't be read ({problem})") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"scheduler_mode: {path}: its settings of kube-scheduler can't be read (it isn't a mapping)")
+    return found
+
+
+def _flags(settings: Settings) -> dict[str, str]:
+    """Return kube-scheduler's flags in the settings, except --config."""
+    found = {}
+    for word in settings[embedded.ARG]:
+        name, equals, value = word.lstrip("-").partition("=")
+        if name != "config":
+            found[name] = value if equals else "true"
+    return found
+
+
+def _named(settings: Settings, places: embedded.Places) -> str:
+    """Return the path of the user's own configuration; empty for none.
+
+    :raises BadInput: there are two.
+    """
+    words = [word.lstrip("-").partition("=") for word in settings[embedded.ARG]]
+    named = list(dict.fromkeys(value for name, _equals, value in words if name == "config" and value != places.config))
+    if len(named) > 1:
+        raise BadInput(
+            f"scheduler_mode: {places.kind.title}'s {embedded.ARG} names two configurations for kube-scheduler, "
+            f"{' and '.join(named)}; remove one"
+        )
+    return named[0] if named else ""
+
+
+def _refuse(options: Options, observed: ControlPlane, places: embedded.Places, minor: int, users: Settings) -> None:
+    title = places.kind.title
+    if config.form_of(minor, options.configuration) == "policy":
+        raise BadInput(
+            f"scheduler_configuration: {title}'s kube-scheduler gets the extender in a configuration file; set "
+            "scheduler_configuration: config, which needs 1.19"
+        )
+    if minor < DROP_INS_SINCE:
+        raise BadInput(f"scheduler_mode: {title} {observed['version']} reads no drop-ins; 1.{DROP_INS_SINCE} does")
+    if [word for word in users[embedded.DISABLED] if word.lower() not in ("false", "0")]:
+        raise BadInput(f"scheduler_mode: {title} runs no kube-scheduler on this machine ({embedded.DISABLED})")
+
+
+def _refuse_overridden(server: embedded.Server, drop_in: str) -> None:
+    """Refuse settings in which a later file overrides our drop-in."""
+    others = [one for one in server["files"] if one["path"] != server["drop_in_path"]]
+    ours: embedded.SettingsFile = {"path": server["drop_in_path"], "text": drop_in}
+    # The settings' file first, then the drop-ins by name.
+    files = sorted([*others, ours], key=lambda one: (one["path"] != server["settings"], one["path"]))
+    wanted = _settings({}, [ours])
+    found = _settings(server["flags"], files)
+    lost = [key for key, words in wanted.items() if not set(words) <= set(found[key])]
+    if lost:
+        later = [
+            one["path"] for one in files[files.index(ours) + 1 :] if set(lost) & set(_parsed(one["path"], one["text"]))
+        ]
+        raise BadInput(
+            f"scheduler_mode: {', '.join(later)} is read after {embedded.DROP_IN_NAME} and overrides {lost[0]}; write "
+            f"{lost[0]}+ there, or rename it so that it sorts before"
+        )
+
+
+def _urls(flags: t.Mapping[str, str], minor: int) -> tuple[str, ...]:
+    if minor < TLS_SINCE and flags.get("secure-port", "0") == "0":
+        return (f"http://127.0.0.1:{flags.get('port', '10251')}/healthz",)
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(flags.get("bind-address", ""), flags.get("bind-address", ""))
+    host = f"[{address}]" if ":" in address else address or "127.0.0.1"
+    base = f"https://{host}:{flags.get('secure-port', '10259')}"
+    return tuple(base + path for path in (("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)))

@@ -1,0 +1,344 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The extenders in a kube-scheduler's configuration file under edit, in YAML or JSON: ours among the user's own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import typing as t
+
+from ...module_utils._contracts.gpushare import RESOURCE_MEMORY
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.types import JsonObject
+from .._documents import json_editor
+from .._documents.yaml_editor import Document
+from .decode import is_json
+
+KEY = "extenders"
+RESOURCES = "managedResources"
+# kube-scheduler's own accounting of the resource stays on: no pod may be placed on a node without free GPU memory.
+RESOURCE: JsonObject = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
+# Keys that are removed where our entry doesn't have them: calls that our extender doesn't serve.
+UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
+
+
+class Extenders(t.Protocol):
+    """The edited list of extenders; ``set`` and ``delete`` change a key of the extender with that number."""
+
+    @property
+    def items(self) -> list[JsonObject]: ...
+    def append(self, entry: JsonObject) -> None: ...
+    def remove(self, number: int) -> None: ...
+    def set(self, number: int, key: str, value: t.Any) -> None: ...
+    def delete(self, number: int, key: str) -> None: ...
+    def set_resources(self, number: int, key: str, resources: list[JsonObject]) -> None: ...
+    def written(self) -> str | None: ...
+    def leave(self, written: str | None) -> None: ...
+    def checked(self) -> str: ...
+
+
+def opened(path: str, text: str) -> Extenders:
+    """Open a file's extenders for editing.
+
+    :raises BadInput: the file can't be parsed, or they aren't a list of mappings.
+    """
+    extenders: Extenders = _InJson(path, text) if is_json(text) else _InYaml(path, text)
+    return extenders
+
+
+def put_in(path: str, extenders: Extenders, entry: JsonObject, *, fold: bool) -> None:
+    """Add our extender to the list, or update it: its position and its other keys stay unchanged.
+
+    :param path: of the file, for messages.
+    :param extenders: the edited list.
+    :param entry: our extender.
+    :param fold: keys may be written in lower and upper case.
+    :raises BadInput: another extender binds pods, or two are for our resource.
+    """
+    items = extenders.items
+    mine = _only(path, items, entry["urlPrefix"], fold)
+    binders = [one for number, one in enumerate(items) if number not in mine and _value(one, "bindVerb", fold)]
+    if binders:
+        raise BadInput(
+            f"scheduler_mode: {path} has an extender that binds pods already "
+            f"({_value(binders[0], 'urlPrefix', fold)}), and kube-scheduler accepts only one of these"
+        )
+    if not mine:
+        extenders.append(entry)
+        return
+    [number] = mine
+    for key, value in entry.items():
+        there = _keys(items[number], key, fold)
+        # Of keys that differ in case only, the last one is read.
+        for extra in there[:-1]:
+            extenders.delete(number, extra)
+        name = there[-1] if there else key
+        if key == RESOURCES:
+            _refresh_resources(extenders, number, name, items[number].get(name) or [], fold)
+        elif not there or items[number][name] != value:
+            extenders.set(number, name, value)
+    for key in (name for name in UNSERVED if name not in entry):
+        for name in _keys(items[number], key, fold):
+            extenders.delete(number, name)
+
+
+def without(path: str, text: str, *, fold: bool) -> str:
+    """Return the file without our extender."""
+    extenders = opened(path, text)
+    for number in _only(path, extenders.items, None, fold):
+        extenders.remove(number)
+    return extenders.checked()
+
+
+def undone(path: str, text: str, before: str, url: str, *, fold: bool) -> str:
+    """Return the file with the user's extender that ours replaced, or without one.
+
+    :param path: of the file, for messages.
+    :param text: the file, edited since our extender was added.
+    :param before: the file before our extender was added.
+    :param url: of our extender.
+    :param fold: keys may be written in lower and upper case.
+    """
+    extenders, then = opened(path, text), opened(path, before)
+    mine, was = _only(path, extenders.items, None, fold), then.items
+    theirs = [was[number] for number in _ours(was, url, fold)]
+    for number in mine:
+        if theirs:
+            _rewrite(extenders, number, theirs[0])
+        else:
+            extenders.remove(number)
+    if not extenders.items and not was:
+        extenders.leave(then.written())
+    return extenders.checked()
+
+
+def _rewrite(extenders: Extenders, number: int, wanted: JsonObject) -> None:
+    there = dict(extenders.items[number])
+    for key in there:
+        if key not in wanted:
+            extenders.delete(number, key)
+    for key, value in wanted.items():
+        if key in there and there[key] == value:
+            continue
+        if key == RESOURCES and key in there:
+            extenders.set_resources(number, key, value)
+        else:
+            extenders.set(number, key, value)
+
+
+def has_exactly(path: str, text: str, entry: JsonObject, *, fold: bool) -> bool:
+    """Whether the list has an extender equal to ours, apart from timeout and preemption, which may have changed."""
+    try:
+        items = opened(path, text).items
+    except BadInput:
+        return False
+
+    def compared(item: JsonObject) -> JsonObject:
+        named = {(key.lower() if fold else key): value for key, value in item.items()}
+        return {
+            key: value
+            for key, value in named.items()
+            if key.lower() != "httptimeout" and (key.lower(), value) != ("preemptverb", "preempt")
+        }
+
+    wanted = compared(entry)
+    return any(compared(one) == wanted for one in items)
+
+
+def _only(path: str, items: list[JsonObject], url: str | None, fold: bool) -> list[int]:
+    """Return the number of gpushare's extender, if there is one.
+
+    :raises BadInput: there are several.
+    """
+    mine = _ours(items, url, fold)
+    if len(mine) > 1:
+        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
+    return mine
+
+
+def _ours(items: list[JsonObject], url: str | None, fold: bool) -> list[int]:
+    """Return the numbers of gpushare's extenders: they manage the resource, or have our URL."""
+    return [
+        number
+        for number, one in enumerate(items)
+        if any(_value(held, "name", fold) == RESOURCE_MEMORY for held in _value(one, RESOURCES, fold) or [])
+        or (url and _value(one, "urlPrefix", fold) == url)
+    ]
+
+
+def _refresh_resources(extenders: Extenders, number: int, key: str, held: list[JsonObject], fold: bool) -> None:
+    resources = [dict(one) for one in held]
+    for one in resources:
+        if _value(one, "name", fold) == RESOURCE_MEMORY:
+            for ignored in _keys(one, "ignoredByScheduler", fold):
+                one[ignored] = False
+            break
+    else:
+        resources.append(RESOURCE)
+    if resources != held:
+        extenders.set_resources(number, key, resources)
+
+
+def _keys(item: JsonObject, name: str, fold: bool) -> list[str]:
+    return [key for key in item if key == name or (fold and key.lower() == name.lower())]
+
+
+def _value(item: JsonObject, name: str, fold: bool) -> t.Any:
+    found = _keys(item, name, fold)
+    return item[found[-1]] if found else None
+
+
+def _checked_items(path: str, items: t.Any) -> list[JsonObject]:
+    if items is not None and (not isinstance(items, list) or [one for one in items if not isinstance(one, dict)]):
+        raise BadInput(f"{path}: {KEY} isn't a list of mappings")
+    return items or []
+
+
+class _InYaml:
+    def __init__(self, path: str, text: str) -> None:
+        self._file, self._document = path, Document(path, text)
+
+    @property
+    def items(self) -> list[JsonObject]:
+        return _checked_items(self._file, self._document.get((KEY,)))
+
+    def append(self, entry: JsonObject) -> None:
+        self._document.append((KEY,), entry)
+
+    def remove(self, number: int) -> None:
+        self._document.delete((KEY, number))
+
+    def set(self, number: int, key: str, value: t.Any) -> None:
+        self._document.set((KEY, number, key), value)
+
+    def delete(self, number: int, key: str) -> None:
+        self._document.delete((KEY, number, key))
+
+    def set_resources(self, number: int, key: str, resources: list[JsonObject]) -> None:
+        here = (KEY, number, key)
+        held = copy.deepcopy(self._document.get(here) or [])
+        for index, one in reversed(list(enumerate(held))):
+            if index >= len(resources):
+                self._document.delete((*here, index))
+                continue
+            for name in set(one) - set(resources[index]):
+                self._document.delete((*here, index, name))
+            for name, value in resources[index].items():
+                if name not in one or one[name] != value:
+                    self._document.set((*here, index, name), value)
+        for one in resources[len(held) :]:
+            self._document.append(here, one)
+
+    def written(self) -> str | None:
+        return None
+
+    def leave(self, written: str | None) -> None:
+        """Do nothing: the YAML editor restores an emptied list itself."""
+
+    def checked(self) -> str:
+        return self._document.checked()
+
+
+class _InJson:
+    """``_parts`` are the extenders' texts, ``_gaps`` the text before, between and after them."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self._file, self._document = path, json_editor.Document(path, text)
+        self._text = text
+        if _checked_items(path, self._document.get((KEY,))):
+            self._parts, self._gaps = _split(self._document.written((KEY,)))
+        else:
+            self._parts, self._gaps = [], []
+
+    @property
+    def items(self) -> list[JsonObject]:
+        return [json.loads(part) for part in self._parts]
+
+    def append(self, entry: JsonObject) -> None:
+        if not self._parts:
+            self._document.restore((KEY,), self._first(entry))
+            self._parts, self._gaps = _split(self._document.written((KEY,)))
+            return
+        between = self._gaps[-2] if len(self._parts) > 1 else "," + self._gaps[0][1:]
+        before = re.match(r"\{(\s*\n[ \t]*)", self._parts[-1])
+        after = re.search(r"(\r?\n[ \t]*)\}$", self._parts[-1])
+        if before and after:
+            new = "{" + before[1] + ("," + before[1]).join(_members(entry)) + after[1] + "}"
+        else:
+            new = json.dumps(entry)
+        self._parts.append(new)
+        self._gaps.insert(len(self._gaps) - 1, between)
+        self._joined()
+
+    def remove(self, number: int) -> None:
+        del self._parts[number]
+        # Its comma and the space around it.
+        del self._gaps[number or 1]
+        if self._parts:
+            self._joined()
+        else:
+            self._document.delete((KEY,))
+
+    def set(self, number: int, key: str, value: t.Any) -> None:
+        document = json_editor.Document(self._file, self._parts[number])
+        document.restore((key,), json.dumps(value))
+        self._parts[number] = document.checked()
+        self._joined()
+
+    def delete(self, number: int, key: str) -> None:
+        document = json_editor.Document(self._file, self._parts[number])
+        document.delete((key,))
+        self._parts[number] = document.checked()
+        self._joined()
+
+    def set_resources(self, number: int, key: str, resources: list[JsonObject]) -> None:
+        self.set(number, key, resources)
+
+    def written(self) -> str | None:
+        return self._document.written((KEY,)) if self._document.has((KEY,)) else None
+
+    def leave(self, written: str | None) -> None:
+        if written is not None and self.written() != written:
+            self._document.restore((KEY,), written)
+
+    def checked(self) -> str:
+        return self._document.checked()
+
+    def _joined(self) -> None:
+        pieces = [gap + part for gap, part in zip(self._gaps, [*self._parts, ""], strict=True)]
+        self._document.restore((KEY,), "".join(pieces))
+
+    def _first(self, entry: JsonObject) -> str:
+        """Return a list of one extender in the file's own layout."""
+        unit = re.search(r'\{\s*?(\r?\n)([ \t]+)"', self._text)
+        if not unit:
+            return f"[{json.dumps(entry)}]"
+        line = [unit[1] + unit[2] * depth for depth in range(4)]
+        members = ("," + line[3]).join(_members(entry))
+        return "[" + line[2] + "{" + line[3] + members + line[2] + "}" + line[1] + "]"
+
+
+def _members(entry: JsonObject) -> list[str]:
+    return [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items()]
+
+
+def _split(literal: str) -> tuple[list[str], list[str]]:
+    """Split a valid JSON list into its items and the text around them."""
+    decoder = json.JSONDecoder()
+    parts: list[str] = []
+    gaps: list[str] = []
+    at = 0
+    found = re.compile(r"[\[,]\s*(?=[^\s\]])").match(literal, at)
+    while found:
+        _value, end = decoder.raw_decode(literal, found.end())
+        gaps.append(literal[at : found.end()])
+        parts.append(literal[found.end() : end])
+        at = end
+        found = re.compile(r"\s*,\s*").match(literal, at)
+    return parts, [*gaps, literal[at:]]

@@ -1,0 +1,113 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The lease by which kube-schedulers elect a leader: proof that one of them is at work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import typing as t
+
+from ansible.module_utils.common.parameters import remove_values
+
+from ...module_utils._core.errors import NotInEffect, ShareError
+from ...module_utils._core.types import JsonObject
+from ...module_utils._core.wait import Waiting
+from ...module_utils._kube.client import Kube, RealKube
+from ...module_utils._kube.refs import Ref
+
+POLL_SECONDS = 1.0
+LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
+
+
+class Lease(t.NamedTuple):
+    """Who holds the lease (``<host name>_<uuid of the process>``) and when it was last renewed."""
+
+    holder: str
+    renewed: str
+
+
+class _Options:
+    """The authentication options of a module, as the API client reads them."""
+
+    def __init__(self, kubeconfig: str | JsonObject | None) -> None:
+        if isinstance(kubeconfig, str):
+            kubeconfig = os.path.expanduser(os.path.expandvars(kubeconfig)) or None
+        self.params: JsonObject = {"kubeconfig": kubeconfig}
+        self.no_log_values: set[str] = set()
+
+
+class SchedulerLease:
+    """kube-scheduler's lease in a cluster.
+
+    :param kubeconfig: path or content; None for kubernetes.core's default.
+    :param ref: the lease.
+    :raises ShareError: the cluster can't be used.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: str | JsonObject | None,
+        kube: Kube | None = None,
+        sleep: t.Callable[[float], None] = time.sleep,
+        now: t.Callable[[], float] = time.monotonic,
+        ref: Ref = LEASE,
+    ) -> None:
+        self._ref = ref
+        self._options = _Options(kubeconfig)
+        with self._masked():
+            self._kube: Kube = kube if kube is not None else RealKube.of_module(self._options)
+        self._sleep = sleep
+        self._now = now
+
+    @contextlib.contextmanager
+    def _masked(self) -> t.Iterator[None]:
+        """Mask credentials in errors: Ansible masks a module's results only, not an action plugin's."""
+        try:
+            yield
+        except ShareError as error:
+            raise type(error)(str(remove_values(str(error), self._options.no_log_values)), **error.details) from None
+
+    def read(self) -> Lease:
+        with self._masked():
+            spec = (self._kube.get(self._ref) or {}).get("spec") or {}
+        return Lease(str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
+
+    def wait_for_renewal(self, before: Lease, hostname: str, timeout: float) -> str:
+        """Wait until the lease is renewed; return its holder.
+
+        An API server that is away for a while is waited for too: on k3s and RKE2 it restarts with kube-scheduler.
+
+        :param before: the lease before kube-scheduler on ``hostname`` was restarted. Where that process held it,
+            another process has to hold it afterwards.
+        :param hostname: of the machine; empty where no process was replaced.
+        :param timeout: in seconds.
+        :raises NotInEffect: it isn't renewed in time.
+        """
+        was_here = bool(hostname) and before.holder.startswith(f"{hostname}_")
+        first: Lease | None = None
+        found: Lease | None = None
+        away = ""
+        for _attempt in Waiting(timeout, POLL_SECONDS, self._sleep, self._now).attempts():
+            found, away = self._read_or_error()
+            if found is not None:
+                first = first or found
+                if found.holder and found.renewed != first.renewed and not (was_here and found.holder == before.holder):
+                    return found.holder
+        holder = (found or first or before).holder or "nobody"
+        raise NotInEffect(
+            f"kube-scheduler is healthy, but its lease {self._ref.namespace}/{self._ref.name} isn't renewed "
+            f"after {timeout:g} s ({away or f'its last holder is {holder}'})"
+        )
+
+    def _read_or_error(self) -> tuple[Lease | None, str]:
+        """Return the lease, or why it can't be read at the moment."""
+        try:
+            return self.read(), ""
+        except ShareError as error:
+            return None, str(error)

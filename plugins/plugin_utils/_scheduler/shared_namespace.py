@@ -1,0 +1,43 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""A namespace that may be somebody else's: made by us it goes again, otherwise it gets its own labels back. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from ...module_utils._core.types import JsonObject
+from ...module_utils._kube.namespace import CREATED
+from ...module_utils._kube.objects import DIGEST
+
+# On another owner's namespace: the former values of our labels, null for those that weren't set.
+BEFORE = "kubegpu.share/labels-before"
+
+
+def terms(metadata: JsonObject, definition: JsonObject) -> JsonObject:
+    """Return whether the namespace is ours, the definition to apply, and the one that reverts it.
+
+    :param metadata: of the live namespace; empty where it doesn't exist.
+    :param definition: the namespace with the labels that we need.
+    """
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    wanted = definition["metadata"]["labels"]
+    if not metadata or CREATED in annotations:
+        return {"ours": True, "wish": _noted(definition, CREATED, "true"), "undo": {}}
+    remembered = json.loads(annotations[BEFORE]) if BEFORE in annotations else {}
+    before = {**{label: labels.get(label) for label in wanted}, **remembered}
+    undo: JsonObject = {}
+    if BEFORE in annotations:
+        # Labels that were changed since then aren't ours.
+        back = {label: value for label, value in before.items() if labels.get(label) == wanted.get(label)}
+        told = {"labels": back, "annotations": {BEFORE: None, DIGEST: None}}
+        undo = {**definition, "metadata": {"name": definition["metadata"]["name"], **told}}
+    return {"ours": False, "wish": _noted(definition, BEFORE, json.dumps(before, sort_keys=True)), "undo": undo}
+
+
+def _noted(definition: JsonObject, annotation: str, text: str) -> JsonObject:
+    return {**definition, "metadata": {**definition["metadata"], "annotations": {annotation: text}}}

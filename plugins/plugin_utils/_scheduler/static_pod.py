@@ -1,0 +1,218 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Edit a static pod's manifest: one flag, one mounted folder and one annotation, nothing else."""
+
+from __future__ import annotations
+
+import posixpath
+import typing as t
+
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.types import JsonObject
+from ...module_utils._scheduler import control_plane as cp
+from ...module_utils._scheduler.constants import ANNOTATION, CONFIG, CONTAINER, FOLDER
+from .._documents.yaml_editor import Document, Path, Step
+from . import config
+from .merged_file import FORMS
+
+VOLUME = "kubegpu-share"
+ANNOTATIONS: Path = ("metadata", "annotations")
+LIVEZ_SINCE = 31
+FLAGS = tuple(form.flag for form in FORMS.values())
+SHELLS = ("sh", "bash", "ash", "dash", "busybox")
+
+MOUNT: JsonObject = {"mountPath": FOLDER, "name": VOLUME, "readOnly": True}
+# A mounted folder shows new files, unlike a mounted file; it has to exist, so a wrong path fails.
+HOST_FOLDER: JsonObject = {"hostPath": {"path": FOLDER, "type": "Directory"}, "name": VOLUME}
+
+
+class StaticPod:
+    """kube-scheduler's manifest while it is edited.
+
+    :param path: the manifest's file, for messages.
+    :raises BadInput: it can't be edited; it is left as it is.
+    """
+
+    def __init__(self, text: str, path: str = cp.MANIFEST) -> None:
+        self._file = path
+        self._document = Document(path, text)
+        if self._document.get(("kind",)) != "Pod":
+            raise self._refused(
+                ("kind",), f"is a {self._document.get(('kind',)) or 'mapping without a kind'}, not a Pod"
+            )
+        self._demand(dict, ("metadata",), ANNOTATIONS, ("spec",))
+        self._demand(list, ("spec", "containers"), ("spec", "volumes"), of=dict)
+        self._container: Path = ("spec", "containers", self._find())
+        self._demand(list, *((*self._container, name) for name in ("command", "args")), of=(str, int, float))
+        self._demand(list, (*self._container, "volumeMounts"), of=dict)
+
+    def _find(self) -> int:
+        containers = self._document.get(("spec", "containers")) or []
+        found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
+        if len(found) != 1:
+            number = f"{len(found)} containers" if found else "no container"
+            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}")
+        return found[0]
+
+    def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
+        for path in paths:
+            value = self._document.get(path)
+            if value is None:
+                continue
+            name = ".".join(str(step) for step in path)
+            if not isinstance(value, kind):
+                raise self._refused(path, f"has a {name} that isn't a {'list' if kind is list else 'mapping'}")
+            for number, one in enumerate(value if isinstance(value, list) else []):
+                if not isinstance(one, of):
+                    what = "mapping" if of is dict else "string"
+                    raise self._refused((*path, number), f"has a {name} with an item that isn't a {what}")
+
+    def _refused(self, path: Path, reason: str) -> BadInput:
+        return BadInput(f"{self._file}, line {self._document.line(path)}, {reason}; it is left as it is")
+
+    @property
+    def image(self) -> str:
+        return str(self._get("image") or "")
+
+    def _get(self, *steps: Step) -> t.Any:
+        return self._document.get((*self._container, *steps))
+
+    def _flag_list(self) -> str:
+        """Return the container's list for a further flag: args if there are any, because they follow the command.
+
+        :raises BadInput: a flag in neither would reach kube-scheduler.
+        """
+        command = [str(word) for word in self._get("command") or []]
+        if command and posixpath.basename(command[0]) in SHELLS:
+            raise self._refused(
+                (*self._container, "command"),
+                f"starts kube-scheduler by {command[0]}, whose arguments can't be edited safely",
+            )
+        # A command here would replace that of the image.
+        return "args" if self._get("args") or not command else "command"
+
+    def flags(self) -> dict[str, str]:
+        words = _words(self._get())
+        found: dict[str, str] = {}
+        for number, word in enumerate(words):
+            if not word.startswith("--"):
+                continue
+            name, equals, value = word[2:].partition("=")
+            following = words[number + 1] if number + 1 < len(words) else "--"
+            # kube-scheduler accepts both characters.
+            found[name.replace("_", "-")] = value if equals or following.startswith("-") else following
+        return found
+
+    def host_path(self, path: str) -> str:
+        """Return the path on the machine of a path in the container.
+
+        :raises BadInput: it isn't on the machine.
+        """
+        volumes = {one.get("name"): one for one in self._document.get(("spec", "volumes")) or []}
+        mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
+        path = posixpath.normpath(path)
+        for mount in mounts:
+            folder = posixpath.normpath(str(mount.get("mountPath")))
+            if path == folder or path.startswith(folder.rstrip("/") + "/"):
+                host = (volumes.get(mount.get("name"), {}).get("hostPath") or {}).get("path")
+                if host and "subPathExpr" not in mount:
+                    return posixpath.normpath(f"{host}/{mount.get('subPath') or ''}/{path[len(folder) :]}")
+                break
+        words = [
+            (self._document.line((*self._container, name, number)), str(word))
+            for name in ("command", "args")
+            for number, word in enumerate(self._get(name) or [])
+            if path in str(word)
+        ]
+        line, word = (words or [(1, path)])[0]
+        raise BadInput(
+            f"scheduler_mode: {self._file}, line {line}: kube-scheduler's {word} isn't in a folder of this machine "
+            "(hostPath)"
+        )
+
+    # ----------------------------------------------------------------- our part
+
+    def annotated(self) -> bool:
+        return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
+
+    def annotation(self) -> str:
+        return str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or "")
+
+    def annotate(self, sha256: str) -> None:
+        if self.annotation() != sha256:
+            self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
+
+    def mount(self, flag: str = f"--config={CONFIG}") -> None:
+        """Mount our folder in the container, and add the flag that names a file in that folder.
+
+        :raises BadInput: another volume is mounted at that path.
+        """
+        flags = (*self._container, self._flag_list())
+        if flag not in _words(self._get()):
+            self._document.append(flags, flag)
+        mounts = (*self._container, "volumeMounts")
+        for number, one in enumerate(self._get("volumeMounts") or []):
+            if posixpath.normpath(str(one.get("mountPath"))) == FOLDER and one.get("name") != VOLUME:
+                raise self._refused((*mounts, number), f"mounts {one.get('name')} at {FOLDER}, the path of our folder")
+        self._one(mounts, MOUNT)
+        self._one(("spec", "volumes"), HOST_FOLDER)
+
+    def _one(self, path: Path, item: JsonObject) -> None:
+        there = self._numbers(path)
+        if len(there) == 1 and self._document.get((*path, there[0])) == item:
+            return
+        for number in reversed(there):
+            self._document.delete((*path, number))
+        self._document.append(path, item)
+
+    def _numbers(self, path: Path) -> list[int]:
+        return [n for n, one in enumerate(self._document.get(path) or []) if one.get("name") == VOLUME]
+
+    def restore(self, *, annotation: bool = True) -> None:
+        """Remove everything of ours: each flag that names a file of our folder, the folder, the annotation.
+
+        :param annotation: whether to remove the annotation too.
+        """
+        ours = tuple(f"--{name}={FOLDER}/" for name in FLAGS)
+        for name in ("command", "args"):
+            words = [str(word) for word in self._get(name) or []]
+            for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
+                self._document.delete((*self._container, name, number))
+        for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
+            for number in reversed(self._numbers(path)):
+                self._document.delete((*path, number))
+        if annotation and self.annotated():
+            self._document.delete((*ANNOTATIONS, ANNOTATION))
+
+    def text(self) -> str:
+        return self._document.checked()
+
+    # ----------------------------------------------------------------- health
+
+    def urls(self, version: str | None) -> tuple[str, ...]:
+        """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags."""
+        asked = self._get("livenessProbe", "httpGet") or {}
+        flags = self.flags()
+        address = str(asked.get("host") or flags.get("bind-address") or "127.0.0.1")
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        port = asked.get("port") or flags.get("secure-port") or 10259
+        if isinstance(port, str) and not port.isdigit():
+            ports = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}
+            port = ports.get(port) or 10259
+        scheme = str(asked.get("scheme") or "HTTPS").lower()
+        base = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
+        try:
+            minor = config.minor_of(self.image, version)
+        except BadInput:
+            minor = 0
+        paths = ("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)
+        return tuple(base + path for path in paths)
+
+
+def _words(container: JsonObject) -> list[str]:
+    lists = [container.get(name) for name in ("command", "args")]
+    return [str(word) for one in lists if isinstance(one, list) for word in one]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The allocation compared with kubectl inspect's algorithm, and where it differs on purpose."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute as allocation
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from hypothesis import given
+from hypothesis import strategies as st
+
+MEMORY, COUNT = contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT
+
+
+def node(name="gpu1", memory=32, count=2, cards=None, **more):
+    resources = {MEMORY: str(memory), COUNT: str(count)}
+    annotations = {} if cards is None else {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
+    return {
+        "metadata": {"name": name, "annotations": annotations},
+        "status": {
+            "capacity": resources,
+            "allocatable": resources,
+            "addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": "192.0.2.1"}],
+        },
+        **more,
+    }
+
+
+def card(index, units, memory=0, healthy=True):
+    return contract.Card(index, f"GPU-{index}{index}", index, memory or units * 1024, units, healthy, "Model")
+
+
+def pod(name, units, on="gpu1", index=None, phase="Running", assigned=True, terminating=False, containers=None):
+    annotations = (
+        {} if index is None else {contract.POD_INDEX: str(index), contract.POD_ASSIGNED: str(assigned).lower()}
+    )
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "annotations": annotations,
+            **({"deletionTimestamp": "x"} if terminating else {}),
+        },
+        "spec": {
+            **({"nodeName": on} if on else {}),
+            "containers": [
+                {"name": f"c{at}", "resources": {"limits": {MEMORY: str(one)} if one else {}}}
+                for at, one in enumerate(containers or [units])
+            ],
+        },
+        "status": {"phase": phase},
+    }
+
+
+# --------------------------------------------------------------------------- kubectl inspect gpushare -d
+
+
+def inspect(nodes, pods):
+    """The numbers that kubectl inspect gpushare -d prints: columns and sums of each node, and the cluster's sums."""
+    shown, cluster_used, cluster_total = {}, 0, 0
+    for one in nodes:
+        resources = one["status"]["allocatable"]
+        memory, count = int(resources.get(MEMORY, 0)), int(resources.get(COUNT, 0))
+        if memory <= 0:
+            continue
+        devices = dict.fromkeys(range(count), 0)
+        rows = {}
+        for each in pods:
+            if (
+                each["status"]["phase"] in ("Succeeded", "Failed")
+                or each["spec"].get("nodeName") != one["metadata"]["name"]
+            ):
+                continue
+            held = sum(int(c["resources"].get("limits", {}).get(MEMORY, 0)) for c in each["spec"]["containers"])
+            if held <= 0:
+                continue
+            try:
+                device = int(each["metadata"]["annotations"][contract.POD_INDEX])
+            except (KeyError, ValueError):
+                device = -1
+            devices[device] = devices.get(device, 0) + held
+            rows[each["metadata"]["name"]] = (device if 0 <= device < count else -1, held)
+        used = sum(devices.values())
+        shown[one["metadata"]["name"]] = {
+            "cards": [(devices[at], memory // count) for at in range(count)],
+            "pods": rows,
+            "used": used,
+            "total": memory,
+            "percent": int(used / memory * 100),
+        }
+        cluster_used, cluster_total = cluster_used + used, cluster_total + memory
+    return shown, cluster_used, cluster_total
+
+
+pods_of = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 12), min_size=1, max_size=3),
+        st.sampled_from(["gpu1", "gpu2", "gpu10", "other", None]),
+        st.sampled_from([None, 0, 1, 2, 3, -1, "x"]),
+        st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+        st.booleans(),
+    ),
+    max_size=14,
+)
+sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 80)), min_size=3, max_size=3)
+
+
+@given(pods_of, sizes, st.booleans())
+def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated):
+    nodes = [{"metadata": {"name": "other"}, "status": {"allocatable": {"cpu": "2"}, "capacity": {"cpu": "2"}}}]
+    for name, (count, units) in zip(("gpu1", "gpu2", "gpu10"), cluster, strict=True):
+        cards = [card(at, units) for at in range(count)] if annotated else None
+        nodes.append(node(name, count * units, count, cards))
+    pods = [
+        pod(f"p{at}", 0, on, index, phase, terminating=leaving, containers=containers)
+        for at, (containers, on, index, phase, leaving) in enumerate(described)
+    ]
+    expected, used, total = inspect(nodes, pods)
+    found = allocation.allocation(nodes, pods)
+    ours = {one["name"]: one for one in found["nodes"] if one["total"]}
+    assert list(ours) == ["gpu1", "gpu2", "gpu10"]
+    for name, inspected in expected.items():
+        one = ours[name]
+        assert [(each["used"], each["total"]) for each in one["cards"]] == inspected["cards"]
+        assert (one["used"], one["total"]) == (inspected["used"], inspected["total"])
+        assert allocation.percent(one["used"], one["total"]) == inspected["percent"]
+        rows = {each["name"]: (at["index"], each["units"]) for at in one["cards"] for each in at["pods"]}
+        rows.update({each["name"]: (-1, each["units"]) for each in one["pending"]})
+        assert rows == inspected["pods"]
+    # Pods on a node without device plugin count here; inspect ignores that node.
+    stray = sum(one["used"] for one in found["nodes"] if not one["total"])
+    assert (found["used"] - stray, found["total"]) == (used, total)
+    assert table(found) and json.loads(json.dumps(found)) == found
+
+
+# --------------------------------------------------------------------------- differences from upstream
+
+
+def test_unequal_cards_have_their_own_sizes():
+    found = allocation.allocation([node(memory=12, count=2, cards=[card(0, 10, 11175), card(1, 1, 2002)])], [])
+    assert [(one["total"], one["used"]) for one in found["nodes"][0]["cards"]] == [(10, 0), (1, 0)]
+    assert found["total"] == 11
+
+
+def test_the_fields_of_a_pod():
+    pods = [pod("late", 2, index=1, assigned=False, terminating=True), pod("lost", 1, index=7), pod("new", 3)]
+    found = allocation.allocation([node()], pods)["nodes"][0]
+    assert found["cards"][1]["pods"] == [
+        {
+            "namespace": "default",
+            "name": "late",
+            "units": 2,
+            "phase": "Running",
+            "assigned": False,
+            "terminating": True,
+            "uid": "",
+            "containers": [{"name": "c0", "units": 2}],
+            "state": "terminating",
+            "problem": "",
+        }
+    ]
+    assert [one["name"] for one in found["pending"]] == ["lost", "new"]
+
+
+def test_pending_pods_have_the_schedulers_reason():
+    waiting = pod("w", 20, on=None, phase="Pending")
+    waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card\nhas 20"}]
+    found = allocation.allocation([node()], [waiting, pod("none", 0, on=None)])
+    (row,) = found["waiting"]
+    assert row.items() >= {"namespace": "default", "name": "w", "units": 20, "reason": "no card has 20"}.items()
+    assert (row["state"], row["phase"], row["backend"]) == ("pending", "Pending", "gpushare")
+    assert found["used"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cards", "unit"),
+    [
+        ([card(0, 16, 16384)], "GiB"),
+        ([card(0, 16384, 16384)], "MiB"),
+        ([card(0, 140, 143771)], "GiB"),  # kubectl inspect calls this one MiB
+        ([contract.Card(0, "", 0, 0, 15)], "GiB"),
+        ([contract.Card(0, "", 0, 0, 15000)], "MiB"),
+        ([card(0, 7, 16384)], "GiB"),
+        ([card(0, 1, 1024), card(1, 2048, 2048)], None),
+        ([], None),
+    ],
+)
+def test_the_unit_follows_from_the_cards_sizes(cards, unit):
+    assert allocation.node_unit(cards) == unit
+
+
+def test_names_are_sorted_by_their_numbers():
+    names = ["gpu10", "gpu2", "a", "gpu1", "gpu2b", "2"]
+    assert sorted(names, key=allocation.natural) == ["2", "a", "gpu1", "gpu2", "gpu2b", "gpu10"]
+
+
+# --------------------------------------------------------------------------- the table
+
+
+def test_the_table():
+    cards = [card(0, 16), card(1, 16, healthy=False)]
+    pods = [pod("binpack-0", 2, index=0), pod("binpack-1", 1, index=0, terminating=True), pod("big", 8, index=1)]
+    waiting = pod("huge", 99, on=None, phase="Pending")
+    found = allocation.allocation([node(cards=cards), node("gpu2", 16, 1)], [*pods, waiting])
+    assert (
+        table(found)
+        == """\
+NAME:       gpu1
+IPADDRESS:  192.0.2.1
+GPU0 [#.........] 3/16  Model
+GPU1 [#####.....] 8/16  Model, UNHEALTHY
+
+NAMESPACE        POD        STATUS       GPU0(Allocated)  GPU1(Allocated)
+default          binpack-0  Running      2                0
+default          binpack-1  Terminating  1                0
+default          big        Running      0                8
+Allocated/Total                          3/16             8/16
+
+Allocated/Total of the node (GiB): 11/32 (34%)
+-------------------------------------------------------------------------
+NAME:       gpu2
+IPADDRESS:  192.0.2.1
+GPU0 [..........] 0/16
+
+NAMESPACE        POD  STATUS  GPU0(Allocated)
+Allocated/Total               0/16
+
+Allocated/Total of the node (GiB): 0/16 (0%)
+-------------------------------------------------------------------------
+Waiting for a card:
+  default/huge requests 99: not scheduled yet
+Allocated/Total GPU memory of the cluster (GiB): 11/48 (22%)
+"""
+    )
+
+
+def test_pods_without_a_card_have_their_own_column():
+    text = table(allocation.allocation([node(count=1)], [pod("lost", 3)]))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["NAMESPACE", "POD", "STATUS", "GPU0(Allocated)", "PENDING(Allocated)"] in lines
+    assert ["default", "lost", "Running", "0", "3"] in lines
+    assert ["Allocated/Total", "0/32", "3"] in lines
+
+
+def test_the_table_of_a_cluster_without_shares():
+    text = table(allocation.allocation([{"metadata": {"name": "cp1"}, "status": {}}], []))
+    assert text.startswith("No node advertises shared GPU memory")
+    assert len(text.splitlines()) == 1
+
+
+def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
+    both = pod("both", 12, index=0)
+    both["metadata"]["annotations"][contract.POD_INDICES] = "0,1"
+    cards = [card(0, 16), contract.Card(1, "GPU-11", 1, 16384, 16, False, "Model", "MIG is on")]
+    found = allocation.allocation([node(cards=cards)], [both, pod("one", 3, index=1)])
+    shown = found["nodes"][0]
+    assert [(one["used"], [(each["name"], each["units"]) for each in one["pods"]]) for one in shown["cards"]] == [
+        (6, [("both", 6)]),
+        (9, [("both", 6), ("one", 3)]),
+    ]
+    assert (shown["used"], shown["pending"]) == (15, [])
+    text = table(found)
+    assert [line.split() for line in text.splitlines() if line.startswith("default")] == [
+        ["default", "both", "Running", "6", "6"],
+        ["default", "one", "Running", "0", "3"],
+    ]
+    assert "GPU1 [#####.....] 9/16  Model, UNHEALTHY: MIG is on" in text
+    assert "GPU1 [#####.....] 9/16  Model, 16384 MiB, GPU-11, UNHEALTHY: MIG is on" in table(found, wide=True)
+
+
+def test_a_share_on_a_missing_card_is_pending() -> None:
+    both = pod("both", 12, index=0)
+    both["metadata"]["annotations"][contract.POD_INDICES] = "0,5"
+    shown = allocation.allocation([node(cards=[card(0, 16)])], [both])["nodes"][0]
+    assert (shown["cards"][0]["used"], shown["used"]) == (6, 12)
+    assert [(each["name"], each["units"]) for each in shown["pending"]] == [("both", 6)]

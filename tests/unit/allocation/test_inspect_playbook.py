@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""inspect.yml by the real ansible-playbook, in each of its formats."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from allocation_api import Api
+from allocation_snapshots import asks, booked, hami_node, ours, pod
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def play(tmp_path):
+    api = Api()
+    api.lists = {
+        "/api/v1/nodes": [ours(), hami_node(name="n2")],
+        "/api/v1/pods": [pod("a", [asks(mem=10)], annotations=booked(1, 10)), pod("w", [asks(mem=99)], on=None)],
+    }
+    config = tmp_path / "config"
+    config.write_text(json.dumps(api.kubeconfig))
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_LOCAL_TEMP": str(tmp_path / "tmp"),
+        "ANSIBLE_HOME": str(tmp_path / "home"),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+
+    def run(*words):
+        given = ["-e", f"gpu_kubeconfig={config}", "-e", f"ansible_python_interpreter={sys.executable}"]
+        command = [str(Path(sys.executable).parent / "ansible-playbook"), str(ROOT / "playbooks" / "inspect.yml")]
+        done = subprocess.run(
+            [*command, *given, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    yield run
+    api.close()
+
+
+def test_tables(play):
+    rc, text = play()
+    assert rc == 0 and "changed=0" in text, text
+    assert "GPU1 [######....] 10/16  NVIDIA T4\n" in text
+    assert "uid-a" not in text
+    assert ["team", "a", "Running", "0", "10"] in [line.split() for line in text.splitlines()]
+    assert "Allocated/Total GPU memory of the cluster (GiB): 10/32 (31%)" in text
+    rc, text = play("-e", "inspect_format=wide")
+    assert rc == 0 and "uid-a" in text, text
+
+
+def test_json(play):
+    rc, text = play("-e", "inspect_format=json")
+    assert rc == 0, text
+    shown, _end = json.JSONDecoder().raw_decode(text[text.index("\n{") + 1 :])
+    assert [(node["name"], node["backend"], node["used"]) for node in shown["nodes"]] == [
+        ("n1", "gpushare", 10),
+        ("n2", "hami", 0),
+    ]
+    assert [each["name"] for each in shown["waiting"]] == ["w"]
+    assert set(shown) == {"unit", "total", "used", "totals", "nodes", "waiting"}
+
+
+def test_html(play, tmp_path):
+    rc, text = play("-e", "inspect_format=html", "-e", "inspect_output=page.html")
+    assert rc == 0, text
+    page = (tmp_path / "page.html").read_text()
+    assert "NVIDIA T4" in page and "n2" in page
+    assert f"The page is {tmp_path}/page.html." in text

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lists in chunks: as kube-apiserver and other servers write them, cut anywhere, expired, and malformed."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import threading
+import tracemalloc
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import stream
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+MANAGED = [{"manager": "kubelet", "fieldsV1": {"f:spec": {'k:{"name":"},"spec":{"}': {}}, "f:status": {}}}]
+
+
+def pod(name, words="", managed=True):
+    fields = {"managedFields": MANAGED} if managed else {}
+    return {
+        "metadata": {"name": name, "annotations": {"a": words, "b": '}]},"spec":{ },{"metadata":{"'}, **fields},
+        "spec": {"containers": [{"name": "main"}]},
+        "status": {"phase": "Running"},
+    }
+
+
+def written(items, more="", style=None):
+    """The text of a list, as kube-apiserver writes it or in another style."""
+    metadata = {"resourceVersion": "7", **({"continue": more} if more else {})}
+    whole = {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items}
+    text = json.dumps(whole, separators=(",", ":"), ensure_ascii=False) if style is None else json.dumps(whole, **style)
+    return text.encode() + b"\n"
+
+
+def chunks_of(text, size):
+    return (text[at : at + size] for at in range(0, len(text), size))
+
+
+def without_managed_fields(items):
+    return [{**one, "metadata": {k: v for k, v in one["metadata"].items() if k != "managedFields"}} for one in items]
+
+
+class Cluster:
+    """Yields responses in chunks; a response that is an exception is raised."""
+
+    def __init__(self, *answers, size=100):
+        self.requests = collections.Counter()
+        self.queries, self.answers, self.size = [], list(answers), size
+
+    def chunks(self, api_version, kind, query, size):
+        assert api_version == "v1"
+        self.requests["GET"] += 1
+        self.queries.append(dict(query))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield from chunks_of(answer, self.size)
+
+
+def listed(cluster, keep, *rest, **more):
+    (found,) = stream.listed(cluster, stream.Wanted("Pod", keep, *rest, **more))
+    return found
+
+
+def names(item):
+    return [item["metadata"]["name"]]
+
+
+# --------------------------------------------------------------------------- one page
+
+
+@given(st.lists(st.text(max_size=8), max_size=9), st.integers(1, 400), st.booleans())
+def test_every_item_is_returned_with_any_chunk_size(texts, size, exact):
+    wanted = [pod(f"p{at}é", text) for at, text in enumerate(texts)]
+    about = {}
+    found = list(stream.items(chunks_of(written(wanted), size), about, exact=exact))
+    assert without_managed_fields(found) == without_managed_fields(wanted)
+    assert about["metadata"] == {"resourceVersion": "7"}
+
+
+@given(st.integers(1, 400), st.sampled_from([{"indent": 1}, {}, {"sort_keys": True}]))
+def test_other_json_styles_are_accepted(size, style):
+    wanted = [pod("a"), pod("b"), {"metadata": {"name": "c", "ownerReferences": [{"kind": "x"}]}, "spec": {}}]
+    about = {}
+    assert list(stream.items(chunks_of(written(wanted, "token", style), size), about)) == wanted
+    assert about["metadata"]["continue"] == "token"
+
+
+def test_managed_fields_are_dropped_before_they_are_parsed():
+    text = written([pod("a"), pod("b"), pod("c")])
+    found = list(stream.items(chunks_of(text, 50), {}))
+    # The last item is parsed completely.
+    assert ["managedFields" in one["metadata"] for one in found] == [False, False, True]
+
+
+@pytest.mark.parametrize("size", [50, 100000])
+def test_option_whole_drops_nothing(size):
+    wanted = [{**pod(name), "status": {"images": [{"names": ["x"]}], "conditions": [{"type": "a"}]}} for name in "abc"]
+    assert list(stream.items(chunks_of(written(wanted), size), {}, whole=True)) == wanted
+    assert listed(Cluster(written(wanted), size=size), lambda item: [item], whole=True) == wanted
+
+
+def test_images_are_dropped():
+    images = [{"names": [f"x/{at}", "y]}"], "sizeBytes": at} for at in range(3)]
+    made = [{"metadata": {"name": name}, "status": {"a": 1, "images": images, "b": [{}]}} for name in "abc"]
+    found = list(stream.items(chunks_of(written(made), 50), {}))
+    assert [one["status"] for one in found[:2]] == [{"a": 1, "b": [{}]}] * 2
+    assert found[2] == made[2]
+
+
+def container(*values):
+    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}, *({"name": "V", "value": v} for v in values)]
+    return {"name": "main", "env": env, "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}}
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_needed_fields_are_kept(bound):
+    where = {"nodeName": "n1"} if bound else {}
+    conditions = [{"type": "PodScheduled", "status": "False", "message": "no [{card}]"}]
+    spec = {"containers": [container("x")], **where, "tolerations": [{"key": "a"}], "last": 1}
+    made = [
+        {"metadata": {"name": name}, "spec": spec, "status": {"phase": "P", "conditions": conditions, "z": 1}}
+        for name in "ab"
+    ]
+    conditions[0]["message"] = "no card"
+    first = next(stream.items(chunks_of(written(made), 50), {}))
+    kept = {key: value for key, value in made[0]["spec"]["containers"][0].items() if key != "env"}
+    assert first["spec"] == {"containers": [kept], **where, "last": 1}
+    assert first["status"] == {"phase": "P", **({} if bound else {"conditions": conditions}), "z": 1}
+
+
+@given(st.lists(st.text(alphabet='}]{[",:\\ae', max_size=12), min_size=1, max_size=3), st.integers(20, 300))
+def test_brackets_in_strings_end_no_list(values, size):
+    made = [{"metadata": {"name": name}, "spec": {"containers": [container(*values)], "x": values}} for name in "abc"]
+    for one in stream.items(chunks_of(written(made), size), {}):
+        (found,) = one["spec"]["containers"]
+        assert found["resources"] == {"limits": {"aliyun.com/gpu-mem": "2"}}
+        assert found.get("env", made[0]["spec"]["containers"][0]["env"]) == made[0]["spec"]["containers"][0]["env"]
+        assert one["spec"]["x"] == values
+
+
+def test_items_without_the_given_texts_are_skipped():
+    wanted = [pod("a"), pod("b", "gpu-mem"), pod("c"), pod("d", "hami.io"), pod("e")]
+    found = list(stream.items(chunks_of(written(wanted), 100), {}, (b"gpu-mem", b"hami.io")))
+    # The last item may be returned too: callers filter again.
+    assert [one["metadata"]["name"] for one in found] == ["b", "d", "e"]
+
+
+@pytest.mark.parametrize("items", [None, []])
+def test_an_empty_list(items):
+    about = {}
+    assert list(stream.items(chunks_of(written(items), 7), about)) == []
+    assert about["metadata"] == {"resourceVersion": "7"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"<html>hello",
+        b"[]",
+        b"null",
+        b'"items":[',
+        b'{"items":[{"metadata":{"name":"a"',
+        b'{"items":[{"metadata":{"name":"a"}}',
+        b'{"items":[{"metadata":{"name":"a"}}]',
+        b'{"items":[{"metadata":{"name":"a"}}]]',
+        b'{"items":[' + b"[" * 200000,
+        b'{"items":[' + b'{"metadata":{"name":"a"}},' * 20 + b'{"metadata":{"',
+        b"[" * 200000,
+    ],
+)
+@pytest.mark.parametrize("size", [13, 1000000])
+def test_a_malformed_list_is_an_error_of_one_line(text, size):
+    with pytest.raises(ShareError) as error:
+        list(stream.items(chunks_of(text, size), {}))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_malformed_responses_raise_no_other_error(noise, size):
+    for text in (noise, b'{"items":[' + noise, b'{"items":[{"metadata":{"name":"a"}},{"metadata":{"' + noise):
+        with contextlib.suppress(ShareError, stream._Odd):
+            list(stream.items(chunks_of(text, size), {}))
+
+
+def test_an_endless_item_is_an_error(monkeypatch):
+    monkeypatch.setattr(stream, "LONGEST", 5000)
+
+    def endless():
+        yield b'{"items":[{"metadata":{"name":"'
+        while True:
+            yield b"x" * 1000
+
+    with pytest.raises(ShareError):
+        list(stream.items(endless(), {}, exact=True))
+
+
+# --------------------------------------------------------------------------- all pages
+
+
+def test_every_page_is_requested_with_the_selector():
+    cluster = Cluster(written([pod("a")], "two"), written([pod("b"), pod("c")], "three"), written([]))
+    assert listed(cluster, names, "status.phase!=Failed") == ["a", "b", "c"]
+    first = {"limit": str(stream.PAGE), "fieldSelector": "status.phase!=Failed"}
+    assert cluster.queries == [first, {**first, "continue": "two"}, {**first, "continue": "three"}]
+
+
+def test_the_next_page_is_requested_while_one_is_parsed():
+    requested = threading.Event()
+
+    class Watched(Cluster):
+        def chunks(self, api_version, kind, query, size):
+            if dict(query).get("continue"):
+                requested.set()
+            yield from super().chunks(api_version, kind, query, size)
+
+    def keep(item):
+        assert item["metadata"]["name"] == "a" or requested.wait(10)
+        return names(item)
+
+    cluster = Watched(written([pod("a"), pod("b"), pod("c")], "two"), written([pod("d")]))
+    assert listed(cluster, keep) == ["a", "b", "c", "d"]
+
+
+def test_the_first_pages_of_all_lists_are_requested_at_once():
+    requested = threading.Event()
+
+    class Both(Cluster):
+        def chunks(self, api_version, kind, query, size):
+            if kind == "Pod":
+                requested.set()
+            yield from super().chunks(api_version, kind, query, size)
+
+    def keep(item):
+        assert requested.wait(10)
+        return names(item)
+
+    cluster = Both(written([pod("n1"), pod("n2")]), written([pod("a")]))
+    wanted = stream.Wanted("Node", keep), stream.Wanted("Pod", names, "f")
+    assert stream.listed(cluster, *wanted) == [["n1", "n2"], ["a"]]
+    assert cluster.requests == {"GET": 2}
+
+
+def test_only_the_expired_one_of_two_lists_is_requested_again():
+    gone = KubeError("gone", 410)
+    # The other list is requested before the expired page.
+    cluster = Cluster(written([pod("n")], "two"), written([pod("a")]), gone, written([pod("n"), pod("m")]))
+    wanted = stream.Wanted("Node", names), stream.Wanted("Pod", names)
+    assert stream.listed(cluster, *wanted) == [["n", "m"], ["a"]]
+    assert cluster.requests == {"GET": 4}
+
+
+@pytest.mark.parametrize("size", [60, 100000])
+def test_all_responses_are_closed_after_an_error(size):
+    closed = []
+
+    class Watched(Cluster):
+        def chunks(self, *arguments):
+            number = self.requests["GET"]
+            try:
+                yield from super().chunks(*arguments)
+            finally:
+                closed.append(number)
+
+    broken = written([pod("a"), pod("b")], "two")[:-20]
+    cluster = Watched(broken, written([pod("c")]), size=size)
+    with pytest.raises(ShareError, match="is incomplete"):
+        listed(cluster, names)
+    assert sorted(closed) == list(range(cluster.requests["GET"]))
+
+
+def test_items_with_another_order_of_fields_are_parsed_completely():
+    def odd(name):
+        # managedFields first, and owners last: cut out, the name would be missing.
+        metadata = {"annotations": {}, "managedFields": MANAGED, "name": name, "ownerReferences": [{"kind": "x"}]}
+        return {"metadata": metadata, "spec": {}}
+
+    cluster = Cluster(written([odd("a"), odd("b"), odd("c")]))
+    assert listed(cluster, names) == ["a", "b", "c"]
+    assert cluster.requests == {"GET": 1}
+
+
+def test_nested_lists_of_objects_are_parsed_completely():
+    nested = {"metadata": {"name": "a"}, "spec": {"parts": [{"metadata": {"name": "x"}}, {"metadata": {"name": "y"}}]}}
+    text = written([nested, pod("b")])
+    cluster = Cluster(text, text, size=20)
+    assert listed(cluster, names) == ["a", "b"]
+    assert cluster.requests == {"GET": 2}
+
+
+def test_the_standard_librarys_parser_gives_the_same(monkeypatch):
+    text = written([pod("a", "\N{GRINNING FACE}"), pod("b", "NaN"), pod("c")])
+    monkeypatch.setattr(stream, "_loads", json.loads)
+    assert listed(Cluster(text), names) == ["a", "b", "c"]
+
+
+def test_memory_is_independent_of_the_lists_size():
+    big = pod("p", "x" * 4000)
+    text = written([big] * 3)
+    between = text.index(b'},{"metadata"')
+    one = text[text.index(b'{"metadata":{"name"') : between + 2]
+    head = text[: text.index(b'{"metadata":{"name"')]
+
+    def endless():
+        yield head
+        for _piece in range(300):
+            yield one * 20
+        yield json.dumps(big, separators=(",", ":")).encode() + b"]}"
+
+    class Large(Cluster):
+        def chunks(self, *_):
+            return endless()
+
+    tracemalloc.start()
+    found = listed(Large(), lambda item: [len(item)])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 6001
+    # The list has 26 MB.
+    assert most < 3e6

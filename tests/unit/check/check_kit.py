@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A recorded cluster through all checks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ansible_collections.kubegpu.share.plugins.module_utils._check import collect as cluster
+from ansible_collections.kubegpu.share.plugins.module_utils._check import result
+from ansible_collections.kubegpu.share.plugins.module_utils._check.model import Options, Servers
+from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import Reader
+from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
+from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_pods, snapshot
+from check_worlds import WORLDS
+from fake_kube import FakeKube
+
+JsonObject = dict[str, Any]
+# A message that lacks a field is an error here, and not the word "unknown".
+del result._Fields.__missing__
+RECORDINGS = {name: json.dumps(build()) for name, build in WORLDS.items()}
+
+
+def recorded(name: str) -> JsonObject:
+    """A healthy cluster as JSON, for the caller to change."""
+    return json.loads(RECORDINGS[name])
+
+
+def checked(world: JsonObject, before: JsonObject | None = None, scope: str = "all", **options: Any) -> JsonObject:
+    """The report of a cluster, written as JSON and read again."""
+    given = Options(
+        **{
+            "allowed_processes": cluster.PROCESSES,
+            "schedulers": cluster.SCHEDULERS,
+            "hami_schedulers": cluster.HAMI_SCHEDULERS,
+            "extender": world.get("extender"),
+            **options,
+        }
+    )
+    reader = Reader()
+    pods = read_pods(world["pods"], reader)
+    evidence, servers = world["evidence"], servers_of(world.get("servers"))
+    seen = snapshot(world["nodes"], pods, evidence, given, world["now"], reader, world["configmaps"], servers=servers)
+    return json.loads(json.dumps(report(seen, "https://192.0.2.1:6443", before, scope), allow_nan=False))
+
+
+def servers_of(given: JsonObject | None) -> Servers | None:
+    """A world's servers, whose pods and single objects stand beside it."""
+    if given is None:
+        return None
+    known = {key: one for key, one in given.items() if key not in ("pods", "objects", "control_plane")}
+    api = FakeKube(*given["objects"])
+    return Servers(tuple(given["control_plane"]), pods=tuple(given["pods"]), api=api, **known)
+
+
+def found(shown: JsonObject, *levels: str) -> list[str]:
+    """Check, level and text of the findings of these levels."""
+    return [f"{one['check']} {one['level']}: {one['what']}" for one in shown["findings"] if one["level"] in levels]
+
+
+def failing(shown: JsonObject, level: str = "FAIL") -> set[str]:
+    return {one["check"] for one in shown["findings"] if one["level"] == level}

@@ -1,0 +1,616 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Faults injected into a healthy cluster, one at a time, with the check that reports each."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from check_worlds import (
+    COUNT,
+    GPU,
+    HAMI_PLUGIN,
+    MEM,
+    NODE,
+    NOW,
+    OUR_PLUGIN,
+    container,
+    host_process,
+    our_pod,
+    plugin,
+    pod,
+    pod_uid,
+    process,
+    scheduler,
+    server,
+    uuid,
+)
+
+JsonObject = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """
+    :param check: reports it; no other check reports FAIL.
+    :param world: the healthy cluster.
+    :param what: for the documentation.
+    :param cause: code of the finding's cause.
+    """
+
+    check: str
+    world: str
+    what: str
+    cause: str
+    change: Callable[[JsonObject], None]
+    level: str = "FAIL"
+
+    @property
+    def id(self) -> str:
+        return f"{self.check}-{self.world}-{self.what.replace(' ', '_')}"
+
+
+MUTATIONS: list[Mutation] = []
+
+
+def breaks(check: str, world: str, what: str, cause: str, level: str = "FAIL") -> Callable[..., Any]:
+    def register(change: Callable[[JsonObject], None]) -> Callable[[JsonObject], None]:
+        MUTATIONS.append(Mutation(check, world, what, cause, change, level))
+        return change
+
+    return register
+
+
+# --------------------------------------------------------------------------- parts of a cluster
+
+
+def node(world: JsonObject) -> JsonObject:
+    return world["nodes"][0]
+
+
+def the_pod(world: JsonObject, at: int = 0) -> JsonObject:
+    return world["pods"][at]
+
+
+def notes(world: JsonObject, at: int = 0) -> JsonObject:
+    """A pod's annotations."""
+    return world["pods"][at]["metadata"]["annotations"]
+
+
+def nvml(world: JsonObject) -> JsonObject:
+    return world["evidence"][NODE]["nvml"]
+
+
+def card(world: JsonObject, at: int = 0) -> JsonObject:
+    return nvml(world)["cards"][at]
+
+
+def checkpoint(world: JsonObject) -> JsonObject:
+    return world["evidence"][NODE]["kubelet"]["checkpoint"]
+
+
+def entry(world: JsonObject, at: int = 0) -> JsonObject:
+    return checkpoint(world)["entries"][at]
+
+
+def listing(world: JsonObject) -> JsonObject:
+    return world["evidence"][NODE]["kubelet"]["pod_resources"]
+
+
+def listed(world: JsonObject, at: int = 0) -> list[str]:
+    """The IDs of a pod's first container in PodResources."""
+    return listing(world)["pods"][at]["containers"][0]["devices"][0]["ids"]
+
+
+def resource(world: JsonObject, name: str, value: int, *fields: str) -> None:
+    for field in fields or ("capacity", "allocatable"):
+        node(world)["status"][field][name] = str(value)
+
+
+def shift(world: JsonObject, at: int = 0, seconds: int = 70) -> None:
+    """Date back the time at which a GPU was chosen for a pod."""
+    notes(world, at)[contract.POD_ASSUME_TIME] = str((NOW - seconds) * 10**9)
+
+
+# --------------------------------------------------------------------------- common
+
+
+breaks("C1", "ours_envvar", "HAMi's device plugin runs beside gpushare's", "plugins_of_several_stacks")(
+    lambda w: w["pods"].append(plugin(HAMI_PLUGIN))
+)
+breaks("C1", "nvidia_exclusive", "gpushare's resource is registered with kubelet too", "several_stacks_registered")(
+    lambda w: checkpoint(w)["registered"].update({MEM: ["5a4d7f21-0"]})
+)
+breaks("C1", "ours_cdi", "two pods of the device plugin run on one node", "several_plugins")(
+    lambda w: w["pods"].append({**plugin(OUR_PLUGIN), "metadata": {**plugin(OUR_PLUGIN)["metadata"], "name": "second"}})
+)
+
+breaks("C2", "ours_envvar", "a process outside any pod uses a GPU", "outside_pods")(
+    lambda w: card(w)["processes"].append(host_process(4711, "python3", 200))
+)
+breaks("C2", "hami_json", "a process of a pod that requests no GPU uses one", "pod_without_request")(
+    lambda w: card(w)["processes"].append(process(80, 811, 200))
+)
+breaks("C2", "nvidia_exclusive", "a process of a deleted pod still runs", "unknown_pod")(
+    lambda w: card(w)["processes"].append(process(70, 711, 200))
+)
+
+breaks("C3", "ours_envvar", "a pod's process uses another GPU", "other_gpu")(
+    lambda w: card(w, 1)["processes"].append(process(1, 102, 100))
+)
+breaks("C3", "upstream_2019", "a pod's process uses another GPU", "other_gpu")(
+    lambda w: card(w, 0)["processes"].append(process(2, 202, 100))
+)
+
+breaks("C4", "ours_envvar", "kubelet's checkpoint has no entry of a running container", "not_allocated")(
+    lambda w: checkpoint(w)["entries"].pop(0)
+)
+
+
+@breaks("C4", "nvidia_time_slicing", "a container has one device more than it requests", "count_differs")
+def mutation_10(world: JsonObject) -> None:
+    entry(world)["ids"] = [f"{uuid(2)}::0"]
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(2)
+    card(world)["processes"].pop(0)
+    listed(world).append(f"{uuid(1)}::1")
+
+
+@breaks("C5", "upstream_2019", "the machine came back with other GPUs", "gpu_missing")
+def mutation_11(world: JsonObject) -> None:
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(9)
+    card(world)["processes"].clear()
+    card(world)["memory"]["used_mib"] = 300
+
+
+@breaks("C5", "nvidia_exclusive", "a GPU of a pod is gone", "gpu_missing")
+def mutation_12(world: JsonObject) -> None:
+    entry(world)["ids"] = [uuid(9)]
+    entry(world)["cdi_devices"] = [f"nvidia.com/gpu={uuid(9)}"]
+    card(world)["processes"].clear()
+
+
+breaks("C6", "ours_envvar", "the device plugin was killed", "plugin_stopped")(
+    lambda w: resource(w, MEM, 0, "allocatable")
+)
+
+
+@breaks("C6", "ours_several", "a GPU is unhealthy", "unhealthy_gpu")
+def mutation_14(world: JsonObject) -> None:
+    annotations = node(world)["metadata"]["annotations"]
+    rows = json.loads(annotations[contract.NODE_CARDS])
+    rows[1].update(healthy=False, reason="GPU has fallen off the bus")
+    annotations[contract.NODE_CARDS] = json.dumps(rows)
+    resource(world, MEM, 32, "allocatable")
+
+
+breaks("C6", "nvidia_time_slicing", "a GPU is unhealthy", "not_allocatable")(
+    lambda w: resource(w, "nvidia.com/gpu.shared", 4, "allocatable")
+)
+
+breaks("C7", "ours_cdi", "processes hold more than is in use on the GPU", "processes_exceed_used", level="UNKNOWN")(
+    lambda w: card(w)["memory"].update(used_mib=100)
+)
+breaks("C7", "hami_json", "more is in use on a GPU than it has", "used_exceeds_size", level="UNKNOWN")(
+    lambda w: card(w)["memory"].update(used_mib=99999)
+)
+
+breaks("C8", "ours_envvar", "a pod with a share sets NVIDIA_VISIBLE_DEVICES itself", "overrides_allocation")(
+    lambda w: the_pod(w)["spec"]["containers"][0].update(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
+)
+breaks("C8", "nvidia_exclusive", "a pod of NVIDIA's runtime class names GPUs and requests none", "without_request")(
+    lambda w: w["pods"].append(
+        pod(
+            60, [container("main", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])], runtimeClassName="nvidia"
+        )
+    )
+)
+
+
+@breaks("C8", "ours_cdi", "a privileged pod names all GPUs", "set_and_privileged", level="WARN")
+def mutation_20(world: JsonObject) -> None:
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    world["pods"].append(pod(60, [container("main", env=env, securityContext={"privileged": True})]))
+
+
+breaks("C9", "ours_envvar", "the node isn't ready", "not_ready")(
+    lambda w: node(w)["status"]["conditions"][1].update(status="Unknown")
+)
+breaks("C9", "hami_json", "an observed machine isn't in the API", "unknown_node", level="UNKNOWN")(
+    lambda w: w["evidence"].update(gpu7={"nvml": None, "kubelet": None, "problem": ""})
+)
+
+
+# --------------------------------------------------------------------------- gpushare
+
+
+breaks("G1", "ours_envvar", "a GPU's /dev/nvidiaN is another than the node announces", "minor_differs")(
+    lambda w: card(w).update(minor=3)
+)
+
+
+@breaks("G1", "ours_several", "the node's annotation lacks a GPU", "not_in_annotation")
+def mutation_24(world: JsonObject) -> None:
+    nvml(world)["cards"].append({**copy.deepcopy(card(world)), "index": 3, "minor": 3, "uuid": uuid(7)})
+    card(world, 3)["processes"].clear()
+
+
+@breaks("G1", "upstream_head", "NVML's indices aren't the numbers of /dev/nvidiaN", "index_is_not_minor")
+def mutation_25(world: JsonObject) -> None:
+    card(world)["minor"], card(world, 1)["minor"] = 1, 0
+
+
+breaks("G1", "upstream_2019", "a GPU is smaller than the first", "sizes_differ")(
+    lambda w: card(w, 1)["memory"].update(total_mib=11178)
+)
+
+breaks("G2", "ours_envvar", "gpu-count isn't the number of GPUs", "capacity_differs")(lambda w: resource(w, COUNT, 3))
+
+
+@breaks("G2", "upstream_single", "gpu-mem isn't the GPU's", "capacity_is_not_nvmls")
+def mutation_28(world: JsonObject) -> None:
+    resource(world, MEM, 11)
+    notes(world)[contract.POD_CARD_UNITS] = "11"
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["totalGPU"] = 11
+
+
+@breaks("G3", "upstream_head", "a pod was bound without the extender (nodeName)", "bypassed_extender")
+def mutation_29(world: JsonObject) -> None:
+    pod_ = the_pod(world)
+    pod_["metadata"]["annotations"] = {}
+    pod_["spec"]["schedulerName"] = "default-scheduler"
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+
+
+breaks("G3", "ours_envvar", "POD isn't what the containers request", "value_differs")(
+    lambda w: notes(w).update({contract.POD_UNITS: "7"})
+)
+breaks("G3", "ours_cdi", "DEV isn't the GPU's size", "value_differs")(
+    lambda w: notes(w).update({contract.POD_CARD_UNITS: "15"})
+)
+breaks("G3", "ours_several", "ASSUME_TIME is not a time", "assume_time_invalid")(
+    lambda w: notes(w, 1).update({contract.POD_ASSUME_TIME: "yesterday"})
+)
+
+
+@breaks("G3", "ours_several", "the list of GPUs contradicts the other annotations", "indices_invalid")
+def mutation_33(world: JsonObject) -> None:
+    notes(world)[contract.POD_INDICES] = "0,0"
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"][0]["usedGPU"] = 8
+    world["extender"]["cp1"]["nodes"][0]["devs"][2]["pods"] = []
+    # Without the list the annotations name one card, which is what kubelet is compared with.
+    entry(world)["ids"] = [one for one in entry(world)["ids"] if "7f21" in one] + [
+        f"5a4d7f21-{n}" for n in (90, 91, 92, 93)
+    ]
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(1)
+    card(world, 2)["processes"] = []
+
+
+breaks("G4", "ours_envvar", "a running pod isn't marked as assigned", "not_assigned")(
+    lambda w: notes(w).update({contract.POD_ASSIGNED: "false"})
+)
+breaks("G4", "upstream_head", "a running pod isn't marked as assigned", "not_assigned")(
+    lambda w: notes(w, 1).update({contract.POD_ASSIGNED: "false"})
+)
+
+
+@breaks("G5", "ours_envvar", "a pod waits for its GPU for a minute", "stale_assumption")
+def mutation_36(world: JsonObject) -> None:
+    waits = the_pod(world)
+    waits["status"] = {"phase": "Pending"}
+    notes(world)[contract.POD_ASSIGNED] = "false"
+    shift(world)
+    checkpoint(world)["entries"].pop(0)
+
+
+@breaks("G6", "ours_envvar", "a GPU is overcommitted", "overcommitted")
+def mutation_37(world: JsonObject) -> None:
+    cards = contract.cards_from_annotation(node(world)["metadata"]["annotations"][contract.NODE_CARDS])
+    extra = our_pod(40, [cards[0]], 18)
+    extra["status"] = {"phase": "Pending"}
+    extra["metadata"]["creationTimestamp"] = "2026-11-22T11:59:50Z"
+    world["pods"].append(extra)
+
+
+@breaks(
+    "G6", "upstream_head", "a GPU is overcommitted while a pod terminates", "overcommitted_by_terminating", level="WARN"
+)
+def mutation_38(world: JsonObject) -> None:
+    ends = copy.deepcopy(the_pod(world, 1))
+    ends["metadata"].update(name="ends", uid=pod_uid(50), deletionTimestamp="2026-11-22T11:59:50Z")
+    world["pods"].append(ends)
+
+
+@breaks("G7", "ours_envvar", "an annotation was edited by hand", "other_gpu_allocated")
+def mutation_39(world: JsonObject) -> None:
+    notes(world)[contract.POD_INDEX] = "1"
+    notes(world)[contract.POD_CARD_UNITS] = "40"
+    _first, second = world["extender"]["cp1"]["nodes"][0]["devs"]
+    second["pods"] += world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"]
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+
+
+@breaks("G7", "ours_cdi", "a container has another GPU's CDI device", "other_gpu_visible")
+def mutation_40(world: JsonObject) -> None:
+    nvml(world)["cards"].append({**copy.deepcopy(card(world)), "index": 1, "minor": 1, "uuid": uuid(2)})
+    card(world, 1)["processes"].clear()
+    cards = contract.cards_from_annotation(node(world)["metadata"]["annotations"][contract.NODE_CARDS])
+    cards.append(contract.Card(1, uuid(2), 1, 16000, 16000, True, "NVIDIA T4"))
+    node(world)["metadata"]["annotations"][contract.NODE_CARDS] = contract.cards_to_annotation(cards)
+    resource(world, MEM, 32000)
+    resource(world, COUNT, 2)
+    other = {**copy.deepcopy(world["extender"]["cp1"]["nodes"][0]["devs"][0]), "id": 1, "pods": []}
+    world["extender"]["cp1"]["nodes"][0]["devs"].append(other)
+    entry(world, 1)["cdi_devices"] = [f"nvidia.com/gpu={uuid(2)}"]
+
+
+@breaks("G7", "upstream_head", "two pods of one size got each other's GPU", "other_index")
+def mutation_41(world: JsonObject) -> None:
+    entry(world)["envs"].update({contract.POD_INDEX: "1", "NVIDIA_VISIBLE_DEVICES": "1"})
+    card(world, 1)["processes"].append(card(world)["processes"].pop())
+
+
+@breaks("G7", "upstream_2019", "the plugin found no GPU", "no_gpu_found")
+def mutation_42(world: JsonObject) -> None:
+    entry(world)["envs"].update({contract.POD_INDEX: "-1", "NVIDIA_VISIBLE_DEVICES": "no-gpu-has-2MiB-to-run"})
+    card(world)["processes"].clear()
+
+
+@breaks("G8", "ours_cdi", "kubelet counts fewer device IDs than units", "count_differs")
+def mutation_43(world: JsonObject) -> None:
+    entry(world)["ids"].pop()
+    entry(world)["count"] = 2999
+    listed(world).pop()
+
+
+breaks("G8", "upstream_single", "PodResources lists one device ID more", "count_differs")(
+    lambda w: listed(w).append(f"{uuid(1)}-_-99")
+)
+
+
+@breaks("G9", "ours_cdi", "a pod uses more than its share", "over_share", level="WARN")
+def mutation_45(world: JsonObject) -> None:
+    card(world)["processes"][0]["used_mib"] = 3500
+    card(world)["memory"]["used_mib"] = 3800
+
+
+@breaks("G9", "ours_envvar", "a pod uses more than its share where limits are enforced", "over_enforced_share")
+def mutation_46(world: JsonObject) -> None:
+    card(world)["processes"][0]["used_mib"] = 3000
+    card(world)["memory"]["used_mib"] = 3400
+
+
+breaks("G9", "ours_envvar", "a pod's limit was raised", "limit_raised")(
+    lambda w: card(w)["limits"][0].update(hard_mib=9000)
+)
+
+breaks("G10", "ours_envvar", "the extender's cache lacks a pod", "pod_differs")(
+    lambda w: w["extender"]["cp1"]["nodes"][0]["devs"][0].update(pods=[])
+)
+
+
+@breaks("G10", "upstream_head", "the extender's cache has a deleted pod", "pod_gone")
+def mutation_49(world: JsonObject) -> None:
+    ghost = {"name": "ghost", "namespace": "default", "usedGPU": 4}
+    world["extender"]["cp1"]["nodes"][0]["devs"][1]["pods"].append(ghost)
+
+
+breaks("G10", "ours_several", "the extender's cache has another size of a GPU", "size_differs")(
+    lambda w: w["extender"]["cp1"]["nodes"][0]["devs"][1].update(totalGPU=0)
+)
+breaks("G10", "ours_envvar", "the extender's cache has an older pod of that name", "pod_gone")(
+    lambda w: w["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"][0].update(uid="0d3f6b0e-0000-4000-8000-00000000dead")
+)
+
+breaks("G11", "upstream_head", "the ConfigMap of unhealthy GPUs can't be read", "configmap_invalid")(
+    lambda w: w["configmaps"].append({"metadata": {"name": f"unhealthy-gpu-{NODE}"}, "data": {"gpus": "0, 1"}})
+)
+
+
+@breaks("G11", "upstream_head", "a pod was placed on an unhealthy GPU", "placed_on_unhealthy")
+def mutation_53(world: JsonObject) -> None:
+    metadata = {"name": f"unhealthy-gpu-{NODE}", "creationTimestamp": "2026-11-22T10:00:00Z"}
+    world["configmaps"].append({"metadata": metadata, "data": {"gpus": "1"}})
+
+
+breaks("G12", "ours_envvar", "a pod has a scheduler that doesn't call the extender", "other_scheduler")(
+    lambda w: the_pod(w)["spec"].update(schedulerName="volcano")
+)
+breaks("G12", "ours_envvar", "a pod was created with nodeName", "bypassed_scheduler", "WARN")(
+    lambda w: the_pod(w)["metadata"].update(managedFields=["junk", {"fieldsV1": {"f:spec": {"f:nodeName": {}}}}])
+)
+
+
+# --------------------------------------------------------------------------- HAMi
+
+
+@breaks("H1", "hami_json", "the register lists a GPU that NVML doesn't", "not_on_machine")
+def mutation_56(world: JsonObject) -> None:
+    rows = json.loads(node(world)["metadata"]["annotations"]["hami.io/node-nvidia-register"])
+    rows.append({**rows[1], "id": uuid(9), "index": 2})
+    node(world)["metadata"]["annotations"]["hami.io/node-nvidia-register"] = json.dumps(rows)
+    resource(world, GPU, 30)
+
+
+@breaks("H1", "hami_text", "the register lists too little memory for a GPU", "memory_too_small")
+def mutation_57(world: JsonObject) -> None:
+    annotations = node(world)["metadata"]["annotations"]
+    annotations["hami.io/node-nvidia-register"] = annotations["hami.io/node-nvidia-register"].replace(
+        "16384", "16000", 1
+    )
+
+
+breaks("H2", "hami_json", "kubelet has another number of slots than the register", "count_differs")(
+    lambda w: resource(w, GPU, 2)
+)
+
+breaks("H3", "hami_json", "HAMi chose another node", "other_node")(
+    lambda w: notes(w).update({"hami.io/vgpu-node": "gpu9"})
+)
+
+
+@breaks("H3", "hami_text", "a container has fewer GPUs than it requests", "count_differs")
+def mutation_60(world: JsonObject) -> None:
+    the_pod(world, 1)["spec"]["containers"][0]["resources"]["limits"][GPU] = "3"
+    for one in (entry(world, 1)["ids"], listed(world, 1)):
+        one.append(f"{uuid(1)}-7")
+    entry(world, 1)["count"] = 3
+
+
+breaks("H4", "hami_json", "the device plugin failed", "allocation_failed")(
+    lambda w: notes(w).update({"hami.io/bind-phase": "failed"})
+)
+breaks("H4", "hami_text", "a container waits for its GPU", "not_allocated")(
+    lambda w: notes(w).update({"hami.io/vgpu-devices-to-allocate": notes(w)["hami.io/vgpu-devices-allocated"]})
+)
+
+
+@breaks("H5", "hami_json", "a GPU's memory is overcommitted", "memory_overcommitted")
+def mutation_63(world: JsonObject) -> None:
+    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,15000,30:;"
+    entry(world)["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"] = "15000m"
+
+
+@breaks("H5", "hami_text", "a GPU's cores are overcommitted", "cores_overcommitted")
+def mutation_64(world: JsonObject) -> None:
+    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,3000,90:;"
+    entry(world)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "90"
+
+
+@breaks("H6", "hami_json", "a container has access to another GPU than HAMi chose", "other_gpu")
+def mutation_65(world: JsonObject) -> None:
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(2)
+    card(world)["processes"].pop(0)
+
+
+breaks("H6", "hami_text", "a container has another limit than HAMi chose", "memory_limit_differs")(
+    lambda w: entry(w)["envs"].update(CUDA_DEVICE_MEMORY_LIMIT_0="9000m")
+)
+
+breaks("H7", "hami_json", "the node is locked for ten minutes", "lock_expired")(
+    lambda w: node(w)["metadata"]["annotations"].update(
+        {"hami.io/mutex.lock": "2026-11-22T19:50:00+08:00,default,work-1"}
+    )
+)
+breaks("H7", "hami_text", "the node is locked for a pod that is gone", "lock_without_pod")(
+    lambda w: node(w)["metadata"]["annotations"].update({"hami.io/mutex.lock": "2026-11-22T11:59:30Z,default,ghost"})
+)
+
+breaks("H8", "hami_json", "HAMi's library isn't loaded in a process", "not_loaded")(
+    lambda w: card(w)["processes"][0].update(libvgpu=False)
+)
+breaks("H8", "hami_text", "a pod disables HAMi's limits", "disabled", level="WARN")(
+    lambda w: the_pod(w)["spec"]["containers"][0].update(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
+)
+
+
+@breaks("H9", "hami_json", "a pod uses more than its part", "over_part")
+def mutation_71(world: JsonObject) -> None:
+    card(world)["processes"][0]["used_mib"] = 5000
+    card(world)["memory"]["used_mib"] = 9200
+
+
+breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")(
+    lambda w: the_pod(w)["spec"].update(schedulerName="default-scheduler")
+)
+
+
+@breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "device_missing")
+def mutation_73(world: JsonObject) -> None:
+    # kubelet's answer is another's: C5 looks at the UUID, this at the instances.
+    card(world)["mig"]["devices"][1]["gi"] = 5
+
+
+# --------------------------------------------------------------------------- NVIDIA
+
+
+breaks("N1", "nvidia_exclusive", "more GPUs are announced than there are", "capacity_differs")(
+    lambda w: resource(w, GPU, 4)
+)
+breaks("N1", "nvidia_mig_mixed", "a MIG device isn't announced", "capacity_differs")(
+    lambda w: resource(w, "nvidia.com/mig-1g.10gb", 1)
+)
+
+breaks("N2", "nvidia_time_slicing", "one slot is allocated to two containers", "allocated_twice")(
+    lambda w: entry(w, 1).update(ids=[f"{uuid(1)}::0"])
+)
+breaks("N2", "nvidia_mps", "a container holds a slot that doesn't exist", "no_such_slot")(
+    lambda w: entry(w, 1).update(ids=[f"{uuid(1)}::9"])
+)
+
+breaks("N3", "nvidia_exclusive", "a container has access to another GPU than the allocated one", "other_device")(
+    lambda w: entry(w).update(cdi_devices=[f"nvidia.com/gpu={uuid(2)}"])
+)
+
+
+@breaks("N4", "nvidia_mps", "a container holds two slots with MPS", "several_slots_of_mps")
+def mutation_79(world: JsonObject) -> None:
+    the_pod(world)["spec"]["containers"][0]["resources"]["limits"][GPU] = "2"
+    entry(world)["ids"].append(f"{uuid(1)}::2")
+    entry(world)["count"] = 2
+    listed(world).append(f"{uuid(1)}::2")
+
+
+@breaks("N5", "nvidia_time_slicing", "a pod uses more than a fair share", "over_fair_share", level="WARN")
+def mutation_80(world: JsonObject) -> None:
+    card(world)["processes"][0]["used_mib"] = 9000
+    card(world)["memory"]["used_mib"] = 13000
+
+
+breaks("N6", "nvidia_mps", "a GPU's compute mode allows programs without MPS", "compute_mode")(
+    lambda w: card(w).update(compute_mode="default")
+)
+breaks("N6", "nvidia_mps", "the MPS server is gone", "server_missing")(lambda w: card(w)["processes"].pop(0))
+
+
+@breaks("N6", "nvidia_mps", "a process uses more than MPS allows", "over_limit")
+def mutation_83(world: JsonObject) -> None:
+    card(world)["processes"][1]["used_mib"] = 6000
+    card(world)["memory"]["used_mib"] = 10000
+
+
+breaks("N7", "nvidia_mig_mixed", "a process uses another MIG device than its pod's", "other_device")(
+    lambda w: card(w)["processes"][1].update(gi=1)
+)
+breaks("N7", "nvidia_mig_mixed", "the MIG layout couldn't be applied", "layout_failed")(
+    lambda w: node(w)["metadata"]["labels"].update({"nvidia.com/mig.config.state": "failed"})
+)
+
+
+# --------------------------------------------------------------------------- servers
+
+
+breaks("S1", "ours_envvar", "the extender doesn't run", "not_running")(lambda w: w["servers"]["pods"].pop(0))
+
+
+@breaks("S1", "ours_envvar", "the device plugin isn't ready", "not_ready")
+def mutation_87(world: JsonObject) -> None:
+    world["servers"]["pods"][1] = server("device-plugin", NODE, "False")
+
+
+@breaks(
+    "S2", "ours_envvar", "an upgrade removed the extender from kube-scheduler's configuration", "configuration_lost"
+)
+def mutation_88(world: JsonObject) -> None:
+    world["servers"]["pods"][2] = scheduler("cp1", "--leader-elect=true")
+
+
+breaks("S3", "ours_envvar", "the admission policy is gone", "missing")(
+    lambda w: w["servers"].update(
+        scheduler="dedicated", pods=[server("scheduler", "w1"), server("device-plugin", NODE)]
+    )
+)
+
+
+@breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")
+def mutation_90(world: JsonObject) -> None:
+    del node(world)["metadata"]["labels"][contract.NODE_LABEL]
+
+
+@breaks("S5", "ours_envvar", "the driver enforces no limits", "not_enforced", level="WARN")
+def mutation_91(world: JsonObject) -> None:
+    reason = "NVIDIA's driver is 580.95, and limits need 615 or newer"
+    node(world)["metadata"]["annotations"][contract.NODE_LIMIT] = contract.LIMIT_UNENFORCED + reason

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write docs/invariants.md from the catalog of checks and the table of mutations.
+
+``python tests/unit/check/check_table.py --write`` writes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(HERE), str(ROOT / "tests" / "unit")]
+    importlib.import_module("conftest")
+
+from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS  # noqa: E402
+from check_mutations import MUTATIONS  # noqa: E402
+from check_worlds import WORLDS  # noqa: E402
+
+PAGE = ROOT / "docs" / "invariants.md"
+BACKENDS = {
+    "common": "Every sharing stack",
+    "gpushare": "gpushare, this collection's servers and upstream's",
+    "hami": "HAMi",
+    "nvidia": "NVIDIA's device plugin",
+    "servers": "This collection's gpushare servers",
+}
+INTRODUCTION = """# What verify.yml checks
+
+The module [gpu_allocation_check](reference/gpu_allocation_check_module.rst) compares three sources: the API, kubelet's
+allocations, and NVML. Each check runs for one moment of a cluster, and for the nodes of its own stack only.
+
+| level | means |
+|---|---|
+| FAIL | the stack's contract is broken |
+| WARN | the stack allows it, and it is a risk |
+| UNKNOWN | evidence is missing or can't be read; it never counts as PASS |
+| PASS | the sources agree; with `n` = 0 there was nothing to compare |
+
+With two samples, FAIL and WARN count only where both samples have them for the same node, GPU, pod and container; the
+others are counted as transient. A total fails only if the entries present in both samples exceed the limit. Each
+finding has the code of its cause (`cause`), for programs.
+
+The last column names the fault that a test injects into a healthy cluster, and the cause that the check then reports;
+no other check reports FAIL. The level is FAIL unless it is named. The tests write this page
+(`tests/unit/check/check_table.py --write`) and compare it.
+"""
+
+
+def page() -> str:
+    lines = [INTRODUCTION]
+    for backend, title in BACKENDS.items():
+        lines += [
+            f"## {title}\n",
+            "| | holds where it passes | compares | levels | injected fault |",
+            "|---|---|---|---|---|",
+        ]
+        for check in CHECKS:
+            about = check.documentation
+            if check.backend == backend:
+                shown = "; ".join(
+                    f"{one.what} (`{one.cause}`, `{one.world}`{'' if one.level == 'FAIL' else f', {one.level}'})"
+                    for one in MUTATIONS
+                    if one.check == check.id
+                )
+                lines.append(f"| {check.id} | {about.title} | {about.compares} | {about.levels} | {shown} |")
+        lines.append("")
+    lines += ["## The healthy clusters\n", "| | |", "|---|---|"]
+    lines += [f"| `{name}` | {' '.join((build.__doc__ or name).split())} |" for name, build in WORLDS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    if sys.argv[1:] != ["--write"]:
+        raise SystemExit("usage: check_table.py --write")
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,651 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Small healthy clusters, one per backend and image generation, as the API, kubelet and NVML report them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+
+JsonObject = dict[str, Any]
+
+NOW = 1795348800  # 2026-11-22T12:00:00Z
+HOUR_AGO = "2026-11-22T11:00:00Z"
+ASSUMED = str((NOW - 3590) * 10**9)
+NODE = "gpu1"
+
+
+def uuid(number: int, kind: str = "GPU") -> str:
+    return f"{kind}-5a4d7f2{number:x}-0000-4000-8000-00000000000{number:x}"
+
+
+def pod_uid(number: int) -> str:
+    return f"11111111-2222-4333-8444-0000000000{number:02d}"
+
+
+# --------------------------------------------------------------------------- the API
+
+
+def node(capacity: JsonObject, annotations: JsonObject | None = None, labels: JsonObject | None = None) -> JsonObject:
+    numbers = {key: str(value) for key, value in capacity.items()}
+    return {
+        "metadata": {"name": NODE, "labels": labels or {}, "annotations": annotations or {}},
+        "status": {
+            "capacity": {"cpu": "64", "memory": "263781668Ki", **numbers},
+            "allocatable": {"cpu": "64", "memory": "263679268Ki", **numbers},
+            "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def container(name: str, limits: JsonObject | None = None, **more: Any) -> JsonObject:
+    resources = {"limits": {key: str(value) for key, value in limits.items()}} if limits else {}
+    return {"name": name, "image": "registry.example/work:1", "resources": resources, **more}
+
+
+def pod(
+    number: int,
+    containers: list[JsonObject],
+    annotations: JsonObject | None = None,
+    labels: JsonObject | None = None,
+    scheduler: str = "default-scheduler",
+    name: str = "",
+    namespace: str = "default",
+    **spec: Any,
+) -> JsonObject:
+    return {
+        "metadata": {
+            "namespace": namespace,
+            "name": name or f"work-{number}",
+            "uid": pod_uid(number),
+            "creationTimestamp": HOUR_AGO,
+            "labels": labels or {},
+            "annotations": annotations or {},
+        },
+        "spec": {"nodeName": NODE, "schedulerName": scheduler, "containers": containers, **spec},
+        "status": {"phase": "Running", "startTime": HOUR_AGO},
+    }
+
+
+def plugin(labels: JsonObject) -> JsonObject:
+    found = pod(90, [container("plugin")], labels=labels, name="device-plugin-x7k2p", namespace="kube-system")
+    found["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    return found
+
+
+def bystander() -> JsonObject:
+    """A pod without GPUs, with the variable of CUDA's sample images."""
+    return pod(80, [container("web", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}])], name="web-0")
+
+
+# --------------------------------------------------------------------------- the machine
+
+
+def process(number: int, pid: int, used: int, **more: Any) -> JsonObject:
+    """A process of a pod."""
+    uid = pod_uid(number)
+    burstable = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
+    cid = f"{number:02d}" * 32
+    return {
+        "pid": pid,
+        "types": ["compute"],
+        "used_mib": used,
+        "gi": None,
+        "ci": None,
+        "mig_uuid": "",
+        "name": "python3",
+        "start_time": "4711",
+        "cgroup": f"{burstable}{uid.replace('-', '_')}.slice/cri-containerd-{cid}.scope",
+        "where": "pod",
+        "pod_uid": uid,
+        "container_id": cid,
+        "runtime": "containerd",
+        "static": False,
+        "libvgpu": None,
+        **more,
+    }
+
+
+def host_process(pid: int, name: str, used: int) -> JsonObject:
+    return process(
+        0,
+        pid,
+        used,
+        name=name,
+        cgroup="/user.slice/user-1000.slice/session-2.scope",
+        where="host",
+        pod_uid="",
+        container_id="",
+        runtime="",
+    )
+
+
+def gpu(
+    index: int, total: int, processes: list[JsonObject], limits: list[JsonObject] | None = None, **more: Any
+) -> JsonObject:
+    used = 300 + sum(one["used_mib"] for one in processes)
+    return {
+        "index": index,
+        "minor": index,
+        "uuid": uuid(index + 1),
+        "pci": f"00000000:{index + 1:02X}:00.0",
+        "name": "NVIDIA T4",
+        "problem": "",
+        "memory": {"total_mib": total, "used_mib": used, "free_mib": total - used, "reserved_mib": 300},
+        "mig": {"mode": "disabled", "pending": "disabled", "devices": []},
+        "compute_mode": "default",
+        "health": {"xids": None, "recovery_action": "none"},
+        "processes": processes,
+        "limits": limits,
+        **more,
+    }
+
+
+def entry(
+    number: int, name: str, resource: str, ids: list[str], envs: JsonObject, cdi: list[str] | None = None
+) -> JsonObject:
+    return {
+        "pod_uid": pod_uid(number),
+        "container": name,
+        "resource": resource,
+        "ids": ids,
+        "count": len(ids),
+        "envs": envs,
+        "cdi_devices": cdi or [],
+        "devices": [],
+        "annotations": {},
+        "problem": "",
+    }
+
+
+def kubelet(pods: list[JsonObject], entries: list[JsonObject], registered: dict[str, list[str]]) -> JsonObject:
+    """kubelet's checkpoint, and PodResources with the same by name instead of UID."""
+    listed = []
+    for one in pods:
+        mine = [row for row in entries if row["pod_uid"] == one["metadata"]["uid"]]
+        containers = []
+        for name in [each["name"] for each in one["spec"]["containers"]]:
+            rows = [row for row in mine if row["container"] == name]
+            containers.append(
+                {"name": name, "devices": [{"resource": row["resource"], "ids": list(row["ids"])} for row in rows]}
+            )
+        listed.append(
+            {"namespace": one["metadata"]["namespace"], "name": one["metadata"]["name"], "containers": containers}
+        )
+    return {
+        "root": "/var/lib/kubelet",
+        "checkpoint": {"state": "ok", "problem": "", "entries": entries, "registered": registered},
+        "pod_resources": {"state": "ok", "problem": "", "pods": listed},
+        "sockets": ["plugin.sock"],
+    }
+
+
+def nvml(*gpus: JsonObject) -> JsonObject:
+    return {
+        "available": True,
+        "problem": "",
+        "driver": "615.12",
+        "nvml": "13.615.12",
+        "cuda": "13.4",
+        "cards": list(gpus),
+        "seconds": 0.1,
+    }
+
+
+def world(
+    node_: JsonObject,
+    pods: list[JsonObject],
+    gpus: list[JsonObject],
+    entries: list[JsonObject],
+    registered: dict[str, list[str]],
+    **more: Any,
+) -> JsonObject:
+    return {
+        "now": NOW,
+        "nodes": [node_],
+        "pods": pods,
+        "configmaps": [],
+        "evidence": {NODE: {"nvml": nvml(*gpus), "kubelet": kubelet(pods, entries, registered), "problem": ""}},
+        "extender": {"cp1": {"nodes": []}},
+        "servers": None,
+        **more,
+    }
+
+
+# --------------------------------------------------------------------------- gpushare, ours
+
+
+def server(component: str, on: str, ready: str = "True", **status: Any) -> JsonObject:
+    """A pod of this collection's servers."""
+    labels = {"app.kubernetes.io/component": component, "app.kubernetes.io/part-of": "gpushare"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{component}-{on}", "namespace": "gpushare-system", "labels": labels},
+        "spec": {"nodeName": on},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], **status},
+    }
+
+
+def scheduler(on: str, *arguments: str, annotations: JsonObject | None = None) -> JsonObject:
+    """The pod of a kube-scheduler."""
+    labels = {"component": "kube-scheduler", "tier": "control-plane"}
+    metadata = {"name": f"kube-scheduler-{on}", "namespace": "kube-system", "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "annotations": annotations or {}},
+        "spec": {"nodeName": on, "containers": [{"name": "kube-scheduler", "command": ["kube-scheduler", *arguments]}]},
+        "status": {"phase": "Running"},
+    }
+
+
+OUR_CONFIGURATION = "--config=/etc/kubernetes/kubegpu-share/scheduler.yaml"
+
+
+def servers(**more: Any) -> JsonObject:
+    """This collection's servers, and what beside the API's lists is read of them."""
+    return {
+        "control_plane": ["cp1"],
+        "namespace": "gpushare-system",
+        "scheduler": "static_pod",
+        "admission": "deny",
+        "pods": [server("extender", "cp1"), server("device-plugin", NODE), scheduler("cp1", OUR_CONFIGURATION)],
+        "objects": [],
+        **more,
+    }
+
+
+OUR_PLUGIN = {
+    "app.kubernetes.io/name": "gpushare-device-plugin",
+    "app.kubernetes.io/component": "device-plugin",
+    "app.kubernetes.io/part-of": "gpushare",
+}
+MEM, COUNT = contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT
+
+
+def our_cards(*units: int, mib: int = 1024) -> list[contract.Card]:
+    return [contract.Card(at, uuid(at + 1), at, one * mib, one, True, "NVIDIA T4") for at, one in enumerate(units)]
+
+
+def our_node(cards: list[contract.Card], limit: str = contract.LIMIT_OFF) -> JsonObject:
+    return node(
+        {MEM: sum(card.units for card in cards), COUNT: len(cards)},
+        {contract.NODE_CARDS: contract.cards_to_annotation(cards), contract.NODE_LIMIT: limit},
+        {contract.NODE_LABEL: contract.NODE_LABEL_VALUE},
+    )
+
+
+def our_pod(number: int, cards: list[contract.Card], *units: int, **more: Any) -> JsonObject:
+    found = pod(number, [container(f"main-{at}", {MEM: one}) for at, one in enumerate(units)], **more)
+    annotations = contract.booking_annotations(cards, found, int(ASSUMED), assigned=True)
+    found["metadata"]["annotations"].update(contract.merge_only(annotations, {}))
+    return found
+
+
+def our_entries(
+    number: int, everything: list[contract.Card], cards: list[contract.Card], *units: int, cdi: bool = False
+) -> list[JsonObject]:
+    shorts = contract.short_uuids([card.uuid for card in everything])
+    entries = []
+    for at, one in enumerate(units):
+        part = one // len(cards)
+        first = number * 10 + at * part
+        ids = [contract.device_id(shorts[card.uuid], first + slot) for card in cards for slot in range(part)]
+        envs = {
+            "NVIDIA_VISIBLE_DEVICES": "void" if cdi else ",".join(card.uuid for card in cards),
+            contract.POD_INDEX: str(cards[0].index),
+            contract.POD_CARD_UNITS: str(cards[0].units),
+            contract.POD_UNITS: str(sum(units)),
+            contract.CONTAINER_UNITS: str(one),
+        }
+        names = [f"nvidia.com/gpu={card.uuid}" for card in cards] if cdi else []
+        entries.append(entry(number, f"main-{at}", MEM, ids, envs, names))
+    return entries
+
+
+def limit(number: int, hard: int, used: int) -> JsonObject:
+    cid = f"{number:02d}" * 32
+    return {
+        "cgroup": f"/kubepods/{cid}",
+        "pod_uid": pod_uid(number),
+        "container_id": cid,
+        "hard_mib": hard,
+        "soft_mib": 0,
+        "used_mib": used,
+    }
+
+
+def inspected(pods: list[JsonObject], cards: list[contract.Card], upstream: bool = False) -> JsonObject:
+    """The answer to /inspect of our extender, or of upstream's, which has no UID."""
+    devs = []
+    for card in cards:
+        rows = [
+            {
+                "name": one["metadata"]["name"],
+                "namespace": one["metadata"]["namespace"],
+                "usedGPU": contract.shares(one)[card.index],
+                **({} if upstream else {"uid": one["metadata"]["uid"]}),
+            }
+            for one in pods
+            if contract.counts(one) and card.index in contract.shares(one)
+        ]
+        used = sum(row["usedGPU"] for row in rows)
+        devs.append({"id": card.index, "totalGPU": card.units, "usedGPU": used, "pods": rows})
+    return {
+        "cp1": {
+            "nodes": [
+                {
+                    "name": NODE,
+                    "totalGPU": sum(card.units for card in cards),
+                    "usedGPU": sum(dev["usedGPU"] for dev in devs),
+                    "devs": devs,
+                }
+            ]
+        }
+    }
+
+
+def ours_envvar() -> JsonObject:
+    """GPUs of different size, several containers, a terminating pod, memory limits enforced by the driver."""
+    cards = our_cards(16, 40)
+    pods = [
+        our_pod(1, [cards[0]], 2),
+        our_pod(2, [cards[1]], 8, 4),
+        our_pod(3, [cards[1]], 6),
+        plugin(OUR_PLUGIN),
+        bystander(),
+    ]
+    pods[2]["metadata"]["deletionTimestamp"] = HOUR_AGO
+    entries = [
+        *our_entries(1, cards, [cards[0]], 2),
+        *our_entries(2, cards, [cards[1]], 8, 4),
+        *our_entries(3, cards, [cards[1]], 6),
+    ]
+    gpus = [
+        gpu(0, 16 * 1024, [process(1, 101, 1500), host_process(7, "/usr/lib/xorg/Xorg", 40)], [limit(1, 2048, 1500)]),
+        gpu(1, 40 * 1024, [process(2, 201, 4000), process(2, 202, 900)], [limit(2, 8192, 4900)]),
+    ]
+    gpu_node = our_node(cards, contract.LIMIT_ENFORCED)
+    registered = {MEM: ["5a4d7f21-0"]}
+    return world(gpu_node, pods, gpus, entries, registered, extender=inspected(pods, cards), servers=servers())
+
+
+def ours_cdi() -> JsonObject:
+    """Devices by CDI names, in MiB, on a node whose driver can't enforce limits."""
+    cards = our_cards(16000, mib=1)
+    pods = [our_pod(1, cards, 3000), our_pod(2, cards, 1000), plugin(OUR_PLUGIN), bystander()]
+    entries = [*our_entries(1, cards, cards, 3000, cdi=True), *our_entries(2, cards, cards, 1000, cdi=True)]
+    gpus = [gpu(0, 16000, [process(1, 101, 2900)])]
+    gpu_node = our_node(cards, contract.LIMIT_UNENFORCED + "NVIDIA's driver is 580.95, and limits need 615 or newer")
+    return world(gpu_node, pods, gpus, entries, {MEM: ["5a4d7f21-0"]}, extender=inspected(pods, cards))
+
+
+def ours_several() -> JsonObject:
+    """A pod of two GPUs beside one of one, and a GPU that the device plugin numbers differently from NVML."""
+    cards = our_cards(16, 16, 16)
+    pods = [our_pod(1, [cards[0], cards[2]], 8), our_pod(2, [cards[1]], 4), plugin(OUR_PLUGIN)]
+    entries = [*our_entries(1, cards, [cards[0], cards[2]], 8), *our_entries(2, cards, [cards[1]], 4)]
+    gpus = [
+        gpu(0, 16384, [process(1, 101, 3000)]),
+        {**gpu(1, 16384, [process(2, 201, 3000)]), "index": 2},
+        {**gpu(2, 16384, [process(1, 101, 3000)]), "index": 1},
+    ]
+    return world(our_node(cards), pods, gpus, entries, {MEM: ["5a4d7f21-0"]}, extender=inspected(pods, cards))
+
+
+# --------------------------------------------------------------------------- gpushare, upstream's
+
+UPSTREAM_PLUGIN = {"component": "gpushare-device-plugin", "app": "gpushare", "name": "gpushare-device-plugin-ds"}
+
+
+def upstream_node(cards: int, units: int) -> JsonObject:
+    return node({MEM: cards * units, COUNT: cards}, labels={contract.NODE_LABEL: contract.NODE_LABEL_VALUE})
+
+
+def upstream_pod(number: int, card: int, per_card: int, units: int, assigned: bool = True) -> JsonObject:
+    return pod(
+        number,
+        [container("main", {MEM: units})],
+        {
+            contract.POD_INDEX: str(card),
+            contract.POD_CARD_UNITS: str(per_card),
+            contract.POD_UNITS: str(units),
+            contract.POD_ASSIGNED: str(assigned).lower(),
+            contract.POD_ASSUME_TIME: ASSUMED,
+        },
+    )
+
+
+def upstream_entry(number: int, card: int, per_card: int, units: int, shown: str, ids_of: int = 1) -> JsonObject:
+    """An entry with the IDs of any GPU, which aren't those of the GPU that the container got."""
+    envs = {
+        "NVIDIA_VISIBLE_DEVICES": shown,
+        contract.POD_INDEX: str(card),
+        contract.POD_UNITS: str(units),
+        contract.CONTAINER_UNITS: str(units),
+        contract.POD_CARD_UNITS: str(per_card),
+    }
+    ids = [f"{uuid(ids_of)}-_-{number * 20 + slot}" for slot in range(units)]
+    return entry(number, "main", MEM, ids, envs)
+
+
+def upstream_head() -> JsonObject:
+    """HEAD on two GPUs: the variable is the GPU's index."""
+    pods = [upstream_pod(1, 0, 15, 2), upstream_pod(2, 1, 15, 10), plugin(UPSTREAM_PLUGIN), bystander()]
+    entries = [upstream_entry(1, 0, 15, 2, "0", ids_of=2), upstream_entry(2, 1, 15, 10, "1")]
+    gpus = [gpu(0, 16127, [process(1, 101, 1500)]), gpu(1, 16127, [process(2, 201, 9000)])]
+    cards = [contract.Card(at, "", at, 0, 15) for at in (0, 1)]
+    return world(
+        upstream_node(2, 15),
+        pods,
+        gpus,
+        entries,
+        {MEM: [f"{uuid(1)}-_-0"]},
+        extender=inspected(pods, cards, upstream=True),
+    )
+
+
+def upstream_single() -> JsonObject:
+    """HEAD on one GPU: the variable is the UUID, and the pod is never marked as assigned."""
+    pods = [upstream_pod(1, 0, 10, 2, assigned=False), plugin(UPSTREAM_PLUGIN)]
+    entries = [upstream_entry(1, 0, 10, 2, uuid(1))]
+    cards = [contract.Card(0, "", 0, 0, 10)]
+    return world(
+        upstream_node(1, 10),
+        pods,
+        [gpu(0, 11178, [process(1, 101, 1500)])],
+        entries,
+        {MEM: [f"{uuid(1)}-_-0"]},
+        extender=inspected(pods, cards, upstream=True),
+    )
+
+
+def upstream_2019() -> JsonObject:
+    """The images in upstream's manifests: the variable is the UUID on every node."""
+    found = upstream_head()
+    for at, row in enumerate(found["evidence"][NODE]["kubelet"]["checkpoint"]["entries"]):
+        row["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(at + 1)
+    return found
+
+
+# --------------------------------------------------------------------------- HAMi
+
+HAMI_PLUGIN = {"app.kubernetes.io/component": "hami-device-plugin", "app.kubernetes.io/name": "hami"}
+GPU = "nvidia.com/gpu"
+
+
+def hami_pod(number: int, *parts: tuple[int, int, int], **more: Any) -> JsonObject:
+    """A pod of one container with parts of GPUs: (index, MiB, percent of the cores)."""
+    text = ":".join(f"{uuid(card + 1)},NVIDIA,{mib},{cores}" for card, mib, cores in parts)
+    found = pod(
+        number,
+        [container("main", {GPU: len(parts), "nvidia.com/gpumem": parts[0][1], "nvidia.com/gpucores": parts[0][2]})],
+        {
+            "hami.io/vgpu-node": NODE,
+            "hami.io/vgpu-time": str(NOW - 3590),
+            "hami.io/vgpu-devices-allocated": f"{text}:;",
+            "hami.io/vgpu-devices-to-allocate": ";",
+            "hami.io/bind-phase": "success",
+            "hami.io/bind-time": str(NOW - 3590),
+        },
+        scheduler="hami-scheduler",
+    )
+    found["metadata"]["annotations"].update(more)
+    return found
+
+
+def hami_entry(number: int, *parts: tuple[int, int, int]) -> JsonObject:
+    envs = {
+        "NVIDIA_VISIBLE_DEVICES": ",".join(uuid(card + 1) for card, _mib, _cores in parts),
+        **{f"CUDA_DEVICE_MEMORY_LIMIT_{at}": f"{mib}m" for at, (_card, mib, _cores) in enumerate(parts)},
+        "CUDA_DEVICE_SM_LIMIT": str(parts[0][2]),
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/x.cache",
+    }
+    return entry(number, "main", GPU, [f"{uuid(card + 1)}-{number}" for card, _mib, _cores in parts], envs)
+
+
+def hami(register: str) -> JsonObject:
+    pods = [hami_pod(1, (0, 3000, 30)), hami_pod(2, (0, 4000, 40), (1, 4000, 40)), plugin(HAMI_PLUGIN), bystander()]
+    entries = [hami_entry(1, (0, 3000, 30)), hami_entry(2, (0, 4000, 40), (1, 4000, 40))]
+    gpus = [
+        gpu(0, 16384, [process(1, 101, 3100, libvgpu=True), process(2, 201, 3900, libvgpu=True)]),
+        gpu(1, 16384, [process(2, 201, 1000, libvgpu=True)]),
+    ]
+    gpu_node = node({GPU: 20}, {"hami.io/node-nvidia-register": register}, {"gpu": "on"})
+    return world(gpu_node, pods, gpus, entries, {GPU: [f"{uuid(1)}-0"]})
+
+
+def hami_json() -> JsonObject:
+    """2.8 and newer: a JSON list that leaves out what is 0."""
+    rows = [
+        {
+            "id": uuid(at + 1),
+            **({"index": at} if at else {}),
+            "count": 10,
+            "devmem": 16384,
+            "devcore": 100,
+            "type": "NVIDIA-T4",
+            "mode": "hami-core",
+            "health": True,
+        }
+        for at in (0, 1)
+    ]
+    return hami(json.dumps(rows))
+
+
+def hami_text() -> JsonObject:
+    """2.7.1 and older: text of 7 fields."""
+    return hami("".join(f"{uuid(at + 1)},10,16384,100,NVIDIA-T4,0,true:" for at in (0, 1)))
+
+
+def hami_mig() -> JsonObject:
+    """2.10 with dynamic MIG."""
+    rows = [{"id": uuid(1), "count": 7, "devmem": 40960, "devcore": 100, "type": "NVIDIA-A100", "mode": "mig"}]
+    rows[0]["health"] = True
+    devices = [{"uuid": uuid(at, "MIG"), "index": at, "gi": at, "ci": 0, "total_mib": 9984} for at in (1, 2)]
+    pods = []
+    for at in (1, 2):
+        allocation = {
+            "containerIndex": 0,
+            "deviceIndex": 0,
+            "gpuUUID": uuid(1),
+            "profile": "1g.10gb",
+            "placement": {"start": at * 2, "size": 2},
+            "migUUID": uuid(at, "MIG"),
+            "gpuInstanceID": at,
+            "computeInstanceID": 0,
+        }
+        pods.append(hami_pod(at, (0, 9984, 14), **{"hami.io/vgpu-mig-allocations": json.dumps([allocation])}))
+    pods.append(plugin(HAMI_PLUGIN))
+    entries = [
+        entry(at, "main", GPU, [f"{uuid(1)}-{at}"], {"NVIDIA_VISIBLE_DEVICES": uuid(at, "MIG")}) for at in (1, 2)
+    ]
+    mig = {"mode": "enabled", "pending": "enabled", "devices": devices}
+    processes = [process(1, 101, 5000, mig_uuid=uuid(1, "MIG"), gi=1, ci=0)]
+    gpu_node = node({GPU: 7}, {"hami.io/node-nvidia-register": json.dumps(rows)}, {"gpu": "on"})
+    return world(gpu_node, pods, [gpu(0, 40960, processes, mig=mig)], entries, {GPU: [f"{uuid(1)}-0"]})
+
+
+# --------------------------------------------------------------------------- NVIDIA
+
+NVIDIA_PLUGIN = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+
+
+def nvidia(
+    resource: str,
+    labels: JsonObject,
+    held: dict[int, list[str]],
+    gpus: list[JsonObject],
+    capacity: JsonObject,
+    envs: JsonObject | None = None,
+    cdi: bool = False,
+) -> JsonObject:
+    pods = [pod(number, [container("main", {resource: len(ids)})]) for number, ids in held.items()]
+    entries = []
+    for number, ids in held.items():
+        shown = sorted({one.partition("::")[0] for one in ids})
+        variables = {"NVIDIA_VISIBLE_DEVICES": "void" if cdi else ",".join(shown), **(envs or {})}
+        names = [f"nvidia.com/gpu={one}" for one in shown] if cdi else []
+        entries.append(entry(number, "main", resource, ids, variables, names))
+    pods += [plugin(NVIDIA_PLUGIN), bystander()]
+    gpu_node = node(capacity, labels={f"nvidia.com/{key}": value for key, value in labels.items()})
+    registered = {resource: [one for ids in held.values() for one in ids]}
+    return world(gpu_node, pods, gpus, entries, registered)
+
+
+def nvidia_exclusive() -> JsonObject:
+    """Two GPUs for one pod each, by CDI names."""
+    gpus = [gpu(0, 16384, [process(1, 101, 9000)]), gpu(1, 16384, [process(2, 201, 100)])]
+    labels = {"gpu.count": "2", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "mig.strategy": "none"}
+    return nvidia(GPU, labels, {1: [uuid(1)], 2: [uuid(2)]}, gpus, {GPU: 2}, cdi=True)
+
+
+def nvidia_time_slicing() -> JsonObject:
+    """Two pods on one time-sliced GPU, by a resource of its own."""
+    gpus = [gpu(0, 16384, [process(1, 101, 3000), process(2, 201, 3500)]), gpu(1, 16384, [])]
+    labels = {"gpu.count": "2", "gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing"}
+    shared = "nvidia.com/gpu.shared"
+    return nvidia(shared, labels, {1: [f"{uuid(1)}::0"], 2: [f"{uuid(1)}::3"]}, gpus, {shared: 8, GPU: 0})
+
+
+def nvidia_mps() -> JsonObject:
+    """Two pods on one GPU with MPS."""
+    server = host_process(50, "nvidia-cuda-mps-server", 30)
+    clients = [process(1, 101, 3000, types=["compute", "mps"]), process(2, 201, 3500, types=["mps"])]
+    gpus = [gpu(0, 16384, [server, *clients], compute_mode="exclusive_process")]
+    labels = {"gpu.count": "1", "gpu.replicas": "4", "gpu.sharing-strategy": "mps"}
+    pipe = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"}
+    return nvidia(GPU, labels, {1: [f"{uuid(1)}::0"], 2: [f"{uuid(1)}::1"]}, gpus, {GPU: 4}, pipe)
+
+
+def nvidia_mig_mixed() -> JsonObject:
+    """Two MIG devices of one GPU for one pod each, by a resource per profile."""
+    devices = [{"uuid": uuid(at, "MIG"), "index": at, "gi": at, "ci": 0, "total_mib": 9984} for at in (1, 2)]
+    mig = {"mode": "enabled", "pending": "enabled", "devices": devices}
+    processes = [process(1, 101, 5000, mig_uuid=uuid(1, "MIG"), gi=1, ci=0), process(2, 201, 3000, gi=2, ci=0)]
+    labels = {"gpu.replicas": "1", "mig.strategy": "mixed", "mig.config": "all", "mig.config.state": "success"}
+    resource = "nvidia.com/mig-1g.10gb"
+    held = {1: [uuid(1, "MIG")], 2: [uuid(2, "MIG")]}
+    return nvidia(resource, labels, held, [gpu(0, 40960, processes, mig=mig)], {resource: 2, GPU: 0})
+
+
+WORLDS = {
+    one.__name__: one
+    for one in (
+        ours_envvar,
+        ours_cdi,
+        ours_several,
+        upstream_head,
+        upstream_single,
+        upstream_2019,
+        hami_json,
+        hami_text,
+        hami_mig,
+        nvidia_exclusive,
+        nvidia_time_slicing,
+        nvidia_mps,
+        nvidia_mig_mixed,
+    )
+}

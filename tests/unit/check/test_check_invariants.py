@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every check over healthy clusters, which pass, and over injected faults, each of which one check reports."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS
+from check_kit import checked, failing, found, recorded
+from check_mutations import MUTATIONS, Mutation
+from check_table import PAGE, page
+from check_worlds import NODE, WORLDS
+
+EVERY = (
+    [f"C{n}" for n in range(1, 10)]
+    + [f"G{n}" for n in range(1, 13)]
+    + [f"H{n}" for n in range(1, 12)]
+    + [f"N{n}" for n in range(1, 8)]
+    + [f"S{n}" for n in range(1, 6)]
+)
+
+
+def test_all_checks_are_registered_in_order() -> None:
+    assert [check.id for check in CHECKS] == EVERY
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_healthy_cluster_passes(name: str) -> None:
+    report = checked(recorded(name))
+    assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
+    assert report["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "PASS": len(EVERY)}
+    # A check without anything to compare would pass, too.
+    own = {"ours": "G", "upst": "G", "hami": "H", "nvid": "N"}[name[:4]]
+    compared = {one["id"] for one in report["checks"] if one["n"]}
+    assert {"C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", f"{own}1", f"{own}2", f"{own}3"} <= compared
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.id)
+def test_exactly_this_check_reports_the_fault(mutation: Mutation) -> None:
+    world = recorded(mutation.world)
+    mutation.change(world)
+    report = checked(world)
+    everything = found(report, "FAIL", "WARN", "UNKNOWN")
+    assert failing(report) == ({mutation.check} if mutation.level == "FAIL" else set()), everything
+    assert mutation.check in failing(report, mutation.level), everything
+    mine = [one for one in report["findings"] if (one["check"], one["level"]) == (mutation.check, mutation.level)]
+    assert any(one["cause"] == mutation.cause for one in mine), everything
+    assert all(one["what"] and one["evidence"].keys() <= {"api", "kubelet", "nvml", "proc", "extender"} for one in mine)
+    assert report["result"] == mutation.level or mutation.level == "UNKNOWN"
+    assert any(one["evidence"] or one["check"][0] == "S" or one["check"] == "C9" for one in mine)
+    assert all(one["do"] for one in mine)
+    assert all(one["node"] == NODE or one["check"][0] == "S" or one["node"] == "gpu7" for one in mine)
+
+
+@pytest.mark.parametrize("check", EVERY)
+def test_every_check_has_a_mutation(check: str) -> None:
+    assert any(one.check == check for one in MUTATIONS)
+
+
+def test_names_of_mutations_are_unique() -> None:
+    assert len({one.id for one in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == page(), "run check_table.py --write"
+
+
+FIRST_OF_EACH = list({one.check: one for one in reversed(MUTATIONS)}.values())
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [pytest.param(one, marks=[] if one in FIRST_OF_EACH else pytest.mark.long) for one in MUTATIONS],
+    ids=lambda one: one.id,
+)
+def test_two_samples_distinguish_transient_from_lasting_faults(mutation: Mutation) -> None:
+    """A finding counts only if both samples have it."""
+    healthy, broken = recorded(mutation.world), recorded(mutation.world)
+    mutation.change(broken)
+    first, calm = checked(broken), checked(healthy)
+    stays = checked(copy.deepcopy(broken), before=first)
+    mine = [one for one in stays["findings"] if one["check"] == mutation.check and one["level"] == mutation.level]
+    assert mine and all(one["seen"] == 2 for one in mine)
+    assert stays["samples"] == 2 and stays["transient"] == 0
+    went = checked(healthy, before=first)
+    assert (went["result"], went["findings"]) == ("PASS", [])
+    assert went["transient"] == sum(one["level"] in ("FAIL", "WARN") for one in first["findings"])
+    came = checked(broken, before=calm)
+    assert not failing(came) and not failing(came, "WARN")
+    if mutation.level != "UNKNOWN":
+        assert came["transient"] >= 1

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The real main() of gpu_allocation_check over a fake API server."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import UNFINISHED
+from ansible_collections.kubegpu.share.plugins.module_utils._check import collect as cluster
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.modules import gpu_allocation_check as module
+from check_kit import failing, recorded
+from check_mutations import MUTATIONS
+
+JsonObject = dict[str, Any]
+
+
+class Kube:
+    """Lists a world's objects; listing a kind in ``refused`` raises its error."""
+
+    def __init__(self, world: JsonObject, **refused: ShareError) -> None:
+        self.world, self.refused = world, refused
+        self.requests: collections.Counter[str] = collections.Counter()
+        self.listed: list[tuple[str, str, str]] = []
+
+    def list_all(
+        self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
+    ) -> list[JsonObject]:
+        self.requests["GET"] += 1
+        self.listed.append((kind, namespace, field_selector))
+        if kind in self.refused:
+            raise self.refused[kind]
+        return self.world[f"{kind.lower()}s"]
+
+
+Run = Callable[..., JsonObject]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def main(kube: Kube, **arguments: Any) -> JsonObject:
+        monkeypatch.setattr(module.RealKube, "of_module", staticmethod(lambda _module: kube))
+        monkeypatch.setattr(cluster, "_now", lambda: kube.world["now"])
+        given = {"nodes": kube.world["evidence"], "extender": kube.world["extender"], **arguments}
+        with patch_module_args(given), pytest.raises(SystemExit):
+            module.main()
+        return json.loads(capsys.readouterr().out)
+
+    return main
+
+
+def test_a_healthy_cluster(run: Run) -> None:
+    kube = Kube(recorded("ours_envvar"))
+    done = run(kube)
+    assert (done["report"]["result"], done.get("changed", False), done["requests"]) == ("PASS", False, {"GET": 2})
+    assert kube.listed == [("Node", "", ""), ("Pod", "", UNFINISHED)]
+    again = run(kube, before=done["report"])
+    assert (again["report"]["samples"], again["report"]["result"]) == (2, "PASS")
+
+
+def test_configmaps_are_listed_for_upstreams_nodes(run: Run) -> None:
+    kube = Kube(recorded("upstream_head"))
+    assert run(kube)["report"]["result"] == "PASS"
+    assert kube.listed[-1] == ("ConfigMap", "kube-system", "") and len(kube.listed) == 3
+    refused = Kube(kube.world, ConfigMap=ShareError("kubeconfig: its user may not do this: configmaps is forbidden"))
+    report = run(refused)["report"]
+    assert failing(report, "UNKNOWN") == {"G11"}
+    assert "configmaps is forbidden" in report["findings"][0]["what"]
+
+
+def test_options_reach_the_checks(run: Run) -> None:
+    (broken,) = [one for one in MUTATIONS if one.check == "G12" and one.level == "FAIL"]
+    world = recorded(broken.world)
+    broken.change(world)
+    assert failing(run(Kube(world))["report"]) == {"G12"}
+    more = ["default-scheduler", "volcano"]
+    assert run(Kube(world), schedulers=more, grace_seconds=7)["report"]["result"] == "PASS"
+    assert failing(run(Kube(world), schedulers=more, extender={})["report"], "UNKNOWN") == {"G10"}
+
+
+def test_invalid_options_and_api_errors_fail_the_module(run: Run) -> None:
+    kube = Kube(recorded("ours_cdi"))
+    for done, message in (
+        (run(kube, before={"result": "PASS"}), "before: this isn't a report"),
+        (run(kube, grace_seconds=-1), "grace_seconds: -1"),
+        (run(Kube(kube.world, Pod=ShareError("pods is forbidden"))), "pods is forbidden"),
+    ):
+        assert done["failed"] and done["msg"].startswith(message)
+
+
+def test_options_are_documented_as_they_are() -> None:
+    documented = yaml.safe_load(module.DOCUMENTATION)["options"]
+    assert list(documented) == list(cluster.ARGUMENTS)
+    for name, option in documented.items():
+        for key in ("type", "default", "elements"):
+            assert option.get(key) == cluster.ARGUMENTS[name].get(key), name
+    returned = yaml.safe_load(module.RETURN)["report"]["contains"]
+    world = recorded("ours_cdi")
+    report = cluster.check(
+        Kube(world),
+        {**{key: one.get("default") for key, one in cluster.ARGUMENTS.items()}, "nodes": world["evidence"]},
+        now=world["now"],
+    )["report"]
+    assert set(returned) == set(report)

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Special cases: states that look wrong and are right, and the levels of risky ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, parse_time, shorten
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from check_kit import checked, failing, found, recorded
+from check_mutations import card, checkpoint, entry, listed, node, notes, the_pod
+from check_worlds import GPU, MEM, NODE, container, host_process, our_pod, pod, pod_uid, process, uuid
+
+JsonObject = dict[str, Any]
+
+
+def clean(world: JsonObject, **options: Any) -> None:
+    report = checked(world, **options)
+    assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
+
+
+def only(world: JsonObject, level: str, check: str, cause: str, **options: Any) -> JsonObject:
+    report = checked(world, **options)
+    assert failing(report, level) == {check}, found(report, "FAIL", "WARN", "UNKNOWN")
+    (mine, *_more) = [one for one in report["findings"] if (one["check"], one["level"]) == (check, level)]
+    assert mine["cause"] == cause, mine
+    return mine
+
+
+# --------------------------------------------------------------------------- processes that may use GPUs
+
+
+@pytest.mark.parametrize(
+    "name", ["/usr/lib/xorg/Xorg", "Xorg", "nvidia-cuda-mps", "nvidia-persistenced", "/usr/bin/gnome-shell -x"]
+)
+def test_processes_of_the_machine_are_allowed(name: str) -> None:
+    world = recorded("ours_envvar")
+    card(world)["processes"].append(host_process(5, name, 10))
+    clean(world)
+
+
+def test_the_name_of_a_process_in_a_pod_isnt_checked() -> None:
+    world = recorded("ours_envvar")
+    card(world)["processes"].append(process(80, 5, 10, name="Xorg"))
+    only(world, "FAIL", "C2", "pod_without_request")
+
+
+def test_users_allow_processes_and_pods() -> None:
+    world = recorded("ours_envvar")
+    card(world)["processes"] += [host_process(5, "python3", 10), process(80, 6, 10)]
+    clean(world, allowed_processes=("python3", "Xorg"), allowed_pods=("default/web-*",))
+    assert failing(checked(world, allowed_processes=(), allowed_pods=())) == {"C2"}
+
+
+def test_a_privileged_pod_is_reported_as_such() -> None:
+    world = recorded("ours_cdi")
+    the_pod(world, 3)["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    card(world)["processes"].append(process(80, 6, 10))
+    mine = only(world, "FAIL", "C2", "pod_without_request")
+    assert "its privileged pod requests no GPU" in mine["what"]
+    assert mine["pod"] == "default/web-0" and "cgroup /kubepods.slice" in mine["evidence"]["proc"]
+
+
+def test_a_pod_with_a_resource_claim_is_unknown() -> None:
+    world = recorded("nvidia_exclusive")
+    world["pods"].append(pod(60, [container("main")], resourceClaims=[{"name": "gpu"}]))
+    card(world)["processes"].append(process(60, 6, 10))
+    only(world, "UNKNOWN", "C2", "resource_claim")
+
+
+def test_an_ended_process_is_ignored() -> None:
+    world = recorded("ours_envvar")
+    card(world)["processes"].append(host_process(5, "python3", 10) | {"where": "gone"})
+    clean(world)
+
+
+def test_a_static_pods_process_is_attributed_by_its_hash() -> None:
+    world = recorded("ours_cdi")
+    digest = "0123456789abcdef0123456789abcdef"
+    notes(world)["kubernetes.io/config.hash"] = digest
+    card(world)["processes"][0].update(pod_uid=digest, static=True)
+    clean(world)
+
+
+def test_an_environment_without_runtime_class_is_a_warning() -> None:
+    world = recorded("ours_cdi")
+    the_pod(world, 3)["spec"]["containers"][0]["env"][0]["value"] = "all"
+    only(world, "WARN", "C8", "default_runtime")
+
+
+def test_an_environment_variable_with_a_source_is_a_warning() -> None:
+    world = recorded("ours_envvar")
+    source = {"configMapKeyRef": {"name": "x", "key": "y"}}
+    the_pod(world)["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": source}]
+    only(world, "WARN", "C8", "set_from_source")
+
+
+def test_cdi_devices_override_the_pods_own_environment() -> None:
+    world = recorded("ours_cdi")
+    the_pod(world)["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    clean(world)
+
+
+# --------------------------------------------------------------------------- pods that come and go
+
+
+def test_a_terminating_pod_needs_no_entry() -> None:
+    world = recorded("ours_envvar")
+    del checkpoint(world)["entries"][-1]
+    assert the_pod(world, 2)["metadata"]["deletionTimestamp"]
+    clean(world)
+
+
+def test_a_pending_pod_may_lack_annotations_and_a_running_one_not() -> None:
+    world = recorded("ours_envvar")
+    new = our_pod(60, [contract.Card(0, uuid(1), 0, 16384, 16)], 2)
+    new["metadata"].update(annotations={}, creationTimestamp="2026-11-22T11:59:59Z")
+    new["status"] = {"phase": "Pending"}
+    world["pods"].append(new)
+    clean(world)
+    new["status"] = {"phase": "Running", "startTime": "2026-11-22T11:59:59Z"}
+    assert {"G3", "C4"} == failing(checked(world))
+
+
+def test_a_young_pod_is_not_compared_with_the_extender() -> None:
+    world = recorded("ours_envvar")
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+    the_pod(world)["metadata"]["creationTimestamp"] = "2026-11-22T11:59:45Z"
+    clean(world)
+    assert failing(checked(world, grace_seconds=5)) == {"G10"}
+
+
+def test_sums_of_two_moments_are_not_compared() -> None:
+    """A pod created between two queries changes the sum and isn't a finding; a pod on another GPU is."""
+    world = recorded("ours_envvar")
+    devs = world["extender"]["cp1"]["nodes"][0]["devs"]
+    devs[0]["usedGPU"], devs[1]["usedGPU"] = 99, 0
+    clean(world)
+    devs[1]["pods"].append(devs[0]["pods"].pop())
+    mine = only(world, "FAIL", "G10", "pod_differs")
+    shown = ("2 units of GPU 1", "2 units of GPU 0")
+    assert (mine["pod"], mine["evidence"]["extender"], mine["evidence"]["api"]) == ("default/work-1", *shown)
+
+
+def test_upstreams_extender_leaves_out_terminating_pods() -> None:
+    world = recorded("upstream_head")
+    the_pod(world)["metadata"]["deletionTimestamp"] = "2026-11-22T11:59:50Z"
+    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+    clean(world)
+
+
+def test_an_extender_without_the_node() -> None:
+    for name, level, cause in (("ours_cdi", "FAIL", "node_unknown"), ("upstream_2019", "WARN", "node_not_cached")):
+        world = recorded(name)
+        world["extender"]["cp1"]["nodes"] = []
+        only(world, level, "G10", cause)
+
+
+# --------------------------------------------------------------------------- backends
+
+
+def test_pods_of_upstreams_plugin_stay_valid_under_ours() -> None:
+    """After a migration: device IDs of upstream's plugin, and its annotations."""
+    world = recorded("ours_envvar")
+    entry(world)["ids"] = [f"{uuid(2)}-_-{slot}" for slot in (0, 1)]
+    listed(world)[:] = entry(world)["ids"]
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = "0"
+    clean(world)
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = "1"
+    assert "G7" in failing(checked(world))
+
+
+def test_several_containers_break_upstreams_plugin() -> None:
+    world = recorded("upstream_head")
+    two = the_pod(world, 1)["spec"]["containers"]
+    two[0]["resources"]["limits"][MEM] = "6"
+    two.append(container("other", {MEM: 4}))
+    ids = entry(world, 1)["ids"]
+    entry(world, 1).update(ids=ids[:6], count=6)
+    entry(world, 1)["envs"][contract.CONTAINER_UNITS] = "6"
+    other = copy.deepcopy(entry(world, 1)) | {"container": "other", "ids": ids[6:], "count": 4}
+    other["envs"][contract.CONTAINER_UNITS] = "4"
+    checkpoint(world)["entries"].append(other)
+    books = world["evidence"][NODE]["kubelet"]["pod_resources"]["pods"][1]["containers"]
+    books[0]["devices"][0]["ids"] = ids[:6]
+    books.append({"name": "other", "devices": [{"resource": MEM, "ids": ids[6:]}]})
+    only(world, "WARN", "G7", "several_containers")
+
+
+def test_an_unbound_pod_of_hami_has_its_annotations() -> None:
+    world = recorded("hami_json")
+    waiting = copy.deepcopy(the_pod(world))
+    waiting["metadata"].update(name="waits", uid=pod_uid(60))
+    waiting["metadata"]["annotations"]["hami.io/bind-phase"] = "allocating"
+    waiting["spec"].pop("nodeName")
+    waiting["status"] = {"phase": "Pending"}
+    world["pods"].append(waiting)
+    clean(world)
+    waiting["spec"]["schedulerName"] = "default-scheduler"
+    only(world, "FAIL", "H10", "other_scheduler")
+
+
+def test_kubelets_preferred_allocation_is_a_warning() -> None:
+    world = recorded("hami_json")
+    entry(world).update(ids=[f"{uuid(2)}-5"])
+    entry(world)["envs"]["NVIDIA_VISIBLE_DEVICES"] = uuid(2)
+    card(world, 1)["processes"].append(card(world)["processes"].pop(0))
+    only(world, "WARN", "H6", "kubelet_preference")
+
+
+def test_hamis_scaled_memory_is_a_warning() -> None:
+    world = recorded("hami_text")
+    annotations = node(world)["metadata"]["annotations"]
+    annotations["hami.io/node-nvidia-register"] = annotations["hami.io/node-nvidia-register"].replace("16384", "32768")
+    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,15000,30:;"
+    entry(world)["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"] = "15000m"
+    only(world, "WARN", "H5", "oversubscribed")
+
+
+def test_a_shared_gpu_of_an_exclusive_pod_fails() -> None:
+    world = recorded("hami_json")
+    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,3000,100:;"
+    notes(world, 1)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,4000,0:{uuid(2)},NVIDIA,4000,0:;"
+    entry(world)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "100"
+    entry(world, 1)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "0"
+    only(world, "FAIL", "H5", "not_exclusive")
+
+
+def test_devices_of_init_containers_are_allocated_again() -> None:
+    world = recorded("nvidia_exclusive")
+    the_pod(world)["spec"]["initContainers"] = [container("init", {GPU: 1})]
+    checkpoint(world)["entries"].append(copy.deepcopy(entry(world)) | {"container": "init"})
+    clean(world)
+
+
+def test_cdi_devices_in_annotations() -> None:
+    world = recorded("nvidia_exclusive")
+    entry(world).update(cdi_devices=[], annotations={"cdi.k8s.io/nvidia-device-plugin_x": f"nvidia.com/gpu={uuid(1)}"})
+    clean(world)
+    entry(world)["annotations"] = {"cdi.k8s.io/nvidia-device-plugin_x": f"nvidia.com/gpu={uuid(2)}"}
+    only(world, "FAIL", "N3", "other_device")
+
+
+def test_mig_strategy_single_announces_devices_as_cards() -> None:
+    world = recorded("nvidia_mig_mixed")
+    node(world)["metadata"]["labels"]["nvidia.com/mig.strategy"] = "single"
+    world = json.loads(json.dumps(world).replace("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"))
+    for field in ("capacity", "allocatable"):
+        node(world)["status"][field][GPU] = "2"
+    clean(world)
+
+
+def test_a_leftover_of_gpushare_beside_another_stack() -> None:
+    world = recorded("nvidia_exclusive")
+    for field in ("capacity", "allocatable"):
+        node(world)["status"][field][contract.RESOURCE_COUNT] = "2"
+    report = checked(world)
+    assert "C1 FAIL: aliyun.com/gpu-count is left over from gpushare beside gpushare, nvidia" in found(report, "FAIL")
+
+
+def test_a_node_without_gpus_is_ignored() -> None:
+    world = recorded("ours_cdi")
+    plain = {"metadata": {"name": "cpu1"}, "status": {"capacity": {"cpu": "4"}, "allocatable": {"cpu": "4"}}}
+    world["nodes"].append(plain)
+    clean(world)
+    plain["metadata"]["labels"] = {"gpushare": "true"}
+    assert failing(checked(world)) == {"C1", "C9"}
+
+
+def test_an_unobserved_node_is_reported() -> None:
+    world = recorded("ours_cdi")
+    other = copy.deepcopy(world["nodes"][0])
+    other["metadata"]["name"] = "gpu2"
+    world["nodes"].append(other)
+    findings = [one for one in checked(world)["findings"] if one["check"] == "C9"]
+    assert [(one["level"], one["node"]) for one in findings] == [("UNKNOWN", "gpu2")]
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def test_the_report_has_claimed_and_used_memory() -> None:
+    (shown,) = checked(recorded("ours_envvar"))["nodes"]
+    assert [shown[key] for key in ("name", "backend", "unit", "unit_mib")] == [NODE, "gpushare", "GiB", 1024]
+    first, second = shown["cards"]
+    assert [first[f"{key}_mib"] for key in ("total", "claimed", "used", "foreign")] == [16384, 2048, 1840, 40]
+    assert first["pods"] == [
+        {"pod": "default/work-1", "uid": pod_uid(1), "claimed_mib": 2048, "used_mib": 1500, "terminating": False}
+    ]
+    assert [(one["claimed_mib"], one["used_mib"], one["terminating"]) for one in second["pods"]] == [
+        (12288, 4900, False),
+        (6144, 0, True),
+    ]
+
+
+def test_the_report_of_shared_gpus() -> None:
+    (shown,) = checked(recorded("nvidia_time_slicing"))["nodes"]
+    assert (shown["backend"], shown["unit"]) == ("nvidia", "count")
+    assert [one["claimed_mib"] for one in shown["cards"][0]["pods"]] == [4096, 4096]
+    (shown,) = checked(recorded("nvidia_mig_mixed"))["nodes"]
+    assert [one["claimed_mib"] for one in shown["cards"][0]["pods"]] == [9984, 9984]
+
+
+def test_findings_are_sorted_by_level() -> None:
+    world = recorded("ours_envvar")
+    card(world, 1)["minor"] = 7
+    card(world)["minor"] = 9
+    world["extender"]["cp1"] = "refused"
+    report = checked(world)
+    assert [(one["check"], one["level"], one["card"]) for one in report["findings"]] == [
+        ("G1", "FAIL", 0),
+        ("G1", "FAIL", 1),
+        ("G10", "UNKNOWN", None),
+    ]
+    assert report["time"] == "2026-11-22T12:00:00Z"
+    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 42}
+    (first,) = [one for one in report["checks"] if one["id"] == "G1"]
+    assert (first["result"], first["n"], first["fail"]) == ("FAIL", 2, 2)
+
+
+def test_times_and_numbers() -> None:
+    assert parse_time("2026-11-22T12:00:00Z") == parse_time("2026-11-22T20:00:00+08:00") == 1795348800
+    assert parse_time("2026-11-22T12:00:00.123456Z") == 1795348800
+    for text in ("", "2026-11-22", "2026-13-22T12:00:00Z", "0000-01-01T00:00:00Z", "2026-11-22T25:00:00Z"):
+        assert parse_time(text) is None
+    assert [parse_int(one) for one in ("7", "-1")] == [7, -1]
+    assert {parse_int(one) for one in ("9" * 30, "", "x", "٣", None)} == {None}
+    assert shorten("a\nb" + "c" * 100) == "a b" + "c" * 56 + "…"

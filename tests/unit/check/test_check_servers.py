@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The checks of this collection's servers: each way in which servers, nodes and scheduler can be wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION
+from check_worlds import OUR_CONFIGURATION, scheduler, server
+from fake_kube import FakeKube
+
+A, B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
+SERVERS = {
+    "control_plane": ["cp1"],
+    "namespace": "gpushare-system",
+    "scheduler": "static_pod",
+    "admission": "deny",
+    "problem": "",
+}
+OBSERVED = {"gpu1": [A, B]}
+CARDS = (contract.Card(0, A, 0, 16384, 16), contract.Card(1, B, 1, 16384, 16))
+
+
+def node(name, cards=(), labels=None, capacity=None, allocatable=None):
+    units = sum(card.units for card in cards)
+    healthy = sum(card.units for card in cards if card.healthy)
+    annotations = {contract.NODE_CARDS: contract.cards_to_annotation(cards)} if cards else {}
+    count = {contract.RESOURCE_COUNT: str(len(cards))} if cards else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels or {}, "annotations": annotations},
+        "status": {
+            "capacity": {contract.RESOURCE_MEMORY: str(units if capacity is None else capacity), **count},
+            "allocatable": {contract.RESOURCE_MEMORY: str(healthy if allocatable is None else allocatable), **count},
+        },
+    }
+
+
+def gpu1(cards=CARDS, **more):
+    return node("gpu1", cards, {"gpushare": "true"}, **more)
+
+
+def user(units, index):
+    annotations = {} if index is None else {contract.POD_INDEX: str(index)}
+    resources = {"limits": {contract.RESOURCE_MEMORY: units}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"u{units}-{index}", "namespace": "default", "annotations": annotations},
+        "spec": {"nodeName": "gpu1", "containers": [{"name": "main", "resources": resources}]},
+        "status": {"phase": "Running", "startTime": "2026-11-22T11:00:00Z"},
+    }
+
+
+GOOD = [
+    scheduler("cp1", OUR_CONFIGURATION),
+    node("cp1"),
+    gpu1(),
+    server("extender", "cp1"),
+    server("device-plugin", "gpu1"),
+]
+
+
+def checked(kube, nodes=OBSERVED, scope="servers", before=None, **servers):
+    """The module's result, as site.yml's last step gets it."""
+    given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
+    given.update(nodes=nodes, servers={**SERVERS, **servers}, scope=scope, before=before)
+    return collect.check(kube, given, now=1795348800)
+
+
+def findings(objects, **more):
+    """Check, level, cause and node of each finding."""
+    report = checked(FakeKube(*copy.deepcopy(objects)), **more)["report"]
+    return [(one["check"], one["level"], one["cause"], one["node"]) for one in report["findings"]]
+
+
+def test_a_healthy_cluster_takes_two_requests():
+    found = checked(FakeKube(*copy.deepcopy([*GOOD, user(2, 0)])))
+    assert (found["report"]["findings"], found["requests"]) == ([], {"GET": 2})
+    compared = {one["id"]: one["n"] for one in found["report"]["checks"]}
+    assert compared == {"C6": 2, "G1": 2, "G2": 1, "G6": 2, "S1": 2, "S2": 1, "S3": 0, "S4": 1, "S5": 1}
+
+
+def replaced(*others):
+    names = {(one["kind"], one["metadata"]["name"]) for one in others}
+    return [one for one in GOOD if (one["kind"], one["metadata"]["name"]) not in names] + list(others)
+
+
+def without(name):
+    return [one for one in GOOD if one["metadata"]["name"] != name]
+
+
+UNHEALTHY = [CARDS[0], contract.Card(1, B, 1, 16384, 16, healthy=False)]
+
+
+@pytest.mark.parametrize(
+    ("objects", "expected"),
+    [
+        (replaced(gpu1(capacity=30, allocatable=30)), [("G2", "capacity_differs", "gpu1")]),
+        (replaced(gpu1(allocatable=0)), [("C6", "plugin_stopped", "gpu1")]),
+        (replaced(gpu1(allocatable=8)), [("C6", "not_allocatable", "gpu1")]),
+        (replaced(gpu1(UNHEALTHY)), [("C6", "unhealthy_gpu", "gpu1")]),
+        (replaced(gpu1([])), [("S4", "not_announced", "gpu1")]),
+        (
+            replaced(gpu1([CARDS[0], contract.Card(1, "GPU-cccccccc", 1, 16384, 16)])),
+            [("G1", "not_in_annotation", "gpu1"), ("G1", "not_on_machine", "gpu1")],
+        ),
+        (replaced(node("gpu1", CARDS)), [("S4", "no_label", "gpu1")]),
+        (replaced(server("extender", "cp1", "False")), [("S1", "not_ready", "cp1")]),
+        (replaced(server("device-plugin", "gpu1", "False")), [("S1", "not_ready", "gpu1")]),
+        (without("extender-cp1"), [("S1", "not_running", "cp1")]),
+        ([*GOOD, user(10, 1), user(9, 1)], [("G6", "overcommitted", "gpu1")]),
+        (without("gpu1"), [("S4", "not_in_cluster", "gpu1")]),
+        ([*GOOD, node("gpu2", CARDS, {"gpushare": "true"})], [("S1", "not_running", "gpu2")]),
+    ],
+)
+def test_contradictions(objects, expected):
+    found = findings(objects)
+    failed = [(check, cause, name) for check, level, cause, name in found if level == "FAIL"]
+    assert sorted(failed) == sorted(expected), found
+
+
+@pytest.mark.parametrize(
+    ("objects", "nodes", "expected"),
+    [
+        (GOOD, {"gpu1": []}, ("G1", "UNKNOWN", "no_data", "gpu1")),
+        ([*GOOD, user(2, None)], OBSERVED, ("G6", "UNKNOWN", "unplaced", "gpu1")),
+    ],
+)
+def test_missing_evidence_is_unknown(objects, nodes, expected):
+    assert findings(objects, nodes=nodes) == [expected]
+
+
+def test_upstreams_plugin_announces_no_uuids():
+    old = gpu1([], capacity=32, allocatable=32)
+    for field in ("capacity", "allocatable"):
+        old["status"][field][contract.RESOURCE_COUNT] = "2"
+    found = findings(replaced(old))
+    assert found == [("G1", "UNKNOWN", "no_data", "gpu1"), ("G2", "UNKNOWN", "no_data", "gpu1")]
+
+
+def test_nodes_of_other_stacks_are_out_of_scope():
+    other = node("gpu2")
+    other["status"].update(capacity={"nvidia.com/gpu": "2"}, allocatable={"nvidia.com/gpu": "1"})
+    assert findings([*GOOD, other]) == []
+
+
+def test_kubelets_status_from_before_an_update_of_the_device_plugin_is_transient():
+    """The status of the moment between the old device plugin and the new one."""
+    stopped = FakeKube(*copy.deepcopy(replaced(gpu1(allocatable=0))))
+    before = checked(stopped)["report"]
+    assert before["result"] == "FAIL"
+    assert checked(FakeKube(*copy.deepcopy(GOOD)), before=before)["report"]["result"] == "PASS"
+    assert checked(stopped, before=before)["report"]["result"] == "FAIL"
+
+
+def test_a_server_that_still_isnt_ready_for_another_reason_fails():
+    waiting = {"name": "main", "ready": False, "state": {"waiting": {"reason": "ContainerCreating"}}}
+    crashed = {"name": "main", "ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    first, second = (
+        FakeKube(*copy.deepcopy(replaced(server("extender", "cp1", "False", containerStatuses=[one]))))
+        for one in (waiting, crashed)
+    )
+    report = checked(second, before=checked(first)["report"])["report"]
+    assert report["counts"]["FAIL"] == 1 and "CrashLoopBackOff" in report["findings"][0]["what"]
+
+
+def test_nodes_that_dont_enforce_limits_are_listed_once_per_reason():
+    old = contract.LIMIT_UNENFORCED + "NVIDIA's driver is 580.95.05, and limits need 615 or newer"
+    objects = [scheduler("cp1", OUR_CONFIGURATION), server("extender", "cp1")]
+    for name, limit in (("gpu1", contract.LIMIT_ENFORCED), ("gpu2", old), ("gpu3", old), ("gpu4", "off"), ("gpu5", "")):
+        one = node(name, CARDS, {"gpushare": "true"})
+        if limit:
+            one["metadata"]["annotations"][contract.NODE_LIMIT] = limit
+        objects += [one, server("device-plugin", name)]
+    report = checked(FakeKube(*objects))["report"]
+    assert [(one["check"], one["what"]) for one in report["findings"] if one["level"] == "WARN"] == [
+        (
+            "S5",
+            "the memory shares of pods on nodes gpu2, gpu3 aren't enforced: "
+            "NVIDIA's driver is 580.95.05, and limits need 615 or newer",
+        )
+    ]
+
+
+# --------------------------------------------------------------------------- the scheduler
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([scheduler("cp1", OUR_CONFIGURATION)], []),
+        ([scheduler("cp1", "--config", OUR_CONFIGURATION.partition("=")[2])], []),
+        ([scheduler("cp1", "--policy-config-file=/etc/kubernetes/kubegpu-share/policy.json")], []),
+        ([scheduler("cp1", "--config=/x", annotations={ANNOTATION: "1"})], []),
+        ([scheduler("cp1", "--config=/x")], [("S2", "UNKNOWN", "own_configuration", "cp1")]),
+        ([scheduler("cp1", "--leader-elect=true")], [("S2", "FAIL", "configuration_lost", "cp1")]),
+        ([], [("S2", "FAIL", "no_scheduler", "cp1")]),
+        ([scheduler("cp2", OUR_CONFIGURATION)], [("S2", "FAIL", "no_scheduler", "cp1")]),
+    ],
+)
+def test_schedulers_arguments(pods, expected):
+    assert findings([*without("kube-scheduler-cp1"), *pods]) == expected
+
+
+def test_k3s_doesnt_show_its_schedulers_arguments():
+    assert findings(without("kube-scheduler-cp1"), scheduler="k3s") == [("S2", "UNKNOWN", "k3s_arguments", "cp1")]
+
+
+def test_an_unknown_scheduler_makes_the_servers_unknown():
+    objects = without("extender-cp1")
+    found = findings(objects, problem="control_plane: this group is empty")
+    assert found == [("S1", "UNKNOWN", "not_checked", "")]
+
+
+@pytest.mark.parametrize(("mode", "component"), [("dedicated", "scheduler"), ("openshift", "extender")])
+def test_server_that_is_bound_to_no_node(mode, component):
+    others = (*GUARDS, OPENSHIFT_VERSION, named(""), SECONDARY, SECONDARY_CONFIG)
+    rest = [node("cp1"), gpu1(), server("device-plugin", "gpu1"), *others]
+    wanted = {"control_plane": [], "scheduler": mode}
+    assert findings([*rest, server(component, "gpu1")], **wanted) == []
+    assert findings(rest, **wanted) == [("S1", "FAIL", "not_running_anywhere", "")]
+    unready = server(component, "gpu1", "False")
+    assert findings([*rest, unready], **wanted) == [("S1", "FAIL", "not_ready_anywhere", "")]
+
+
+# --------------------------------------------------------------------------- single objects of the API
+
+
+def thing(api_version, kind, name, namespace="", **fields):
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    given = fields.pop("metadata", {})
+    return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, **given}, **fields}
+
+
+def guard(api="v1", actions=("Deny",), policy="gpushare-scheduler"):
+    version, kind = f"admissionregistration.k8s.io/{api}", "ValidatingAdmissionPolicy"
+    spec = {"policyName": policy, "validationActions": list(actions)}
+    return (
+        thing(version, kind, "gpushare-scheduler", spec={}),
+        thing(version, f"{kind}Binding", "gpushare-scheduler", spec=spec),
+    )
+
+
+GUARDS = guard()
+BETA = thing("apiregistration.k8s.io/v1", "APIService", "v1beta1.admissionregistration.k8s.io")
+DEDICATED = [node("cp1"), gpu1(), server("device-plugin", "gpu1"), server("scheduler", "gpu1")]
+
+
+def dedicated(*more, version="v1.36.3", kube=FakeKube, admission="deny"):
+    """Level and cause of each finding beside a scheduler of its own."""
+    cluster = kube(*copy.deepcopy([*DEDICATED, *more]))
+    cluster.version_answer = {"gitVersion": version}
+    report = checked(cluster, control_plane=[], scheduler="dedicated", admission=admission)["report"]
+    assert {one["check"] for one in report["findings"]} <= {"S3"}
+    return [(one["level"], one["cause"]) for one in report["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "version", "admission", "expected"),
+    [
+        (GUARDS, "v1.36.3", "deny", []),
+        (guard(actions=["Warn"]), "v1.30.0", "warn", []),
+        ((), "v1.36.3", "deny", [("FAIL", "missing")]),
+        (GUARDS[:1], "v1.36.3", "deny", [("FAIL", "missing")]),
+        (GUARDS[1:], "v1.36.3", "deny", [("FAIL", "missing")]),
+        (guard(actions=["Audit"]), "v1.36.3", "deny", [("FAIL", "other_action")]),
+        (GUARDS, "v1.36.3", "warn", [("FAIL", "other_action")]),
+        (guard(policy="another"), "v1.36.3", "deny", [("FAIL", "other_action")]),
+        ((), "v1.36.3", "none", []),
+        ((), "v1.27.4", "deny", []),
+        ((), "v1.29.4", "deny", []),
+        ((BETA,), "v1.29.4", "deny", [("FAIL", "missing")]),
+        ((BETA, *guard("v1beta1")), "v1.28.1", "deny", []),
+        (GUARDS, "unknown", "deny", [("UNKNOWN", "no_data")]),
+    ],
+)
+def test_admission_policy_of_a_dedicated_scheduler(more, version, admission, expected):
+    assert dedicated(*more, version=version, admission=admission) == expected
+
+
+def forbidding(kind):
+    """An API server that refuses to return objects of one kind."""
+
+    class Forbidding(FakeKube):
+        def get(self, ref):
+            if ref.kind == kind:
+                raise ShareError(f"its user may not do this: get {ref}")
+            return super().get(ref)
+
+    return Forbidding
+
+
+@pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"])
+def test_an_admission_policy_that_cant_be_read_is_unknown(kind):
+    assert dedicated(*GUARDS, kube=forbidding(kind)) == [("UNKNOWN", "no_data")]
+
+
+def openshift_version(version):
+    return thing(
+        "config.openshift.io/v1", "ClusterVersion", "version", status={"desired": {"version": version, "image": "i"}}
+    )
+
+
+def named(policy):
+    return thing("config.openshift.io/v1", "Scheduler", "cluster", spec={"policy": {"name": policy}} if policy else {})
+
+
+def policy_map(text, name="ours", namespace="openshift-config", **notes):
+    annotations = {f"kubegpu.share/{key.replace('_', '-')}": value for key, value in notes.items()}
+    data = {"policy.cfg": text}
+    return thing("v1", "ConfigMap", name, namespace, data=data, metadata={"annotations": annotations})
+
+
+def openshift_scheduler(on, *words):
+    pod = scheduler(on, *words)
+    name, labels = f"openshift-kube-scheduler-{on}", {"app": "openshift-kube-scheduler"}
+    return {**pod, "metadata": {"name": name, "namespace": "openshift-kube-scheduler", "labels": labels}}
+
+
+OPENSHIFT_VERSION = openshift_version("4.18.2")
+WITH = json.dumps({"kind": "Policy", "extenders": [{"managedResources": [{"name": contract.RESOURCE_MEMORY}]}]})
+FLAG = "--policy-configmap=policy-configmap"
+NOTED = {"user_policy": "", "in_effect": "true"}
+COPY = policy_map(WITH, "policy-configmap", "openshift-kube-scheduler")
+# Up to 4.9, all as it should be.
+POLICY = {
+    "version": openshift_version("4.9.23"),
+    "named": named("ours"),
+    "map": policy_map(WITH, **NOTED),
+    "copy": COPY,
+    "scheduler": openshift_scheduler("cp1", FLAG),
+    "extender": server("extender", "cp1"),
+}
+SECONDARY_PLACE = "openshift-secondary-scheduler-operator"
+SECONDARY = thing(
+    "apps/v1",
+    "Deployment",
+    "secondary-scheduler",
+    SECONDARY_PLACE,
+    spec={"replicas": 1, "template": {"spec": {"containers": [], "volumes": [{"configMap": {"name": "its"}}]}}},
+    status={"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1},
+)
+SECONDARY_CONFIG = thing(
+    "v1", "ConfigMap", "its", SECONDARY_PLACE, data={"config.yaml": f"- {contract.RESOURCE_MEMORY}"}
+)
+# From 4.10 on.
+BESIDE = {
+    "version": OPENSHIFT_VERSION,
+    "named": named(""),
+    "deployment": SECONDARY,
+    "config": SECONDARY_CONFIG,
+    "policy": GUARDS[0],
+    "binding": GUARDS[1],
+    "extender": server("extender", "gpu1"),
+}
+
+
+def on_openshift(parts, kube=FakeKube, **changes):
+    """Level and cause of each finding on OpenShift."""
+    objects = [one for one in {**parts, **changes}.values() if one is not None]
+    cluster = kube(*copy.deepcopy([node("cp1"), gpu1(), server("device-plugin", "gpu1"), *objects]))
+    report = checked(cluster, control_plane=[], scheduler="openshift")["report"]
+    return [(one["level"], one["cause"]) for one in report["findings"]]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        POLICY,
+        {**POLICY, "map": policy_map(WITH)},
+        BESIDE,
+        # Kubernetes 1.23 has no such policies.
+        {**BESIDE, "version": openshift_version("4.10.3"), "policy": None, "binding": None},
+        {**BESIDE, "version": openshift_version("5.0.1")},
+    ],
+    ids=["policy", "users-policy", "secondary", "secondary-4.10", "secondary-5.0"],
+)
+def test_openshift_without_findings(parts):
+    assert on_openshift(parts) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "changes", "level", "cause"),
+    [
+        (POLICY, {"named": named("")}, "FAIL", "no_policy"),
+        (POLICY, {"map": None}, "FAIL", "policy_missing"),
+        (POLICY, {"map": policy_map("{}", **NOTED)}, "FAIL", "no_extender"),
+        (POLICY, {"map": policy_map("?", **NOTED)}, "FAIL", "no_extender"),
+        (POLICY, {"map": policy_map('{"extenders": [1]}')}, "FAIL", "no_extender"),
+        (POLICY, {"copy": None}, "FAIL", "policy_not_rolled_out"),
+        (POLICY, {"scheduler": None}, "FAIL", "no_scheduler_in_namespace"),
+        (POLICY, {"scheduler": openshift_scheduler("cp1")}, "FAIL", "started_without_policy"),
+        (POLICY, {"second": openshift_scheduler("cp2", FLAG)}, "FAIL", "no_extender_on_node"),
+        (POLICY, {"map": policy_map(WITH, user_policy="", in_effect="false")}, "UNKNOWN", "run_interrupted"),
+        (POLICY, {"map": policy_map(WITH, **NOTED, leaving_after_revision="7")}, "UNKNOWN", "run_interrupted"),
+        (POLICY, {"version": openshift_version("4.4.0")}, "UNKNOWN", "policy_not_shown"),
+        (POLICY, {"version": openshift_version("?")}, "UNKNOWN", "openshift_unknown"),
+        (BESIDE, {"version": None}, "UNKNOWN", "openshift_unknown"),
+        (BESIDE, {"named": named("old")}, "FAIL", "policy_left"),
+        (BESIDE, {"named": None}, "UNKNOWN", "policy_name_unknown"),
+        (BESIDE, {"deployment": None}, "FAIL", "secondary_missing"),
+        (
+            BESIDE,
+            {"deployment": {**SECONDARY, "status": {**SECONDARY["status"], "updatedReplicas": 0}}},
+            "FAIL",
+            "secondary_not_ready",
+        ),
+        (BESIDE, {"config": None}, "FAIL", "secondary_without_extender"),
+        (BESIDE, {"binding": None}, "FAIL", "missing"),
+    ],
+)
+def test_openshift_with_one_fault(parts, changes, level, cause):
+    assert on_openshift(parts, **changes) == [(level, cause)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "cause"),
+    [
+        (POLICY, "ClusterVersion", "openshift_unknown"),
+        (POLICY, "Scheduler", "policy_unknown"),
+        (POLICY, "ConfigMap", "policy_unknown"),
+        (BESIDE, "Scheduler", "policy_name_unknown"),
+        (BESIDE, "Deployment", "secondary_unknown"),
+        (BESIDE, "ValidatingAdmissionPolicy", "no_data"),
+    ],
+)
+def test_an_object_that_cant_be_read_on_openshift_is_unknown_and_the_others_are_checked(parts, kind, cause):
+    assert on_openshift(parts, kube=forbidding(kind)) == [("UNKNOWN", cause)]
+    if parts is BESIDE:
+        changes = {"binding": None} if kind in ("Scheduler", "Deployment") else {"named": named("old")}
+        assert len(on_openshift(parts, kube=forbidding(kind), **changes)) == 2

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The read-only account on a real API server: its permissions, that verify.yml needs no others, and its kubeconfig."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+import time
+import types
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect as cluster_info
+from real_apiserver import MERGE, ApiServer, Missing
+from verify_kit import ROOT, Stage
+
+PLAYBOOK = ROOT / "playbooks" / "readonly_access.yml"
+SPACE, ACCOUNT = "kube-system", "kubegpu-readonly"
+REAL = ("cluster_info", "nvml_info", "kubelet_devices_info", "gpu_allocation_check")
+ACCOUNTS = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
+
+# Every right beyond what each account has, by namespace: group, resource, names, verbs.
+EVERYWHERE = {
+    ("", "nodes", (), ("list",)),
+    ("", "pods", (), ("list",)),
+    ("", "namespaces", ("gpushare-system",), ("get",)),
+    ("apps", "daemonsets", ("gpushare-extender",), ("get",)),
+    ("apps", "deployments", ("gpushare-scheduler", "secondary-scheduler"), ("get",)),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicies", ("gpushare-scheduler",), ("get",)),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", ("gpushare-scheduler",), ("get",)),
+    ("apiregistration.k8s.io", "apiservices", ("v1beta1.admissionregistration.k8s.io",), ("get",)),
+    ("config.openshift.io", "clusterversions", ("version",), ("get",)),
+    ("config.openshift.io", "schedulers", ("cluster",), ("get",)),
+}
+KUBE_SYSTEM = {("coordination.k8s.io", "leases", ("kube-scheduler",), ("get",)), ("", "configmaps", (), ("list",))}
+
+
+class Cluster:
+    def __init__(self, api, folder):
+        self.api, self.stage = api, Stage(folder, REAL)
+        self.kubeconfig = folder / "readonly.kubeconfig"
+
+    def run(self, *words, **variables):
+        """Run readonly_access.yml and return how many tasks reported a change."""
+        given = {
+            "gpu_kubeconfig": str(self.api.kubeconfig),
+            "readonly_access_kubeconfig": str(self.kubeconfig),
+            **variables,
+        }
+        rc, text = self.stage.play(*words, playbook=PLAYBOOK, **given)
+        assert rc == 0, text
+        return int(text.rpartition("changed=")[2].split()[0])
+
+    def written(self):
+        return json.loads(self.kubeconfig.read_text())
+
+    def ask(self, method, path, body=None, token=""):
+        """A request with a token, and with nothing else."""
+        context = ssl.create_default_context()
+        # The client that reads the kubeconfig checks the certificate.
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(self.api.url.partition("//")[2], context=context, timeout=30)
+        try:
+            token = token or self.written()["users"][0]["user"]["token"]
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def rules(self, namespace, token=""):
+        """Every right in a namespace, as SelfSubjectRulesReview lists them."""
+        review = {"kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1"}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+        status, answer = self.ask("POST", path, {**review, "spec": {"namespace": namespace}}, token)
+        assert status == 201 and not answer["status"]["incomplete"], answer
+        return {
+            (group, resource, tuple(rule.get("resourceNames") or ()), tuple(rule["verbs"]))
+            for rule in answer["status"]["resourceRules"]
+            for group in rule.get("apiGroups") or [""]
+            for resource in rule["resources"]
+        }
+
+
+@contextlib.contextmanager
+def collector(api):
+    """Run the garbage collector, which completes deletions in the foreground."""
+    tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    flags = [f"--kubeconfig={api.kubeconfig}", "--controllers=garbage-collector-controller"]
+    flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
+    with (api.folder / "controllers.log").open("wb") as log:
+        program = [*tied, api.programs["kube-controller-manager"], *flags]
+        process = subprocess.Popen(program, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    try:
+        api = ApiServer()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with api:
+        made = Cluster(api, tmp_path_factory.mktemp("readonly_access"))
+        assert made.run("--check") == 2 and not made.kubeconfig.exists()
+        assert api.ask("GET", f"{ACCOUNTS}/{ACCOUNT}")[0] == 404
+        assert made.run() == 2
+        yield made
+
+
+def test_the_account_has_exactly_the_needed_rights(cluster):
+    cluster.api.request("POST", ACCOUNTS, {"metadata": {"name": "anybody"}})
+    token = cluster.api.request(
+        "POST", f"{ACCOUNTS}/anybody/token", {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1"}
+    )["status"]["token"]
+    for namespace, rights in (("default", EVERYWHERE), (SPACE, EVERYWHERE | KUBE_SYSTEM)):
+        assert cluster.rules(namespace) - cluster.rules(namespace, token) == rights
+    # The API refuses accordingly.
+    for path in ("/api/v1/secrets", "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces"):
+        assert cluster.ask("GET", path)[0] == 403, path
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    assert cluster.ask("POST", "/api/v1/namespaces/default/pods", pod)[0] == 403
+    assert cluster.ask("POST", f"{ACCOUNTS}/{ACCOUNT}/token", {"kind": "TokenRequest"})[0] == 403
+    assert cluster.ask("GET", "/api/v1/pods?limit=1")[0] == 200
+
+
+def test_the_kubeconfig_is_private_and_a_second_run_changes_nothing(cluster):
+    before = cluster.kubeconfig.read_text()
+    assert cluster.kubeconfig.stat().st_mode & 0o777 == 0o600
+    assert cluster.run() == 0 and cluster.kubeconfig.read_text() == before
+
+
+def test_verify_needs_no_other_rights(cluster):
+    """In both kinds of cluster: a scheduler of its own with the objects that guard it, and one on a machine."""
+    api, stage = cluster.api, cluster.stage
+    api.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1", "labels": {"gpushare": "true"}}})
+    # As upstream's plugin announces it, so that kube-system's ConfigMaps are read too.
+    amounts = {"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1"}
+    api.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE)
+    api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gpushare-system"}})
+    kube = RealKube.of_module(
+        types.SimpleNamespace(params={"kubeconfig": str(cluster.kubeconfig)}, no_log_values=set())
+    )
+    namespaces = {"namespace": "gpushare-system", "dedicated_namespace": "gpushare-scheduler"}
+    options = {"mode": "auto", "hosts": {}, "state": "present", **namespaces}
+    found = cluster_info(kube, {"memory_unit": None, "scheduler": options})
+    assert found["scheduler"]["mode"] == "dedicated"
+    servers = {"control_plane": [], "scheduler": "dedicated", "admission": "deny", "problem": ""}
+    given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
+    given.update(scope="servers", servers={**servers, "namespace": "gpushare-system"})
+    findings = collect.check(kube, given)["report"]["findings"]
+    assert not [one for one in findings if "may not" in one["what"]], findings
+    assert ("S3", "missing") in {(one["check"], one["cause"]) for one in findings}, findings
+
+    labels = {"component": "kube-scheduler"}
+    metadata = {"name": "kube-scheduler-gpu1", "labels": labels, "annotations": {"kubernetes.io/config.mirror": "x"}}
+    spec = {"nodeName": "gpu1", "containers": [{"name": "kube-scheduler", "image": "k:v1", "command": ["k"]}]}
+    api.request("POST", f"/api/v1/namespaces/{SPACE}/pods", {"metadata": metadata, "spec": spec})
+    path = stage.folder / "report.json"
+    rc, text = stage.play(
+        *("-e", "verify_grace=0", "-e", f"verify_json={path}", "-e", f"gpu_kubeconfig={cluster.kubeconfig}"),
+        hosts={"gpu_nodes": {"gpu1": {}}, "control_plane": {"gpu1": {}}},
+        verify_kubelet_root=str(stage.folder / "kubelet"),
+    )
+    assert "scheduler_mode is static_pod" in text, text
+    report = json.loads(path.read_text())
+    words = [f"{one['what']} {one['evidence']}" for one in report["findings"]]
+    assert not [one for one in words if "may not" in one or "orbidden" in one or "403" in one], words
+    assert not [one for one in words if "couldn't be queried" in one], words
+    # The servers aren't there, and each check was made.
+    assert rc == 2 and {one["result"] for one in report["checks"] if one["id"] == "S1"} == {"FAIL"}, text
+    assert [one["name"] for one in report["nodes"]] == ["gpu1"]
+
+
+def test_removal_deletes_the_account_and_its_rights(cluster):
+    token = cluster.written()["users"][0]["user"]["token"]
+    with collector(cluster.api):
+        assert cluster.run("-e", "readonly_access_state=absent") == 2
+        assert not cluster.kubeconfig.exists()
+        # The API server remembers for some seconds what it accepted.
+        end = time.monotonic() + 60
+        while cluster.ask("GET", "/api/v1/nodes", token=token)[0] == 200 and time.monotonic() < end:
+            time.sleep(0.5)
+    assert cluster.ask("GET", "/api/v1/nodes", token=token)[0] in (401, 403)
+    text = cluster.api.kubectl("get", "clusterrole,clusterrolebinding,role,rolebinding,sa", "-A", "-o=name").stdout
+    assert ACCOUNT not in text

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run verify.yml by the real ansible-playbook, with stand-ins for modules that record their arguments."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import typing as t
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+PLAYBOOK = ROOT / "playbooks" / "verify.yml"
+UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000{}"
+
+STAND_IN = """
+import fcntl, json, os, sys
+from pathlib import Path
+from ansible.module_utils.basic import AnsibleModule
+
+FOLDER, NAME, TAKES = Path({folder!r}), {name!r}, {takes!r}
+module = AnsibleModule(argument_spec={{key: {{"type": kind}} for key, kind in TAKES.items()}}, supports_check_mode=True)
+with (FOLDER / (NAME + ".calls")).open("a+") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.seek(0)
+    number = len(file.readlines())
+    file.write(json.dumps(module.params) + "\\n")
+answers = json.loads((FOLDER / (NAME + ".json")).read_text())
+answer = answers[min(number, len(answers) - 1)]
+if module.params.get("timeout") == 99:
+    sys.exit("the node's own Python is broken")
+if "fail" in answer:
+    module.fail_json(msg=answer["fail"])
+module.exit_json(**answer)
+"""
+
+AUTH = {"kubeconfig": "raw"}
+TAKES = {
+    "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict"},
+    "nvml_info": {"timeout": "int"},
+    "kubelet_devices_info": {"root": "path"},
+    "gpu_allocation_check": {
+        **AUTH,
+        "nodes": "dict",
+        "before": "dict",
+        "scope": "str",
+        "servers": "dict",
+        "extender": "dict",
+        "allowed_processes": "list",
+        "allowed_pods": "list",
+        "schedulers": "list",
+        "hami_schedulers": "list",
+        "grace_seconds": "int",
+    },
+    "gpu_acceptance": {
+        **AUTH,
+        "suite": "str",
+        "namespace": "str",
+        "image": "str",
+        "timeout": "int",
+        "node": "str",
+        "scheduler_name": "str",
+        "runtime_class": "str",
+        "allocate_command": "list",
+    },
+}
+
+
+def finding(level: str, check: str = "G6", node: str = "gpu1") -> dict[str, t.Any]:
+    what = f"{check} of {node} is {level}"
+    place = {"card": 0, "uuid": "", "pod": "", "container": "", "evidence": {"api": "a"}, "seen": 1}
+    return {"check": check, "level": level, "node": node, "what": what, "do": "Look.", **place}
+
+
+def report(*findings: dict[str, t.Any], samples: int = 1) -> dict[str, t.Any]:
+    counts = {level: sum(one["level"] == level for one in findings) for level in ("FAIL", "WARN", "UNKNOWN")}
+    result = next((level for level in ("FAIL", "WARN", "UNKNOWN") if counts[level]), "PASS")
+    levels = {one["check"]: one for one in reversed(findings)}
+    checks = [
+        {"id": name, "backend": "common", "title": f"Title {name}", "result": one["level"], "n": 1}
+        | {level.lower(): int(one["level"] == level) for level in counts}
+        for name, one in levels.items()
+    ]
+    checks.append({"id": "C6", "backend": "common", "title": "Fine", "result": "PASS", "n": 2, "fail": 0, "warn": 0})
+    head = {"result": result, "time": "2026-11-22T12:00:00Z", "cluster": "https://cluster.example:6443"}
+    return {
+        **head,
+        "samples": samples,
+        "grace_seconds": 1,
+        "counts": {**counts, "PASS": 1},
+        "checks": checks,
+        "findings": list(findings),
+        "nodes": [],
+        "transient": 0,
+    }
+
+
+def chosen(mode: str = "static_pod", ours: bool = True, **more: t.Any) -> dict[str, t.Any]:
+    found = {"mode": mode, "reason": "of a test", "on_machines": mode == "static_pod", "hosts": [], "openshift": ""}
+    found |= {"takes_policy": False, "leftovers": [], "versions": [], "version": "v1.36.3"}
+    found["namespace"] = {"name": "gpushare-system", "metadata": {"name": "gpushare-system"} if ours else {}}
+    return {"scheduler": {**found, **more}}
+
+
+def evidence(call: dict[str, t.Any]) -> dict[str, t.Any]:
+    """The evidence of each node in a call of gpu_allocation_check, which may be text."""
+    return {name: json.loads(one) if isinstance(one, str) else one for name, one in call["nodes"].items()}
+
+
+class Stage:
+    """A folder with an inventory, and a collection of which some modules are stand-ins.
+
+    :param real: of those that may be stand-ins, the ones that are the collection's own here.
+    """
+
+    def __init__(self, folder: Path, real: t.Collection[str] = ()) -> None:
+        self.folder = folder
+        stand_ins = {name: takes for name, takes in TAKES.items() if name not in real}
+        self._collection = folder / "collections" / "ansible_collections" / "kubegpu" / "share"
+        (self._collection / "plugins").mkdir(parents=True)
+        for path in ROOT.iterdir():
+            if path.name in ("galaxy.yml", "meta", "roles", "playbooks"):
+                (self._collection / path.name).symlink_to(path)
+        for path in (ROOT / "plugins").iterdir():
+            target = self._collection / "plugins" / path.name
+            if path.name not in ("modules", "action"):
+                target.symlink_to(path)
+                continue
+            target.mkdir()
+            for file in path.glob("*.py"):
+                if file.stem not in stand_ins:
+                    (target / file.name).symlink_to(file)
+        for name, takes in stand_ins.items():
+            text = STAND_IN.format(folder=str(folder), name=name, takes=takes)
+            (self._collection / "plugins" / "modules" / f"{name}.py").write_text(text)
+        self.returns("cluster_info", chosen())
+        self.returns("nvml_info", {"nvml": {"available": True, "problem": "", "cards": [{"uuid": UUID.format(1)}]}})
+        self.returns("kubelet_devices_info", {"kubelet": {"root": "/var/lib/kubelet"}})
+        self.returns("gpu_allocation_check", {"report": report()})
+
+    def returns(self, module: str, *answers: dict[str, t.Any]) -> None:
+        """Set a module's result for its first call, its second one and so on; the last one is repeated."""
+        (self.folder / f"{module}.json").write_text(json.dumps(answers))
+
+    def calls(self, module: str) -> list[dict[str, t.Any]]:
+        """A module's arguments, call by call."""
+        path = self.folder / f"{module}.calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def play(self, *words: str, hosts: t.Any = None, playbook: Path = PLAYBOOK, **variables: t.Any) -> tuple[int, str]:
+        """The exit status of ansible-playbook, and its output."""
+        local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        groups = {group: {"hosts": members} for group, members in (hosts or {}).items()}
+        inventory = {"all": {"vars": {**local, **variables}}, **groups}
+        (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        for path in self.folder.glob("*.calls"):
+            path.unlink()
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
+            "ANSIBLE_COLLECTIONS_PATH": f"{self.folder / 'collections'}",
+            "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp"),
+            "ANSIBLE_HOME": str(self.folder / "home"),
+            "ANSIBLE_SHOW_CUSTOM_STATS": "1",
+            "ANSIBLE_NOCOLOR": "1",
+            "COLUMNS": "10000",
+        }
+        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", str(playbook), *words]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        text = done.stdout + done.stderr
+        assert "Traceback" not in text, text
+        return done.returncode, text
+
+
+def stats(text: str) -> dict[str, t.Any]:
+    """What set_stats stat on."""
+    found = re.search(r"RUN: (\{.*\})", text)
+    assert found, text
+    stat: dict[str, t.Any] = json.loads(found.group(1))["gpu_verify"]
+    return stat
+
+
+class Extender:
+    """What serves an answer on a loopback port, without saying of which type it is."""
+
+    def __init__(self, body: str) -> None:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/gpushare-scheduler/inspect"
+
+    def __enter__(self) -> Extender:
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Removal of namespaces without objects of others, and of the device plugin's node annotations."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import forget
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from fake_kube import FakeKube, actions, apply_set, merge_patch
+
+SPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare-system"}}
+OURS = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "ours", "namespace": "gpushare-system"},
+    "data": {},
+}
+
+
+def thing(kind, name, api_version="v1", **more):
+    metadata = {"name": name, "namespace": "gpushare-system", **more.pop("metadata", {})}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **more}
+
+
+def remove(kube, check=False):
+    return apply_set(kube, [SPACE, OURS], check, state="absent")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        thing("ConfigMap", "kube-root-ca.crt"),
+        thing("ConfigMap", "openshift-service-ca.crt"),
+        thing("Secret", "default-token-x", type="kubernetes.io/service-account-token"),
+        thing("Pod", "p", metadata={"ownerReferences": [{"kind": "DaemonSet", "name": "d"}]}),
+        thing("Pod", "p", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+    ],
+    ids=lambda one: one["metadata"]["name"],
+)
+def test_namespace_with_default_objects_is_deleted(other):
+    kube = FakeKube(SPACE, OURS, other)
+    result = remove(kube)
+    assert actions(result) == {"Namespace": "deleted", "ConfigMap": "deleted"} and result["changed"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        thing("ConfigMap", "theirs"),
+        thing("Secret", "theirs", type="Opaque"),
+        thing("Pod", "theirs"),
+        thing("Service", "theirs"),
+        thing("PersistentVolumeClaim", "theirs"),
+        thing("Deployment", "theirs", "apps/v1"),
+        thing("CronJob", "theirs", "batch/v1"),
+    ],
+    ids=lambda one: one["kind"],
+)
+def test_namespace_with_objects_of_others_is_kept(other):
+    kube = FakeKube(SPACE, OURS, other)
+    predicted = remove(kube, check=True)
+    result = remove(kube)
+    assert predicted["objects"] == result["objects"]
+    assert actions(result) == {"Namespace": "kept", "ConfigMap": "deleted"}
+    kept = next(row for row in result["objects"] if row["action"] == "kept")
+    assert kept["because"] == f"{other['kind']} theirs"
+    again = remove(kube)
+    assert not again["changed"] and actions(again) == {"Namespace": "kept", "ConfigMap": "absent"}
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+class Nodes:
+    """A client of nodes that accepts merge patches of metadata or status."""
+
+    def __init__(self, *nodes):
+        self.nodes = {node["metadata"]["name"]: node for node in nodes}
+        self.requests: dict[str, int] = {}
+
+    def get(self, ref):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        return self.nodes.get(ref.name)
+
+    def patch(self, ref, body, subresource=""):
+        self.requests["PATCH"] = self.requests.get("PATCH", 0) + 1
+        assert set(body) == ({"status"} if subresource == "status" else {"metadata"})
+        merge_patch(self.nodes[ref.name], body)
+
+
+def node(name, **resources):
+    return {
+        "metadata": {"name": name, "annotations": {contract.NODE_CARDS: "[]", "theirs": "x"}},
+        "status": {
+            field: {"cpu": "2", contract.RESOURCE_MEMORY: "32", contract.RESOURCE_COUNT: "2"}
+            for field in ("capacity", "allocatable")
+        },
+    }
+
+
+def test_annotations_and_resources_are_removed_from_nodes():
+    kube = Nodes(node("gpu1"), node("gpu2"))
+    predicted = forget(kube, {"nodes": ["gpu1", "gone"]}, True)
+    assert predicted["changed"] and "PATCH" not in predicted["requests"]
+    result = forget(kube, {"nodes": ["gpu1", "gone"]}, False)
+    assert result["diff"] == predicted["diff"] and len(result["diff"]) == 1
+    assert "capacity aliyun.com/gpu-mem: 32" in result["diff"][0]["before"] and result["diff"][0]["after"] == ""
+    assert kube.nodes["gpu1"]["metadata"]["annotations"] == {"theirs": "x"}
+    assert kube.nodes["gpu1"]["status"] == {"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}}
+    assert kube.nodes["gpu2"] == node("gpu2")
+    assert not forget(kube, {"nodes": ["gpu1"]}, False)["changed"]
+
+
+@pytest.mark.parametrize("capacity", ["32", "0"])
+def test_kubelets_own_capacity_is_unchanged(capacity):
+    one = node("gpu1")
+    one["metadata"]["annotations"] = {}
+    one["status"] = {
+        "capacity": {contract.RESOURCE_MEMORY: capacity},
+        "allocatable": {contract.RESOURCE_MEMORY: "0"},
+    }
+    kube = Nodes(one)
+    assert not forget(kube, {"nodes": ["gpu1"]}, False)["changed"] and "PATCH" not in kube.requests
+    one["status"]["capacity"][contract.RESOURCE_COUNT] = "2"
+    result = forget(kube, {"nodes": ["gpu1"]}, False)
+    assert result["diff"][0]["before"] == "capacity aliyun.com/gpu-count: 2\n"

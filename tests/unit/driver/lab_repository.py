@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Versions, tools and input of the lab's package repositories."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab import packages
+
+VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.1"
+
+
+def output(*command: str | Path) -> str:
+    """Run a command that must succeed; return its standard output."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def skip_without(*tools: str) -> None:
+    missing = [name for name in tools if not shutil.which(name)]
+    if missing:
+        pytest.skip(f"this machine lacks {', '.join(missing)}")
+
+
+def make_toolkit(folder: Path) -> Path:
+    """Create the toolkit's programs as scripts."""
+    folder.mkdir()
+    for name in (*packages.BASE_BINARIES, packages.HOOK_BINARY):
+        (folder / name).write_text(f"#!/bin/sh\necho {name}\n")
+        (folder / name).chmod(0o755)
+    return folder

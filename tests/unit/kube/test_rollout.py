@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Readiness of a rollout, and the reasons from pods and events."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import rollout
+
+
+def workload(kind, generation=1, spec=None, **status):
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": "w", "namespace": "n", "generation": generation, "uid": "u"},
+        "spec": spec or {},
+        "status": {"observedGeneration": 1, **status},
+    }
+
+
+DONE = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady": 2, "numberAvailable": 2}
+
+
+@pytest.mark.parametrize(
+    ("live", "message"),
+    [
+        (workload("DaemonSet", **DONE), None),
+        (workload("DaemonSet", 2, **DONE), "hasn't processed the change"),
+        (workload("DaemonSet", **{**DONE, "updatedNumberScheduled": 1}), "1 of 2 pods are of the new revision"),
+        (workload("DaemonSet", **{**DONE, "numberReady": 0}), "0 of 2 pods are ready"),
+        (workload("DaemonSet", **{**DONE, "numberAvailable": 1}), "1 of 2 pods are available"),
+        (
+            workload(
+                "DaemonSet", spec={"updateStrategy": {"type": "OnDelete"}}, **{**DONE, "updatedNumberScheduled": 0}
+            ),
+            None,
+        ),
+        (workload("DaemonSet", desiredNumberScheduled=0), None),
+        ({**workload("DaemonSet"), "status": {}}, "hasn't processed"),
+        (workload("Deployment", replicas=1, updatedReplicas=1, readyReplicas=1, availableReplicas=1), None),
+        (workload("Deployment", replicas=2, updatedReplicas=1, readyReplicas=1, availableReplicas=1), "old revision"),
+        (workload("Deployment", updatedReplicas=1), "0 of 1 pod is ready"),
+        (workload("Deployment", spec={"replicas": 0}), None),
+        (workload("StatefulSet", spec={"replicas": 2}, updatedReplicas=2, readyReplicas=1), "1 of 2 pods are ready"),
+        ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}, None),
+    ],
+)
+def test_not_ready_reason(live, message):
+    reason = rollout.not_ready_reason(live)
+    assert reason is None if message is None else message in reason
+
+
+def test_a_node_announces_its_resources():
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "g"},
+        "status": {"allocatable": {"a/b": "0", "c/d": "1"}},
+    }
+    assert rollout.not_ready_reason(node, ["c/d"]) is None
+    assert rollout.not_ready_reason(node, ["a/b", "c/d"]) == "Node g doesn't announce a/b"
+
+
+def pod(name="p", node="gpu1", **status):
+    found = {"metadata": {"name": name, "namespace": "n", "uid": f"uid-{name}"}, "spec": {}, "status": status}
+    if node:
+        found["spec"]["nodeName"] = node
+    return found
+
+
+def event(kind, name, reason, message, uid=None, when="1"):
+    return {
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": when,
+        "involvedObject": {"kind": kind, "name": name, **({"uid": uid} if uid else {})},
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "events", "reasons"),
+    [
+        (
+            pod(
+                containerStatuses=[
+                    {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}}
+                ]
+            ),
+            [event("Pod", "p", "BackOff", "Back-off pulling")],
+            ["pod p on gpu1: container c is waiting: ImagePullBackOff (Back-off)"],
+        ),
+        (
+            pod(
+                containerStatuses=[
+                    {
+                        "name": "c",
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": {"exitCode": 2, "reason": "Error", "message": "no\nflag"}},
+                    }
+                ]
+            ),
+            [],
+            [
+                "pod p on gpu1: container c is waiting: CrashLoopBackOff; "
+                "before that, it ended with code 2 (Error): no flag"
+            ],
+        ),
+        (
+            pod(containerStatuses=[{"name": "c", "ready": False, "state": {"running": {}}}]),
+            [
+                event("Pod", "p", "Unhealthy", "old", when="1"),
+                event("Pod", "p", "Unhealthy", "Readiness probe failed: 503: NVML isn't there", when="2"),
+                event("Pod", "other", "Unhealthy", "not this one", when="3"),
+            ],
+            [
+                "pod p on gpu1: container c is running but not ready",
+                "pod p on gpu1: Unhealthy: Readiness probe failed: 503: NVML isn't there",
+            ],
+        ),
+        (
+            pod(
+                node="",
+                phase="Pending",
+                conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}],
+            ),
+            [],
+            ["pod p isn't scheduled: 0/3 nodes are available"],
+        ),
+        (
+            pod(initContainerStatuses=[{"name": "i", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]),
+            [],
+            ["pod p on gpu1: container i ended with code 1 (Error)"],
+        ),
+        (pod(phase="Failed", reason="Evicted", message="disk"), [], ["pod p on gpu1: Evicted disk"]),
+        (pod(phase="Pending"), [], ["pod p on gpu1 is Pending and not ready"]),
+        (pod(conditions=[{"type": "Ready", "status": "True"}]), [], []),
+    ],
+)
+def test_reasons_of_pods(one, events, reasons):
+    assert rollout.reasons(None, [one], events) == reasons
+
+
+def test_without_pods_the_workloads_events_are_reported():
+    live = workload("DaemonSet")
+    events = [
+        event("DaemonSet", "w", "FailedCreate", "violates PodSecurity", uid="u"),
+        event("DaemonSet", "w", "FailedCreate", "of an earlier one of this name", uid="old"),
+    ]
+    assert rollout.reasons(live, [], events) == ["DaemonSet n/w: FailedCreate: violates PodSecurity"]
+
+
+def test_a_terminating_pod_isnt_ready():
+    leaving = pod(conditions=[{"type": "Ready", "status": "True"}])
+    leaving["metadata"]["deletionTimestamp"] = "now"
+    assert not rollout.ready(leaving)
+    assert rollout.reasons(None, [leaving], []) == ["pod p on gpu1 is being deleted"]
+
+
+def test_reasons_are_limited():
+    assert len(rollout.reasons(None, [pod(name=f"p{number}", phase="Pending") for number in range(50)], [])) == 6

@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""kubelet_devices_info: the module's main() on real and damaged directories, sockets and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from unittest.mock import Mock
+
+import grpc
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet import source as sources
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.devices import KUBELETS, collect, running_root
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import (
+    Missing,
+    NodeKubelet,
+    Process,
+    Unreadable,
+)
+from ansible_collections.kubegpu.share.plugins.modules import kubelet_devices_info
+from hypothesis import given
+from hypothesis import strategies as st
+from real_kubelet import GPU, MEMORY, allocate_response, checkpoint, entry, list_response, pod_resources
+
+GPUS = ["aliyun.com/gpu-", "nvidia.com/"]
+CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
+PODS = list_response({"default/one": {"main": {MEMORY: ["s-0", "s-1"]}}})
+
+
+@pytest.fixture
+def root():
+    """kubelet's directory, with a short name: the path of a socket may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as folder:
+        yield filled(Path(folder))
+
+
+def filled(tmp_path):
+    (tmp_path / "device-plugins").mkdir()
+    (tmp_path / "pod-resources").mkdir()
+    (tmp_path / CHECKPOINT).write_bytes(
+        checkpoint(
+            entry({"0": ["s-0", "s-1"]}, response=allocate_response({"NVIDIA_VISIBLE_DEVICES": GPU})),
+            registered={MEMORY: ["s-0", "s-1", "s-2"]},
+        )
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def bound():
+    """Create sockets without a server."""
+    made = []
+
+    def make(path):
+        one = socket.socket(socket.AF_UNIX)
+        made.append(one)
+        one.bind(str(path))
+        one.listen()
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def call(capsys, **arguments):
+    with patch_module_args(arguments), pytest.raises(SystemExit) as ended:
+        kubelet_devices_info.main()
+    return {**json.loads(capsys.readouterr().out), "rc": ended.value.code}
+
+
+# --------------------------------------------------------------------------- the module
+
+
+def test_module(root, bound, capsys):
+    bound(root / "device-plugins" / "aliyungpushare.sock")
+    (root / "device-plugins" / "DEPRECATION").write_text("")
+    os.symlink("aliyungpushare.sock", root / "device-plugins" / "link.sock")
+    with serve(root, lambda request, context: PODS):
+        found = call(capsys, root=str(root))
+    assert found["rc"] == 0 and found["changed"] is False
+    kubelet = found["kubelet"]
+    assert kubelet["root"] == str(root) and kubelet["sockets"] == ["aliyungpushare.sock"]
+    assert kubelet["checkpoint"]["state"] == "ok"
+    assert kubelet["checkpoint"]["entries"][0]["envs"] == {"NVIDIA_VISIBLE_DEVICES": GPU}
+    assert kubelet["checkpoint"]["registered"] == {MEMORY: ["s-0", "s-1", "s-2"]}
+    assert kubelet["pod_resources"] == {
+        "state": "ok",
+        "problem": "",
+        "pods": [
+            {
+                "namespace": "default",
+                "name": "one",
+                "containers": [{"name": "main", "devices": [{"resource": MEMORY, "ids": ["s-0", "s-1"]}]}],
+            }
+        ],
+    }
+
+
+def test_a_machine_without_kubelet(tmp_path, capsys):
+    found = call(capsys, root=str(tmp_path / "none"), _ansible_check_mode=True)["kubelet"]
+    assert found["checkpoint"]["state"] == found["pod_resources"]["state"] == "missing"
+    assert "doesn't exist" in found["checkpoint"]["problem"] and "doesn't exist" in found["pod_resources"]["problem"]
+    assert found["sockets"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"resources": []}, {"resources": ["nvidia.com/", ""]}, {"root": "var/lib/kubelet"}], ids=str
+)
+def test_invalid_options(arguments, capsys, root):
+    found = call(capsys, **{"root": str(root), **arguments})
+    assert found["failed"] and next(iter(arguments)) in found["msg"] and "Traceback" not in found["msg"]
+
+
+def test_other_resources(root, capsys):
+    found = call(capsys, root=str(root), resources=["nvidia.com/"])["kubelet"]["checkpoint"]
+    assert found["state"] == "ok" and found["entries"] == [] and found["registered"] == {}
+
+
+# --------------------------------------------------------------------------- the checkpoint's file
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def large(path):
+    path.write_bytes(b"")
+    os.truncate(path, 200 * 1024 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "message"),
+    [
+        (lambda path: None, "missing", "doesn't exist"),
+        (lambda path: path.mkdir(), "unreadable", "isn't a regular file"),
+        (fifo, "unreadable", "isn't a regular file"),
+        (lambda path: path.symlink_to("other"), "unreadable", "symbolic link"),
+        (large, "unreadable", "more than 67108864 bytes"),
+        (lambda path: path.write_bytes(b""), "unreadable", "JSON"),
+        (lambda path: path.write_bytes(b'{"Data":{"PodDeviceEntries":[{"PodUID":"3f'), "unreadable", "JSON"),
+        (lambda path: path.write_bytes(b"\x80\x02}q\x00."), "unreadable", "UTF-8"),
+        (lambda path: path.write_bytes(b'{"Version":"v9","Data":{},"Checksum":1}'), "unknown", "form"),
+    ],
+    ids=["none", "folder", "fifo", "link", "200 MB", "empty", "cut short", "no text", "a version"],
+)
+def test_a_damaged_file(make, state, message, root, capsys):
+    path = root / CHECKPOINT
+    path.rename(path.with_name("other"))
+    make(path)
+    found = call(capsys, root=str(root))["kubelet"]["checkpoint"]
+    assert found["state"] == state and message in found["problem"] and "\n" not in found["problem"]
+    assert found["entries"] == [] and found["registered"] == {}
+
+
+def test_a_socket_in_the_files_place(root, bound):
+    (root / CHECKPOINT).unlink()
+    bound(root / CHECKPOINT)
+    with pytest.raises(Unreadable, match="can't be read"):
+        NodeKubelet().file(str(root / CHECKPOINT))
+
+
+def test_a_file_in_place_of_a_directory(tmp_path):
+    (tmp_path / "device-plugins").write_text("")
+    found = collect(NodeKubelet(), str(tmp_path), GPUS)
+    assert found["checkpoint"]["state"] == "missing" and found["sockets"] == []
+
+
+def test_a_path_with_a_null_byte():
+    source = NodeKubelet()
+    with pytest.raises(Unreadable):
+        source.file("/a\0b")
+    with pytest.raises(Unreadable):
+        source.pod_resources("/a\0b")
+    assert source.sockets("/a\0b") == []
+
+
+def test_the_size_limit_is_inclusive(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    assert NodeKubelet(largest=100).file(str(path)) == b"x" * 100
+    with pytest.raises(Unreadable, match="more than 99 bytes"):
+        NodeKubelet(largest=99).file(str(path))
+    # Reports a size of 0 and has content.
+    with pytest.raises(Unreadable, match="more than 5 bytes"):
+        NodeKubelet(largest=5).file("/proc/self/status")
+
+
+def test_a_read_error_closes_the_file(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sources.os, "fdopen", Mock(side_effect=OSError(5, "Input/output error")))
+    with pytest.raises(Unreadable, match="Input/output error"):
+        NodeKubelet().file(str(tmp_path / "file"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_descriptor_is_left_open(tmp_path):
+    (tmp_path / "folder").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Unreadable):
+        NodeKubelet().file(str(tmp_path / "folder"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_permission_error_is_reported(root, monkeypatch):
+    monkeypatch.setattr(sources.os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    found = collect(NodeKubelet(), str(root), GPUS)["checkpoint"]
+    assert found["state"] == "unreadable" and found["problem"].endswith("can't be read: Permission denied")
+
+
+# --------------------------------------------------------------------------- PodResources
+
+
+def pods(root, **source):
+    return collect(NodeKubelet(**source), str(root), GPUS)["pod_resources"]
+
+
+def serve(root, reply, *path):
+    return pod_resources(f"{root}/pod-resources/kubelet.sock", reply, *path)
+
+
+def test_no_library(root, bound, monkeypatch):
+    bound(root / "pod-resources" / "kubelet.sock")
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    found = pods(root)
+    assert found["state"] == "missing" and found["pods"] == []
+    assert "python3-grpcio" in found["problem"] and "EPEL" in found["problem"]
+
+
+def test_no_library_and_no_socket(root, monkeypatch):
+    """The missing socket is reported: the library wouldn't help."""
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert "kubelet.sock" in pods(root)["problem"]
+
+
+def test_a_broken_library(root, bound, monkeypatch):
+    bound(root / "pod-resources" / "kubelet.sock")
+
+    class BrokenFinder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "grpc":
+                raise RuntimeError("compiled for\nanother version")
+
+    monkeypatch.delitem(sys.modules, "grpc")
+    monkeypatch.setattr(sys, "meta_path", [BrokenFinder(), *sys.meta_path])
+    found = pods(root)
+    assert found["state"] == "unreadable" and "compiled for another version" in found["problem"]
+
+
+def test_a_file_in_the_sockets_place(root):
+    (root / "pod-resources" / "kubelet.sock").write_text("")
+    found = pods(root)
+    assert found["state"] == "unreadable" and "isn't a socket" in found["problem"]
+
+
+def test_a_closed_socket(root, bound):
+    bound(root / "pod-resources" / "kubelet.sock").close()
+    found = pods(root, seconds=60)
+    assert found["state"] == "unreadable" and "UNAVAILABLE" in found["problem"]
+
+
+def test_a_socket_without_a_server(root, bound):
+    bound(root / "pod-resources" / "kubelet.sock")
+    found = pods(root, seconds=0.5)
+    assert found["state"] == "unreadable" and "DEADLINE_EXCEEDED" in found["problem"]
+
+
+def test_a_hanging_kubelet_is_reported(root):
+    going = threading.Event()
+
+    def hang(_request, _context):
+        going.wait(60)
+        return PODS
+
+    with serve(root, hang):
+        found = pods(root, seconds=0.5)
+        going.set()
+    assert found["state"] == "unreadable" and "DEADLINE_EXCEEDED" in found["problem"]
+
+
+def test_a_refusal_of_kubelet_is_reported(root):
+    def refuse(_request, context):
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by\nrate limit " + "x" * 5000)
+
+    with serve(root, refuse):
+        found = pods(root)
+    assert found["state"] == "unreadable" and "RESOURCE_EXHAUSTED: rejected by rate limit" in found["problem"]
+    assert len(found["problem"]) < 600 and "\n" not in found["problem"]
+
+
+def test_a_kubelet_of_another_version(root):
+    with serve(root, lambda request, context: PODS, "/v2.PodResourcesLister/List"):
+        found = pods(root)
+    assert found["state"] == "unreadable" and "UNIMPLEMENTED" in found["problem"]
+
+
+def test_a_too_large_response_is_reported(root):
+    large = list_response({"a/b": {"c": {MEMORY: [f"card-{number}" for number in range(5000)]}}})
+    with serve(root, lambda request, context: large):
+        found = pods(root, largest=10_000)
+    assert found["state"] == "unreadable" and "RESOURCE_EXHAUSTED" in found["problem"]
+
+
+def test_a_response_above_grpcs_default_limit_of_4_mib(root):
+    pad = b"\x7a\x80\x80\x80\x03" + b"\0" * (6 << 20)
+    with serve(root, lambda request, context: PODS + pad):
+        assert pods(root)["state"] == "ok"
+
+
+def test_a_malformed_response(root):
+    with serve(root, lambda request, context: b"\x0a\x7fjunk"):
+        found = pods(root)
+    assert found["state"] == "unknown" and found["pods"] == []
+
+
+def test_each_call_opens_its_own_connection(root):
+    """A restarted kubelet is called at once, without the back-off of an earlier failure."""
+    for _time in range(2):
+        with serve(root, lambda request, context: PODS):
+            assert pods(root)["state"] == "ok"
+        assert pods(root)["state"] in ("missing", "unreadable")
+
+
+# --------------------------------------------------------------------------- kubelet's directory
+
+
+class Machine:
+    """A machine made of processes and files."""
+
+    def __init__(self, *lines, files=None):
+        self.lines = lines
+        self.files = files or {}
+
+    def processes(self, names):
+        return [Process(number, line) for number, line in enumerate(self.lines)]
+
+    def file(self, path):
+        if path not in self.files:
+            raise Missing(f"{path} doesn't exist")
+        return self.files[path]
+
+    def sockets(self, path):
+        return []
+
+    def pod_resources(self, path):
+        raise Missing(f"{path} doesn't exist")
+
+
+SNAP = "/var/snap/microk8s/6089/args/kubelet"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (Machine(), "/var/lib/kubelet"),
+        (Machine(("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml")), "/var/lib/kubelet"),
+        (Machine(("/usr/bin/kubelet", "--root-dir=/data/kubelet")), "/data/kubelet"),
+        (Machine(("kubelet", "--v=2", "--root-dir", "/data/kubelet")), "/data/kubelet"),
+        (Machine(("kubelet", "-root-dir=/data/kubelet")), "/data/kubelet"),
+        (Machine(("kubelet", "--root-dir=/a", "--root-dir=/b")), "/b"),
+        (Machine(("kubelet", "--root-dir")), "/var/lib/kubelet"),
+        (Machine(("kubelet", "--x-root-dir=/a")), "/var/lib/kubelet"),
+        (Machine(("/hyperkube", "kubelet", "--root-dir=/a")), "/a"),
+        (Machine(("k3s", "server", "--kubelet-arg=v=2", "--kubelet-arg=root-dir=/a", "--root-dir=/no")), "/a"),
+        (Machine(("k3s", "agent", "--kubelet-arg", "root-dir=/a")), "/a"),
+        (Machine(("k3s", "agent", "--kubelet-arg=root-dir=/a", "--kubelet-arg=root-dir=/b")), "/b"),
+        (Machine(("/usr/local/bin/k3s server",)), "/var/lib/kubelet"),
+        (
+            Machine(
+                ("/usr/local/bin/k3s server",),
+                files={"/etc/rancher/k3s/config.yaml": b"kubelet-arg:\n# - root-dir=/no\n  - v=2\n  - 'root-dir=/a'\n"},
+            ),
+            "/a",
+        ),
+        (
+            Machine(
+                ("/usr/bin/k3s agent",),
+                files={"/etc/rancher/k3s/config.yaml": b"kubelet-arg: [v=2,root-dir=/a]\n"},
+            ),
+            "/a",
+        ),
+        (Machine(("/usr/local/bin/k3s server",), files={"/etc/rancher/k3s/config.yaml": b"\xff"}), "/var/lib/kubelet"),
+        (Machine(("kubelite", f"--kubelet-args-file={SNAP}")), "/var/snap/microk8s/common/var/lib/kubelet"),
+        (
+            Machine(
+                ("kubelite", f"--kubelet-args-file={SNAP}"),
+                files={SNAP: b"--v=2\n--root-dir=${SNAP_COMMON}/kubelet\n"},
+            ),
+            "/var/snap/microk8s/common/kubelet",
+        ),
+        (
+            Machine(("kubelite", f"--kubelet-args-file={SNAP}"), files={SNAP: b'--root-dir="/data"\n'}),
+            "/data",
+        ),
+        (Machine(("kubelite",)), "/var/lib/kubelet"),
+        (Machine(("kubelet", "--root-dir=/a"), ("kubelet", "--root-dir=/a")), "/a"),
+    ],
+    ids=[
+        "no kubelet", "no flag", "flag", "two arguments", "one dash", "twice", "no value", "another flag",
+        "hyperkube", "k3s", "k3s with two arguments", "k3s twice", "k3s with a title", "k3s with a file",
+        "k3s with a flow list",
+        "k3s with junk", "microk8s", "microk8s with a file", "microk8s elsewhere", "kubelite alone",
+        "two with the same root",
+    ],
+)  # fmt: skip
+def test_the_running_kubelets_root(source, expected):
+    assert running_root(source) == expected
+    found = collect(source, None, GPUS)
+    assert found["root"] == expected and found["checkpoint"]["problem"] == f"{expected}/{CHECKPOINT} doesn't exist"
+
+
+def test_two_kubelets_with_different_roots():
+    source = Machine(("kubelet", "--root-dir=/b"), ("kubelet", "--root-dir=/a"))
+    with pytest.raises(BadInput, match="/a and /b"):
+        collect(source, None, GPUS)
+    assert collect(source, "/b", GPUS)["root"] == "/b"
+
+
+def test_a_relative_root():
+    with pytest.raises(BadInput, match="absolute"):
+        collect(Machine(("kubelet", "--root-dir=kubelet")), None, GPUS)
+
+
+@given(st.lists(st.text(max_size=20) | st.sampled_from(["kubelet", "k3s", "kubelite", "--root-dir"]), min_size=1))
+def test_any_command_line(line):
+    assert isinstance(running_root(Machine(tuple(line))), str)
+
+
+def processes(folder, *pids):
+    return [(one.pid, one.arguments) for one in NodeKubelet(str(folder)).processes(KUBELETS) if one.pid in pids]
+
+
+def add_process(folder, pid, line, root="/"):
+    (folder / str(pid)).mkdir()
+    (folder / str(pid) / "cmdline").write_bytes(line)
+    (folder / str(pid) / "root").symlink_to(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="requires root")
+def test_processes_of_root_outside_containers(tmp_path):
+    add_process(tmp_path, 7, b"/usr/bin/kubelet\0--root-dir=/a\0")
+    add_process(tmp_path, 8, b"/usr/local/bin/k3s agent\0\0\0")
+    add_process(tmp_path, 9, b"/usr/bin/other\0kubelet\0")
+    # A node of kind, or a pod: another root.
+    add_process(tmp_path, 10, b"kubelet\0--root-dir=/b\0", root=tmp_path)
+    # A user's.
+    add_process(tmp_path, 11, b"kubelet\0--root-dir=/c\0")
+    os.chown(tmp_path / "11", 65534, 65534)
+    # It ended meanwhile.
+    (tmp_path / "12").mkdir()
+    add_process(tmp_path, 13, b"")
+    add_process(tmp_path, 14, b"kubelet\xff\0")
+    (tmp_path / "self").mkdir()
+    assert processes(tmp_path, *range(20)) == [
+        (7, ("/usr/bin/kubelet", "--root-dir=/a")),
+        (8, ("/usr/local/bin/k3s agent",)),
+    ]
+    assert NodeKubelet(str(tmp_path / "none")).processes(KUBELETS) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="requires root")
+def test_a_real_process(tmp_path):
+    with subprocess.Popen(
+        ["kubelet", "-c", "import sys; print(flush=True); sys.stdin.read()", "--root-dir=/a"],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as running:
+        try:
+            # Its command line is final only now.
+            running.stdout.readline()
+            found = processes("/proc", running.pid)
+        finally:
+            running.kill()
+    assert [one[1][-1] for one in found] == ["--root-dir=/a"]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who looks on in the lab: a watch is read whole, a card that is given away twice is found, a container's sight is."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+
+import _lab
+import _load
+import _pods
+import pytest
+import test_42_attacks as attacks
+import urllib3
+from _lab import Api, JsonObject
+from _load import Auditor
+
+
+def pod(
+    name: str, units: int, card: str = "", node: str = "gpu1", phase: str = "Running", version: int = 1
+) -> JsonObject:
+    annotations = {"ALIYUN_COM_GPU_MEM_IDX": card.partition(",")[0]} if card else {}
+    if "," in card:
+        annotations["kubegpu.share/card-indices"] = card
+    limits = {_lab.RESOURCE: str(units)}
+    return {
+        "metadata": {"name": name, "uid": name, "annotations": annotations, "resourceVersion": str(version)},
+        "spec": {"nodeName": node, "containers": [{"name": "c0", "resources": {"limits": limits}}]},
+        "status": {"phase": phase},
+    }
+
+
+class Script:
+    """An API whose watch says what a test wants."""
+
+    def __init__(self, *events: tuple[str, JsonObject]) -> None:
+        self.events = events
+
+    def watch(self, _path: str, _stop: threading.Event) -> Iterator[tuple[str, JsonObject]]:
+        yield from self.events
+
+
+def audited(*events: tuple[str, JsonObject]) -> Auditor:
+    auditor = Auditor(Script(*events), {"gpu1": {0: 16, 1: 8}})  # type: ignore[arg-type]
+    auditor._follow()
+    assert not auditor.failed and auditor.events == len(events)
+    return auditor
+
+
+def test_cards_that_are_just_full_are_fine() -> None:
+    auditor = audited(
+        ("ADDED", pod("a", 9, "0")),
+        ("MODIFIED", pod("a", 9, "0")),
+        ("ADDED", pod("b", 14, "0,1")),
+        ("ADDED", pod("waits", 9, node="")),
+        ("ADDED", pod("elsewhere", 99, "0", node="cp1")),
+        ("DELETED", pod("a", 9, "0")),
+        ("ADDED", pod("c", 9, "0")),
+        ("MODIFIED", pod("c", 9, "0", phase="Succeeded")),
+        ("ADDED", pod("d", 9, "0")),
+    )
+    assert auditor.wrong == [] and auditor.now() == {"gpu1": {0: 16, 1: 7}}
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (pod("b", 8, "0"), "b: card 0 of gpu1 has 17 of 16"),
+        (pod("b", 18, "0,1"), "b: card 0 of gpu1 has 18 of 16"),
+        (pod("b", 1, "7"), "b: card 7 of gpu1 has 1 of 0"),
+        (pod("b", 1), "b is on gpu1 without a card"),
+    ],
+    ids=["one card", "two cards", "no such card", "no card"],
+)
+def test_what_cannot_be_is_found_even_if_it_is_gone_at_once(one: JsonObject, said: str) -> None:
+    auditor = audited(("ADDED", pod("a", 9, "0")), ("ADDED", one), ("DELETED", one))
+    assert said in auditor.wrong
+
+
+def test_a_watch_that_fails_is_no_watch() -> None:
+    auditor = Auditor(Script(("ADDED", {})), {})  # type: ignore[arg-type]
+    auditor._follow()
+    assert auditor.failed
+
+
+def test_a_watch_is_read_whole_however_it_comes() -> None:
+    """Events cut anywhere, several at once, and the next watch begins where the last one ended."""
+    asked: list[str] = []
+    lines = [json.dumps({"type": "MODIFIED", "object": pod("a", n, version=n)}) + "\n" for n in range(2, 6)]
+    text = "".join(lines).encode()
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            if "watch" not in self.path:
+                whole = json.dumps({"metadata": {"resourceVersion": "1"}, "items": [pod("a", 1)]}).encode()
+                self.send_header("Content-Length", str(len(whole)))
+                self.end_headers()
+                self.wfile.write(whole)
+                return
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for part in (text[:10], text[10:700], text[700:]) if len(asked) == 2 else ():
+                self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+
+        def log_message(self, *_words: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        api = Api.__new__(Api)
+        api.server, api.warnings = f"http://127.0.0.1:{server.server_port}", []
+        api._pool = urllib3.PoolManager(retries=False)
+        stop, seen = threading.Event(), []
+        for kind, one in api.watch("/pods", stop):
+            seen.append((kind, _pods.units_of(one)))
+            if len(seen) == 5:
+                stop.set()
+        assert seen == [("ADDED", 1), *(("MODIFIED", n) for n in range(2, 6))]
+        assert "resourceVersion=1&" in asked[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_cdi_names_of_an_answer() -> None:
+    def field(number: int, value: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(value)]) + value
+
+    message = field(1, field(1, b"A") + field(2, b"B")) + field(5, field(1, b"nvidia.com/gpu=GPU-1"))
+    assert _lab.cdi_of(message + field(5, field(1, b"nvidia.com/gpu=GPU-2"))) == [
+        "nvidia.com/gpu=GPU-1",
+        "nvidia.com/gpu=GPU-2",
+    ]
+
+
+def test_shares_of_several_cards() -> None:
+    assert _pods.shares_of(pod("a", 12, "0,3")) == {0: 6, 3: 6}
+    assert _pods.shares_of(pod("a", 5, "1")) == {1: 5}
+    assert _pods.shares_of(pod("a", 5)) == {}
+
+
+class Node:
+    """What a node's shell prints."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def ssh(self, _node: str, _script: str) -> str:
+        return self.text
+
+
+def test_what_containers_see() -> None:
+    first, second = "0f4a2f1e-0000-4000-8000-00000000000a", "0f4a2f1e-0000-4000-8000-00000000000b"
+    text = f"pod{first.replace('-', '_')} nvidia0 nvidia12\npod{second} nvidia[0-9]*\npod{second} nvidia1\n"
+    assert attacks.visible(Node(text), "gpu1") == {first: {0, 12}, second: {1}}  # type: ignore[arg-type]
+
+
+def test_the_loads_cards_are_enough_for_its_largest_pod() -> None:
+    """Otherwise a pod waits for ever, and the test with it."""
+    widest = [sorted(sizes, reverse=True)[1] for sizes in _load.SIZES.values()]
+    assert max(widest) >= 6 and all(max(sizes) >= 6 for sizes in _load.SIZES.values())

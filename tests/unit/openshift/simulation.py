@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Simulated operators: a thread that acts on a real API server while a test runs."""
+
+from __future__ import annotations
+
+import threading
+import typing as t
+
+
+class Simulation:
+    """Calls ``_step`` every 20 ms until the context ends."""
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> t.Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _follow(self) -> None:
+        while not self._end.wait(0.02):
+            self._step()
+
+    def _step(self) -> None:
+        raise NotImplementedError

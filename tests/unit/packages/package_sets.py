@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Package sets of the tests, from the module's own options, and the reconciler that applies them."""
+
+from __future__ import annotations
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import options, reconcile, signing_key
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
+
+KEY = f"{signing_key.ARMOUR[0]}\n\nabc=\n{signing_key.ARMOUR[1]}\n"
+
+
+def package_set(**params):
+    """A package set from options of ``pinned_packages``; keys of a repository that are None are left out."""
+    if "repositories" in params:
+        params["repositories"] = [
+            {key: value for key, value in one.items() if value is not None} for one in params["repositories"]
+        ]
+    result = ArgumentSpecValidator(options.ARGUMENTS).validate(params)
+    assert not result.error_messages, result.error_messages
+    return options.package_set(result.validated_parameters)
+
+
+def plan(spec, facts):
+    return planner(spec, facts).plan()
+
+
+def reconciler(spec, node, family, fetch=lambda _url: KEY.encode(), sleep=lambda _seconds: None):
+    return reconcile.PackagesReconciler(spec, node, family, "amd64", fetch, sleep)
+
+
+def apply(spec, node, family, check=False, **hooks):
+    """Run the module's reconciler; its result."""
+    return run(reconciler(spec, node, family, **hooks), check)
+
+
+def headers(result):
+    """The headers of a plan, or of a result's diff."""
+    if isinstance(result, dict):
+        return [one["before_header"] for one in result["diff"]]
+    return [change.header for change in result.changes]

@@ -1,0 +1,550 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""pinned_packages with apt: options, plan, apply on a fake apt, interruption at every step."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import apt_query
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.apt_apply import reason
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.commands import shown
+from node_fakes import AptMachine, Killed
+from package_sets import KEY, apply, headers, package_set
+
+URL = "http://repo.example.org/cuda/"
+KEY_URL = "http://repo.example.org/key.asc"
+OTHER_KEY = KEY.replace("abc", "xyz")
+SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
+SOURCES = "/etc/apt/sources.list.d/kubegpu-cuda.sources"
+KEYRING = "/etc/apt/keyrings/kubegpu-cuda.asc"
+
+
+def options(**changes):
+    repository = {"name": "cuda", "url": URL, "key_url": KEY_URL, "architectures": ["amd64"]}
+    return {
+        "name": "driver",
+        "repositories": [{**repository, **changes.pop("repository", {})}],
+        "pins": [{"package": "*nvidia*", "pin": "version 580.95.05*"}],
+        "packages": ["nvidia-driver-cuda=580.95.05-*", "nvidia-kernel-open-dkms=580.95.05-*"],
+        "never_upgrade": ["nvidia-"],
+        **changes,
+    }
+
+
+def machine():
+    versions = ["580.82.07-1", "580.95.05-1", "590.44.01-1"]
+    return AptMachine({URL: {"nvidia-driver-cuda": versions, "nvidia-kernel-open-dkms": versions, "other": ["1"]}})
+
+
+class Fetch:
+    def __init__(self, text=KEY):
+        self.text, self.asked = text, []
+
+    def __call__(self, url):
+        self.asked.append(url)
+        if self.text is None:
+            raise OSError("no route to host")
+        return self.text.encode()
+
+
+def go(node, params, fetch=None, check=False, sleep=lambda _seconds: None):
+    return apply(package_set(**params), node, "debian", check, fetch=fetch or Fetch(), sleep=sleep)
+
+
+# --------------------------------------------------------------------------- bare node and second run
+
+
+def test_bare_machine_gets_all_files_and_packages_and_the_second_run_changes_nothing():
+    node = machine()
+    result = go(node, options())
+    assert headers(result) == [
+        KEYRING,
+        SOURCES,
+        "/etc/apt/preferences.d/kubegpu-driver.pref",
+        "/etc/apt/apt.conf.d/90kubegpu-driver",
+        "package nvidia-driver-cuda",
+        "package nvidia-kernel-open-dkms",
+    ]
+    assert node.installed == {"nvidia-driver-cuda": "580.95.05-1", "nvidia-kernel-open-dkms": "580.95.05-1"}
+    assert node.held == set(node.installed)
+    assert node.files[KEYRING] == KEY
+    assert node.files[SOURCES].splitlines()[2:] == [
+        "# Created: /etc/apt/keyrings",
+        "Types: deb",
+        f"URIs: {URL}",
+        "Suites: /",
+        "Architectures: amd64",
+        f"Signed-By: {KEYRING}",
+    ]
+    assert (
+        "Package: *nvidia*\nPin: version 580.95.05*\nPin-Priority: 1001\n"
+        in node.files["/etc/apt/preferences.d/kubegpu-driver.pref"]
+    )
+    assert 'Package-Blacklist {\n    "nvidia-";\n};' in node.files["/etc/apt/apt.conf.d/90kubegpu-driver"]
+    # Only our own list was fetched.
+    assert node.fetched == {URL}
+
+    node.ran.clear()
+    fetch = Fetch(None)
+    assert go(node, options(), fetch) == {"changed": False, "diff": []}
+    assert node.changing_commands() == [] and fetch.asked == []
+
+
+def test_check_mode_predicts_all_changes_without_the_repository():
+    node = machine()
+    before = copy.deepcopy(node.state())
+    predicted = go(node, options(packages=["nvidia-driver-cuda=580.95.05-*", "other"]), Fetch(None), check=True)
+    assert predicted["changed"] and node.state() == before and node.changing_commands() == []
+    by_header = {one["before_header"]: one["after"] for one in predicted["diff"]}
+    assert by_header["package nvidia-driver-cuda"] == "580.95.05-*, held\n"
+    assert by_header["package other"] == "latest of pin, held\n"
+    made = go(node, options(packages=["nvidia-driver-cuda=580.95.05-*", "other"]))
+    assert made["diff"] == predicted["diff"]
+
+
+def test_missing_lists_are_downloaded_for_dependencies():
+    node = machine()
+    node.repositories["http://deb.example.org"] = {"dkms": ["3"]}
+    go(node, options(packages=["dkms"]))
+    assert node.fetched == {URL, "http://deb.example.org"}
+    assert node.installed == {"dkms": "3"}
+
+
+# --------------------------------------------------------------------------- drift
+
+
+def converged():
+    node = machine()
+    go(node, options())
+    node.ran.clear()
+    return node
+
+
+def test_edited_file_of_ours_is_restored_without_running_apt():
+    node = converged()
+    node.files["/etc/apt/preferences.d/kubegpu-driver.pref"] = "# mine\n"
+    assert headers(go(node, options())) == ["/etc/apt/preferences.d/kubegpu-driver.pref"]
+    assert node.changing_commands() == []
+    assert "Pin-Priority" in node.files["/etc/apt/preferences.d/kubegpu-driver.pref"]
+
+
+def test_missing_hold_is_set_again():
+    node = converged()
+    node.held.discard("nvidia-driver-cuda")
+    assert headers(go(node, options())) == ["package nvidia-driver-cuda"]
+    assert node.changing_commands() == ["apt-mark hold nvidia-driver-cuda"]
+
+
+def test_hold_false_releases():
+    node = converged()
+    go(node, options(hold=False))
+    assert node.held == set()
+
+
+@pytest.mark.parametrize("version", ["580.82.07", "590.44.01"])
+def test_upgrade_and_downgrade_release_only_our_own_holds(version):
+    node = converged()
+    node.held.add("linux-image-amd64")
+    go(node, options(packages=[f"nvidia-driver-cuda={version}-1"]))
+    assert node.installed["nvidia-driver-cuda"] == f"{version}-1"
+    assert node.held == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "linux-image-amd64"}
+    assert not [line for line in node.ran if "--allow-change-held-packages" in line]
+    assert all("--allow-downgrades" in line for line in node.ran if " install " in line)
+
+
+def test_failed_installation_keeps_the_old_version_held():
+    node = converged()
+    with pytest.raises(ShareError, match=r"apt-get install .* failed: E: Unable to locate package nvidia-driver-cuda$"):
+        go(node, options(packages=["nvidia-driver-cuda=1-1"]))
+    assert node.installed["nvidia-driver-cuda"] == "580.95.05-1" and "nvidia-driver-cuda" in node.held
+
+
+def test_new_url_replaces_the_old_one():
+    node = converged()
+    node.repositories["http://mirror.example.org/"] = {}
+    result = go(node, options(repository={"url": "http://mirror.example.org/"}))
+    assert headers(result) == [SOURCES]
+    assert "http://mirror.example.org/" in node.fetched
+
+
+def test_repository_that_fails_is_rolled_back():
+    node = machine()
+    with pytest.raises(ShareError, match=r"failed: E: The repository .* does not have a Release file\.$"):
+        go(node, options(repository={"url": "http://wrong.example.org/"}))
+    assert SOURCES not in node.files and KEYRING not in node.files
+    node = converged()
+    before = node.files[SOURCES]
+    with pytest.raises(ShareError):
+        go(node, options(repository={"url": "http://wrong.example.org/"}))
+    assert node.files[SOURCES] == before
+
+
+def test_unpinned_package_keeps_its_version():
+    node = machine()
+    go(node, options(packages=["nvidia-driver-cuda"]))
+    assert node.installed == {"nvidia-driver-cuda": "590.44.01-1"}
+    node.installed["nvidia-driver-cuda"] = "1"
+    assert not go(node, options(packages=["nvidia-driver-cuda"]))["changed"]
+
+
+# --------------------------------------------------------------------------- keys
+
+
+def test_key_rotation_is_a_change():
+    node = converged()
+    node.keys[URL] = OTHER_KEY
+    new = hashlib.sha256(OTHER_KEY.encode()).hexdigest()
+    result = go(node, options(repository={"key_sha256": new}), Fetch(OTHER_KEY))
+    assert headers(result) == [KEYRING] and node.files[KEYRING] == OTHER_KEY
+    result = go(node, options(repository={"key_sha256": new, "key_url": KEY_URL + "2"}), Fetch(OTHER_KEY))
+    assert headers(result) == [SOURCES]
+    result = go(node, options(repository={"key_url": KEY_URL + "3"}), Fetch(OTHER_KEY))
+    assert headers(result) == [KEYRING, SOURCES]
+    result = go(node, options(repository={"key_url": None, "key_text": OTHER_KEY.strip()}), Fetch(None))
+    assert headers(result) == [SOURCES]
+
+
+def test_replaced_key_is_downloaded_when_apt_update_fails():
+    node = converged()
+    node.keys[URL] = OTHER_KEY
+    go(node, options(packages=["other"]), Fetch(OTHER_KEY))
+    assert node.files[KEYRING] == OTHER_KEY and "other" in node.installed
+    node.keys[URL] = "third"
+    with pytest.raises(ShareError, match="NO_PUBKEY"):
+        go(node, options(packages=["nvidia-driver-cuda=580.82.07-1"]), Fetch(KEY))
+    assert node.files[KEYRING] == OTHER_KEY
+
+
+@pytest.mark.parametrize(
+    ("fetch", "repository", "words"),
+    [
+        (Fetch("<html>sign in</html>"), {}, "isn't an armoured OpenPGP public key"),
+        (Fetch("-----BEGIN PGP PUBLIC KEY BLOCK-----\ncut"), {}, "isn't an armoured OpenPGP public key"),
+        (Fetch(OTHER_KEY), {"key_sha256": SHA256}, f"key_sha256 is {SHA256}"),
+        (Fetch(None), {}, f"the key at {KEY_URL} can't be downloaded: no route to host"),
+    ],
+)
+def test_invalid_key_changes_nothing(fetch, repository, words):
+    node = machine()
+    before = copy.deepcopy(node.state())
+    with pytest.raises(ShareError, match=r"^repositories: cuda: the key") as caught:
+        go(node, options(repository=repository), fetch)
+    assert words in str(caught.value) and node.state() == before
+
+
+# --------------------------------------------------------------------------- the user's own lists
+
+
+STANZA = f"Types: deb\nURIs: http://x/ {URL}\nSuites: /\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "refused"),
+    [
+        ("sources.list.d/cuda.list", "deb [arch=amd64 signed-by=/a.gpg] http://repo.example.org/cuda /", True),
+        ("sources.list.d/cuda.list", f"deb {URL} /", True),
+        ("sources.list", f"# x\ndeb  [ signed-by=/a.gpg ]  {URL}  /", True),
+        ("sources.list.d/cuda.list", f"#deb [signed-by=/a.gpg] {URL} /", False),
+        ("sources.list.d/cuda.list", f"deb-src [signed-by=/a.gpg] {URL} /", False),
+        ("sources.list.d/cuda.list", f"deb [signed-by={KEYRING}] {URL} /", False),
+        ("sources.list.d/cuda.list", f"deb [signed-by=/a.gpg] {URL} stable main", False),
+        ("sources.list.d/cuda.list", "deb [signed-by=/a.gpg] http://else.example.org/cuda/ /", False),
+        ("sources.list.d/cuda.list.save", f"deb [signed-by=/a.gpg] {URL} /", False),
+        ("sources.list.d/c.sources", f"{STANZA}Signed-By:\n -----BEGIN\n .\n x\n", True),
+        ("sources.list.d/c.sources", f"{STANZA}Signed-By: /a.gpg\nEnabled: no\n", False),
+        ("sources.list.d/c.sources", f"# a\nTypes: deb\nURIs: http://x/\nSuites: /\n\n{STANZA}", True),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_user_list_with_another_key_is_refused_before_anything_changes(path, text, refused, check):
+    node = machine()
+    node.files[f"/etc/apt/{path}"] = text
+    node.repositories["http://x/"] = node.repositories["http://else.example.org/cuda/"] = {}
+    before = copy.deepcopy(node.state())
+    if refused:
+        with pytest.raises(BadInput, match=f"^/etc/apt/{path} names "):
+            go(node, options(), check=check)
+        assert node.state() == before and node.changing_commands() == []
+    else:
+        assert go(node, options(), check=check)["changed"]
+        assert node.files[f"/etc/apt/{path}"] == text
+
+
+# --------------------------------------------------------------------------- locks, interruption
+
+
+def test_waits_while_another_package_manager_holds_the_lock():
+    node = machine()
+    node.locked = 3
+    slept = []
+    go(node, options(), sleep=slept.append)
+    assert len(slept) == 3
+    node.locked = 1000
+    with pytest.raises(ShareError, match=r"E: Could not get lock .* held by process 7"):
+        go(node, options(packages=["other"]), sleep=slept.append)
+
+
+def test_interrupted_dpkg_is_completed_first():
+    node = converged()
+    node.half, node.unpacked = {"nvidia-driver-cuda"}, {"nvidia-driver-cuda": "580.95.05-1"}
+    del node.installed["nvidia-driver-cuda"]
+    result = go(node, options())
+    assert "dpkg --configure -a" in headers(result)
+    assert node.changing_commands()[0] == "dpkg --force-confdef --force-confold --configure -a"
+    node.files["/var/lib/dpkg/updates/0001"] = "journal"
+    assert headers(go(node, options())) == ["dpkg --configure -a"]
+
+
+def test_unfinished_package_of_others_is_no_drift():
+    node = converged()
+    node.half, node.unpacked = {"broken"}, {"broken": "1"}
+    assert not go(node, options())["changed"]
+
+
+def starts():
+    """Initial machines and the requested options."""
+    yield "bare", machine, options()
+    newer = [f"{name}=590.44.01-1" for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")]
+    yield "upgrade", converged, options(packages=newer)
+    moved = {"url": "http://mirror.example.org/", "key_url": KEY_URL + "2"}
+    yield "new key and url", converged, options(repository=moved)
+    yield "absent", converged, options(state="absent")
+
+
+@pytest.mark.parametrize(("begin", "params"), [one[1:] for one in starts()], ids=[one[0] for one in starts()])
+def test_after_a_kill_at_any_step_the_next_run_reaches_the_same_state(begin, params):
+    def fresh():
+        node = begin()
+        node.repositories["http://mirror.example.org/"] = node.repositories[URL]
+        node.events = 0
+        return node
+
+    whole = fresh()
+    go(whole, params)
+    assert whole.events >= 5
+    for moment in range(1, whole.events + 1):
+        node = fresh()
+        node.kill_at = moment
+        with pytest.raises(Killed):
+            go(node, params)
+        node.kill_at = 0
+        go(node, params)
+        assert node.state() == whole.state(), moment
+        assert not go(node, params)["changed"], moment
+
+
+# --------------------------------------------------------------------------- absent
+
+
+def test_absent_removes_only_own_files_and_packages():
+    node = machine()
+    node.files["/etc/apt/sources.list.d/mine.list"] = "deb http://deb.example.org stable main\n"
+    node.installed["mine"] = "1"
+    before = copy.deepcopy(node.state())
+    go(node, options())
+    result = go(node, options(state="absent"), check=True)
+    assert len(result["diff"]) == 6
+    go(node, options(state="absent"))
+    assert node.state() == before
+    assert go(node, options(state="absent")) == {"changed": False, "diff": []}
+
+
+def test_absent_completes_an_interrupted_dpkg_first():
+    node = converged()
+    node.files["/var/lib/dpkg/updates/0001"] = "journal"
+    node.half, node.unpacked = {"nvidia-driver-cuda"}, {"nvidia-driver-cuda": "580.95.05-1"}
+    del node.installed["nvidia-driver-cuda"]
+    go(node, options(state="absent"))
+    assert node.installed == {} and node.half == set() and KEYRING not in node.files
+
+
+# --------------------------------------------------------------------------- options and messages
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "My.Set"}, "name: 'My.Set'"),
+        ({"repository": {"name": "../x"}}, "repositories: name: '../x'"),
+        ({"repository": {"url": "repo.example.org/x"}}, "repositories: cuda: url"),
+        ({"repository": {"key_url": "key.asc"}}, "repositories: cuda: key_url"),
+        ({"repository": {"key_sha256": "abc"}}, "repositories: cuda: key_sha256"),
+        ({"repository": {"components": ["main"]}}, "a suite that ends in / has no components"),
+        ({"repository": {"suites": ["stable"]}}, "a suite that ends in / has no components"),
+        ({"repository": {"suites": ["a b"]}}, "repositories: cuda: suites"),
+        ({"repository": {"key_url": None, "key_text": "x"}}, "isn't an armoured OpenPGP public key"),
+        ({"packages": ["nvidia driver"]}, "packages: 'nvidia driver'"),
+        ({"packages": ["-o=x"]}, "packages: '-o=x'"),
+        ({"packages": ["other", "other=1"]}, "packages: other is given twice"),
+        ({"pins": [{"package": "a\nb", "pin": "x"}]}, "pins: package"),
+        ({"never_upgrade": ['a"; };']}, "never_upgrade"),
+    ],
+)
+def test_invalid_input_names_its_option(changes, words):
+    with pytest.raises(ShareError) as caught:
+        go(machine(), options(**changes))
+    assert words in str(caught.value)
+
+
+def test_machine_without_package_manager_is_refused():
+    node = machine()
+    del node.files["/var/lib/dpkg/status"]
+    with pytest.raises(BadInput, match="this node has neither apt, dnf nor zypper"):
+        go(node, options())
+
+
+def test_query_lists_native_packages_holds_and_unfinished_packages():
+    text = "\n".join(
+        [
+            "ii \ta\t1\tamd64\tA. N. Other <a@example.org>",
+            "hi \tb\t2\tall",
+            "rc \tc\t3\tamd64",
+            "un \td\t\t",
+            "iF \te\t4\tamd64",
+            "iHR\tf\t4\tamd64",
+            "ii \ta\t9\ti386",
+            "it \tg\t5\tamd64",
+        ]
+    )
+    packages, unfinished, triggers = apt_query.parse_query(text, "amd64")
+    assert packages == {
+        "a": {"version": "1", "held": False, "origin": "A. N. Other <a@example.org>"},
+        "b": {"version": "2", "held": True, "origin": ""},
+        "g": {"version": "5", "held": False, "origin": ""},
+    }
+    assert unfinished == ["e", "f"] and triggers
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (Done(100, "x", "W: a\nE: first\nE: second\n"), "E: first"),
+        (
+            Done(100, "", "dpkg: error processing package x (--configure):\n y\nE: Sub-process dpkg returned (1)"),
+            "dpkg: error processing package x (--configure)",
+        ),
+        (Done(127, "", "apt-get: not installed"), "apt-get: not installed"),
+        (
+            Done(
+                100,
+                "The following packages have unmet dependencies:\n a : Depends: b (= 1) but 2 is to be installed\n",
+                "E: Unable to correct problems, you have held broken packages.\n",
+            ),
+            "E: Unable to correct problems, you have held broken packages. a : Depends: b (= 1) but 2 is to be "
+            "installed",
+        ),
+        (Done(9, "", ""), "exit status 9"),
+    ],
+)
+def test_reason_of_a_failure(done, words):
+    assert reason(done) == words
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ("apt-get -y -o A::B=1 install x=1", "apt-get install x=1"),
+        ("env A_B=1 dnf -y -q --setopt=x=1 install a-0:1-1", "dnf install a-0:1-1"),
+    ],
+)
+def test_command_is_reported_without_its_options(argv, text):
+    assert shown(argv.split()) == text
+
+
+# --------------------------------------------------------------------------- other packages
+
+
+def test_conflicting_package_is_refused_with_the_command_that_removes_it():
+    node = converged()
+    node.installed["nvidia-legacy-390xx-driver"] = "390"
+    before = copy.deepcopy(node.state())
+    with pytest.raises(
+        BadInput, match=r"^conflicts: nvidia-legacy-390xx-driver 390 .* apt-get purge nvidia-legacy-390xx"
+    ):
+        go(node, options(conflicts=["nvidia-legacy-*"]))
+    assert node.state() == before
+    # The set's own packages are no conflict.
+    assert not go(converged(), options(conflicts=["nvidia-*"]))["changed"]
+
+
+def test_installation_removes_only_packages_that_replaces_matches():
+    node = machine()
+    node.installed["nvidia-kernel-dkms"] = "580.95.05-1"
+    node.excludes["nvidia-kernel-open-dkms"] = {"nvidia-kernel-dkms"}
+    with pytest.raises(ShareError, match=r"apt-get install .* would remove nvidia-kernel-dkms; remove them first"):
+        go(node, options())
+    assert "nvidia-kernel-dkms" in node.installed and "nvidia-driver-cuda" not in node.installed
+    go(node, options(replaces=["nvidia-kernel-*"]))
+    assert set(node.installed) == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms"}
+
+
+def test_package_files_of_a_directory_are_offered_to_apt():
+    node = machine()
+    node.files["/tmp/x/nvidia-driver-cuda_1.deb"] = node.files["/tmp/x/README"] = ""
+    go(node, options(node_dir="/tmp/x"))
+    install = next(line for line in node.ran if " install " in line)
+    assert "--with-source=/tmp/x/nvidia-driver-cuda_1.deb nvidia-driver-cuda=" in install
+    with pytest.raises(ShareError, match=r"node_dir: /tmp/y contains no \.deb file"):
+        go(node, options(node_dir="/tmp/y", packages=["other"]))
+
+
+def with_dependencies():
+    node = converged()
+    node.installed.update({"libnvidia-ml1": "580", "old-orphan": "1", "orphans-lib": "1", "mine": "1", "shared": "1"})
+    node.automatic |= {"libnvidia-ml1", "old-orphan", "orphans-lib", "shared"}
+    node.needs = {
+        "nvidia-driver-cuda": {"libnvidia-ml1", "orphans-lib", "shared"},
+        "old-orphan": {"orphans-lib"},
+        "mine": {"shared"},
+    }
+    return node
+
+
+def test_absent_erases_only_dependencies_that_became_unneeded():
+    node = with_dependencies()
+    go(node, options(state="absent"))
+    assert set(node.installed) == {"libnvidia-ml1", "old-orphan", "orphans-lib", "mine", "shared"}
+    node = with_dependencies()
+    go(node, options(state="absent", erase_dependencies=True))
+    assert set(node.installed) == {"old-orphan", "orphans-lib", "mine", "shared"}
+    assert node.automatic >= {"old-orphan", "orphans-lib", "shared"}
+    node = with_dependencies()
+    go(node, options(state="absent", erase_dependencies=True, keep=["libnvidia-*"]))
+    assert "libnvidia-ml1" in node.installed and "libnvidia-ml1" in node.automatic
+
+
+def test_absent_only_releases_kept_packages():
+    node = with_dependencies()
+    go(node, options(state="absent", erase_dependencies=True, keep=["nvidia-driver-cuda"]))
+    assert "nvidia-kernel-open-dkms" not in node.installed
+    assert {"nvidia-driver-cuda", "libnvidia-ml1"} <= set(node.installed) and node.held == set()
+    assert not go(node, options(state="absent", erase_dependencies=True, keep=["nvidia-driver-cuda"]))["changed"]
+
+
+def test_absent_refuses_to_remove_packages_of_the_user():
+    node = with_dependencies()
+    node.installed["cuda-toolkit"] = "13"
+    node.needs["cuda-toolkit"] = {"nvidia-driver-cuda"}
+    before = copy.deepcopy(node.state())
+    with pytest.raises(
+        ShareError, match=r"^packages: cuda-toolkit need .*; remove them first: apt-get purge cuda-toolkit"
+    ):
+        go(node, options(state="absent", erase_dependencies=True))
+    assert node.state() == before
+    go(node, options(state="absent", replaces=["cuda-*"]))
+    assert "cuda-toolkit" not in node.installed
+
+
+def test_every_command_disables_needrestart():
+    # FakeSystem accepts apt-get and dpkg only behind env with the variable; without env nothing calls them.
+    node = converged()
+    ran = []
+    node.commands["apt-get"] = node.commands["dpkg --"] = lambda argv: ran.append(argv) or Done(0, "", "")
+    del node.commands["env"]
+    with pytest.raises(ShareError, match="env: not installed"):
+        go(node, options(packages=["other"]))
+    assert ran == []

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each fault of a node: one change of a healthy node that exactly this check reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight import node as machines
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import Machine, NodeOptions
+from gpu_nodes import CARD, IMAGE, gpu_node
+
+DEFAULT = NodeOptions()
+EXTERNAL = NodeOptions(driver_state="external", toolkit_state="external")
+DRAIN, REBOOT = NodeOptions(maintenance="drain"), NodeOptions(maintenance="reboot")
+
+
+NO_DRIVER = {"driver__module_version": None, "driver__library_version": "", "driver__cards": [], "nvswitches": []}
+NO_MODULES = {"kernel__modules": {}}
+# id, severity, options, changed facts, part of the text.
+CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
+    ("nouveau-in-use", WARNING, DEFAULT, {"nouveau__loaded": True, "nouveau__refcnt": 2}, "set gpu_maintenance"),
+    ("nouveau-in-use", NOTE, REBOOT, {"nouveau__loaded": True, "nouveau__refcnt": 2}, "drained and rebooted"),
+    ("nouveau-in-use", WARNING, DEFAULT,
+     {**NO_DRIVER, "nouveau__loaded": True, "nouveau__refcnt": 0, "gpus": [{**CARD, "driver": "nouveau"}]},
+     "for 0000:01:00.0"),
+    ("nouveau-in-initramfs", NOTE, DEFAULT, {"nouveau__images": [{**IMAGE, "nouveau": True, "blacklist": False}]},
+     "/boot/initrd.img-6.1 with nouveau"),
+    ("boot-full", PROBLEM, DEFAULT, {"nouveau__boot_free": 60 << 20, "nouveau__images": [{**IMAGE, "newer": False}]},
+     "/boot has 60 MiB free"),
+    ("boot-full", PROBLEM, DEFAULT, {"nouveau__boot_read_only": True, "nouveau__images": [{**IMAGE, "newer": False}]},
+     "is mounted read-only"),
+    ("kernel-without-module", WARNING, DEFAULT,
+     {"kernel__modules": {"6.1": {"nvidia": True}, "6.2": {"nvidia": False}}}, "for kernel 6.2, and would have no GPU"),
+    ("kernel-without-module", WARNING, DEFAULT,
+     {"kernel__modules": {"6.1": {"nvidia": False}, "6.2": {"nvidia": True}}}, "for kernel 6.1"),
+    ("headers-missing", NOTE, DEFAULT, {**NO_DRIVER, "kernel__headers": False}, "running kernel 6.1"),
+    ("compiler-mismatch", WARNING, DEFAULT, {"kernel__compiler": {"kernel": "13.2.0", "gcc": "12.2.0"}}, "gcc 12.2.0"),
+    ("secure-boot", WARNING, DEFAULT, {**NO_DRIVER, "secure_boot": True}, "mokutil --import /var/lib/dkms/mok.pub"),
+    ("secure-boot", PROBLEM, DEFAULT,
+     {**NO_DRIVER, "secure_boot": True, "packages": {"nvidia-kernel-open-dkms": {"held": True}}}, "no enrolled key"),
+    ("secure-boot", PROBLEM, DEFAULT,
+     {**NO_DRIVER, "secure_boot": True, "mok": {"key": "k", "enrolled": False, "pending": True}},
+     "waits for the next boot"),
+    ("driver-mismatch", PROBLEM, DEFAULT, {"driver__library_version": "580.105.08"}, "library 580.105.08"),
+    ("driver-mismatch", WARNING, DRAIN, {"driver__library_version": "580.105.08"}, "will be drained"),
+    ("driver-mismatch", PROBLEM, EXTERNAL, {"driver__code": 18, "driver__error": "mismatch"}, "reboot it yourself"),
+    ("driver-fails", WARNING, DEFAULT, {"driver__code": 999, "driver__error": "Unknown Error"}, "Unknown Error"),
+    ("driver-fails", PROBLEM, EXTERNAL, {"driver__code": 999, "driver__error": "Unknown Error"}, "dmesg"),
+    ("flavour", WARNING, DEFAULT, {"log__unsupported_by_open": True}, "driver_flavour: proprietary"),
+    ("driver-not-held", WARNING, EXTERNAL, {"packages": {"nvidia-driver-cuda": {"held": False}}},
+     "apt-mark hold nvidia-driver-cuda"),
+    ("fabric-manager", WARNING, DEFAULT, {"driver__fabric": {"version": "570.1"}}, "fabric manager of version 570.1"),
+    ("fabric-manager", PROBLEM, EXTERNAL, {"driver__fabric": {"version": ""}}, "no fabric manager"),
+    ("fabric-manager", PROBLEM, EXTERNAL, {"services": {"nvidia-fabricmanager": {"active": False}}},
+     "that does not run"),
+    ("persistence-off", NOTE, EXTERNAL, {"driver__cards": [{"address": CARD["address"], "persistence": False}]},
+     "off on 1 card"),
+    ("device-nodes", WARNING, DEFAULT, {"devices__uvm": False}, "nvidia-modprobe -u -c 0"),
+    ("card-lost", WARNING, DEFAULT, {"log__xids": [{"address": "0000:01:00.0", "code": 79}]}, "(Xid) of 0000:01:00.0"),
+    ("card-lost", PROBLEM, DEFAULT, {"gpus": [CARD, {**CARD, "address": "0000:03:00.0"}]}, "2 NVIDIA cards on PCI"),
+    ("link-degraded", WARNING, DEFAULT, {"gpus": [{**CARD, "link": {"width": "8", "max_width": "16"}}]},
+     "8 of 16 lanes"),
+    ("toolkit-skew", NOTE, DEFAULT, {"toolkit__packages": {"a": "1.20.1-1", "b": "1.19.0-1"}}, "a 1.20.1-1, b 1.19"),
+    ("toolkit-skew", WARNING, EXTERNAL, {"toolkit__packages": {"a": "1.20.1-1", "b": "1.19.0-1"}}, "install all four"),
+    ("stale-sources", NOTE, DEFAULT, {"sources_stale": [{"file": "/etc/apt/x.list", "text": ""}]}, "/etc/apt/x.list"),
+    ("legacy-mode", WARNING, DEFAULT, {"toolkit__config": {"text": '# x\nmode = "legacy"\n'}}, "daemon-reload takes"),
+    ("cdi-stale", WARNING, DEFAULT, {"cdi": {"stale": True, "driver_version": "570.1"}},
+     "of driver 570.1 and runs 580"),
+    ("toolkit-gpu-operator", PROBLEM, DEFAULT, {"toolkit__operator": True}, "toolkit.enabled=false"),
+    ("mandatory-access", NOTE, DEFAULT, {"security__selinux": "enforcing"}, "container_use_devices"),
+]  # fmt: skip
+
+
+def examine(host: str, options: NodeOptions, **paths: Any) -> list[Finding]:
+    return machines.examine(Machine(host, gpu_node(**paths), options, "", "off"))
+
+
+@pytest.mark.parametrize("options", [DEFAULT, EXTERNAL, DRAIN, REBOOT])
+def test_a_healthy_node_has_no_finding(options: NodeOptions) -> None:
+    assert examine("n", options) == []
+
+
+@pytest.mark.parametrize(("id", "severity", "options", "paths", "words"), CASES)
+def test_each_fault_has_its_finding_and_no_other(
+    id: str, severity: str, options: NodeOptions, paths: dict[str, Any], words: str
+) -> None:
+    found = examine("gpu7", options, **paths)
+    assert [(one.id, one.severity, one.host) for one in found] == [(id, severity, "gpu7")]
+    assert words in found[0].text and "\n" not in found[0].text
+    assert found[0].found.removeprefix(f"{found[0].variable}: ").startswith("host gpu7 ") and found[0].do
+
+
+# Checks whose cases are in test_preflight.py: they need no healthy node.
+OTHERS = {"distribution", "architecture", "no-gpu", "unknown-cards", "device-list", "small-card", "memory-limit"}
+
+
+def test_every_check_has_a_case_and_a_meaning() -> None:
+    assert {case[0] for case in CASES} | OTHERS == set(machines.CHECKS)
+    assert all(meaning.endswith(".") for meaning in machines.described().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "paths"),
+    [
+        # A container reads its host's modules.
+        (DEFAULT, {"kernel__installed": [], "nouveau__loaded": True, "nouveau__refcnt": 3}),
+        (DEFAULT, {"kernel__installed": [], "devices__uvm": False}),
+        # The role unloads a nouveau that nothing uses.
+        (DEFAULT, {"nouveau__loaded": True, "nouveau__refcnt": 0}),
+        # No image has to be rebuilt.
+        (DEFAULT, {"nouveau__boot_free": 60 << 20}),
+        # Cards of a virtual machine.
+        (DEFAULT, {"gpus": [CARD, {**CARD, "address": "0000:09:00.0", "driver": "vfio-pci"}]}),
+        (EXTERNAL, {"toolkit__operator": True}),
+        # A driver that runs under Secure Boot is signed with a key that is enrolled.
+        (DEFAULT, {"secure_boot": True}),
+        (DEFAULT, {"log__xids": [{"address": "0000:01:00.0", "code": 13}]}),
+        (DEFAULT, {"services": {"nvidia-fabricmanager": {"active": False}}, "nvswitches": []}),
+    ],
+)
+def test_no_finding(options: NodeOptions, paths: dict[str, Any]) -> None:
+    assert examine("n", options, **paths) == []

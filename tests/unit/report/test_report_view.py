@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parsing of reports and allocations: no form is assumed, and nothing unknown passes."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.plugin_utils._report import (
+    html,
+    json_output,
+    junit,
+    prometheus,
+    text_output,
+)
+from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
+from ansible_collections.kubegpu.share.plugins.plugin_utils._report.values import mib, text, whole
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from report_samples import ALLOCATION, HEALTHY, NVIDIA, TROUBLE, card, check, finding, node, pod, report
+
+
+@pytest.mark.parametrize(
+    ("given_text", "shown"),
+    [
+        (None, ""),
+        (" two\n lines\t", "two lines"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b]0;title\x07rest", "rest"),
+        ("\x1b]0;never ends", ""),
+        ("a\x00b\x08c\x9bd", "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c\N{REPLACEMENT CHARACTER}d"),
+        ("user\u202egpj", "user\N{REPLACEMENT CHARACTER}gpj"),
+        ("\ud800", "\N{REPLACEMENT CHARACTER}"),
+        ("\uffff", "\N{REPLACEMENT CHARACTER}"),
+        ("µ漢\U0001f600", "µ漢\U0001f600"),
+        ({"a": 1}, "{'a': 1}"),
+        (True, "True"),
+    ],
+    ids=str,
+)
+def test_texts_are_one_printable_line(given_text, shown):
+    assert text(given_text) == shown
+
+
+def test_long_texts_are_truncated_visibly():
+    assert text("x" * 5000) == "x" * 1999 + "…"
+    assert text(" " * 100000 + "y") == "…"
+    assert text("x" * 2000) == "x" * 2000
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (0, 0),
+        (5.0, 5),
+        ("12", 12),
+        (True, None),
+        (-1, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (10**30, None),
+        ("1e3", None),
+        ("\u0663", None),
+        ([], None),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_numbers_are_whole_or_unknown(value, number):
+    assert whole(value) == number
+
+
+def test_memory_as_text():
+    assert [mib(one) for one in (None, 512, 1024, 1536, 1024 * 2048)] == [
+        "unknown",
+        "512 MiB",
+        "1 GiB",
+        "1.5 GiB",
+        "2,048 GiB",
+    ]
+
+
+def test_the_worst_comes_first_and_nodes_in_natural_order():
+    shown = view(TROUBLE, None)
+    assert [one.check for one in shown.findings] == ["C2", "G6", "G9", "C5"]
+    assert [one.name for one in view(None, ALLOCATION).nodes] == ["gpu2", "gpu10"]
+    assert shown.result == "FAIL"
+
+
+def test_a_report_is_as_bad_as_its_worst_finding():
+    assert view(report([check("G6")], [finding("G6")], []), None).result == "FAIL"
+    assert view(report([check("G6")], [finding("G6", "WARN")], []), None).checks[0].result == "WARN"
+    assert view(report([check("G6", warn=1)], [], []), None).result == "WARN"
+    # A finding of a check that isn't listed, with an unknown level.
+    other = view(report([check("G6")], [finding("X1", "SEVERE")], []), None)
+    assert [(one.id, one.result) for one in other.checks] == [("G6", "PASS"), ("X1", "UNKNOWN")]
+    assert other.result == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    "given_report",
+    [
+        {},
+        {"result": "PASS"},
+        report([], [], []),
+        report([check("G6")], [], [], "fine"),
+        report([check("G6", n=None)], [], []),
+    ],
+    ids=["empty", "only a result", "no check", "strange result", "no number"],
+)
+def test_incomplete_reports_are_unknown(given_report):
+    assert view(given_report, None).result == "UNKNOWN"
+
+
+def test_a_check_without_items_has_not_passed():
+    shown = view(report([check("G6", n=0), check("G7")], [], []), None)
+    assert [one.label for one in shown.checks] == ["nothing to check", "PASS"]
+    assert shown.checks_with("PASS") == 1
+    assert view(report([check("G6", n=0)], [], []), None).headline == "The checks found nothing to check."
+
+
+def test_an_allocation_counts_in_its_own_units():
+    gpu2, gpu10 = view(None, ALLOCATION).nodes
+    assert (gpu2.cards[0].total, gpu2.cards[0].claimed) == (16384, 12288)
+    assert [(one.name, one.claimed, one.note) for one in gpu2.cards[0].pods] == [
+        ("a/one", 4096, ""),
+        ("a/two", 8192, "terminating"),
+    ]
+    assert [(one.name, one.claimed, one.note) for one in gpu2.pending] == [("b/late", 2048, "pending")]
+    assert (gpu10.cards[0].total, gpu10.cards[0].memory_mib) == (15360, 16276)
+    assert [one.requests for one in view(None, ALLOCATION).waiting] == ["64 GiB"]
+    assert [one.requests for one in view(None, {**ALLOCATION, "unit": None}).waiting] == ["64 units"]
+
+
+def test_resources_without_cards():
+    (dgx,) = view(None, NVIDIA).nodes
+    assert not dgx.cards and dgx.problem.startswith("its label")
+    (one,) = dgx.resources
+    assert (one.name, one.about, one.total, one.claimed) == (
+        "nvidia.com/gpu.shared",
+        "NVIDIA-H200, 140.4 GiB, 2 cards",
+        8,
+        3,
+    )
+    assert [(pod.name, pod.claimed, pod.unit, pod.note) for pod in dgx.pending] == [
+        ("a/one", 2, "shares", ""),
+        ("a/two", 1, "shares", "it asks twice"),
+    ]
+
+
+def test_a_node_of_two_backends_has_the_cards_of_both():
+    both = {**NVIDIA["nodes"][0], "also": [ALLOCATION["nodes"][1]]}
+    (dgx,) = view(None, {"nodes": [both]}).nodes
+    assert [one.unit for one in dgx.cards] == ["MiB"] and len(dgx.resources) == 1
+    assert [(pod.name, pod.unit) for pod in dgx.pending] == [
+        ("a/one", "shares"),
+        ("a/two", "shares"),
+        ("b/late", "MiB"),
+    ]
+
+
+def test_pods_of_the_report_are_not_pending():
+    mine = report([check("N2")], [], [node("dgx1", card(0, pod("a/one", 100, 50)), backend="nvidia")])
+    mine["nodes"][0]["unit"] = "count"
+    (dgx,) = view(mine, NVIDIA).nodes
+    assert [pod.name for pod in dgx.pending] == ["a/two"]
+    assert (dgx.cards[0].unit, dgx.cards[0].claimed) == ("MiB", 100), "a report counts in MiB"
+
+
+@pytest.mark.parametrize(("unit", "shown"), [("count", "shares"), (None, "units"), ("furlong", "units")])
+def test_cards_that_are_not_counted_in_memory(unit, shown):
+    nodes = [{**one, "unit": unit} for one in ALLOCATION["nodes"]]
+    gpu2 = view(None, {**ALLOCATION, "nodes": nodes}).nodes[0]
+    assert (gpu2.cards[0].unit, gpu2.cards[0].total, gpu2.cards[0].claimed) == (shown, 16, 12)
+    assert gpu2.cards[0].memory_mib == 16384
+
+
+def test_a_report_is_completed_by_the_allocation():
+    mine = report([check("G6")], [], [node("gpu2", card(0, pod("a/two", 8192, 1), healthy=False, model=""))])
+    shown = view(mine, ALLOCATION)
+    gpu2, gpu10 = shown.nodes
+    assert (gpu2.cards[0].reason, gpu2.cards[0].model) == ("ECC errors", "NVIDIA T4")
+    assert gpu2.cards[0].pods[0].note == "terminating"
+    assert gpu2.cards[0].claimed == 8192, "the report's numbers stay"
+    assert (gpu2.checked, gpu10.checked) == (True, False)
+
+
+# Anything that JSON can hold, with our keys in it so that the readers go deep.
+KEYS = sorted(
+    {key for one in (TROUBLE, ALLOCATION) for key in one}
+    | set(TROUBLE["checks"][0])
+    | set(TROUBLE["findings"][0])
+    | set(TROUBLE["nodes"][0]["cards"][0])
+    | set(TROUBLE["nodes"][0])
+    | set(ALLOCATION["nodes"][1]["pending"][0])
+    | set(NVIDIA["nodes"][0])
+    | set(NVIDIA["nodes"][0]["gpus"])
+    | set(NVIDIA["nodes"][0]["resources"][0])
+)
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.just(10**400),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["FAIL", "PASS", "UNKNOWN", "GiB", "count", "gpushare", "<b>", "\x1b[2J", "\ud800", '"\\\n']),
+)
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(KEYS), inner, max_size=8)),
+    max_leaves=40,
+)
+RECORD = st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=10)
+SHAPED = st.fixed_dictionaries(
+    {},
+    optional={
+        key: st.one_of(st.lists(RECORD, max_size=3), ANYTHING) for key in ("checks", "findings", "nodes", "waiting")
+    }
+    | {key: LEAVES for key in ("result", "time", "cluster", "samples", "grace_seconds", "transient", "unit")},
+)
+
+
+@given(st.one_of(st.none(), SHAPED), st.one_of(st.none(), SHAPED))
+def test_every_rendering_accepts_anything(given_report, given_allocation):
+    shown = view(given_report, given_allocation)
+    page = html.render(shown)
+    assert page.endswith("</html>\n")
+    page.encode()
+    printed = text_output.render(shown)
+    assert not any(ord(one) < 32 and one != "\n" for one in printed)
+    root = ElementTree.fromstring(junit.render(shown).encode())
+    if shown.result == "FAIL" and shown.checked:
+        assert root.get("failures") != "0"
+    list(text_string_to_metric_families(prometheus.render(shown)))
+    json.loads(json_output.render(given_report, given_allocation), parse_constant=pytest.fail)
+
+
+def test_a_healthy_report_passes_everywhere():
+    shown = view(HEALTHY, None)
+    assert shown.result == "PASS"
+    assert text_output.render(shown).splitlines()[-1] == (
+        "PASS: Scheduler, kubelet and GPUs agree. 0 FAIL, 0 WARN, 0 UNKNOWN; 2 of 3 checks passed, "
+        "1 had nothing to check."
+    )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Options, observed states and updates that the tests of all container runtimes share."""
+
+from __future__ import annotations
+
+import itertools
+import typing as t
+from collections.abc import Callable, Iterable, Iterator
+
+from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import replacements
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
+from fake_node import Clock, FakeNode, killed
+
+BINARY = "/usr/bin/nvidia-container-runtime"
+PRESENT = Options(present=True, binary=BINARY)
+AVAILABLE = Options(present=True, default=False, binary=BINARY)
+ABSENT = Options(present=False)
+DAEMON_JSON = "/etc/docker/daemon.json"
+
+
+def containerd_state(files: dict[str, str], **changes: t.Any) -> dict[str, t.Any]:
+    """Return the observed state of a containerd 2 with these files, the first of which is the main one."""
+    base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
+    dump = f"[{base}]\ndefault_runtime_name = 'runc'\n[{base}.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
+    return {
+        "version": "2.2.9",
+        "config_path": next(iter(files), "/etc/containerd/config.toml"),
+        "files": files,
+        "drop_in": None,
+        "dump": dump,
+        "error": "",
+        "service_active": True,
+        "stale": False,
+        "pending": False,
+        "embedded": "",
+        "operator": False,
+        **changes,
+    }
+
+
+def docker_state(text: str | None, **changes: t.Any) -> dict[str, t.Any]:
+    """Return the observed state of a running Docker with this daemon.json; None stands for no file."""
+    return {
+        "version": "27.3.1",
+        "config_path": DAEMON_JSON,
+        "text": text,
+        "flags": {},
+        "default_runtime": "runc",
+        "runtimes": {"runc": "runc"},
+        "cgroup_driver": "systemd",
+        "live_restore": False,
+        "containers": 0,
+        "rootless": "",
+        "service_active": True,
+        "answers": True,
+        "error": "",
+        "was": None,
+        "ours": False,
+        "pending": False,
+        "operator": False,
+        **changes,
+    }
+
+
+def show_unit(pid: int, command: str, **properties: str) -> Done:
+    """Return the output of ``systemctl show`` for a unit with this main process; 0 stands for a failed unit."""
+    start = f"{{ path={command.split()[0]} ; argv[]={command} ; }}"
+    shown = {"LoadState": "loaded", "ActiveState": "active" if pid else "failed", "MainPID": pid, "ExecStart": start}
+    return Done(0, "".join(f"{name}={value}\n" for name, value in {**shown, **properties}.items()), "")
+
+
+def update(
+    node: FakeNode, engine: t.Any, files: Iterable[dict[str, t.Any]], clock: Clock | None = None
+) -> dict[str, t.Any]:
+    """Apply the files of a plan, with a timeout of 10 s on a clock that passes only by sleeping."""
+    clock = clock or Clock()
+    return ConfigUpdate(node, engine, 10, clock.sleep, clock.now).run(replacements(files))
+
+
+Daemon = t.TypeVar("Daemon")
+
+
+def kill_steps(
+    start: Callable[[], tuple[FakeNode, Daemon]], run: Callable[[FakeNode], object], least: int = 10
+) -> Iterator[tuple[FakeNode, Daemon]]:
+    """Kill a run before each of its writes and commands in turn.
+
+    :param start: makes a node and its daemon.
+    :param least: the number of steps that the run has at least.
+    :returns: each killed node with its daemon, and at last one whose run ended.
+    """
+    for at in itertools.count(1):
+        node, daemon = start()
+        was_killed = killed(node, at, lambda node=node: run(node))
+        yield node, daemon
+        if not was_killed:
+            assert at > least
+            return

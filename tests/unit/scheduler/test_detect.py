@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Detection of a cluster's kind of scheduler, and refusals where a scheduler would be left out."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import (
+    SCHEDULER_OPTIONS,
+    Node,
+    State,
+    collect,
+    read_state,
+    select_mode,
+)
+
+CONTROL = {"node-role.kubernetes.io/control-plane": ""}
+OLD_CONTROL = {"node-role.kubernetes.io/master": ""}
+IMAGE = "registry.k8s.io/kube-scheduler:v1.36.3"
+
+
+def node(name, kubelet="v1.36.3", labels=None, os="Debian GNU/Linux 12 (bookworm)"):
+    return Node(name, CONTROL if labels is None else labels, kubelet, os)
+
+
+WORKER = node("gpu1", labels={})
+KUBEADM = State([node("cp1"), WORKER], {"cp1": IMAGE})
+THREE = State([node("cp1"), node("cp2"), node("cp3"), WORKER], dict.fromkeys(("cp1", "cp2", "cp3"), IMAGE), "cp2_7a-1")
+K3S = State([node("s1", "v1.34.2+k3s1"), WORKER], {})
+RKE2 = State([node("s1", "v1.34.2+rke2r1")], {"s1": "docker.io/rancher/hardened-kubernetes:v1.34.2-rke2r1"})
+MANAGED = State([node("ip-10-0-0-1", "v1.34.1-eks-1a2b3c4", {})], {})
+OPENSHIFT = State([node("m0", "v1.33.5", OLD_CONTROL)], {}, "", "4.20.3")
+HOSTS = {"cp1.lab": "cp1", "cp2.lab": "cp2", "cp3.lab": "cp3"}
+
+
+@pytest.mark.parametrize(
+    ("state", "hosts", "mode", "reason"),
+    [
+        (KUBEADM, {"cp1": "cp1"}, "static_pod", "node cp1 runs kube-scheduler as a static pod"),
+        (THREE, HOSTS, "static_pod", "node cp1 runs kube-scheduler as a static pod"),
+        (K3S, {"a": "s1"}, "k3s", "node s1 runs v1.34.2+k3s1"),
+        (RKE2, {"a": "s1"}, "rke2", "node s1 runs v1.34.2+rke2r1"),
+        (MANAGED, {}, "dedicated", "no node reports a kube-scheduler"),
+        (OPENSHIFT, {}, "openshift", "it is OpenShift 4.20.3"),
+    ],
+)
+def test_mode_is_detected(state, hosts, mode, reason):
+    choice = select_mode("auto", hosts, state)
+    assert choice.mode == mode and reason in choice.reason
+    assert select_mode(mode, hosts, state) == choice
+
+
+def test_lease_holder_is_last():
+    assert select_mode("auto", HOSTS, THREE).hosts == ("cp1.lab", "cp3.lab", "cp2.lab")
+    nobody = State(THREE.nodes, THREE.schedulers, "")
+    assert select_mode("auto", HOSTS, nobody).hosts == ("cp1.lab", "cp2.lab", "cp3.lab")
+    by_host_name = State(THREE.nodes, THREE.schedulers, "cp1.lab_7a-1")
+    assert select_mode("auto", HOSTS, by_host_name).hosts[-1] == "cp1.lab"
+
+
+@pytest.mark.parametrize(
+    ("names", "hostname", "leader"),
+    [
+        # The machine's own name is shorter than its node's, or longer.
+        (("ip-10-0-0-1.ec2.internal", "ip-10-0-0-2.ec2.internal"), "", "ip-10-0-0-1"),
+        (("ip-10-0-0-1", "ip-10-0-0-2"), "", "ip-10-0-0-1.ec2.internal"),
+        (("ip-1", "ip-2"), "", "IP-1.ec2.internal"),
+        # A node has a name of its own (--hostname-override, a cloud's), and its label or address says the machine's.
+        (("i-0a", "i-0b"), "label", "cp-a"),
+        (("i-0a", "i-0b"), "address", "cp-a.dc1"),
+        # The whole name goes before the short one, which several may have.
+        (("cp.dc1", "cp.dc2"), "", "cp.dc1"),
+        (("10.0.0.1", "10.0.0.2"), "", "10.0.0.1"),
+    ],
+)
+def test_lease_holder_is_found_by_host_name_label_or_address(names, hostname, leader):
+    def api_node(name, host):
+        labels = {**CONTROL, **({"kubernetes.io/hostname": host} if hostname == "label" else {})}
+        addresses = [{"type": "InternalIP", "address": "10.0.0.9"}]
+        addresses += [{"type": "Hostname", "address": host}] if hostname == "address" else []
+        info = {"kubeletVersion": "v1.36.3", "osImage": "Debian"}
+        return {"metadata": {"name": name, "labels": labels}, "status": {"nodeInfo": info, "addresses": addresses}}
+
+    class Cluster:
+        def list_all(self, api_version, kind, **_selected):
+            return [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)] if kind == "Node" else []
+
+        def get(self, _ref):
+            return {"spec": {"holderIdentity": f"{leader}_7a-1"}}
+
+    hosts = dict(zip(("a", "b"), names, strict=True))
+    assert select_mode("static_pod", hosts, read_state(Cluster(), Cluster().list_all("v1", "Node"))).hosts == ("b", "a")
+
+
+def test_dedicated_mode_on_a_kubeadm_cluster():
+    choice = select_mode("dedicated", {}, KUBEADM)
+    assert choice.mode == "dedicated" and choice.hosts == ()
+    assert "scheduler_mode sets it; auto would select static_pod: " in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "hosts", "state", "sentence"),
+    [
+        (
+            "auto",
+            {"cp1.lab": "cp1"},
+            THREE,
+            "control_plane: node cp2, cp3 runs a kube-scheduler and has no host in this group",
+        ),
+        ("auto", {}, KUBEADM, "control_plane: node cp1 runs a kube-scheduler and has no host"),
+        ("auto", {}, K3S, "control_plane: node s1 runs a kube-scheduler and has no host"),
+        ("auto", {"a": "cp1", "b": "nowhere"}, KUBEADM, "the cluster has no node nowhere; set gpu_node_name of host b"),
+        ("auto", {"a": "cp1", "b": "gpu1"}, KUBEADM, "node gpu1 of host b runs no kube-scheduler"),
+        ("static_pod", {}, MANAGED, "control_plane: this group is empty, and scheduler_mode is static_pod"),
+        ("static_pod", {}, OPENSHIFT, "scheduler_mode: static_pod doesn't fit this cluster: it is OpenShift 4.20.3"),
+        ("openshift", {}, KUBEADM, "scheduler_mode: openshift doesn't fit this cluster: node cp1 runs"),
+    ],
+)
+def test_refused(mode, hosts, state, sentence):
+    with pytest.raises(BadInput, match=r".") as caught:
+        select_mode(mode, hosts, state)
+    assert sentence in str(caught.value)
+
+
+# --------------------------------------------------------------------------- the API
+
+
+class Api:
+    """A client that returns the given objects and counts requests."""
+
+    def __init__(self, nodes, pods=(), objects=(), version="v1.36.3"):
+        self.lists = {"Node": nodes, "Pod": pods}
+        self.objects = dict(objects)
+        self.answer = version
+        self.asked = []
+        self.requests: dict[str, int] = {}
+
+    def list_all(self, _version, kind, namespace="", field_selector="", label_selector=""):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        assert kind == "Node" or (namespace, label_selector) == ("kube-system", "component=kube-scheduler")
+        return list(self.lists[kind])
+
+    def get(self, ref):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        self.asked.append(ref)
+        return self.objects.get(ref.kind)
+
+    def version(self):
+        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        return {"gitVersion": self.answer}
+
+
+def raw_node(name, os="Debian", worker=False):
+    return {
+        "metadata": {"name": name, "labels": None if worker else CONTROL},
+        "status": {"nodeInfo": {"kubeletVersion": "v1.36.3", "osImage": os}},
+    }
+
+
+def mirror(name, annotations=("kubernetes.io/config.mirror",)):
+    containers = [{"name": "logger", "image": "x:1"}, {"name": "kube-scheduler", "image": IMAGE}]
+    return {
+        "metadata": {"name": f"kube-scheduler-{name}", "annotations": dict.fromkeys(annotations, "0")},
+        "spec": {"nodeName": name, "containers": containers},
+    }
+
+
+def asked(**given):
+    defaults = {name: spec.get("default") for name, spec in SCHEDULER_OPTIONS.items()}
+    return {"memory_unit": None, "scheduler": {**defaults, **given}}
+
+
+def test_kubeadm_cluster_takes_seven_requests():
+    api = Api(
+        [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)],
+        [mirror("cp1"), mirror("cp2"), mirror("gpu1", ())],
+        {"Lease": {"spec": {"holderIdentity": "cp1_0a-1"}}},
+    )
+    found = collect(api, asked(hosts={"b": "cp1", "a": "cp2"}))
+    assert found["scheduler"]["mode"] == "static_pod" and found["scheduler"]["on_machines"] is True
+    assert found["scheduler"]["hosts"] == ["a", "b"] and found["scheduler"]["version"] == "v1.36.3"
+    assert found["scheduler"]["versions"] == ["v1.36.3"] and found["requests"] == {"GET": 7}
+    assert found["scheduler"]["leftovers"] == []
+    assert found["scheduler"]["namespace"] == {"name": "gpushare-system", "metadata": {}}
+
+
+@pytest.mark.parametrize(("version", "policy"), [("4.9.59", True), ("4.10.0", False), ("4.22.1", False)])
+def test_openshift_detected_by_cluster_version(version, policy):
+    os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
+    api = Api([raw_node("m0", os)], (), {"ClusterVersion": {"status": {"desired": {"version": version}}}})
+    found = collect(api, asked())["scheduler"]
+    assert (found["mode"], found["openshift"], found["takes_policy"]) == ("openshift", version, policy)
+
+
+def test_coreos_without_openshift():
+    api = Api([raw_node("cp1", "Red Hat Enterprise Linux CoreOS 9")], [mirror("cp1")])
+    assert collect(api, asked(hosts={"a": "cp1"}))["scheduler"]["mode"] == "static_pod"
+
+
+def test_namespace_metadata_is_reduced():
+    metadata = {"name": "n", "labels": {"a": "b"}, "annotations": {"kubegpu.share/created": "true", "long": "text"}}
+    api = Api([raw_node("cp1")], [mirror("cp1")], {"Namespace": {"metadata": {**metadata, "uid": "u"}}})
+    found = collect(api, asked(hosts={"a": "cp1"}, namespace="n"))["scheduler"]["namespace"]
+    marks = {"kubegpu.share/created": "true"}
+    assert found == {"name": "n", "metadata": {"name": "n", "labels": {"a": "b"}, "annotations": marks}}
+
+
+# --------------------------------------------------------------------------- leftovers of another mode
+
+OURS = {"app.kubernetes.io/part-of": "gpushare"}
+
+
+def thing(name, ours=True, **more):
+    return {"metadata": {"name": name, "labels": OURS if ours else None, **more}}
+
+
+@pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "Deployment"])
+def test_leftover_dedicated_scheduler_refused_and_listed_for_removal(kind):
+    api = Api([raw_node("cp1")], [mirror("cp1")], {kind: thing("gpushare-scheduler")})
+    with pytest.raises(BadInput) as caught:
+        collect(api, asked(hosts={"a": "cp1"}))
+    message = str(caught.value)
+    assert message.startswith("scheduler_mode: static_pod (node cp1 runs") and f"leave {kind} " in message
+    assert "playbooks/uninstall.yml --limit localhost,control_plane -e scheduler_mode=dedicated" in message
+    found = collect(api, asked(hosts={"a": "cp1"}, state="absent"))["scheduler"]
+    assert found["mode"] == "static_pod" and [one.split()[0] for one in found["leftovers"]] == [kind]
+    # Its own mode continues.
+    assert collect(api, asked(mode="dedicated"))["scheduler"]["leftovers"] == []
+
+
+def test_foreign_and_terminating_objects_are_no_leftovers():
+    for one in (
+        thing("gpushare-scheduler", ours=False),
+        thing("gpushare-scheduler", deletionTimestamp="2026-01-01T00:00:00Z"),
+    ):
+        api = Api([raw_node("cp1")], [mirror("cp1")], {"ValidatingAdmissionPolicy": one, "Deployment": one})
+        assert collect(api, asked(hosts={"a": "cp1"}))["scheduler"]["leftovers"] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "api_version"), [("v1.30.2", "v1"), ("v1.29.9+k3s1", "v1beta1"), ("v1.27.1", None)]
+)
+def test_policy_requested_in_the_served_version(version, api_version):
+    api = Api([raw_node("cp1")], [mirror("cp1")], version=version)
+    collect(api, asked(hosts={"a": "cp1"}))
+    found = [ref.api_version for ref in api.asked if ref.kind == "ValidatingAdmissionPolicy"]
+    assert found == ([f"admissionregistration.k8s.io/{api_version}"] if api_version else [])
+
+
+def test_leftover_extender_daemon_set_reported():
+    os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
+
+    def left(version):
+        objects = {
+            "ClusterVersion": {"status": {"desired": {"version": version}}},
+            "DaemonSet": thing("gpushare-extender"),
+        }
+        return collect(Api([raw_node("m0", os)], (), objects), asked())["scheduler"]["leftovers"]
+
+    assert left("4.9.59") == [] and left("4.10.0") == ["DaemonSet gpushare-system/gpushare-extender"]
+    api = Api([raw_node("cp1")], [mirror("cp1")], {"DaemonSet": thing("gpushare-extender")})
+    assert collect(api, asked(mode="dedicated"))["scheduler"]["leftovers"] == left("4.10.0")
+    assert collect(api, asked(hosts={"a": "cp1"}))["scheduler"]["leftovers"] == []

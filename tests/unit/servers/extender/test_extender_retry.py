@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A pod that was refused just before memory was released for it is retried, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from api_double import ApiDouble, make_node, make_pod
+from extender_kit import Client, eventually
+from gpushare.extender.retry import RetryQueue
+from gpushare.extender.state import Claim
+from gpushare.shared._contracts import gpushare as contract
+
+Start = Callable[..., Client]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def retries(api: ApiDouble, start: Start) -> tuple[Client, RetryQueue, Clock]:
+    api.put("nodes", make_node("a", 16))
+    api.put("pods", make_pod("there", 10, "a", 0))
+    client, clock = start(), Clock()
+    client.extender.retries.stop()
+    new = RetryQueue(api, client.extender.state, clock)
+    client.extender.api._refused = (new.refused,)
+    return client, new, clock
+
+
+Parts = tuple[Client, RetryQueue, Clock]
+
+
+def asked_again(api: ApiDouble) -> list[str]:
+    return [
+        pod["metadata"]["name"] for pod in api.pods() if contract.POD_RETRY in pod["metadata"].get("annotations", {})
+    ]
+
+
+def test_memory_released_just_after_the_refusal_is_a_retry(api: ApiDouble, retries: Parts) -> None:
+    client, again, clock = retries
+    pods = [api.put("pods", make_pod(f"p{number}", 10)) for number in range(3)]
+    # The scheduler has seen the deletion; this watch hasn't yet.
+    for pod in pods:
+        assert client.filter(pod, "a")["NodeNames"] == []
+    api.remove("pods", "there", "default")
+    eventually(lambda: client.used("a") == [0])
+    again.check()
+    assert asked_again(api) == [], "not before a moment has passed"
+    clock.now += 1
+    again.check()
+    assert asked_again(api) == ["p0"], "there is memory for one of them"
+    assert client.bind(api.pod("p0"), "a") == ""
+    clock.now += 1
+    again.check()
+    assert asked_again(api) == ["p0"]
+
+
+def test_without_released_memory_there_is_no_retry(api: ApiDouble, retries: Parts) -> None:
+    client, again, clock = retries
+    client.filter(api.put("pods", make_pod("p", 10)), "a")
+    for _look in range(5):
+        clock.now += 1
+        again.check()
+    api.remove("pods", "there", "default")
+    eventually(lambda: client.used("a") == [0])
+    clock.now += 1
+    again.check()
+    assert asked_again(api) == [], "the scheduler asks by itself for what it heard of later"
+
+
+def test_an_ended_claim_is_released_memory(api: ApiDouble, retries: Parts) -> None:
+    client, again, clock = retries
+    client.extender.state.claim(Claim("high", "default", "high", "a", ((0, 6),), 10, frozenset()))
+    client.filter(api.put("pods", make_pod("p", 5)), "a")
+    clock.now += 60
+    again.check()
+    assert asked_again(api) == []
+    client.extender.state.unclaim("high")
+    again.check()
+    assert asked_again(api) == ["p"]
+
+
+def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
+    api.put("nodes", make_node("a", 16))
+    api.put("pods", make_pod("there", 10, "a", 0))
+    client = start()
+    client.filter(api.put("pods", make_pod("p", 10)), "a")
+    api.remove("pods", "there", "default")
+    eventually(lambda: asked_again(api) == ["p"])
+
+
+def test_a_deleted_or_replaced_pod_is_not_retried(api: ApiDouble, retries: Parts) -> None:
+    client, again, clock = retries
+    client.filter(api.put("pods", make_pod("p", 10)), "a")
+    api.remove("pods", "p", "default")
+    api.put("pods", make_pod("p", 1))
+    api.remove("pods", "there", "default")
+    eventually(lambda: client.used("a") == [0])
+    clock.now += 1
+    again.check()
+    assert asked_again(api) == []

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every container is held to its share: by the toolkit where it can, by the plugin where it must be mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import typing as t
+
+import pytest
+from gpushare.kubelet.pod_resources import Entry
+from gpushare.nvml.limits import MIB, UNLIMITED, Limit
+from gpushare.plugin.limit_enforcer import BLOCKED, LimitEnforcer
+from gpushare.plugin.limits import Usage
+from gpushare.shared._contracts import gpushare as contract
+from hypothesis import given
+from hypothesis import strategies as st
+from limit_fakes import (
+    CARDS,
+    FIRST,
+    OWN,
+    PODS,
+    SECOND,
+    FakeCgroups,
+    FakeDriver,
+    entry,
+    folder_of,
+    identifier,
+    ids,
+    pod,
+)
+
+JsonObject = dict[str, t.Any]
+ONE, TWO = identifier(1), identifier(2)
+
+
+@dataclasses.dataclass
+class Node:
+    """A keeper between a driver and cgroups; its clock is moved by hand."""
+
+    mode: str = "auto"
+    driver: FakeDriver = dataclasses.field(default_factory=FakeDriver)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.cgroups = FakeCgroups(self.driver)
+        self.restart()
+
+    def restart(self, mode: str = "") -> None:
+        self.mode = mode or self.mode
+        self.enforcer = LimitEnforcer(self.mode, "GiB", self.driver, self.cgroups, lambda: self.now)
+        self.enforcer.look(CARDS)
+
+    def run(self, *identifiers: str) -> None:
+        self.driver.folders |= {folder_of(one) for one in identifiers}
+
+    def update(self, pods: list[JsonObject], listing: list[Entry]) -> list[tuple[str, str]]:
+        return [(one.reason, one.message) for one in self.enforcer.once(CARDS, pods, listing)]
+
+
+def simple(units: int = 3, uuid: str = FIRST) -> tuple[list[JsonObject], list[Entry]]:
+    return [pod("a", {"x": units}, {"x": ONE})], [entry("a", x=ids(uuid, 0, units))]
+
+
+# --------------------------------------------------------------------------- can it be done
+
+
+def test_fault_20_limits_are_announced_only_after_a_test_on_the_driver() -> None:
+    node = Node()
+    assert node.enforcer.state == contract.LIMIT_ENFORCED
+    assert node.enforcer.environment({FIRST: 3}) == {
+        "NVIDIA_GPU_MEMORY_LIMIT": "3072",
+        "NVIDIA_GPU_MEMORY_REQUEST": "0",
+    }
+    # Tried on the plugin's own cgroup, and nothing is left there.
+    assert node.driver.kept == {}
+    fresh = LimitEnforcer("auto", "GiB", node.driver, node.cgroups)
+    assert fresh.environment({FIRST: 3}) == {}
+    assert fresh.state.startswith(contract.LIMIT_UNENFORCED)
+
+
+def old_driver(node: Node) -> None:
+    node.driver.version = "580.95.05"
+
+
+def no_driver(node: Node) -> None:
+    node.driver.version = ""
+
+
+def cgroup_1(node: Node) -> None:
+    node.cgroups.number = 1
+
+
+def no_cgroups(node: Node) -> None:
+    node.cgroups.number = 0
+
+
+def not_mounted(node: Node) -> None:
+    node.cgroups.mounted = False
+
+
+def turned_off(node: Node) -> None:
+    node.driver.broken["set", SECOND] = 3
+
+
+def no_right(node: Node) -> None:
+    node.driver.broken["set", FIRST] = 4
+
+
+def no_controller(node: Node) -> None:
+    node.driver.broken["set", FIRST] = 6
+
+
+def forgets(node: Node) -> None:
+    node.driver.forgets = True
+
+
+def mig(node: Node) -> None:
+    node.driver.mig = {SECOND}
+
+
+PROBLEMS = {
+    "the driver is before R615": (old_driver, "NVIDIA's driver is 580.95.05, and limits need 615 or newer"),
+    "no driver": (no_driver, "NVIDIA's driver doesn't answer: Driver Not Loaded"),
+    "cgroup version 1": (cgroup_1, "the node runs with cgroup version 1, and limits need version 2"),
+    "no cgroups": (no_cgroups, "the node's cgroups aren't mounted at /sys/fs/cgroup"),
+    "not the node's": (not_mounted, "the node's cgroups aren't mounted at /sys/fs/cgroup, or the plugin isn't in them"),
+    "turned off": (turned_off, "card 1 can't be limited; the driver's error: it doesn't support limits on this card"),
+    "no right": (no_right, "card 0 can't be limited; the driver's error: the plugin lacks the right to"),
+    "no controller": (no_controller, "card 0 can't be limited; the driver's error: it finds no controller"),
+    "forgets": (forgets, "card 0 can't be limited: the driver takes a limit and doesn't show it"),
+    "MIG": (mig, "MIG is on for card 1, and MIG devices can't be limited"),
+}
+
+
+@pytest.mark.parametrize(("prepare", "words"), PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_unavailable_limits_are_reported_and_fail_no_container(
+    prepare: t.Callable[[Node], None], words: str, mode: str
+) -> None:
+    driver = FakeDriver()
+    node = Node(mode, driver)
+    prepare(node)
+    node.restart()
+    assert node.enforcer.state.startswith(f"unenforced: {words}")
+    # The hook of the toolkit, asked on such a node, would keep the container from starting.
+    able = [card.uuid for card in CARDS if node.enforcer.environment({card.uuid: 1})]
+    assert len(able) < len(CARDS) and not node.enforcer.environment({FIRST: 1, SECOND: 1})
+    if mode == "auto":
+        assert node.enforcer.refusal is None
+    else:
+        assert str(node.enforcer.refusal).startswith(
+            f"MemoryLimitUnavailable: gpushare_memory_limit: limits are required, but {words}"
+        )
+    node.run(ONE)
+    node.update(*simple())
+
+
+def test_the_reason_follows_the_problem() -> None:
+    node = Node("required")
+    node.driver.version = ""
+    assert node.enforcer.look(CARDS) is True
+    assert node.enforcer.look(CARDS) is False
+    assert node.enforcer.refusal is not None
+    node.driver.version = "615.71.09"
+    assert node.enforcer.look(CARDS) is True
+    assert node.enforcer.refusal is None and node.enforcer.state == "enforced"
+
+
+def test_each_card_is_tested_once() -> None:
+    node = Node()
+    before = node.driver.sets
+    node.enforcer.look(CARDS)
+    assert node.driver.sets == before
+    fresh = LimitEnforcer("auto", "GiB", node.driver, node.cgroups)
+    fresh.look(CARDS[:1])
+    assert fresh.environment({SECOND: 1}) == {} and fresh.environment({FIRST: 1})
+    fresh.look(CARDS)
+    assert fresh.environment({SECOND: 1})
+    fresh.look([])
+    assert fresh.environment({FIRST: 1}) == {} and fresh.state == "unenforced: no card answers"
+
+
+def test_a_card_without_limits_leaves_other_cards_limited() -> None:
+    node = Node()
+    node.driver.broken["set", SECOND] = 3
+    node.restart()
+    node.run(ONE)
+    node.update(*simple())
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+    assert node.enforcer.environment({FIRST: 1}) and node.enforcer.state.startswith("unenforced: card 1")
+
+
+# --------------------------------------------------------------------------- is it so
+
+
+def test_fault_20_a_missing_limit_is_set() -> None:
+    node = Node()
+    node.run(ONE)
+    assert node.update(*simple()) == []
+    assert node.driver.kept == {(FIRST, folder_of(ONE)): Limit(0, 3 * 1024 * MIB)}
+    assert node.enforcer.corrected == 1
+    sets = node.driver.sets
+    node.update(*simple())
+    assert node.driver.sets == sets, "what is right is only read"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [Limit(0, 8 * 1024 * MIB), Limit(0, 1024 * MIB), Limit(1024 * MIB, 3 * 1024 * MIB), Limit(5 * MIB, UNLIMITED)],
+)
+def test_fault_20_a_different_limit_is_replaced_and_reported_once(found: Limit) -> None:
+    node = Node()
+    node.run(ONE)
+    node.driver.kept[FIRST, folder_of(ONE)] = found
+    ((reason, message),) = node.update(*simple())
+    assert reason == "GpuMemoryLimitMended" and "limit is 3072 MiB now" in message
+    assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
+    assert node.update(*simple()) == []
+
+
+def test_an_unassigned_card_is_closed_to_a_container() -> None:
+    node = Node()
+    node.run(ONE)
+    # NVIDIA_VISIBLE_DEVICES=all in the pod: the toolkit limited it on every card.
+    for uuid in (FIRST, SECOND):
+        node.driver.kept[uuid, folder_of(ONE)] = Limit(0, 3072 * MIB)
+    ((reason, message),) = node.update(*simple())
+    assert reason == "GpuCardNotGiven" and SECOND in message
+    assert node.driver.kept[SECOND, folder_of(ONE)] == BLOCKED
+    assert node.update(*simple()) == [] and node.enforcer.state == "enforced"
+
+
+def test_a_foreign_limit_for_all_pods_is_reported_for_no_container() -> None:
+    node = Node()
+    node.run(ONE)
+    for uuid in (FIRST, SECOND):
+        node.driver.kept[uuid, PODS] = Limit(0, 8000 * MIB)
+    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
+    assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
+    assert (SECOND, folder_of(ONE)) not in node.driver.kept
+    assert node.enforcer.state == "enforced"
+
+
+def test_a_container_using_an_unassigned_card_is_reported() -> None:
+    node = Node()
+    node.run(ONE)
+    node.driver.kept[SECOND, folder_of(ONE)] = Limit(0, 3072 * MIB)
+    node.driver.held[SECOND, folder_of(ONE)] = 500 * MIB
+    ((reason, message),) = node.update(*simple())
+    assert reason == "GpuMemoryUnlimited"
+    assert message.startswith("container x of pod default/a holds 500 MiB of card 1, which it wasn't given")
+    assert node.enforcer.state == f"unenforced: {message}"
+
+
+def test_a_container_above_its_share_is_reported_until_it_is_below() -> None:
+    node = Node()
+    node.run(ONE)
+    node.driver.kept[FIRST, folder_of(ONE)] = Limit(0, 9000 * MIB)
+    node.driver.held[FIRST, folder_of(ONE)] = 5000 * MIB
+    ((reason, message),) = node.update(*simple())
+    assert reason == "GpuMemoryUnlimited" and message.endswith("it holds 5000 MiB already")
+    assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal is None
+    assert node.update(*simple()) == []
+    node.driver.held.clear()
+    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
+    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+
+
+def test_limited_and_used_memory_is_reported_by_card() -> None:
+    node = Node()
+    node.run(ONE, TWO)
+    pods = [pod("a", {"x": 3}, {"x": ONE}), pod("b", {"x": 4}, {"x": TWO})]
+    listing = [entry("a", x=ids(FIRST, 0, 3)), entry("b", x=ids(FIRST, 3, 2) + ids(SECOND, 0, 2))]
+    node.driver.held = {(FIRST, folder_of(ONE)): 700 * MIB, (FIRST, folder_of(TWO)): 1, (SECOND, folder_of(TWO)): 0}
+    node.update(pods, listing)
+    node.update(pods, listing)
+    assert node.enforcer.usage == {FIRST: Usage(2, 5120, 701), SECOND: Usage(1, 2048, 0)}
+
+
+def test_a_container_without_a_cgroup_is_reported_after_a_wait() -> None:
+    node = Node()
+    assert node.update(*simple()) == []
+    assert node.enforcer.state == "enforced"
+    node.now = 60.0
+    node.update(*simple())
+    assert node.enforcer.state == "unenforced: the cgroup of container x of pod default/a isn't found"
+    node.run(ONE)
+    node.update(*simple())
+    assert node.enforcer.state == "enforced"
+
+
+def test_a_container_that_ends_during_a_pass_is_no_error() -> None:
+    node = Node()
+    node.run(ONE)
+    cgroups = node.cgroups
+    cgroups.folder = folder_of  # type: ignore[method-assign]
+    node.driver.remove(folder_of(ONE))
+    assert node.update(*simple()) == [] and node.enforcer.state == "enforced"
+
+
+def test_a_lost_card_is_no_limit_problem() -> None:
+    node = Node()
+    node.run(ONE)
+    node.driver.broken["get", FIRST] = 15
+    pods, listing = simple()
+    cards = [dataclasses.replace(CARDS[0], healthy=False), CARDS[1]]
+    assert node.enforcer.once(cards, pods, listing) == []
+    assert node.enforcer.state == "enforced"
+    assert [one.reason for one in node.enforcer.once(CARDS, pods, listing)] == ["GpuMemoryUnlimited"]
+
+
+def test_a_restarted_container_gets_its_limit_again_and_follows_kubelets_units() -> None:
+    node = Node()
+    node.run(ONE)
+    node.update(*simple())
+    node.driver.remove(folder_of(ONE))
+    node.run(TWO)
+    node.update([pod("a", {"x": 3}, {"x": TWO})], [entry("a", x=ids(FIRST, 0, 3))])
+    assert node.driver.mib(folder_of(TWO)) == {FIRST: 3072}
+    # The same units, released and given to another pod, on another card of the same container ID's successor.
+    node.driver.remove(folder_of(TWO))
+    node.run(ONE)
+    node.update([pod("b", {"y": 2}, {"y": ONE})], [entry("b", y=ids(SECOND, 0, 2))])
+    assert node.driver.mib(folder_of(ONE)) == {SECOND: 2048}
+
+
+def test_no_limit_is_lost_while_kubelets_list_fills_after_a_restart() -> None:
+    node = Node()
+    node.run(ONE)
+    pods, listing = simple()
+    node.update(pods, listing)
+    for seen in ([], [Entry("default/a", {})], [Entry("default/a", {"x": ()})]):
+        node.update(pods, seen)
+        assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+
+
+def test_a_restarted_plugin_keeps_every_limit() -> None:
+    node = Node()
+    node.run(ONE)
+    node.update(*simple())
+    sets = node.driver.sets
+    node.restart()
+    node.update(*simple())
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+    # Only the try on its own cgroup: set and taken away, for two cards.
+    assert node.driver.sets == sets + 4 and node.enforcer.corrected == 0
+    assert (FIRST, OWN) not in node.driver.kept
+
+
+# --------------------------------------------------------------------------- off
+
+
+def test_off_removes_our_limits_and_leaves_foreign_ones() -> None:
+    node = Node()
+    node.run(ONE, TWO)
+    pods = [pod("a", {"x": 3}, {"x": ONE}), pod("b", {"x": 4}, {"x": TWO})]
+    listing = [entry("a", x=ids(FIRST, 0, 3)), entry("b", x=ids(FIRST, 3, 4))]
+    node.update(pods, listing)
+    node.driver.kept[FIRST, folder_of(TWO)] = Limit(0, 777 * MIB)
+    node.driver.kept[SECOND, folder_of(ONE)] = BLOCKED
+    node.restart("off")
+    assert node.update(pods, listing) == []
+    assert node.enforcer.state == "off" and node.enforcer.refusal is None
+    assert node.driver.kept == {(FIRST, folder_of(TWO)): Limit(0, 777 * MIB)}
+    assert node.enforcer.environment({FIRST: 3}) == {}
+
+
+def test_off_on_a_driver_without_limits_is_silent() -> None:
+    node = Node("off")
+    node.run(ONE)
+    node.driver.version = "580.95.05"
+    node.driver.broken = {(call, card.uuid): 13 for call in ("get", "set") for card in CARDS}
+    assert node.update(*simple()) == []
+    assert node.enforcer.state == "off"
+
+
+def test_cleanup_releases_the_limits() -> None:
+    node = Node()
+    node.run(ONE)
+    pods, listing = simple()
+    node.update(pods, listing)
+    node.enforcer.release(CARDS, pods, listing)
+    assert node.driver.kept == {}
+
+
+# --------------------------------------------------------------------------- whatever happens
+
+
+@given(st.integers(0, 2**32))
+def test_every_pass_limits_or_reports_each_container(seed: int) -> None:
+    """Pods come and go, toolkits forget, pods ask for more, kubelet's list has gaps, the plugin is killed."""
+    dice, node = random.Random(seed), Node()
+    alive: dict[str, tuple[JsonObject, Entry, dict[str, int]]] = {}
+    for step in range(25):
+        what = dice.random()
+        if what < 0.4 and len(alive) < 5:
+            number, units = step + 1, dice.randint(1, 3)
+            wide, name = dice.random() < 0.3, f"p{step}"
+            given_ids = ids(FIRST, step % 4 * 3, units) + (ids(SECOND, 0, units) if wide else ())
+            mib = dict.fromkeys((FIRST, SECOND) if wide else (FIRST,), units * 1024)
+            one = pod(name, {"x": len(given_ids)}, {"x": identifier(number)})
+            node.run(identifier(number))
+            if dice.random() < 0.5:
+                value = int(node.enforcer.environment({uuid: units for uuid in mib})["NVIDIA_GPU_MEMORY_LIMIT"])
+                seen = (FIRST, SECOND) if dice.random() < 0.3 else tuple(mib)
+                wrong = dice.choice([0, 0, 1000])
+                for uuid in seen:
+                    node.driver.kept[uuid, folder_of(identifier(number))] = Limit(0, (value + wrong) * MIB)
+            alive[identifier(number)] = (one, Entry(f"default/{name}", {"x": given_ids}), mib)
+        elif what < 0.6 and alive:
+            gone = dice.choice(sorted(alive))
+            alive.pop(gone)
+            node.driver.remove(folder_of(gone))
+        elif what < 0.7:
+            node.restart()
+        elif what < 0.85 and alive:
+            # A foreign process changes a limit.
+            node.driver.kept[FIRST, folder_of(dice.choice(sorted(alive)))] = Limit(0, dice.randint(1, 9000) * MIB)
+        hidden = {one for one in alive if dice.random() < 0.15}
+        listing = [row for one, (_pod, row, _mib) in alive.items() if one not in hidden]
+        node.enforcer.once(CARDS, [pod for pod, _row, _mib in alive.values()], listing)
+        for one, (_pod, _row, mib) in alive.items():
+            if one in hidden:
+                continue
+            kept = node.driver.mib(folder_of(one))
+            assert {uuid: kept.get(uuid) for uuid in mib} == mib
+            assert all(kept[uuid] == 1 for uuid in kept if uuid not in mib)
+        assert node.enforcer.state == "enforced"

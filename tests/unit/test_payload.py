@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The size of each module's payload: the files of this collection in the archive that ansible-core sends to a node."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from ansible.executor.module_common import modify_module
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible_collections.kubegpu.share.plugins.modules import gpu_node_info
+
+MODULES = Path(gpu_node_info.__file__).parent
+# An archive begins with "PK\\3\\4"; ansible-core embeds it in base64.
+ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
+# Most files and KiB per module. Lower an entry when a module gets smaller; raise it only for what the node needs.
+LIMITS: dict[str, tuple[int, int]] = {
+    "cluster_info": (20, 125),
+    "cluster_objects": (15, 100),
+    "container_runtime": (28, 135),
+    "control_plane_info": (19, 80),
+    "driver_runfile": (11, 30),
+    "gpu_acceptance": (29, 200),
+    "gpu_allocation_check": (50, 425),
+    "gpu_allocation_info": (19, 125),
+    "gpu_node_info": (58, 215),
+    "gpu_operator": (12, 85),
+    "image_build": (9, 35),
+    "image_import": (15, 55),
+    "kernel_driver": (15, 50),
+    "kube_scheduler": (25, 145),
+    "kubeadm_config": (9, 35),
+    "kubelet_devices_info": (12, 45),
+    "machine_config": (12, 65),
+    "node_announcements": (10, 60),
+    "node_baseline": (60, 230),
+    "nouveau": (20, 65),
+    "nvml_info": (18, 85),
+    "openshift_scheduler": (19, 135),
+    "pinned_packages": (34, 170),
+    "service_account_kubeconfig": (10, 50),
+    "toolkit_config": (19, 70),
+}
+# For a module that has no entry yet.
+DEFAULT = (15, 75)
+
+
+class Payload(NamedTuple):
+    files: int
+    kib: int
+
+
+def payload(name: str) -> Payload:
+    """Build a module as ansible-core sends it, and count what is of this collection beside the module itself."""
+    built = modify_module(
+        module_name=f"kubegpu.share.{name}",
+        module_path=str(MODULES / f"{name}.py"),
+        module_args={},
+        templar=Templar(loader=DataLoader()),
+        task_vars={"ansible_python_interpreter": "/usr/bin/python3"},
+    )
+    archive = max(ARCHIVE.findall(built.b_module_data), key=len)
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(archive))) as content:
+        sizes = [one.file_size for one in content.infolist() if "/share/plugins/module_utils/" in one.filename]
+    sizes = [size for size in sizes if size]
+    return Payload(len(sizes), -(-sum(sizes) // 1024))
+
+
+def modules() -> list[str]:
+    """Names of the modules that run somewhere: the others are the documentation of an action plugin."""
+    return sorted(path.stem for path in MODULES.glob("*.py") if "def main" in path.read_text())
+
+
+@pytest.mark.parametrize("name", modules())
+def test_a_module_sends_only_what_it_needs(name: str) -> None:
+    files, kib = LIMITS.get(name, DEFAULT)
+    found = payload(name)
+    assert found.files <= files, f"{name} sends {found.files} files, more than {files}"
+    assert found.kib <= kib, f"{name} sends {found.kib} KiB, more than {kib}"
+
+
+if __name__ == "__main__":
+    for one in modules():
+        print(f'    "{one}": {tuple(payload(one))},')

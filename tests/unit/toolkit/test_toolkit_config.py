@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The toolkit's configuration files: our settings beside the user's, and the files that packages leave."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from action_plugins import act
+from ansible_collections.kubegpu.share.plugins.action import toolkit_config as action
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as toolkit
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.config_apply import CTK, ConfigReconciler
+from hypothesis import given
+from hypothesis import strategies as st
+from node_fakes import FakeSystem, Killed
+
+from lab.paths import cache_root
+
+PACKAGED = "# For example:\n# NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml\n"
+SET = f"{toolkit.VARIABLE}={toolkit.FLAG}"
+OURS = f"{toolkit.MARKER}\n{SET}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("", OURS),
+        (PACKAGED, PACKAGED + OURS),
+        (PACKAGED + "A=b", PACKAGED + "A=b\n" + OURS),
+        (PACKAGED + OURS, PACKAGED + OURS),
+        (f"{SET}\n", f"{SET}\n"),
+        (f'{toolkit.VARIABLE}="a, {toolkit.FLAG}"\n', f'{toolkit.VARIABLE}="a, {toolkit.FLAG}"\n'),
+        (f"{toolkit.VARIABLE}=a\nB=c\n", f"{toolkit.MARKER}\n{toolkit.VARIABLE}=a,{toolkit.FLAG}\nB=c\n"),
+        (f"{toolkit.VARIABLE}=a\nB=c", f"{toolkit.MARKER}\n{toolkit.VARIABLE}=a,{toolkit.FLAG}\nB=c"),
+        (f"{toolkit.VARIABLE}=\n", f"{toolkit.VARIABLE}=\n{OURS}"),
+        (f"#{SET}\n", f"#{SET}\n{OURS}"),
+        (f"{toolkit.PENDING}\n{SET}\n", OURS),
+    ],
+)  # fmt: skip
+def test_the_flag_is_added_to_the_users_flags(text, want):
+    assert toolkit.with_flag(text) == want
+    assert toolkit.with_flag(want) == want, "a second time changes nothing"
+
+
+LINES = st.sampled_from(["# words", "", "A=b", f"{toolkit.VARIABLE}=a,b", f"{toolkit.VARIABLE}=", "  C = d ", SET])
+
+
+@given(st.lists(LINES), st.booleans())
+def test_removing_the_flag_restores_the_environment(lines, ended):
+    text = "\n".join(lines) + ("\n" if ended and lines else "")
+    ours = toolkit.with_flag(text)
+    assert toolkit.with_flag(ours) == ours
+    back = toolkit.without_flag(ours)
+    assert back in (text, text + "\n")
+    assert toolkit.MARKER not in back
+
+
+ACCEPTS = f"{toolkit.ACCEPT} = true"
+REFUSES = f"{toolkit.ACCEPT} = false"
+TABLE = '[nvidia-container-runtime]\nmode = "auto"\n'
+# As nvidia-ctk 1.20 writes it.
+PACKAGED_CONFIG = f"#accept-x = false\n#{ACCEPTS}\ndisable-require = false\n\n{TABLE}"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("", f"{toolkit.ACCEPT_MARKER}\n{REFUSES}\n"),
+        (PACKAGED_CONFIG, f"{toolkit.ACCEPT_MARKER}\n{REFUSES}\n{PACKAGED_CONFIG}"),
+        (f"a = 1\n{ACCEPTS}\n{TABLE}", f"a = 1\n{toolkit.ACCEPT_MARKER} {ACCEPTS}\n{REFUSES}\n{TABLE}"),
+        (f"  '{toolkit.ACCEPT}'=true # x", f"{toolkit.ACCEPT_MARKER}   '{toolkit.ACCEPT}'=true # x\n{REFUSES}"),
+        (f"{REFUSES}\n{TABLE}", f"{REFUSES}\n{TABLE}"),
+        (f"{TABLE}{ACCEPTS}\n", f"{toolkit.ACCEPT_MARKER}\n{REFUSES}\n{TABLE}{ACCEPTS}\n"),
+    ],
+)
+def test_unprivileged_containers_are_refused_by_one_line(text, want):
+    assert toolkit.refusing(text) == want
+    assert toolkit.refusing(want) == want, "a second time changes nothing"
+    assert toolkit.accepting(want) == text
+
+
+CONFIG_LINES = st.sampled_from(["# words", "", "disable-require = false", ACCEPTS, f" {ACCEPTS} # mine", f"#{REFUSES}"])
+
+
+@given(st.lists(CONFIG_LINES, max_size=4), st.lists(st.sampled_from([TABLE.rstrip(), "", ACCEPTS])), st.booleans())
+def test_accepting_restores_the_configuration(top, tables, ended):
+    if len([line for line in top if line.strip().startswith(toolkit.ACCEPT)]) > 1:
+        top = []
+    lines = [*top, "[features]", *tables]
+    text = "\n".join(lines) + ("\n" if ended else "")
+    ours = toolkit.refusing(text)
+    assert toolkit.refusing(ours) == ours and REFUSES in ours.partition("[features]")[0]
+    assert toolkit.accepting(ours) == text
+
+
+def test_a_users_later_change_is_kept():
+    mine = f"{toolkit.ACCEPT_MARKER} {ACCEPTS}\n{toolkit.ACCEPT} = true # again\n{TABLE}"
+    assert toolkit.accepting(mine) == f"{toolkit.ACCEPT} = true # again\n{TABLE}"
+
+
+def ctk(rc=0, text=f"x = 1\n{REFUSES}\n", err=""):
+    return FakeSystem({toolkit.CONFIG: PACKAGED_CONFIG, CTK: ""}, {f"{CTK} config": Done(rc, text, err)})
+
+
+def test_nvidia_ctk_confirms_the_refusal():
+    machine = ctk()
+    assert work(machine, check=True, accept_unprivileged=False)["changed"] and not machine.ran
+    assert work(machine, accept_unprivileged=False)["changed"]
+    assert machine.files[toolkit.CONFIG] == toolkit.refusing(PACKAGED_CONFIG)
+    assert machine.ran == [f"{CTK} config --config-file={toolkit.CONFIG}"]
+    assert not work(machine, accept_unprivileged=False)["changed"]
+    assert work(machine)["changed"] and machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
+    assert not work(machine)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"rc": 1, "err": "warning\nfailed to load config: (3, 1)"}, r"failed to load config: \(3, 1\)"),
+        ({"text": PACKAGED_CONFIG}, "its output lacks accept-nvidia"),
+    ],
+)
+def test_a_configuration_that_nvidia_ctk_rejects_is_rolled_back(answer, message):
+    machine = ctk(**answer)
+    with pytest.raises(NotInEffect, match=f"which was rolled back: {message}"):
+        work(machine, accept_unprivileged=False)
+    assert machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
+    del machine.files[toolkit.CONFIG]
+    with pytest.raises(NotInEffect):
+        work(machine, accept_unprivileged=False)
+    assert toolkit.CONFIG not in machine.files
+
+
+def test_a_kept_configuration_loses_our_line():
+    machine = FakeSystem({toolkit.CONFIG: toolkit.refusing(PACKAGED_CONFIG)})
+    assert work(machine, state="absent", keep=[toolkit.CONFIG])["changed"]
+    assert machine.files == {toolkit.CONFIG: PACKAGED_CONFIG}
+
+
+REAL = sorted((cache_root() / "bin").glob("toolkit-*/nvidia-ctk"))
+
+
+@pytest.mark.skipif(not REAL, reason="the lab's toolkit wasn't built on this machine yet")
+@pytest.mark.parametrize("text", ["", PACKAGED_CONFIG, f"{ACCEPTS}\n{TABLE}", f"{TABLE}"])
+def test_the_real_toolkit_reads_it(text, tmp_path):
+    def has_line(config):
+        (tmp_path / "config.toml").write_text(config)
+        command = [str(REAL[-1]), "config", f"--config-file={tmp_path}/config.toml"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return REFUSES in lines
+
+    assert has_line(toolkit.refusing(text))
+    assert not has_line(text) and not has_line(toolkit.accepting(toolkit.refusing(text)))
+
+
+def node(files=None, rc=0):
+    machine = FakeSystem(files, {"systemctl restart": Done(rc, "", "Job failed\nmore"), "rmdir": Done(0, "", "")})
+    machine.folders.add("/run/systemd/system")
+    return machine
+
+
+def work(machine, check=False, **params):
+    usual = {"state": "present", "old_cdi": False, "accept_unprivileged": True, "keep": []}
+    return run(ConfigReconciler({**usual, **params}, machine), check)
+
+
+def test_the_flag_is_set_and_removed():
+    machine = node({toolkit.ENVIRONMENT: PACKAGED})
+    assert work(machine, check=True, old_cdi=True)["changed"] and not machine.ran
+    assert work(machine, old_cdi=True)["changed"]
+    assert machine.files[toolkit.ENVIRONMENT] == PACKAGED + OURS
+    assert machine.ran == ["systemctl restart nvidia-cdi-refresh.service"]
+    assert not work(machine, old_cdi=True)["changed"]
+    assert work(machine)["changed"] and machine.files[toolkit.ENVIRONMENT] == PACKAGED
+    assert not work(machine)["changed"]
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_killed_run_regenerates_the_specification_the_next_time(at):
+    machine = node({toolkit.ENVIRONMENT: PACKAGED})
+    machine.kill_at = at
+    with pytest.raises(Killed):
+        work(machine, old_cdi=True)
+    machine.kill_at = 0
+    assert work(machine, old_cdi=True)["changed"]
+    assert machine.files[toolkit.ENVIRONMENT] == PACKAGED + OURS
+    assert machine.ran[-1].startswith("systemctl restart")
+
+
+def test_a_failing_service_is_reported_and_retried():
+    machine = node({toolkit.ENVIRONMENT: PACKAGED}, rc=1)
+    for _time in range(2):
+        with pytest.raises(NotInEffect, match="couldn't regenerate the CDI specification: Job failed"):
+            work(machine, old_cdi=True)
+    assert work(node({}, rc=5), old_cdi=True)["changed"], "a toolkit without the service"
+    machine = node({})
+    machine.folders.clear()
+    assert work(machine, old_cdi=True)["changed"] and not machine.ran, "no systemd runs"
+
+
+def test_remaining_files_are_removed_except_those_to_keep():
+    ours = {toolkit.CONFIG: "x = 1\n", toolkit.ENVIRONMENT: PACKAGED, toolkit.SPECIFICATION: "kind: x\n"}
+    files = {**ours, "/etc/cdi/a": ""}
+    machine = node(files)
+    assert work(machine, state="absent")["changed"] and set(machine.files) == {"/etc/cdi/a"}
+    assert not work(machine, state="absent")["changed"]
+    machine = node(files)
+    work(machine, state="absent", keep=[toolkit.CONFIG, toolkit.SPECIFICATION])
+    assert set(machine.files) == set(files) - {toolkit.ENVIRONMENT}
+
+
+def test_a_kept_environment_loses_our_flag():
+    machine = node({toolkit.ENVIRONMENT: PACKAGED + OURS})
+    assert work(machine, state="absent", keep=[toolkit.ENVIRONMENT])["changed"]
+    assert machine.files == {toolkit.ENVIRONMENT: PACKAGED}
+
+
+def facts(env, config=None, specs=()):
+    return {
+        "sources_stale": [],
+        "toolkit_legacy": {"record": "", "drop_ins": []},
+        "packages": {},
+        "toolkit": {"config": config and {"path": toolkit.CONFIG, "mode": "auto", "text": config}},
+        "cdi": {"specs": [{"path": path} for path in specs], "refresh_env": env},
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "observed", "runs"),
+    [
+        ({}, facts(None), False),
+        ({}, facts(PACKAGED), False),
+        ({}, facts(PACKAGED + OURS), True),
+        ({"old_cdi": True}, facts(None), True),
+        ({"old_cdi": True}, facts(PACKAGED + OURS), False),
+        ({"old_cdi": True}, facts(PACKAGED), True),
+        ({"accept_unprivileged": False}, facts(None), True),
+        ({"accept_unprivileged": False}, facts(None, config="a = 1\n"), True),
+        ({"accept_unprivileged": False}, facts(None, config=toolkit.refusing("a = 1\n")), False),
+        ({}, facts(None, config="a = 1\n"), False),
+        ({}, facts(None, config=toolkit.refusing("a = 1\n")), True),
+        ({"state": "absent"}, facts(None), False),
+        ({"state": "absent"}, facts(None, config="a = 1\n"), True),
+        ({"state": "absent", "keep": [toolkit.CONFIG]}, facts(None, config="a = 1\n"), False),
+        ({"state": "absent"}, facts(None, specs=[toolkit.SPECIFICATION]), True),
+        ({"state": "absent"}, facts(None, specs=["/etc/cdi/mine.yaml"]), False),
+    ],
+)
+def test_the_module_is_executed_only_on_drift(args, observed, runs, monkeypatch):
+    assert bool(act(action, {**args, "observed": observed}, monkeypatch)[1]) == runs
