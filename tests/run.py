@@ -128,14 +128,22 @@ def count_command(count: Count, name: str, code: int, last: list[str]) -> None:
     count.add(int(not code), int(code != 0), 0, reasons)
 
 
-def pytest(count: Count, name: str, *arguments: str) -> None:
-    """Run pytest and count its tests one by one."""
+def pytest(count: Count, name: str, *arguments: str, background: bool = False) -> None:
+    """Run pytest and count its tests one by one.
+
+    :param background: print its output when it has ended, since other stages print theirs meanwhile.
+    """
     started = time.monotonic()
-    print(f"==> {name}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    print(f"==> {name}{': started' if background else ''}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         report = Path(folder) / "junit.xml"
-        code, last = run("python", "-m", "pytest", "-ra", f"--junitxml={report}", "-p", "no:cacheprovider", *arguments)
-        print(f"    {name}: ended after {time.monotonic() - started:.0f} s", flush=True)
+        command = ("python", "-m", "pytest", "-ra", f"--junitxml={report}", "-p", "no:cacheprovider", *arguments)
+        code, last = run(*command, sink=log if background else None)
+        log.seek(0)
+        with PRINTING:
+            if background:
+                print(f"==> {name}\n{log.read().decode(errors='replace')}")
+            print(f"    {name}: ended after {time.monotonic() - started:.0f} s", flush=True)
         if not report.exists():
             count_command(count, name, code or 1, last)
             return
@@ -180,9 +188,9 @@ def unit(count: Count, everything: bool) -> None:
     pytest(count, "unit tests", "tests/unit", "-q", *chosen, *(() if everything else ("-m", "not long")))
 
 
-def lab_tests(count: Count, everything: bool) -> None:
+def lab_tests(count: Count, everything: bool, background: bool = False) -> None:
     chosen = () if everything else ("-m", "not long")
-    pytest(count, "lab tests", "tests/lab", "-v", "--durations=40", *chosen)
+    pytest(count, "lab tests", "tests/lab", "-v", "--durations=40", *chosen, background=background)
 
 
 @contextmanager
@@ -262,14 +270,23 @@ def main() -> int:
             if sanity:
                 sanity.result()
 
+        def with_lab(starting: Future[bool], beside: bool) -> None:
+            if starting.result() and "lab" in stages:
+                lab_tests(count, everything, beside)
+
         if stages & {"lab", "molecule"}:
             with fresh_lab(count, pool) as starting:
+                # Most tests wait, so two stages take little longer than the lab's; long ones need the machine for
+                # themselves.
+                beside = not everything and bool(stages & {"lint", "unit"})
+                lab = pool.submit(with_lab, starting, beside) if beside else None
                 without_lab()
-                up = starting.result()
-                if up and "lab" in stages:
-                    lab_tests(count, everything)
+                if lab:
+                    lab.result()
+                else:
+                    with_lab(starting, beside)
                 if "molecule" in stages:
-                    molecule(count, up)
+                    molecule(count, starting.result())
         else:
             without_lab()
         if "upgrade" in stages:
