@@ -21,7 +21,7 @@ from _upstream import upstream
 from lab import engine as engines
 
 PLAYBOOK = "playbooks/verify.yml"
-NAMESPACE = "lab-story"
+NAMESPACE = "lab-verify"
 # Seconds between two looks: what is wrong for a moment only has mended itself by then.
 GRACE = ("-e", "verify_grace=3")
 
