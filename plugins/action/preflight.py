@@ -11,7 +11,6 @@ import json
 import os
 import typing as t
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
@@ -20,6 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import module as _container_runtime
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
 
@@ -55,32 +55,25 @@ DRIVER_CHOICE = "__driver_choice"
 TOOLKIT_REFUSED = "__toolkit_refused"
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-    _VALID_ARGS = frozenset(ARGUMENTS)
+class ActionModule(ShareAction):
+    """Examines the facts of all hosts and the cluster."""
 
-    def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
-        result: JsonObject = super().run(tmp, task_vars)
-        _spec, params = self.validate_argument_spec(argument_spec=ARGUMENTS)
+    _requires_connection = False
+    arguments = ARGUMENTS
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         sources = {name: group for group in ("control_plane", "gpu_nodes") for name in params[group]}
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
         hosts = [_host(name, sources[name], hostvars[name]) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
         options = Options(**{**{name: params[name] for name in OPTIONS}, "memory_limit": limit})
-        try:
-            found = examine(options, params["cluster"], hosts, params["ignore"])
-        except BadInput as error:
-            result.update(failed=True, msg=str(error))
-            return result
+        found = examine(options, params["cluster"], hosts, params["ignore"])
         if params["cluster"] is not None and params["image_delivery"] == "import":
             found += _archive(params["image_archive"], params["image"])
         problems = found.problems
-        result.update(
-            changed=False, problems=problems, notes=found.texts(NOTE), findings=[one.result() for one in found]
-        )
+        result: JsonObject = {"changed": False, "problems": problems, "notes": found.texts(NOTE)}
+        result["findings"] = [one.result() for one in found]
         if found.texts(WARNING):
             result["warnings"] = found.texts(WARNING)
         if found:

@@ -102,32 +102,19 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
 
 
 def _options(params: JsonObject) -> Options:
-    return Options(
-        allowed_processes=tuple(params["allowed_processes"]),
-        allowed_pods=tuple(params["allowed_pods"]),
-        schedulers=tuple(params["schedulers"]),
-        hami_schedulers=tuple(params["hami_schedulers"]),
-        grace_seconds=params["grace_seconds"],
-        extender=params["extender"],
-    )
+    names = ("allowed_processes", "allowed_pods", "schedulers", "hami_schedulers")
+    lists = {name: tuple(params[name]) for name in names}
+    return Options(**lists, grace_seconds=params["grace_seconds"], extender=params["extender"])
 
 
 def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject]) -> Servers | None:
     if given is None:
         return None
-    return Servers(
-        control_plane=tuple(given["control_plane"]),
-        namespace=given["namespace"],
-        scheduler=given["scheduler"],
-        admission=given["admission"],
-        problem=given["problem"],
-        pods=tuple(pods),
-        api=kube,
-    )
+    return Servers(**{**given, "control_plane": tuple(given["control_plane"])}, pods=tuple(pods), api=kube)
 
 
 def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:
-    """Kube-system's ConfigMaps, where a node has upstream's plugin: only upstream's extender reads them."""
+    """Return kube-system's ConfigMaps, where a node has upstream's plugin: only upstream's extender reads them."""
     if not any(_is_upstream(node) for node in nodes):
         return [], ""
     try:
@@ -145,7 +132,7 @@ def _is_upstream(node: t.Any) -> bool:
 
 
 def host_of(kube: t.Any) -> str:
-    """The API server's address."""
+    """Return the API server's address."""
     try:
         return str(kube.api_client.configuration.host)
     except AttributeError:

@@ -32,17 +32,17 @@ LABEL = f"{contract.NODE_LABEL}={contract.NODE_LABEL_VALUE}"
 
 
 def has_label(node: Node) -> bool:
-    """Whether a node has the label that selects it for gpushare."""
+    """Return whether a node has the label that selects it for gpushare."""
     return node.labels.get(contract.NODE_LABEL) == contract.NODE_LABEL_VALUE
 
 
 def has_gpus(node: Node) -> bool:
-    """Whether a node has, or should have, GPUs."""
+    """Return whether a node has, or should have, GPUs."""
     return bool(node.backends) or node.observed or has_label(node)
 
 
 def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C1: one stack allocates the node's GPUs."""
+    """Check C1: one stack allocates the node's GPUs."""
     result.count()
     running = [pod for pod in node.pods if pod.phase == "Running" and not pod.terminating and device_plugin_of(pod)]
     stacks = sorted({device_plugin_of(pod) for pod in running})
@@ -74,7 +74,7 @@ def _of_several_stacks(registered: t.Iterable[str]) -> bool:
 
 
 def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C4: kubelet has allocated what each running container requests."""
+    """Check C4: kubelet has allocated what each running container requests."""
     requesting = [pod for pod in node.pods if pod.steady and expected_allocations(pod)]
     result.count(len(requesting))
     problems = [one for one in (node.kubelet.problem, node.kubelet.pod_resources_problem) if one]
@@ -103,7 +103,7 @@ def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResu
 
 
 def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C5: allocated GPUs exist. A terminating pod may have lost its MIG device already."""
+    """Check C5: allocated GPUs exist. A terminating pod may have lost its MIG device already."""
     mine = [pod for pod in node.pods if pod.active and not pod.terminating]
     requesting = [pod for pod in mine if requests_gpu(pod)]
     entries = [(pod, one) for pod in mine for one in entries_of(node, pod)]
@@ -126,7 +126,7 @@ def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) ->
 
 
 def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C6: allocatable equals capacity."""
+    """Check C6: allocatable equals capacity."""
     allocatable = node.resources("allocatable")
     unhealthy = [card for card in node.cards if not card.healthy]
     for resource, number in node.resources().items():
@@ -147,7 +147,7 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
 
 
 def environment_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C8: no pod's own environment gives it access to GPUs that weren't allocated to it."""
+    """Check C8: no pod's own environment gives it access to GPUs that weren't allocated to it."""
     for pod in node.pods:
         if not pod.active or is_exempt(pod, snapshot.options.allowed_pods):
             continue
@@ -191,7 +191,7 @@ def _check_environment(node: Node, pod: Pod, container: Container, value: str | 
 
 
 def nodes_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
-    """C9: every node with GPUs is in the API and ready, and its machine was observed."""
+    """Check C9: every node with GPUs is in the API and ready, and its machine was observed."""
     for name in snapshot.unknown_nodes:
         result.count()
         result.unknown("unknown_node", node=name)

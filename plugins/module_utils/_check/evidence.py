@@ -80,7 +80,7 @@ Row = t.TypeVar("Row")
 def _rows(
     raw: JsonObject, name: str, where: str, parse: t.Callable[[JsonObject, str, Reader], Row], reader: Reader
 ) -> tuple[Row, ...] | None:
-    """A GPU's rows of one kind; None where NVML doesn't report them."""
+    """Return a GPU's rows of one kind; None where NVML doesn't report them."""
     rows = reader.mappings(raw.get(name), f"{where} {name}")
     return tuple(parse(one, f"{where} {name}", reader) for one in rows) if isinstance(raw.get(name), list) else None
 
@@ -123,7 +123,7 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
 
 
 def _source(raw: JsonObject, name: str, rows: t.Any) -> str:
-    """Why a source has no data; empty where it has."""
+    """Return why a source has no data; empty where it has."""
     state, problem = raw.get("state"), raw.get("problem")
     if state != "ok":
         word = state if isinstance(state, str) and state else "unknown"
@@ -145,7 +145,7 @@ def _entry(raw: JsonObject, reader: Reader) -> Entry:
 
 
 def _annotated(raw: JsonObject, reader: Reader) -> list[str]:
-    """CDI devices that an answer names in annotations, as NVIDIA's plugin does with its cdi-annotations strategy."""
+    """Return the CDI devices in an answer's annotations: NVIDIA's plugin has the strategy cdi-annotations."""
     found = reader.strings(raw.get("annotations"), "checkpoint annotation")
     return [one for key, text in found.items() if key.startswith("cdi.k8s.io/") for one in text.split(",")]
 

@@ -23,7 +23,7 @@ CONFIGMAP = "unhealthy-gpu-"
 
 
 def gpus_match_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G1: the node's GPUs are NVML's."""
+    """Check G1: the node's GPUs are NVML's."""
     result.count(len(node.cards))
     if node.nvml.problem and node.ours and node.uuids:
         _compare_uuids(node, result)
@@ -76,7 +76,7 @@ def _compare_annotation(node: Node, result: CheckResult) -> None:
 
 
 def _sizes(node: Node, total_mib: int) -> set[int]:
-    """The units as which so many MiB may be announced."""
+    """Return the units as which so many MiB may be announced."""
     units = [node.unit] if node.unit else list(contract.MIB_PER_UNIT)
     return {contract.units_of(total_mib, unit) for unit in units}
 
@@ -100,13 +100,14 @@ def _compare_upstream(node: Node, result: CheckResult) -> None:
 
 
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G2: the node announces what its GPUs hold."""
+    """Check G2: the node announces what its GPUs hold."""
     result.count()
     memory, count = node.resource(contract.RESOURCE_MEMORY), node.resource(contract.RESOURCE_COUNT)
     announced = f"{contract.RESOURCE_MEMORY} {memory}, {contract.RESOURCE_COUNT} {count}"
     details: JsonObject = {"announced": announced, "api": announced, "key": announced}
     if node.ours:
-        units, healthy = (sum(card.units for card in some) for some in (node.cards, _healthy(node)))
+        units = sum(card.units for card in node.cards)
+        healthy = sum(card.units for card in node.cards if card.healthy)
         left = node.resource(contract.RESOURCE_MEMORY, "allocatable")
         expected = f"{plural(len(node.cards), 'GPU')} with {shorten(str(units))} units"
         if node.cards_problem:
@@ -132,12 +133,8 @@ def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -
         result.fail("capacity_is_not_nvmls", expected=expected, nvml=nvml, **details)
 
 
-def _healthy(node: Node) -> list[Card]:
-    return [card for card in node.cards if card.healthy]
-
-
 def gpus_are_not_overcommitted(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G6: the pods' units fit on their GPUs."""
+    """Check G6: the pods' units fit on their GPUs."""
     result.count(len(node.cards))
     holders = [pod for pod in node.pods if contract.counts(pod.json)]
     if not node.cards:
@@ -187,7 +184,7 @@ def _check_sum(card: Card, held: list[tuple[Pod, int]], node: Node, result: Chec
 
 
 def scheduler_calls_extender(snapshot: Snapshot, result: CheckResult) -> None:
-    """G12: pods with units are placed by a scheduler that calls the extender."""
+    """Check G12: pods with units are placed by a scheduler that calls the extender."""
     allowed = snapshot.options.schedulers
     for pod in [pod for node in snapshot.nodes for pod in node.pods] + list(snapshot.pending):
         if pod.finished or pod.terminating or not pod.requests_of(contract.RESOURCE_MEMORY):
@@ -203,7 +200,7 @@ def scheduler_calls_extender(snapshot: Snapshot, result: CheckResult) -> None:
 
 
 def unhealthy_gpus_get_no_pods(snapshot: Snapshot, result: CheckResult) -> None:
-    """G11: the list of unhealthy GPUs can be read, and no pod is placed on them."""
+    """Check G11: the list of unhealthy GPUs can be read, and no pod is placed on them."""
     for node in snapshot.nodes:
         if not node.sharing:
             continue

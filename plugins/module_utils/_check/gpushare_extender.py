@@ -27,7 +27,7 @@ class _Cached(t.NamedTuple):
 
 
 def extender_cache_matches(snapshot: Snapshot, result: CheckResult) -> None:
-    """G10: the extender's cache matches the annotations, for each pod that both had time to see.
+    """Check G10: the extender's cache matches the annotations, for each pod that both had time to see.
 
     Sums aren't compared: they are of two moments.
     """

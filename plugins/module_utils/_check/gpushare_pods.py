@@ -23,22 +23,22 @@ ANNOTATIONS = (contract.POD_INDEX, contract.POD_INDICES, contract.POD_UNITS, con
 
 
 def gpushare_pods(node: Node) -> list[Pod]:
-    """Pods that hold units of the node, including those that start or terminate."""
+    """Return pods that hold units of the node, including those that start or terminate."""
     return [pod for pod in node.pods if contract.counts(pod.json)]
 
 
 def _expected_units(node: Node, pod: Pod) -> int:
-    """The pod's units; upstream's counts containers alone, ours as Kubernetes does."""
+    """Return the pod's units; upstream's counts containers alone, ours as Kubernetes does."""
     return pod.units if node.ours else sum(contract.container_units(one) for one in pod.json["spec"]["containers"])
 
 
 def is_duplicated(node: Node, pod: Pod) -> bool:
-    """Whether our plugin leaves the pod's annotations alone, since kubelet also lists a predecessor of its name."""
+    """Return whether our plugin doesn't annotate the pod, because kubelet also lists a predecessor of its name."""
     return node.ours and pod.key in node.kubelet.duplicate_pods
 
 
 def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G3: a bound pod has annotations that name its GPU."""
+    """Check G3: a bound pod has annotations that name its GPU."""
     for pod in gpushare_pods(node):
         # Our plugin itself annotates a pod that bypassed the extender, once kubelet has admitted it.
         unwritten = is_duplicated(node, pod) and contract.POD_INDEX not in pod.annotations
@@ -53,7 +53,7 @@ def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -
 
 
 def _first_invalid(node: Node, pod: Pod) -> tuple[str, JsonObject] | None:
-    """The cause and fields of the first annotation that is missing or wrong."""
+    """Return the cause and fields of the first annotation that is missing or wrong."""
     notes = pod.annotations
     index, booked = notes.get(contract.POD_INDEX), contract.booking(pod.json)
     if index is None:
@@ -85,7 +85,7 @@ def _annotation(key: str, value: str) -> JsonObject:
 
 
 def running_pods_are_assigned(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G4: a running pod is marked as assigned."""
+    """Check G4: a running pod is marked as assigned."""
     for pod in gpushare_pods(node):
         if pod.phase != "Running" or not pod.steady or contract.booking(pod.json) is None or is_duplicated(node, pod):
             continue
@@ -105,12 +105,12 @@ def running_pods_are_assigned(node: Node, snapshot: Snapshot, result: CheckResul
 
 
 def _needs_no_update(node: Node) -> bool:
-    """Upstream's plugin doesn't update pods on a node of one GPU."""
+    """Return whether the device plugin leaves pods as they are: upstream's does on a node of one GPU."""
     return not node.ours and len(node.cards) == 1
 
 
 def no_stale_assumptions(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G5: a GPU that was chosen for a pod is soon allocated to it."""
+    """Check G5: a GPU that was chosen for a pod is soon allocated to it."""
     for pod in gpushare_pods(node):
         booked = contract.booking(pod.json)
         if pod.terminating or pod.phase != "Pending" or booked is None or is_duplicated(node, pod):
@@ -126,14 +126,11 @@ def no_stale_assumptions(node: Node, snapshot: Snapshot, result: CheckResult) ->
 
 
 def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G9: no pod uses more than its share."""
+    """Check G9: no pod uses more than its share."""
     mine = [pod for pod in gpushare_pods(node) if contract.shares(pod.json)]
-    if not mine:
-        return
-    if node.nvml.problem or node.unit_mib is None:
-        result.count(len(mine))
-        why = node.nvml.problem or "the node's memory unit is unknown"
-        result.unknown("no_data", pods=plural(len(mine), "pod"), why=why)
+    unit_mib = node.unit_mib
+    why = node.nvml.problem or ("the node's memory unit is unknown" if unit_mib is None else "")
+    if result.without_data(mine, why) or unit_mib is None:
         return
     limits = node.annotations.get(contract.NODE_LIMIT, "none")
     uuids = {card.index: card.uuid for card in node.cards}
@@ -143,7 +140,7 @@ def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) ->
             if gpu is None:
                 continue
             result.count()
-            share, used = units * node.unit_mib, usage_of(gpu, pod)
+            share, used = units * unit_mib, usage_of(gpu, pod)
             limit = f"; limit {used.hard_mib} MiB" if used.hard_mib is not None else ""
             details = {
                 "pod": pod,
@@ -169,7 +166,7 @@ def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) ->
 
 
 def _units_by_index(node: Node, pod: Pod) -> dict[int, int]:
-    """Units by the GPU's index: as kubelet allocated them where that is known, or else as annotated."""
+    """Return units by the GPU's index: as kubelet allocated them where that is known, or else as annotated."""
     units = contract.shares(pod.json)
     by_uuid = {card.uuid: card.index for card in node.cards}
     for entry in entries_of(node, pod):
@@ -181,12 +178,9 @@ def _units_by_index(node: Node, pod: Pod) -> dict[int, int]:
 
 
 def allocation_matches_annotations(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G7: kubelet allocated the GPU in its pod's annotations to each container."""
+    """Check G7: kubelet allocated the GPU in its pod's annotations to each container."""
     mine = [pod for pod in gpushare_pods(node) if pod.steady and not is_duplicated(node, pod)]
-    if node.kubelet.problem:
-        result.count(len(mine))
-        if mine:
-            result.unknown("no_data", pods=plural(len(mine), "pod"), why=node.kubelet.problem)
+    if result.without_data(mine, node.kubelet.problem):
         return
     for pod in mine:
         entries = [one for one in entries_of(node, pod) if one.resource == contract.RESOURCE_MEMORY and one.count]
@@ -248,7 +242,7 @@ def _compare(node: Node, pod: Pod, entry: Entry, result: CheckResult) -> None:
 
 
 def unit_counts_match(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """G8: kubelet allocated as many device IDs as containers request units."""
+    """Check G8: kubelet allocated as many device IDs as containers request units."""
     mine = [pod for pod in gpushare_pods(node) if pod.steady]
     for problem in dict.fromkeys((node.kubelet.problem, node.kubelet.pod_resources_problem)):
         if mine and problem:

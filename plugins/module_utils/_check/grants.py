@@ -70,21 +70,21 @@ class Grant:
 
 
 def device_plugin_of(pod: Pod) -> str:
-    """The stack whose device plugin a pod is; empty for any other pod."""
+    """Return the stack whose device plugin a pod is; empty for any other pod."""
     if MPS_DAEMON in pod.key:
         return ""
     return next((who for who, labels in PLUGINS.items() if any(pod.labels.get(k) == v for k, v in labels)), "")
 
 
 def is_exempt(pod: Pod, patterns: t.Iterable[str]) -> bool:
-    """Whether a pod needs no allocation: a stack's own, or one that the user allows."""
+    """Return whether a pod needs no allocation: a stack's own, or one that the user allows."""
     if device_plugin_of(pod) or MPS_DAEMON in pod.key or any(pod.labels.get(key) == value for key, value in HELPERS):
         return True
     return any(fnmatch.fnmatchcase(pod.key, pattern) for pattern in patterns)
 
 
 def gpu_requests(requests: t.Mapping[str, int]) -> dict[str, int]:
-    """The resources among these for which kubelet allocates GPUs."""
+    """Return the resources among these for which kubelet allocates GPUs."""
     return {
         name: number
         for name, number in requests.items()
@@ -97,7 +97,7 @@ def requests_gpu(pod: Pod) -> bool:
 
 
 def expected_allocations(pod: Pod) -> list[tuple[str, str, int]]:
-    """Container, resource and number of all that kubelet must have allocated, without plain init containers."""
+    """Return container, resource and number of all that kubelet must have allocated, without plain init containers."""
     return [
         (one.name, resource, number)
         for one in pod.containers
@@ -107,12 +107,12 @@ def expected_allocations(pod: Pod) -> list[tuple[str, str, int]]:
 
 
 def entries_of(node: Node, pod: Pod) -> list[Entry]:
-    """A pod's entries for GPUs in kubelet's checkpoint."""
+    """Return a pod's entries for GPUs in kubelet's checkpoint."""
     return [one for uid in sorted(pod.uids) for one in node.kubelet.of(uid) if gpu_requests({one.resource: 1})]
 
 
 def units_by_gpu(node: Node, ids: t.Iterable[str]) -> tuple[dict[str, int], list[str]]:
-    """Units by GPU (UUID) of this collection's device IDs, and the IDs that name no GPU of the node."""
+    """Return units by GPU (UUID) of this collection's device IDs, and the IDs that name no GPU of the node."""
     found: dict[str, int] = {}
     unresolved: list[str] = []
     known: dict[str, Card | None] = {}
@@ -133,7 +133,7 @@ def units_by_gpu(node: Node, ids: t.Iterable[str]) -> tuple[dict[str, int], list
 
 
 def visible_gpus(node: Node, entry: Entry) -> Grant:
-    """The GPUs that the container can access: ``NVIDIA_VISIBLE_DEVICES`` or CDI devices in the device plugin's answer.
+    """Return a container's GPUs: ``NVIDIA_VISIBLE_DEVICES`` or CDI devices in the device plugin's answer.
 
     The variable is an index, a UUID, ``void`` with CDI, or upstream's value for "no GPU found".
     """
@@ -162,7 +162,7 @@ def visible_gpus(node: Node, entry: Entry) -> Grant:
 
 
 def entry_gpus(node: Node, entry: Entry) -> Grant:
-    """The GPUs of a checkpoint entry."""
+    """Return the GPUs of a checkpoint entry."""
     if entry.resource == contract.RESOURCE_MEMORY and node.ours:
         units, unresolved = units_by_gpu(node, entry.ids)
         if units and not unresolved:
@@ -175,7 +175,7 @@ def entry_gpus(node: Node, entry: Entry) -> Grant:
 
 
 def grant_of(node: Node, pod: Pod) -> Grant:
-    """The GPUs allocated to a pod: by kubelet, or else by its annotations."""
+    """Return the GPUs allocated to a pod: by kubelet, or else by its annotations."""
     found: set[str] = set()
     source = ""
     for entry in entries_of(node, pod):
@@ -197,7 +197,7 @@ def grant_of(node: Node, pod: Pod) -> Grant:
 
 
 def physical_gpus(node: Node, uuids: t.Iterable[str]) -> frozenset[str]:
-    """The physical GPUs of GPUs and MIG devices; a UUID that NVML doesn't list is kept."""
+    """Return the physical GPUs of GPUs and MIG devices; a UUID that NVML doesn't list is kept."""
     found = set()
     for uuid in uuids:
         gpu = node.nvml.gpu(uuid)
@@ -226,7 +226,7 @@ def processes(gpu: Gpu, pod: Pod) -> list[Process]:
 
 
 def usage_of(gpu: Gpu, pod: Pod) -> Usage:
-    """The larger of its processes' memory and the memory charged to its control groups."""
+    """Return the larger of its processes' memory and the memory charged to its control groups."""
     mine = processes(gpu, pod)
     numbers = [one.used_mib for one in mine]
     known = [one for one in numbers if one is not None]

@@ -38,7 +38,7 @@ def register_of(node: Node) -> Register:
 
 
 def allocation_of(pod: Pod) -> tuple[Allocation | None, str]:
-    """What a pod's annotation allocates to its containers, or None and why it can't be read."""
+    """Return what a pod's annotation allocates to its containers, or None and why it can't be read."""
     text = pod.annotations.get(hami.POD_ALLOCATED)
     if text is None:
         return None, ""
@@ -49,7 +49,7 @@ def allocation_of(pod: Pod) -> tuple[Allocation | None, str]:
 
 
 def pods_with_gpus(node: Node) -> list[Pod]:
-    """Pods of the node that hold GPUs by HAMi, including terminating ones."""
+    """Return pods of the node that hold GPUs by HAMi, including terminating ones."""
     return [
         pod
         for pod in node.pods
@@ -58,7 +58,7 @@ def pods_with_gpus(node: Node) -> list[Pod]:
 
 
 def parts_by_container(pod: Pod, allocation: Allocation) -> dict[str, list[tuple[str, int, int]]]:
-    """The parts of each container by its name; init containers come first, older versions leave them out."""
+    """Return the parts of each container by its name; init containers come first, older versions leave them out."""
     spec = pod.json["spec"]
     inits, others = spec["initContainers"], spec["containers"]
     named = others if len(allocation) <= len(others) else inits + others
@@ -66,7 +66,7 @@ def parts_by_container(pod: Pod, allocation: Allocation) -> dict[str, list[tuple
 
 
 def register_matches_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H1: the register lists NVML's GPUs."""
+    """Check H1: the register lists NVML's GPUs."""
     register = register_of(node)
     result.count(len(register.gpus))
     if register.problem or node.nvml.problem:
@@ -103,7 +103,7 @@ def register_matches_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -
 
 
 def capacity_matches_register(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H2: kubelet has as many slots as the register."""
+    """Check H2: kubelet has as many slots as the register."""
     register = register_of(node)
     result.count()
     if register.problem:
@@ -120,7 +120,7 @@ def capacity_matches_register(node: Node, snapshot: Snapshot, result: CheckResul
 
 
 def parts_fit(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H5: the pods' parts of a GPU fit on it."""
+    """Check H5: the pods' parts of a GPU fit on it."""
     register = register_of(node)
     result.count(len(register.gpus))
     if register.problem:
@@ -164,7 +164,7 @@ def _check_sums(gpu: hami.Gpu, held: list[tuple[Pod, hami.Held]], node: Node, re
 
 
 def lock_is_current(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H7: the node isn't locked for a pod that doesn't exist."""
+    """Check H7: the node isn't locked for a pod that doesn't exist."""
     result.count()
     text = node.annotations.get(MUTEX)
     if not text:
@@ -184,7 +184,7 @@ def lock_is_current(node: Node, snapshot: Snapshot, result: CheckResult) -> None
 
 
 def scheduler_is_hamis(snapshot: Snapshot, result: CheckResult) -> None:
-    """H10: pods with HAMi's resources have its scheduler."""
+    """Check H10: pods with HAMi's resources have its scheduler."""
     bound = [pod for node in snapshot.nodes if HAMI in node.backends for pod in pods_with_gpus(node)]
     pending = [pod for pod in snapshot.pending if any(pod.requests_of(one) for one in hami.RESOURCES_OF_ITS_OWN)]
     for pod in bound + pending:

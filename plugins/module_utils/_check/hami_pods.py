@@ -27,7 +27,7 @@ MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 
 
 def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H3: a bound pod has as many GPUs as its containers request, on this node."""
+    """Check H3: a bound pod has as many GPUs as its containers request, on this node."""
     register = register_of(node)
     known = {one.uuid for one in register.gpus}
     for pod in pods_with_gpus(node):
@@ -49,7 +49,7 @@ def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -
 
 
 def _first_invalid(node: Node, pod: Pod, allocation: Allocation | None) -> tuple[str, JsonObject] | None:
-    """The cause and fields of the first contradiction between a pod and its annotations."""
+    """Return the cause and fields of the first contradiction between a pod and its annotations."""
     if allocation is None:
         return "not_scheduled", {"scheduler": repr(shorten(pod.scheduler))}
     chosen = pod.annotations.get(hami.POD_NODE, "")
@@ -73,7 +73,7 @@ def _first_invalid(node: Node, pod: Pod, allocation: Allocation | None) -> tuple
 
 
 def bound_pods_get_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H4: a bound pod soon gets its GPUs."""
+    """Check H4: a bound pod soon gets its GPUs."""
     for pod in pods_with_gpus(node):
         phase, since = pod.annotations.get(hami.POD_BIND_PHASE), parse_int(pod.annotations.get(BIND_TIME))
         if pod.terminating or hami.POD_ALLOCATED not in pod.annotations:
@@ -90,12 +90,9 @@ def bound_pods_get_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> 
 
 
 def allocation_matches_annotations(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H6: kubelet allocated the GPUs in the annotation to each container."""
+    """Check H6: kubelet allocated the GPUs in the annotation to each container."""
     mine = [pod for pod in pods_with_gpus(node) if pod.steady]
-    if node.kubelet.problem:
-        result.count(len(mine))
-        if mine:
-            result.unknown("no_data", pods=plural(len(mine), "pod"), why=node.kubelet.problem)
+    if result.without_data(mine, node.kubelet.problem):
         return
     for pod in mine:
         allocation, problem = allocation_of(pod)
@@ -144,13 +141,13 @@ def _compare(node: Node, pod: Pod, entry: Entry, parts: list[tuple[str, int, int
 
 
 def _physical(identifier: str) -> str:
-    """The GPU of a device ID of HAMi's plugin, ``<UUID>-<i>``."""
+    """Return the GPU of a device ID of HAMi's plugin, ``<UUID>-<i>``."""
     head, _dash, tail = identifier.rpartition("-")
     return head if tail.isdigit() and len(tail) < 5 else identifier
 
 
 def library_is_loaded(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H8: HAMi's library, which enforces its limits, is loaded in each process."""
+    """Check H8: HAMi's library, which enforces its limits, is loaded in each process."""
     _report_missing_processes(node, result)
     modes = {gpu.uuid: gpu.mode for gpu in register_of(node).gpus}
     for pod in pods_with_gpus(node):
@@ -171,7 +168,7 @@ def library_is_loaded(node: Node, snapshot: Snapshot, result: CheckResult) -> No
 
 
 def _report_missing_processes(node: Node, result: CheckResult) -> None:
-    """UNKNOWN where pods hold GPUs and NVML lists no processes."""
+    """Report UNKNOWN where pods hold GPUs and NVML lists no processes."""
     mine = pods_with_gpus(node)
     without = [gpu for gpu in node.nvml.gpus if gpu.processes is None]
     why = node.nvml.problem or (f"NVML doesn't list the processes of {without[0].label}" if without else "")
@@ -180,7 +177,7 @@ def _report_missing_processes(node: Node, result: CheckResult) -> None:
 
 
 def parts_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H9: no pod uses more than its part."""
+    """Check H9: no pod uses more than its part."""
     _report_missing_processes(node, result)
     gpus = {gpu.uuid: gpu for gpu in register_of(node).gpus}
     for pod in pods_with_gpus(node):
@@ -204,7 +201,7 @@ def parts_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> 
 
 
 def mig_devices_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """H11: the MIG devices that HAMi chose exist, each for one pod."""
+    """Check H11: the MIG devices that HAMi chose exist, each for one pod."""
     owners: dict[tuple[str, int | None], str] = {}
     for pod in pods_with_gpus(node):
         text = pod.annotations.get(MIG_ALLOCATIONS)

@@ -38,7 +38,7 @@ class Invariant:
     actions: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def message(self, cause: str, unknown: bool) -> tuple[str, str]:
-        """The text of a cause, and what to do about it.
+        """Return the text of a cause, and what to do about it.
 
         :param unknown: the finding's level is UNKNOWN.
         :raises KeyError: the check has no such cause.

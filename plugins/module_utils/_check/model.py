@@ -150,7 +150,7 @@ class Nvml:
     unidentified: str = ""
 
     def gpu(self, uuid: str) -> Gpu | None:
-        """The GPU of a UUID, which is the GPU's own or that of one of its MIG devices."""
+        """Return the GPU of a UUID, which is the GPU's own or that of one of its MIG devices."""
         for one in self.gpus:
             if uuid and (one.uuid == uuid or any(mig.uuid == uuid for mig in one.mig)):
                 return one
@@ -253,7 +253,7 @@ class Pod:
         return self.active and self.started and not self.terminating
 
     def requests_of(self, *prefixes: str) -> dict[str, int]:
-        """What its containers request of the resources with these prefixes, by resource."""
+        """Return what its containers request of the resources with these prefixes, by resource."""
         found: dict[str, int] = {}
         for one in self.containers:
             for resource, number in one.requests.items():
@@ -311,7 +311,7 @@ class Node:
         return {name: self.resource(name, field) for name in (self.json["status"].get(field) or {})}
 
     def by_uid(self) -> dict[str, Pod]:
-        """The node's pods by each of their UIDs."""
+        """Return the node's pods by each of their UIDs."""
         return {uid: pod for pod in self.pods for uid in pod.uids}
 
 

@@ -23,7 +23,7 @@ Claims = list[tuple[Pod, t.Optional[int]]]
 
 
 def node_row(node: Node) -> JsonObject:
-    """A node and its GPUs, as the report has them."""
+    """Return a node and its GPUs, as the report has them."""
     backend = "mixed" if len(node.backends) > 1 else node.backends[0] if node.backends else "none"
     if node.sharing:
         cards, unit = _gpushare(node), node.unit
@@ -70,7 +70,7 @@ def _card(
 
 
 def _foreign(gpu: Gpu, pods: list[Pod]) -> int | None:
-    """Memory of processes that belong to none of these pods, in MiB."""
+    """Return memory of processes that belong to none of these pods, in MiB."""
     if gpu.processes is None:
         return None
     uids = {uid for pod in pods for uid in pod.uids}

@@ -23,7 +23,7 @@ PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 def allocated_entries(node: Node) -> list[tuple[Pod, Entry]]:
-    """Pods and their entries of this plugin's resources in kubelet's checkpoint."""
+    """Return pods and their entries of this plugin's resources in kubelet's checkpoint."""
     return [
         (pod, entry)
         for pod in node.pods
@@ -34,7 +34,7 @@ def allocated_entries(node: Node) -> list[tuple[Pod, Entry]]:
 
 
 def replicas_of(node: Node) -> int | None:
-    """How many slots a GPU has: by the label, or else by the IDs registered with kubelet; None without either."""
+    """Return how many slots a GPU has: by the label, or else by the IDs registered with kubelet; else None."""
     label = parse_int(node.labels.get(nvidia.LABEL_REPLICAS))
     if label is not None and 0 < label <= MAX_REPLICAS:
         return label
@@ -48,13 +48,13 @@ def replicas_of(node: Node) -> int | None:
 
 
 def sharing_strategy(node: Node) -> str:
-    """The strategy by its label: none, time-slicing or mps; by the number of replicas without a label."""
+    """Return the strategy by its label: none, time-slicing or mps; by the number of replicas without a label."""
     label = node.labels.get(nvidia.LABEL_STRATEGY)
     return label if label else "time-slicing" if (replicas_of(node) or 1) > 1 else "none"
 
 
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N1: the announced number is that of GPUs, or MIG devices, times replicas."""
+    """Check N1: the announced number is that of GPUs, or MIG devices, times replicas."""
     result.count()
     announced = {name: number for name, number in nvidia.announced(node.json, "capacity").items() if number}
     api = join(f"{name} {number}" for name, number in announced.items())
@@ -88,7 +88,7 @@ def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -
 
 
 def slots_are_allocated_once(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N2: each slot is allocated to one container."""
+    """Check N2: each slot is allocated to one container."""
     mine = [pod for pod in node.pods if pod.steady and any(map(nvidia.is_gpu_resource, pod.requests_of("nvidia.com/")))]
     if node.kubelet.problem:
         result.count(len(mine))
@@ -118,7 +118,7 @@ def slots_are_allocated_once(node: Node, snapshot: Snapshot, result: CheckResult
 
 
 def access_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N3: a container has access to the devices that kubelet allocated to it."""
+    """Check N3: a container has access to the devices that kubelet allocated to it."""
     no_nvml = node.nvml.problem or node.nvml.unidentified
     for pod, entry in allocated_entries(node):
         result.count()
@@ -139,7 +139,7 @@ def access_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResul
 
 
 def one_slot_per_container(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N4: several slots of shared GPUs give a container no more of them."""
+    """Check N4: several slots of shared GPUs give a container no more of them."""
     strategy = sharing_strategy(node)
     if strategy == "none":
         return
@@ -155,7 +155,7 @@ def one_slot_per_container(node: Node, snapshot: Snapshot, result: CheckResult) 
 
 
 def shares_are_fair(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N5: with time-slicing, which limits nothing, pods use a fair share at most."""
+    """Check N5: with time-slicing, which limits nothing, pods use a fair share at most."""
     replicas = replicas_of(node)
     if sharing_strategy(node) != "time-slicing" or replicas is None:
         return
@@ -179,7 +179,7 @@ def shares_are_fair(node: Node, snapshot: Snapshot, result: CheckResult) -> None
 
 
 def mps_is_used(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N6: the pods' processes use MPS, within its limit."""
+    """Check N6: the pods' processes use MPS, within its limit."""
     if sharing_strategy(node) != "mps":
         return
     result.count(len(node.nvml.gpus))
@@ -224,7 +224,7 @@ def _check_clients(node: Node, gpu: Gpu, result: CheckResult) -> None:
 
 
 def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """N7: MIG is as requested, and each process uses its pod's device."""
+    """Check N7: MIG is as requested, and each process uses its pod's device."""
     state = node.labels.get(MIG_STATE)
     if state is not None:
         result.count()
@@ -255,7 +255,7 @@ def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> 
 
 
 def _device_of(gpu: Gpu, one: Process) -> str:
-    """The MIG device of a process, by its UUID or its instances; empty where neither is known."""
+    """Return the MIG device of a process, by its UUID or its instances; empty where neither is known."""
     if one.mig_uuid:
         return one.mig_uuid
     found = [mig.uuid for mig in gpu.mig if (mig.gi, mig.ci) == (one.gi, one.ci) and one.gi is not None]

@@ -80,7 +80,7 @@ class Reader:
         return found
 
     def number(self, value: t.Any, where: str) -> int | None:
-        """An integer from 0 to ``MAX_NUMBER``; None for anything else."""
+        """Return an integer from 0 to ``MAX_NUMBER``; None for anything else."""
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER:
             return value
         if value is not None:
@@ -88,11 +88,11 @@ class Reader:
         return None
 
     def flag(self, value: t.Any, where: str) -> bool | None:
-        """True or False; None for anything else."""
+        """Return true or False; None for anything else."""
         return value if isinstance(value, bool) else None
 
     def fields(self, kind: t.Any, raw: JsonObject, where: str) -> JsonObject:
-        """The fields of a dataclass that are text, numbers, flags or lists of text, for its constructor."""
+        """Return the fields of a dataclass that are text, numbers, flags or lists of text, for its constructor."""
         readers: dict[str, t.Callable[[t.Any, str], t.Any]] = {
             "str": self.text,
             "int | None": self.number,
@@ -103,7 +103,7 @@ class Reader:
         return {one.name: readers[str(one.type)](raw.get(one.name), f"{where} {one.name}") for one in plain}
 
     def strings(self, value: t.Any, where: str) -> dict[str, str]:
-        """Text by text, as annotations, labels and environments are."""
+        """Return text by text, as annotations, labels and environments are."""
         found: dict[str, str] = {}
         for key, one in self.mapping(value, where).items():
             if isinstance(one, str):
@@ -113,7 +113,7 @@ class Reader:
         return found
 
     def quantities(self, value: t.Any, where: str) -> dict[str, str]:
-        """Quantities by resource, as text."""
+        """Return quantities by resource, as text."""
         found: dict[str, str] = {}
         for key, one in self.mapping(value, where).items():
             if isinstance(one, (str, int)) and not isinstance(one, bool) and len(str_of(one)) <= MAX_DIGITS:
@@ -170,7 +170,7 @@ def parse_time(text: str) -> int | None:
 
 
 def plural(number: int, one: str, more: str = "") -> str:
-    """``1 GPU``, ``2 GPUs``."""
+    """Format a count: ``1 GPU``, ``2 GPUs``."""
     return f"{number} {one if number == 1 else more or one + 's'}"
 
 

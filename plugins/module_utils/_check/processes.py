@@ -21,7 +21,7 @@ SLACK_MIB = 512
 
 
 def is_allowed_name(name: str, allowed: tuple[str, ...]) -> bool:
-    """Whether a process outside pods may use GPUs, by the last part of its name."""
+    """Return whether a process outside pods may use GPUs, by the last part of its name."""
     short = name.split(" ")[0].rpartition("/")[2]
     return bool(short) and any(short == one or (len(short) == COMM_LENGTH and one.startswith(short)) for one in allowed)
 
@@ -38,7 +38,7 @@ def had_no_data(node: Node, result: CheckResult) -> bool:
 
 
 def process_has_owner(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C2: each process belongs to a pod that requested a GPU, or is allowed."""
+    """Check C2: each process belongs to a pod that requested a GPU, or is allowed."""
     if had_no_data(node, result):
         return
     pods, options = node.by_uid(), snapshot.options
@@ -81,7 +81,7 @@ def _report_process(gpu: Gpu, one: Process, pod: Pod | None, result: CheckResult
 
 
 def processes_use_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C3: a pod's processes use the pod's GPUs only."""
+    """Check C3: a pod's processes use the pod's GPUs only."""
     pods = {uid: pod for uid, pod in node.by_uid().items() if pod.active and requests_gpu(pod)}
     if not pods:
         return
@@ -109,7 +109,7 @@ def processes_use_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) 
 
 
 def nvml_is_consistent(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """C7: the processes' memory is at most what is in use, and that at most the GPU's size."""
+    """Check C7: the processes' memory is at most what is in use, and that at most the GPU's size."""
     if node.nvml.problem:
         result.unknown("no_data", why=node.nvml.problem)
         return

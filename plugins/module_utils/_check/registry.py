@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing as t
 
 from .._allocation.compute import natural
@@ -112,7 +113,7 @@ class Check:
         return self.id in CONFIRMED
 
     def covers(self, node: Node, scope: str) -> bool:
-        """Whether the check runs for a node."""
+        """Return whether the check runs for a node."""
         if scope == SERVERS:
             return node.sharing
         return {
@@ -129,24 +130,17 @@ CHECKS: tuple[Check, ...] = tuple(
 
 
 def checks_of(scope: str) -> list[Check]:
-    """The checks of a scope: all, or those of this collection's servers."""
+    """Return the checks of a scope: all, or those of this collection's servers."""
     return [one for one in CHECKS if scope == ALL or one.backend == "servers" or one.id in SERVERS_NODE_CHECKS]
 
 
-def _run_guarded(result: CheckResult, check: t.Callable[[], None]) -> None:
-    """An unexpected exception makes this check UNKNOWN; the others still run."""
+def _run_guarded(result: CheckResult, check: t.Callable[[CheckResult], None]) -> CheckResult:
+    """Run a check; an unexpected exception makes it UNKNOWN, and the others still run."""
     try:
-        check()
+        check(result)
     except Exception as error:
         result.unknown(UNEXPECTED_ERROR, error=f"{type(error).__name__}: {shorten(str(error))}")
-
-
-def _run_on_node(function: NodeFunction, node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    _run_guarded(result, lambda: function(node, snapshot, result))
-
-
-def _run_on_cluster(function: ClusterFunction, snapshot: Snapshot, result: CheckResult) -> None:
-    _run_guarded(result, lambda: function(snapshot, result))
+    return result
 
 
 def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Finding]]]:
@@ -158,12 +152,11 @@ def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Fin
     for check in checks_of(scope):
         results = []
         if check.cluster is not None:
-            results.append(CheckResult(check.id))
-            _run_on_cluster(check.cluster, snapshot, results[-1])
+            results.append(_run_guarded(CheckResult(check.id), functools.partial(check.cluster, snapshot)))
         for node in snapshot.nodes:
             if check.node is not None and check.covers(node, scope):
-                results.append(CheckResult(check.id, node.name))
-                _run_on_node(check.node, node, snapshot, results[-1])
+                of_node = functools.partial(check.node, node, snapshot)
+                results.append(_run_guarded(CheckResult(check.id, node.name), of_node))
         findings = [one for result in results for one in result.findings]
         found.append((check, sum(result.checked for result in results), findings))
     return found

@@ -71,13 +71,13 @@ def report(snapshot: Snapshot, cluster: str = "", before: JsonObject | None = No
 
 
 def _order(one: Finding) -> tuple[t.Any, ...]:
-    """The worst first, then by place."""
+    """Sort the worst first, then by place."""
     card = -1 if one.card is None else one.card
     return LEVELS.index(one.level), natural(one.node), card, one.check, natural(one.pod), one.container, one.cause
 
 
 def worst(levels: t.Iterable[str]) -> str:
-    """The worst of these levels; PASS where there is none."""
+    """Return the worst of these levels; PASS where there is none."""
     return min(levels, key=LEVELS.index, default=PASS)
 
 
@@ -105,13 +105,13 @@ class FirstSample:
             self._without_data.add((finding.check, finding.node, finding.card))
 
     def level(self, finding: Finding) -> str:
-        """The level of the same finding in the first sample; empty where that doesn't have it."""
+        """Return the level of the same finding in the first sample; empty where that doesn't have it."""
         same = [one for one in self._findings.get(finding.identity, ()) if finding.same_cause(one)]
         self._unmatched -= {(*one.identity, one.pod_uid) for one in same}
         return worst(one.level for one in same) if same else ""
 
     def had_no_data(self, finding: Finding) -> bool:
-        """Whether the check had no data of this node, or GPU, in the first sample."""
+        """Return whether the check had no data of this node, or GPU, in the first sample."""
         return any((finding.check, finding.node, card) in self._without_data for card in (None, finding.card))
 
     @property
@@ -141,7 +141,7 @@ def _parse_finding(one: JsonObject) -> Finding:
 
 
 def confirmed(finding: Finding, confirm: bool, first: FirstSample) -> Finding | None:
-    """The second sample's finding as both samples have it; None for a transient one.
+    """Return the second sample's finding as both samples have it; None for a transient one.
 
     :param confirm: an UNKNOWN that has a key counts in two samples only.
     """

@@ -14,7 +14,7 @@ import typing as t
 from .._core.types import JsonObject
 from .catalog import CATALOG
 from .model import Gpu, Pod
-from .parse import MAX_NUMBER
+from .parse import MAX_NUMBER, plural
 
 FAIL, WARN, UNKNOWN, PASS = "FAIL", "WARN", "UNKNOWN", "PASS"
 LEVELS = (FAIL, WARN, UNKNOWN, PASS)
@@ -68,7 +68,7 @@ class Finding:
         return (self.check, cause, self.node, self.card, self.pod, self.container, self.key)
 
     def same_cause(self, before: Finding) -> bool:
-        """Whether a finding of the same identity in an earlier sample has the same cause.
+        """Return whether a finding of the same identity in an earlier sample has the same cause.
 
         A total fails only if the entries present in both samples exceed the limit.
         """
@@ -80,7 +80,7 @@ class Finding:
         return both > max(self.most, before.most)
 
     def plain(self) -> JsonObject:
-        """The finding as JSON, with its text."""
+        """Return the finding as JSON, with its text."""
         text, action = CATALOG[self.check].message(self.cause, self.level == UNKNOWN and not self.unconfirmed)
         fields = _Fields({key: getattr(self, key) for key in ("node", "card", "uuid", "pod", "container")})
         fields.update(self.fields)
@@ -117,6 +117,17 @@ class CheckResult:
     def count(self, number: int = 1) -> None:
         """Add to the number of things that the check has compared."""
         self.checked += number
+
+    def without_data(self, pods: t.Collection[Pod], why: str) -> bool:
+        """Report pods that can't be checked, and return whether that is so.
+
+        :param why: the reason; empty where they can be checked.
+        """
+        if why:
+            self.count(len(pods))
+        if why and pods:
+            self.unknown("no_data", pods=plural(len(pods), "pod"), why=why)
+        return bool(why)
 
     def fail(self, cause: str, **details: t.Any) -> None:
         """Add a FAIL; see ``add``."""

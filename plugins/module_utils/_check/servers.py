@@ -25,7 +25,7 @@ SCHEDULER = "scheduler"
 
 
 def is_server_pod(pod: JsonObject) -> bool:
-    """Whether the checks of the servers need a pod: it is one of the servers, or a kube-scheduler."""
+    """Return whether the checks of the servers need a pod: it is one of the servers, or a kube-scheduler."""
     return has_labels(pod, *constants.PART_OF) or _is_kube_scheduler(pod) or is_openshift_scheduler(pod)
 
 
@@ -35,7 +35,7 @@ def _is_kube_scheduler(pod: JsonObject) -> bool:
 
 
 def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
-    """S1: the extender is ready beside each scheduler, the device plugin on each GPU node."""
+    """Check S1: the extender is ready beside each scheduler, the device plugin on each GPU node."""
     servers = snapshot.servers
     if servers is None:
         return
@@ -76,17 +76,17 @@ def _check_server(servers: Servers, component: str, node: str, result: CheckResu
 
 
 def gpu_nodes(snapshot: Snapshot) -> list[Node]:
-    """The nodes that have the label, or whose machines are among the GPU nodes of the inventory."""
+    """Return the nodes that have the label, or whose machines are among the GPU nodes of the inventory."""
     return [node for node in snapshot.nodes if node.observed or has_label(node)]
 
 
 def _checked(snapshot: Snapshot) -> Servers | None:
-    """What is needed to check the servers; None where they aren't or can't be checked."""
+    """Return what is needed to check the servers; None where they aren't or can't be checked."""
     return None if snapshot.servers is None or snapshot.servers.problem else snapshot.servers
 
 
 def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
-    """S2: each scheduler still has the configuration with the extender, which an upgrade may have removed."""
+    """Check S2: each scheduler still has the configuration with the extender, which an upgrade may have removed."""
     servers = _checked(snapshot)
     if servers is None:
         return
@@ -118,7 +118,7 @@ def _check_arguments(pod: JsonObject, node: str, result: CheckResult) -> None:
 
 
 def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
-    """S4: every GPU node is in the cluster, has the label and announces GPUs."""
+    """Check S4: every GPU node is in the cluster, has the label and announces GPUs."""
     if _checked(snapshot) is None:
         return
     for name in snapshot.unknown_nodes:
@@ -135,7 +135,7 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
 
 
 def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
-    """S5: the driver enforces memory limits. One finding for all nodes of the same reason."""
+    """Check S5: the driver enforces memory limits. One finding for all nodes of the same reason."""
     if _checked(snapshot) is None:
         return
     nodes = [node for node in gpu_nodes(snapshot) if has_label(node)]

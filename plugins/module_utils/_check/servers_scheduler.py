@@ -30,12 +30,12 @@ DENY, WARN, NONE = "deny", "warn", "none"
 
 
 def has_labels(pod: JsonObject, key: str, value: str) -> bool:
-    """Whether a pod has a label of this value."""
+    """Return whether a pod has a label of this value."""
     return ((pod.get("metadata") or {}).get("labels") or {}).get(key) == value
 
 
 def is_openshift_scheduler(pod: JsonObject) -> bool:
-    """Whether a pod is OpenShift's kube-scheduler."""
+    """Return whether a pod is OpenShift's kube-scheduler."""
     namespace, selector = own.PODS
     return (pod.get("metadata") or {}).get("namespace") == namespace and has_labels(pod, *selector.split("="))
 
@@ -64,7 +64,7 @@ def _read(api: ObjectReader, ref: Ref) -> JsonObject:
 
 
 def check_openshift(servers: Servers, api: ObjectReader, result: CheckResult) -> None:
-    """S2 on OpenShift: the policy up to 4.9, the secondary scheduler from 4.10 on."""
+    """Check S2 on OpenShift: the policy up to 4.9, the secondary scheduler from 4.10 on."""
     try:
         version = openshift.version_of(_read(api, openshift.CLUSTER_VERSION))
         release = openshift.release(version)
@@ -116,7 +116,7 @@ def _has_extender(text: str | None) -> bool:
 
 
 def _check_pods(servers: Servers, result: CheckResult) -> None:
-    """Each kube-scheduler, and the extender beside it."""
+    """Check each kube-scheduler, and the extender beside it."""
     mine = [pod for pod in servers.pods if is_openshift_scheduler(pod)]
     if not mine:
         result.fail("no_scheduler_in_namespace", key="pods", namespace=own.PODS[0])
@@ -159,7 +159,7 @@ def _check_secondary(api: ObjectReader, result: CheckResult) -> None:
 
 
 def admission_policy_exists(snapshot: Snapshot, result: CheckResult) -> None:
-    """S3: beside a scheduler of its own, an admission policy covers GPU pods for other schedulers."""
+    """Check S3: beside a scheduler of its own, an admission policy covers GPU pods for other schedulers."""
     servers = snapshot.servers
     if servers is None or servers.problem or servers.api is None or servers.admission == NONE:
         return
@@ -213,7 +213,7 @@ def _check_admission(servers: Servers, api: ObjectReader, minor: int, result: Ch
 
 
 def _is_served(api: ObjectReader, minor: int) -> bool:
-    """Whether the API server has admission policies: stable ones always, the beta only where it was enabled."""
+    """Return whether the API server has admission policies: stable ones always, the beta only where it was enabled."""
     if _is_stable(minor):
         return True
     beta = Ref("apiregistration.k8s.io/v1", "APIService", "", f"v1beta1.{ADMISSION}")

@@ -156,7 +156,7 @@ def pod_of(raw: JsonObject, reader: Reader) -> Pod | None:
 
 
 def _bypassed_scheduler(managed: t.Any) -> bool:
-    """Whether the creator set spec.nodeName: managedFields has an owner of it, which a binding doesn't leave."""
+    """Return whether the creator set spec.nodeName: managedFields has an owner of it, which a binding doesn't leave."""
     for entry in managed if isinstance(managed, list) else []:
         fields = entry.get("fieldsV1") if isinstance(entry, dict) else None
         spec = fields.get("f:spec") if isinstance(fields, dict) else None
@@ -166,7 +166,7 @@ def _bypassed_scheduler(managed: t.Any) -> bool:
 
 
 def _init_status(raw: JsonObject, reader: Reader, where: str) -> JsonObject:
-    """An init container's name and exit code."""
+    """Return an init container's name and exit code."""
     state = reader.mapping(raw.get("state"), f"{where} state")
     ended = reader.mapping(state.get("terminated"), f"{where} terminated")
     code = ended.get("exitCode")
@@ -177,7 +177,7 @@ def _init_status(raw: JsonObject, reader: Reader, where: str) -> JsonObject:
 
 
 def _container_json(raw: JsonObject, reader: Reader, where: str) -> JsonObject:
-    """The part of a container that the contracts need."""
+    """Return the part of a container that the contracts need."""
     resources = reader.mapping(raw.get("resources"), f"{where} resources")
     return {
         "name": reader.text(raw.get("name"), f"{where} container name"),
@@ -264,7 +264,7 @@ def _parse_evidence(evidence: t.Any, reader: Reader) -> t.Any:
 
 
 def _ready(reader: Reader, status: JsonObject) -> str:
-    """The node's condition Ready: True, False or Unknown; empty where it has none."""
+    """Return the node's condition Ready: True, False or Unknown; empty where it has none."""
     for one in reader.mappings(status.get("conditions"), "conditions"):
         if one.get("type") == "Ready":
             return reader.text(one.get("status"), "condition Ready")
@@ -272,7 +272,7 @@ def _ready(reader: Reader, status: JsonObject) -> str:
 
 
 def backends(node: JsonObject) -> tuple[str, ...]:
-    """The back ends that a node's resources and annotations belong to."""
+    """Return the back ends that a node's resources and annotations belong to."""
     annotations, found = node["metadata"]["annotations"], []
     if annotations.get(contract.NODE_CARDS):
         found.append(GPUSHARE)
@@ -288,7 +288,7 @@ def backends(node: JsonObject) -> tuple[str, ...]:
 
 
 def _cards(node: JsonObject, annotations: t.Mapping[str, str], nvml: Nvml) -> tuple[tuple[Card, ...], str]:
-    """gpushare's GPUs, with UUIDs where they are known; and why the node's annotation can't be read."""
+    """Return gpushare's GPUs, with UUIDs where they are known; and why the node's annotation can't be read."""
     text, problem = annotations.get(contract.NODE_CARDS), ""
     if text:
         try:
@@ -306,7 +306,7 @@ def _cards(node: JsonObject, annotations: t.Mapping[str, str], nvml: Nvml) -> tu
 
 
 def _unit(cards: t.Sequence[Card], nvml: Nvml) -> str | None:
-    """The memory unit: by NVML's sizes where they are known, or else estimated from the units."""
+    """Return the memory unit: by NVML's sizes where they are known, or else estimated from the units."""
     for card in cards:
         gpu = nvml.gpu(card.uuid)
         if not card.memory_mib and gpu is not None and gpu.total_mib:

@@ -53,7 +53,7 @@ def is_settled(pod: PodState, node: NodeState) -> bool:
 
 
 def _may_stay_unassigned(node: NodeState) -> bool:
-    """Upstream's plugin leaves a pod unassigned on a node with one card."""
+    """Return whether pods stay unassigned: upstream's plugin leaves them so on a node with one card."""
     return node.upstream and len(node.cards) == 1
 
 

@@ -12,15 +12,12 @@ import dataclasses
 import typing as t
 
 from .._contracts import gpushare as contract
+from .._contracts import hami
 from .._contracts.gpushare import Card
 from .._core.types import JsonObject
 
 # A larger number than the API has for a quantity: such a node isn't read any further.
 MOST_UNITS = 2**63
-
-# The resource of NVIDIA's and HAMi's device plugins, and HAMi's annotation.
-OTHER_RESOURCE = "nvidia.com/gpu"
-HAMI_REGISTER = "hami.io/node-nvidia-register"
 
 # What parsing an arbitrary object raises: it is reported, never passed on.
 MALFORMED = (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, RecursionError)
@@ -65,7 +62,7 @@ class NodeState:
         return frozenset(contract.pod_uid(pod) for pod in self.pods if contract.counts(pod))
 
     def booked_units(self, index: int, namespace: str) -> int:
-        """Units booked on a card, without other namespaces' terminating pods, which an extender may leave out too."""
+        """Return units booked on a card; an extender may leave out terminating pods, so others' aren't counted."""
         return sum(
             contract.shares(pod).get(index, 0)
             for pod in self.pods
@@ -93,9 +90,9 @@ def shares_memory(node: t.Any) -> bool:
 def other_backend(node: t.Any) -> str:
     """Return the name of the other back end that allocates GPUs of a node; empty if there is none."""
     try:
-        if HAMI_REGISTER in ((node.get("metadata") or {}).get("annotations") or {}):
+        if hami.NODE_REGISTER in ((node.get("metadata") or {}).get("annotations") or {}):
             return "HAMi"
-        return "NVIDIA's device plugin" if contract.node_resource(node, OTHER_RESOURCE) > 0 else ""
+        return "NVIDIA's device plugin" if contract.node_resource(node, hami.RESOURCE_COUNT) > 0 else ""
     except MALFORMED:
         return ""
 

@@ -107,7 +107,7 @@ def _unscheduled(status: JsonObject) -> t.Iterator[JsonObject]:
 
 
 def _refusals(status: JsonObject, events: t.Iterable[JsonObject]) -> t.Iterator[str]:
-    """Why the scheduler left the pod unbound: its condition and its FailedScheduling events."""
+    """Return why the scheduler left the pod unbound: its condition and its FailedScheduling events."""
     texts = [str(one.get("message", "")) for one in _unscheduled(status)]
     texts += [_message(one) for one in events if one.get("reason") == "FailedScheduling"]
     return (text for text in texts if text)
@@ -122,7 +122,7 @@ def _stopped(status: JsonObject) -> t.Iterator[tuple[str, JsonObject]]:
 
 
 def _summary(status: JsonObject, events: t.Sequence[JsonObject]) -> str:
-    """Phase, kubelet's reasons, and the last warning: only events report why a container isn't created yet."""
+    """Return phase, kubelet's reasons, and the last warning: only events report why a container isn't created yet."""
     parts = [str(status.get("phase") or "unknown")]
     parts += [str(status[key]) for key in ("reason", "message") if status.get(key)]
     for prefix, state in _stopped(status):

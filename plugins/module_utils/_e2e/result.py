@@ -107,7 +107,7 @@ class Inconclusive(StepOutcome):
 
     @classmethod
     def unless_repeated(cls, failure: Failed) -> Inconclusive:
-        """An outcome that is a failure only if every attempt has it."""
+        """Make an outcome that is a failure only if every attempt has it."""
         outcome = cls(failure.what, failure.do, failure.pod, failure.card, failure.evidence)
         outcome.failure = failure
         return outcome

@@ -94,6 +94,22 @@ class KubeUnusable(KubeError, BadInput):
     """The connection options reach no API server, or one that rejects their credentials; the user has to fix them."""
 
 
+class _Request(t.NamedTuple):
+    """A request to the API server.
+
+    :param body: text, or an object that the client library serializes.
+    :param content: the body's media type.
+    :param subject: what is requested, for messages; method and path where it is empty.
+    """
+
+    method: str
+    path: str
+    query: t.Sequence[tuple[str, str]] = ()
+    body: str | JsonObject | None = None
+    content: str | None = None
+    subject: str = ""
+
+
 class Kube(t.Protocol):
     """The requests to a cluster."""
 
@@ -103,14 +119,13 @@ class Kube(t.Protocol):
         """Return an object; None if it, or its kind, does not exist."""
 
     def list_all(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str = "",
-        field_selector: str = "",
-        label_selector: str = "",
+        self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
     ) -> list[JsonObject]:
-        """Return all objects of a kind; without ``namespace`` those of all namespaces."""
+        """Return all objects of a kind.
+
+        :param namespace: the objects' namespace; empty for all.
+        :param field_selector: as the API takes it; empty for all objects, as for ``label_selector``.
+        """
 
     def apply(self, definition: JsonObject, manager: str) -> JsonObject:
         """Apply a definition server-side, taking over fields from other managers."""
@@ -122,7 +137,10 @@ class Kube(t.Protocol):
         """Request the deletion of an object, if it exists."""
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
-        """Return the last log lines of a container."""
+        """Return a container's log.
+
+        :param lines: how many lines of its end.
+        """
 
     def version(self) -> JsonObject:
         """Return the API server's version (``gitVersion`` and so on)."""
@@ -168,15 +186,10 @@ class RealKube:
         return cls(kubernetes.dynamic.DynamicClient(api, discoverer=_NoDiscovery))
 
     def get(self, ref: Ref) -> JsonObject | None:
-        return self._ask("GET", self._path(ref), missing_is_none=True) if self._known(ref) else None
+        return self._find(_Request("GET", self._path(ref))) if self._known(ref) else None
 
     def list_all(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str = "",
-        field_selector: str = "",
-        label_selector: str = "",
+        self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
     ) -> list[JsonObject]:
         ref = Ref(api_version, kind, namespace, "")
         if not self._known(ref):
@@ -187,9 +200,9 @@ class RealKube:
         items: list[JsonObject] = []
         more = ""
         while True:
-            page = self._ask("GET", self._path(ref), query + ([("continue", more)] if more else []))
-            items += (page or {}).get("items") or []
-            more = str(((page or {}).get("metadata") or {}).get("continue") or "")
+            page = self._ask(_Request("GET", self._path(ref), query + ([("continue", more)] if more else [])))
+            items += page.get("items") or []
+            more = str((page.get("metadata") or {}).get("continue") or "")
             if not more:
                 # The API omits both in the items of a list.
                 return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
@@ -228,26 +241,25 @@ class RealKube:
         query = [("fieldManager", manager), ("force", "true"), ("fieldValidation", "Strict")]
         ref = ref_of(definition)
         self._demand(ref)
-        return self._answer(
-            "PATCH", self._path(ref), query, json.dumps(definition), "application/apply-patch+yaml", str(ref)
-        )
+        body, content = json.dumps(definition), "application/apply-patch+yaml"
+        return self._ask(_Request("PATCH", self._path(ref), query, body, content, str(ref)))
 
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         self._demand(ref)
         path = self._path(ref) + (f"/{subresource}" if subresource else "")
-        return self._answer("PATCH", path, [], json.dumps(body), "application/merge-patch+json", str(ref))
+        return self._ask(_Request("PATCH", path, (), body, "application/merge-patch+json", str(ref)))
 
     def delete(self, ref: Ref) -> None:
         if self._known(ref):
             query = [("propagationPolicy", "Foreground")]
-            self._ask("DELETE", self._path(ref), query, missing_is_none=True, subject=str(ref))
+            self._find(_Request("DELETE", self._path(ref), query, subject=str(ref)))
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
         query = [("container", container), ("tailLines", str(lines))]
-        return self._send("GET", self._path(Ref("v1", "Pod", namespace, pod)) + "/log", query) or ""
+        return self._send(_Request("GET", self._path(Ref("v1", "Pod", namespace, pod)) + "/log", query))
 
     def version(self) -> JsonObject:
-        return self._answer("GET", "/version", [])
+        return self._ask(_Request("GET", "/version"))
 
     # ----------------------------------------------------------------- paths
 
@@ -256,7 +268,7 @@ class RealKube:
         key = (ref.api_version, ref.kind)
         if key not in self._kinds and ref.api_version not in self._asked:
             self._asked.add(ref.api_version)
-            found = self._ask("GET", self._group(ref.api_version), missing_is_none=True) or {}
+            found = self._find(_Request("GET", self._group(ref.api_version))) or {}
             for one in found.get("resources") or []:
                 if "/" not in one["name"]:
                     self._kinds.setdefault((ref.api_version, one["kind"]), (one["name"], bool(one["namespaced"])))
@@ -281,56 +293,35 @@ class RealKube:
 
     # ----------------------------------------------------------------- requests
 
-    def _answer(
-        self, method: str, path: str, query: list[tuple[str, str]], body: str = "", content: str = "", subject: str = ""
-    ) -> JsonObject:
-        return self._ask(method, path, query, body, content, subject=subject) or {}
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        query: t.Sequence[tuple[str, str]] = (),
-        body: str = "",
-        content: str = "",
-        missing_is_none: bool = False,
-        subject: str = "",
-    ) -> JsonObject | None:
-        text = self._send(method, path, query, body, content, missing_is_none, subject)
-        if text is None:
-            return None
+    def _ask(self, request: _Request) -> JsonObject:
+        """Return the answer, which is an object."""
         try:
-            return t.cast(JsonObject, json.loads(text))
+            return t.cast(JsonObject, json.loads(self._send(request)) or {})
         except ValueError as error:
             raise _not_kubernetes(self._host) from error
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        query: t.Sequence[tuple[str, str]] = (),
-        body: str = "",
-        content: str = "",
-        missing_is_none: bool = False,
-        subject: str = "",
-    ) -> str | None:
-        self.requests[method] += 1
+    def _find(self, request: _Request) -> JsonObject | None:
+        """Return the answer; None if the API server doesn't have what is requested."""
         try:
-            with api_errors(self._host, subject or f"{method} {path}"):
-                answer = self._client.request(
-                    method,
-                    path,
-                    # The client serializes merge patches itself and sends apply patches as the text that it is given.
-                    body=json.loads(body) if content.endswith("+json") else (body or None),
-                    query_params=list(query),
-                    content_type=content or None,
-                    _request_timeout=TIMEOUT,
-                    serialize=False,
-                )
+            return self._ask(request)
         except KubeError as error:
-            if error.status == 404 and missing_is_none:
+            if error.status == 404:
                 return None
             raise
+
+    def _send(self, request: _Request) -> str:
+        """Return the answer as text."""
+        self.requests[request.method] += 1
+        with api_errors(self._host, request.subject or f"{request.method} {request.path}"):
+            answer = self._client.request(
+                request.method,
+                request.path,
+                body=request.body,
+                query_params=list(request.query),
+                content_type=request.content,
+                _request_timeout=TIMEOUT,
+                serialize=False,
+            )
         text = answer.data
         return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 

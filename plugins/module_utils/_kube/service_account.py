@@ -135,8 +135,26 @@ def timestamp(seconds: int) -> str:
 # --------------------------------------------------------------------------- the file
 
 
+class Written(t.NamedTuple):
+    """The content of a kubeconfig that this module wrote.
+
+    :param user: ``namespace/name`` of the service account.
+    :param asked: the requested lifetime of the token in hours; None if it isn't recorded.
+    """
+
+    cluster: JsonObject
+    user: str
+    token: t.Any
+    asked: t.Any
+
+
 def kubeconfig(cluster: JsonObject, namespace: str, name: str, token: str, hours: int) -> JsonObject:
-    """Return the kubeconfig's content."""
+    """Return the kubeconfig's content.
+
+    :param cluster: the content of its ``cluster``.
+    :param namespace: the service account's, as ``name`` is.
+    :param hours: the requested lifetime of the token; the API server may have granted less.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -145,12 +163,11 @@ def kubeconfig(cluster: JsonObject, namespace: str, name: str, token: str, hours
         "users": [{"name": f"{namespace}/{name}", "user": {"token": token}}],
         "contexts": [{"name": MARK, "context": {"cluster": MARK, "user": f"{namespace}/{name}"}}],
         "current-context": MARK,
-        # The requested lifetime; the API server may have granted less.
         "extensions": [{"name": MARK, "extension": {"hours": hours}}],
     }
 
 
-def read(text: str | None, path: str) -> JsonObject | None:
+def read(text: str | None, path: str) -> Written | None:
     """Parse a kubeconfig that this module wrote; None without a file.
 
     :raises BadInput: this module did not write the file.
@@ -161,15 +178,13 @@ def read(text: str | None, path: str) -> JsonObject | None:
         found = json.loads(text)
         cluster, user = found["clusters"][0], found["users"][0]
         if found["current-context"] == MARK and isinstance(cluster["cluster"], dict) and isinstance(user["name"], str):
-            token = user["user"].get("token")
-            return {"cluster": cluster["cluster"], "user": user["name"], "token": token, "asked": _asked(found)}
+            return Written(cluster["cluster"], user["name"], user["user"].get("token"), _asked(found))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         pass
     raise BadInput(f"path: {path} exists and isn't a kubeconfig that this module wrote; set another path")
 
 
 def _asked(found: JsonObject) -> t.Any:
-    """Return the requested lifetime of a file's token in hours, if it is recorded."""
     try:
         return found["extensions"][0]["extension"]["hours"]
     except (TypeError, KeyError, IndexError):
@@ -198,15 +213,15 @@ def ensure(accounts: t.Callable[[], Accounts], system: System, params: JsonObjec
     return _present(accounts(), system, params, live, check)
 
 
-def _present(api: Accounts, system: System, params: JsonObject, live: JsonObject | None, check: bool) -> JsonObject:
+def _present(api: Accounts, system: System, params: JsonObject, live: Written | None, check: bool) -> JsonObject:
     namespace, name, seconds = params["namespace"], params["name"], params["hours"] * 3600
     uid = api.uid(namespace, name)
     cluster = _embedded(api.connection(), system)
-    if live and uid and live["cluster"] == cluster and live["user"] == f"{namespace}/{name}":
-        end, given = expiry(live["token"]), lifetime(live["token"])
+    if live and uid and live.cluster == cluster and live.user == f"{namespace}/{name}":
+        end, given = expiry(live.token), lifetime(live.token)
         # Renewing can't help where the API server grants less than requested.
-        enough = min(seconds, given) if given and live["asked"] == params["hours"] else seconds
-        if account_uid(live["token"]) == uid and end - time.time() > enough / 2:
+        enough = min(seconds, given) if given and live.asked == params["hours"] else seconds
+        if account_uid(live.token) == uid and end - time.time() > enough / 2:
             return {"changed": False, "diff": [], "expires": timestamp(end)}
     after = f"a token for {params['hours']} h\n"
     if check:
@@ -220,9 +235,9 @@ def _present(api: Accounts, system: System, params: JsonObject, live: JsonObject
     return {**_result(params["path"], _until(live), after), "expires": timestamp(expiry(token))}
 
 
-def _until(live: JsonObject | None) -> str:
+def _until(live: Written | None) -> str:
     """Return the diff's text for a file, without its token."""
-    return "" if live is None else f"a token until {timestamp(expiry(live['token'])) or 'an unknown time'}\n"
+    return "" if live is None else f"a token until {timestamp(expiry(live.token)) or 'an unknown time'}\n"
 
 
 def _result(path: str, before: str, after: str) -> JsonObject:

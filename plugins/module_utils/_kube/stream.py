@@ -62,7 +62,8 @@ class Streams(t.Protocol):
 
     def chunks(
         self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
-    ) -> t.Generator[bytes, None, None]: ...
+    ) -> t.Generator[bytes, None, None]:
+        """Yield the response to a list over all namespaces in chunks; see ``RealKube.chunks``."""
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ BLOCKS = (
 
 
 def generation(device: str) -> str:
-    """The generation's name in lower case.
+    """Return the generation's name in lower case.
 
     :param device: the id as sysfs has it, such as ``0x1eb8``.
     """

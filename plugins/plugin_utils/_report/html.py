@@ -136,7 +136,7 @@ def _facts(view: model.View) -> list[tuple[str, str]]:
 
 
 def _tiles(view: model.View) -> t.Iterator[Tile]:
-    """The numbers at the top: findings by level, checks that passed, the cluster's memory."""
+    """Yield the numbers at the top: findings by level, checks that passed, the cluster's memory."""
     if view.checked:
         for level in model.FINDING_LEVELS:
             count = view.found(level)
@@ -161,7 +161,7 @@ def _total(cards: t.Iterable[model.Card]) -> int:
 
 
 def _claimed_bar(nodes: t.Sequence[model.Node]) -> Bar:
-    """The claimed memory of nodes, also by pods without a card, as a bar of one segment; unknown without a total."""
+    """Draw the claimed memory of nodes, also by pods without a card; unknown without a total."""
     cards = [card for node in nodes for card in node.cards]
     total = _total(cards)
     claimed = sum(card.claimed or 0 for card in cards if card.unit == "MiB")
@@ -174,7 +174,7 @@ def _claimed_bar(nodes: t.Sequence[model.Node]) -> Bar:
 
 
 def _resource_bar(one: model.Resource) -> Bar:
-    """A resource without cards as a bar."""
+    """Draw a resource without cards as a bar."""
     pods = (model.Pod("", one.claimed, unit="shares"),) if one.claimed else ()
     claimed, _used = bars(model.Card(None, total=one.total, claimed=one.claimed, unit="shares", pods=pods))
     segments = tuple(Segment("p0", "", "", segment.width) for segment in claimed.segments)
@@ -182,13 +182,13 @@ def _resource_bar(one: model.Resource) -> Bar:
 
 
 def _findings(view: model.View) -> list[tuple[str, list[model.Finding], list[model.Finding]]]:
-    """Findings by level: those that are shown, and those that are folded."""
+    """Return findings by level: those that are shown, and those that are folded."""
     groups = ((level, [one for one in view.findings if one.level == level]) for level in model.FINDING_LEVELS)
     return [(level, found[:MANY_FINDINGS], found[MANY_FINDINGS:]) for level, found in groups if found]
 
 
 def _nodes(view: model.View) -> t.Iterator[NodeBox]:
-    """The nodes one by one, so that a large cluster's page isn't held in memory twice."""
+    """Yield the nodes one by one, so that a large cluster's page isn't held in memory twice."""
     found: dict[str, dict[str, int]] = {}
     for finding in view.findings:
         levels = found.setdefault(finding.node, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import allocation_snapshots as api
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute as allocation
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
@@ -15,18 +16,9 @@ from hypothesis import strategies as st
 MEMORY, COUNT = contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT
 
 
-def node(name="gpu1", memory=32, count=2, cards=None, **more):
-    resources = {MEMORY: str(memory), COUNT: str(count)}
+def node(name="gpu1", memory=32, count=2, cards=None):
     annotations = {} if cards is None else {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
-    return {
-        "metadata": {"name": name, "annotations": annotations},
-        "status": {
-            "capacity": resources,
-            "allocatable": resources,
-            "addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": "192.0.2.1"}],
-        },
-        **more,
-    }
+    return api.node(name, annotations, mem=memory, count=count)
 
 
 def card(index, units, memory=0, healthy=True):
@@ -34,25 +26,10 @@ def card(index, units, memory=0, healthy=True):
 
 
 def pod(name, units, on="gpu1", index=None, phase="Running", assigned=True, terminating=False, containers=None):
-    annotations = (
-        {} if index is None else {contract.POD_INDEX: str(index), contract.POD_ASSIGNED: str(assigned).lower()}
-    )
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "annotations": annotations,
-            **({"deletionTimestamp": "x"} if terminating else {}),
-        },
-        "spec": {
-            **({"nodeName": on} if on else {}),
-            "containers": [
-                {"name": f"c{at}", "resources": {"limits": {MEMORY: str(one)} if one else {}}}
-                for at, one in enumerate(containers or [units])
-            ],
-        },
-        "status": {"phase": phase},
-    }
+    booked = {contract.POD_INDEX: str(index), contract.POD_ASSIGNED: str(assigned).lower()}
+    asked = [api.asks(f"c{at}", **({"mem": one} if one else {})) for at, one in enumerate(containers or [units])]
+    leaving = {"deletionTimestamp": "x"} if terminating else {}
+    return api.pod(name, asked, on, {} if index is None else booked, phase, **leaving)
 
 
 # --------------------------------------------------------------------------- kubectl inspect gpushare -d
@@ -69,10 +46,8 @@ def inspect(nodes, pods):
         devices = dict.fromkeys(range(count), 0)
         rows = {}
         for each in pods:
-            if (
-                each["status"]["phase"] in ("Succeeded", "Failed")
-                or each["spec"].get("nodeName") != one["metadata"]["name"]
-            ):
+            ended = each["status"]["phase"] in ("Succeeded", "Failed")
+            if ended or each["spec"].get("nodeName") != one["metadata"]["name"]:
                 continue
             held = sum(int(c["resources"].get("limits", {}).get(MEMORY, 0)) for c in each["spec"]["containers"])
             if held <= 0:
@@ -110,7 +85,7 @@ sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 80)), min_size=3, m
 
 @given(pods_of, sizes, st.booleans())
 def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated):
-    nodes = [{"metadata": {"name": "other"}, "status": {"allocatable": {"cpu": "2"}, "capacity": {"cpu": "2"}}}]
+    nodes = [api.node("other")]
     for name, (count, units) in zip(("gpu1", "gpu2", "gpu10"), cluster, strict=True):
         cards = [card(at, units) for at in range(count)] if annotated else None
         nodes.append(node(name, count * units, count, cards))
@@ -150,16 +125,9 @@ def test_the_fields_of_a_pod():
     found = allocation.allocation([node()], pods)["nodes"][0]
     assert found["cards"][1]["pods"] == [
         {
-            "namespace": "default",
-            "name": "late",
-            "units": 2,
-            "phase": "Running",
-            "assigned": False,
-            "terminating": True,
-            "uid": "",
-            "containers": [{"name": "c0", "units": 2}],
-            "state": "terminating",
-            "problem": "",
+            **{"namespace": "team", "name": "late", "uid": "uid-late", "phase": "Running", "problem": ""},
+            **{"units": 2, "containers": [{"name": "c0", "units": 2}]},
+            **{"assigned": False, "terminating": True, "state": "terminating"},
         }
     ]
     assert [one["name"] for one in found["pending"]] == ["lost", "new"]
@@ -170,7 +138,7 @@ def test_pending_pods_have_the_schedulers_reason():
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card\nhas 20"}]
     found = allocation.allocation([node()], [waiting, pod("none", 0, on=None)])
     (row,) = found["waiting"]
-    assert row.items() >= {"namespace": "default", "name": "w", "units": 20, "reason": "no card has 20"}.items()
+    assert row.items() >= {"namespace": "team", "name": "w", "units": 20, "reason": "no card has 20"}.items()
     assert (row["state"], row["phase"], row["backend"]) == ("pending", "Pending", "gpushare")
     assert found["used"] == 0
 
@@ -209,20 +177,20 @@ def test_the_table():
         table(found)
         == """\
 NAME:       gpu1
-IPADDRESS:  192.0.2.1
+IPADDRESS:  192.0.2.7
 GPU0 [#.........] 3/16  Model
 GPU1 [#####.....] 8/16  Model, UNHEALTHY
 
 NAMESPACE        POD        STATUS       GPU0(Allocated)  GPU1(Allocated)
-default          binpack-0  Running      2                0
-default          binpack-1  Terminating  1                0
-default          big        Running      0                8
+team             binpack-0  Running      2                0
+team             binpack-1  Terminating  1                0
+team             big        Running      0                8
 Allocated/Total                          3/16             8/16
 
 Allocated/Total of the node (GiB): 11/32 (34%)
 -------------------------------------------------------------------------
 NAME:       gpu2
-IPADDRESS:  192.0.2.1
+IPADDRESS:  192.0.2.7
 GPU0 [..........] 0/16
 
 NAMESPACE        POD  STATUS  GPU0(Allocated)
@@ -231,7 +199,7 @@ Allocated/Total               0/16
 Allocated/Total of the node (GiB): 0/16 (0%)
 -------------------------------------------------------------------------
 Waiting for a card:
-  default/huge requests 99: not scheduled yet
+  team/huge requests 99: not scheduled yet
 Allocated/Total GPU memory of the cluster (GiB): 11/48 (22%)
 """
     )
@@ -241,7 +209,7 @@ def test_pods_without_a_card_have_their_own_column():
     text = table(allocation.allocation([node(count=1)], [pod("lost", 3)]))
     lines = [line.split() for line in text.splitlines()]
     assert ["NAMESPACE", "POD", "STATUS", "GPU0(Allocated)", "PENDING(Allocated)"] in lines
-    assert ["default", "lost", "Running", "0", "3"] in lines
+    assert ["team", "lost", "Running", "0", "3"] in lines
     assert ["Allocated/Total", "0/32", "3"] in lines
 
 
@@ -263,9 +231,9 @@ def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
     ]
     assert (shown["used"], shown["pending"]) == (15, [])
     text = table(found)
-    assert [line.split() for line in text.splitlines() if line.startswith("default")] == [
-        ["default", "both", "Running", "6", "6"],
-        ["default", "one", "Running", "0", "3"],
+    assert [line.split() for line in text.splitlines() if line.startswith("team")] == [
+        ["team", "both", "Running", "6", "6"],
+        ["team", "one", "Running", "0", "3"],
     ]
     assert "GPU1 [#####.....] 9/16  Model, UNHEALTHY: MIG is on" in text
     assert "GPU1 [#####.....] 9/16  Model, 16384 MiB, GPU-11, UNHEALTHY: MIG is on" in table(found, wide=True)

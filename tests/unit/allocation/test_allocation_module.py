@@ -6,20 +6,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import ansible
-import kubernetes.client
 import pytest
-from allocation_api import SECRET, Api
 from allocation_snapshots import asks, booked, given, hami_node, ours, pod
 from ansible.module_utils.common import warnings
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import stream
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import AUTH_ARG_SPEC, KubeError, RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from kube_api import SECRET, Api, connect, forget_environment, kubeconfig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,12 +40,8 @@ def api():
 
 @pytest.fixture
 def kube(api, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(kubernetes.client.Configuration, "_default", None)
-    for name in ("KUBECONFIG", "K8S_AUTH_KUBECONFIG", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    params = {**dict.fromkeys(AUTH_ARG_SPEC), "kubeconfig": api.kubeconfig}
-    return RealKube.of_module(types.SimpleNamespace(params=params, no_log_values=set()))
+    forget_environment(monkeypatch, tmp_path)
+    return connect(api.url)
 
 
 def test_two_requests_whatever_the_number_of_pods(api, kube):
@@ -95,7 +89,7 @@ def test_an_http_error_is_one_line(api, kube, status, words):
 
 
 def test_a_truncated_response_is_reported(api, kube):
-    api.cut = 1
+    api.cut = True
     with pytest.raises(BadInput, match="can't be reached"):
         collect(kube)
 
@@ -157,7 +151,7 @@ def test_a_result_with_warnings_is_printed_by_ansible(monkeypatch):
 
 def test_the_module_as_a_process(api, tmp_path):
     config = tmp_path / "config"
-    config.write_text(json.dumps(api.kubeconfig))
+    config.write_text(json.dumps(kubeconfig(api.url)))
     arguments = {"ANSIBLE_MODULE_ARGS": {"kubeconfig": str(config), "tables": ["table", "wide"]}}
     packages = [str(ROOT / ".collections"), str(Path(ansible.__file__).parents[1])]
     done = subprocess.run(

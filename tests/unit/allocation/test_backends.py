@@ -112,74 +112,43 @@ def test_hami_in_each_format_of_its_register(register):
     assert shown["slots"] == {"capacity": 20, "allocatable": 20}
 
 
-def ended(name):
-    return {"name": name, "state": {"terminated": {"exitCode": 0}}}
+def allocated(*containers):
+    """The annotation of containers that each hold so many MiB and percent of the cores of the T4."""
+    return "".join(f"{T4},NVIDIA,{one}:;" if one else ";" for one in containers)
 
 
+HELD = given(allocated("3000,30"))
+ONE, IJ, SIDECAR = [asks("i")], [asks("i"), asks("j")], [asks("s", always=True), asks("i")]
 INIT = [
     # One after the other, then all others at once: the most of it.
-    (
-        [asks("i"), asks("j")],
-        f"{T4},NVIDIA,5000,50:;{T4},NVIDIA,7000,10:;{T4},NVIDIA,2000,20:;{T4},NVIDIA,1000,5:;",
-        [],
-        7000,
-        50,
-        2,
-    ),
-    ([asks("i")], f"{T4},NVIDIA,1000,5:;{T4},NVIDIA,2000,20:;{T4},NVIDIA,1000,5:;", [], 3000, 25, 2),
+    (IJ, ("5000,50", "7000,10", "2000,20", "1000,5"), "", (7000, 50, 2)),
+    (ONE, ("1000,5", "2000,20", "1000,5"), "", (3000, 25, 2)),
     # When they have ended, what stays.
-    (
-        [asks("i"), asks("j")],
-        f"{T4},NVIDIA,5000,50:;{T4},NVIDIA,7000,10:;{T4},NVIDIA,2000,20:;;",
-        [ended("i"), ended("j")],
-        2000,
-        20,
-        1,
-    ),
-    (
-        [asks("i"), asks("j")],
-        f"{T4},NVIDIA,5000,50:;{T4},NVIDIA,7000,10:;{T4},NVIDIA,2000,20:;;",
-        [ended("i")],
-        7000,
-        50,
-        1,
-    ),
+    (IJ, ("5000,50", "7000,10", "2000,20", ""), "ij", (2000, 20, 1)),
+    (IJ, ("5000,50", "7000,10", "2000,20", ""), "i", (7000, 50, 1)),
     # Sidecars stay.
-    (
-        [asks("s", always=True), asks("i")],
-        f"{T4},NVIDIA,1000,5:;{T4},NVIDIA,2500,20:;{T4},NVIDIA,2000,20:;;",
-        [],
-        3500,
-        25,
-        2,
-    ),
-    (
-        [asks("s", always=True), asks("i")],
-        f"{T4},NVIDIA,1000,5:;{T4},NVIDIA,2500,20:;{T4},NVIDIA,2000,20:;;",
-        [ended("i")],
-        3000,
-        25,
-        2,
-    ),
+    (SIDECAR, ("1000,5", "2500,20", "2000,20", ""), "", (3500, 25, 2)),
+    (SIDECAR, ("1000,5", "2500,20", "2000,20", ""), "i", (3000, 25, 2)),
     # Older versions list the other containers only.
-    ([asks("i")], f"{T4},NVIDIA,1000,5:;{T4},NVIDIA,2000,20:;", [], 3000, 25, 2),
+    (ONE, ("1000,5", "2000,20"), "", (3000, 25, 2)),
 ]
 
 
-@pytest.mark.parametrize(("inits", "text", "statuses", "mib", "cores", "slots"), INIT)
-def test_hami_counts_init_containers_as_its_scheduler_does(inits, text, statuses, mib, cores, slots):
-    made = pod("p", [asks("a"), asks("b")], annotations=given(text), inits=inits, phase="Pending")
-    made["status"]["initContainerStatuses"] = statuses
+@pytest.mark.parametrize(("inits", "containers", "ended", "held"), INIT)
+def test_hami_counts_init_containers_as_its_scheduler_does(inits, containers, ended, held):
+    annotations = given(allocated(*containers))
+    made = pod("p", [asks("a"), asks("b")], annotations=annotations, inits=inits, phase="Pending")
+    ends = {"terminated": {"exitCode": 0}}
+    made["status"]["initContainerStatuses"] = [{"name": name, "state": ends} for name in ended]
     shown = one(allocation([hami_node()], [made]))
     card = shown["cards"][0]
-    assert (card["used"], card["cores_used"], card["slots_used"], shown["used"]) == (mib, cores, slots, mib)
+    assert (card["used"], card["cores_used"], card["slots_used"]) == held and shown["used"] == held[0]
 
 
 def test_hami_counts_terminating_and_no_ended_pods():
-    held = given(f"{T4},NVIDIA,3000,30:;")
     pods = [
-        pod("leaves", [asks(gpu=1)], annotations=held, deletionTimestamp="x"),
-        pod("ended", [asks(gpu=1)], annotations=held, phase="Succeeded"),
+        pod("leaves", [asks(gpu=1)], annotations=HELD, deletionTimestamp="x"),
+        pod("ended", [asks(gpu=1)], annotations=HELD, phase="Succeeded"),
     ]
     card = one(allocation([hami_node()], pods))["cards"][0]
     assert [(each["name"], each["state"]) for each in card["pods"]] == [("leaves", "terminating")]
@@ -187,9 +156,7 @@ def test_hami_counts_terminating_and_no_ended_pods():
 
 
 def test_hami_counts_an_unbound_pod_with_gpus():
-    waiting = pod(
-        "p", [asks(gpu=1, gpumem=3000)], on=None, annotations=given(f"{T4},NVIDIA,3000,30:;"), phase="Pending"
-    )
+    waiting = pod("p", [asks(gpu=1, gpumem=3000)], on=None, annotations=HELD, phase="Pending")
     found = allocation([hami_node()], [waiting])
     (row,) = one(found)["cards"][0]["pods"]
     assert (row["state"], row["units"], one(found)["used"]) == ("pending", 3000, 3000)
@@ -197,28 +164,23 @@ def test_hami_counts_an_unbound_pod_with_gpus():
 
 
 @pytest.mark.parametrize(
-    ("made", "units", "words"),
+    ("asked", "annotations", "units", "words"),
     [
-        (pod("p", [asks(gpu=2, gpumem=3000)]), 6000, "no annotation hami.io/vgpu-devices-allocated"),
-        (pod("p", [asks(gpu=1)]), 0, "HAMi's scheduler didn't select"),
-        (
-            pod("p", [asks(gpu=1)], annotations=given(f"{T4},NVIDIA,3000,30:;", on="other")),
-            3000,
-            "HAMi selected GPUs of other",
-        ),
-        (pod("p", [asks(gpu=1)], annotations=given("")), 0, "names no GPU"),
-        (pod("p", [asks(gpu=1)], annotations=given("x,y:;")), 0, "isn't UUID, vendor, MiB and cores"),
-        (pod("p", [asks(gpu=1)], annotations=given(f"{T4},NVIDIA,99999999999,0:;")), 0, "isn't UUID"),
-        (pod("p", [asks(gpu=1)], annotations=given(f"{T4},NVIDIA,-5,0:;")), 0, "isn't UUID"),
-        (pod("p", [asks(gpu=1)], annotations=given(f"{T4},NVIDIA,4294967296,0:;")), 0, "above"),
+        ({"gpu": 2, "gpumem": 3000}, None, 6000, "no annotation hami.io/vgpu-devices-allocated"),
+        ({"gpu": 1}, None, 0, "HAMi's scheduler didn't select"),
+        ({"gpu": 1}, given(allocated("3000,30"), on="other"), 3000, "HAMi selected GPUs of other"),
+        ({"gpu": 1}, given(""), 0, "names no GPU"),
+        ({"gpu": 1}, given("x,y:;"), 0, "isn't UUID, vendor, MiB and cores"),
+        ({"gpu": 1}, given(allocated("99999999999,0")), 0, "isn't UUID"),
+        ({"gpu": 1}, given(allocated("-5,0")), 0, "isn't UUID"),
+        ({"gpu": 1}, given(allocated("4294967296,0")), 0, "above"),
     ],
 )
-def test_a_pod_that_bypassed_hami_has_no_card(made, units, words):
-    shown = one(allocation([hami_node()], [made]))
+def test_a_pod_that_bypassed_hami_has_no_card(asked, annotations, units, words):
+    shown = one(allocation([hami_node()], [pod("p", [asks(**asked)], annotations=annotations)]))
     (row,) = shown["pending"]
     assert row["units"] == shown["used"] == units
-    assert words in row["problem"]
-    assert row["state"] == "unassigned"
+    assert words in row["problem"] and row["state"] == "unassigned"
 
 
 def test_a_gpu_of_hami_that_the_node_lacks_is_pending():
@@ -240,11 +202,7 @@ def test_a_gpu_of_hami_that_the_node_lacks_is_pending():
         "[" * 100000,
         "{}",
         "[1]",
-        json.dumps([{"id": T4, "devmem": 10**400}]),
-        json.dumps([{"id": T4, "devmem": float("nan")}]),
-        json.dumps([{"id": T4, "devmem": 1.5}]),
-        json.dumps([{"id": T4, "devmem": True}]),
-        json.dumps([{"id": T4, "devmem": -1}]),
+        *(json.dumps([{"id": T4, "devmem": mib}]) for mib in (10**400, float("nan"), 1.5, True, -1)),
         json.dumps([{"id": None}]),
         json.dumps([{"id": T4, "type": 5}]),
         '[{"id": "G", "devmem": ' + "9" * 5000 + "}]",
@@ -253,7 +211,7 @@ def test_a_gpu_of_hami_that_the_node_lacks_is_pending():
     ids=range(18),
 )
 def test_a_register_that_breaks_the_contract_is_a_problem_of_its_node(register):
-    held = pod("p", [asks(gpu=1)], annotations=given(f"{T4},NVIDIA,3000,30:;"))
+    held = pod("p", [asks(gpu=1)], annotations=HELD)
     found = allocation([hami_node(register), hami_node(name="n2")], [held])
     broken, well = found["nodes"]
     assert "hami.io/node-nvidia-register" in broken["problem"] and len(broken["problem"]) < 200
@@ -274,23 +232,13 @@ def test_a_leftover_register_of_hami_is_ignored():
 
 
 def test_nodes_of_nvidias_plugin_have_no_cards():
-    labels = {
-        "gpu.product": "Tesla-T4-SHARED",
-        "gpu.memory": "15360",
-        "gpu.count": "2",
-        "gpu.replicas": "4",
-        "gpu.sharing-strategy": "time-slicing",
-    }
+    labels = {"gpu.product": "Tesla-T4-SHARED", "gpu.memory": "15360", "gpu.count": "2"}
+    labels |= {"gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing"}
     pods = [pod("a", [asks(gpu=2)]), pod("b", [asks("x", gpu=1), asks("y", gpu=1)], phase="Pending")]
     found = allocation([nvidia_node(gpu=8, labels=labels)], pods)
     shown = one(found)
-    assert (shown["backend"], shown["unit"], shown["total"], shown["used"], shown["cards"]) == (
-        "nvidia",
-        "count",
-        8,
-        4,
-        [],
-    )
+    assert (shown["backend"], shown["unit"], shown["cards"]) == ("nvidia", "count", [])
+    assert (shown["total"], shown["used"]) == (8, 4)
     assert shown["gpus"] == {
         "product": "Tesla-T4-SHARED",
         "memory_mib": 15360,
@@ -378,31 +326,31 @@ def test_pods_of_a_node_without_gpu_resources():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("cards", "words"),
     [
-        ({"annotations": {contract.NODE_CARDS: "[" * 100000}}, "kubegpu.share/cards can't be parsed"),
-        ({"annotations": {contract.NODE_CARDS: "["}}, "kubegpu.share/cards can't be parsed"),
-        ({"annotations": {contract.NODE_CARDS: [1]}}, "kubegpu.share/cards can't be parsed"),
-        ({"annotations": {contract.NODE_CARDS: "HUGE"}}, "kubegpu.share/cards has a number above"),
-        ({"annotations": {contract.NODE_CARDS: "NEGATIVE"}}, "kubegpu.share/cards has a negative number"),
-        ({"annotations": [1]}, "its object in the API is malformed"),
+        ("[" * 100000, "kubegpu.share/cards can't be parsed"),
+        ("[", "kubegpu.share/cards can't be parsed"),
+        ([1], "kubegpu.share/cards can't be parsed"),
+        ({"units": 10**400}, "kubegpu.share/cards has a number above"),
+        ({"memoryMiB": -1}, "kubegpu.share/cards has a negative number"),
     ],
 )
-def test_cards_that_cant_be_read_are_a_problem_and_upstreams_rule_counts(change, words):
+def test_cards_that_cant_be_read_are_a_problem_and_upstreams_rule_counts(cards, words):
     broken = ours()
-    text = broken["metadata"]["annotations"][contract.NODE_CARDS]
-    rows = json.loads(text)
-    huge = json.dumps([{**row, "units": 10**400} for row in rows])
-    negative = json.dumps([{**row, "memoryMiB": -1} for row in rows])
-    change = json.loads(
-        json.dumps(change).replace('"HUGE"', json.dumps(huge)).replace('"NEGATIVE"', json.dumps(negative))
-    )
-    broken["metadata"].update(change)
+    annotations = broken["metadata"]["annotations"]
+    rows = json.loads(annotations[contract.NODE_CARDS])
+    changed = json.dumps([{**row, **cards} for row in rows]) if isinstance(cards, dict) else cards
+    annotations[contract.NODE_CARDS] = changed
     found = allocation([broken, ours("n2")], [pod("a", [asks(mem=4)], annotations=booked(0, 4))])
     assert words in found["nodes"][0]["problem"]
+    assert (found["nodes"][0]["total"], found["nodes"][0]["used"]) == (32, 4)
     assert found["nodes"][1]["problem"] == "" and found["nodes"][1]["total"] == 32
-    if "annotation" in words or "cards" in words:
-        assert (found["nodes"][0]["total"], found["nodes"][0]["used"]) == (32, 4)
+
+
+def test_a_malformed_node_is_a_problem():
+    found = allocation([{**ours(), "metadata": {"name": "n1", "annotations": [1]}}, ours("n2")], [])
+    assert "its object in the API is malformed" in found["nodes"][0]["problem"]
+    assert found["nodes"][1]["problem"] == "" and found["nodes"][1]["total"] == 32
 
 
 def test_implausible_amounts_of_a_node_make_no_cards():
@@ -426,28 +374,13 @@ def test_an_implausible_request_of_a_pod_counts_nothing(units, on):
     assert json.dumps(found)
 
 
-HEALTHY = [
-    ([ours()], [pod("a", [asks(mem=4)], annotations=booked(0, 4))]),
-    ([hami_node()], [pod("a", [asks(gpu=1)], annotations=given(f"{T4},NVIDIA,3000,30:;"), inits=[asks("i")])]),
-    ([nvidia_node(gpu=2, labels={"gpu.count": "2"})], [pod("a", [asks(gpu=1)])]),
-]
-JUNK = [
-    None,
-    True,
-    -1,
-    10**400,
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    "9" * 5000,
-    [],
-    [None],
-    {},
-    {"a": None},
-    [[]],
-    "[" * 5000,
-]
+HEALTHY = {
+    "gpushare": ([ours()], [pod("a", [asks(mem=4)], annotations=booked(0, 4))]),
+    "hami": ([hami_node()], [pod("a", [asks(gpu=1)], annotations=HELD, inits=[asks("i")])]),
+    "nvidia": ([nvidia_node(gpu=2, labels={"gpu.count": "2"})], [pod("a", [asks(gpu=1)])]),
+}
+JUNK = [None, True, -1, 10**400, float("nan"), float("inf"), "", "x", "9" * 5000, "[" * 5000]
+JUNK += [[], [None], [[]], {}, {"a": None}]
 
 
 def places(value, path=()):
@@ -469,10 +402,10 @@ def put(value, path, junk):
     return changed
 
 
-@pytest.mark.parametrize("kind", ["gpushare", "hami", "nvidia"])
+@pytest.mark.parametrize("kind", HEALTHY)
 @pytest.mark.parametrize("what", [0, 1], ids=["node", "pod"])
 def test_a_malformed_object_doesnt_affect_the_others(kind, what):
-    healthy = HEALTHY[["gpushare", "hami", "nvidia"].index(kind)]
+    healthy = HEALTHY[kind]
     well = one(allocation(*healthy))
     for path in places(healthy[what][0]):
         for junk in JUNK:

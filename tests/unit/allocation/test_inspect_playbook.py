@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from allocation_api import Api
 from allocation_snapshots import asks, booked, hami_node, ours, pod
+from kube_api import Api, kubeconfig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,7 +24,7 @@ def play(tmp_path):
         "/api/v1/pods": [pod("a", [asks(mem=10)], annotations=booked(1, 10)), pod("w", [asks(mem=99)], on=None)],
     }
     config = tmp_path / "config"
-    config.write_text(json.dumps(api.kubeconfig))
+    config.write_text(json.dumps(kubeconfig(api.url)))
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),

@@ -160,18 +160,10 @@ def test_an_empty_list(items):
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"<html>hello",
-        b"[]",
-        b"null",
-        b'"items":[',
-        b'{"items":[{"metadata":{"name":"a"',
-        b'{"items":[{"metadata":{"name":"a"}}',
-        b'{"items":[{"metadata":{"name":"a"}}]',
-        b'{"items":[{"metadata":{"name":"a"}}]]',
+        *(b"", b"<html>hello", b"[]", b"null", b'"items":[', b"[" * 200000),
+        *(b'{"items":[{"metadata":{"name":"a"' + more for more in (b"", b"}}", b"}}]", b"}}]]")),
         b'{"items":[' + b"[" * 200000,
         b'{"items":[' + b'{"metadata":{"name":"a"}},' * 20 + b'{"metadata":{"',
-        b"[" * 200000,
     ],
 )
 @pytest.mark.parametrize("size", [13, 1000000])
@@ -210,37 +202,36 @@ def test_every_page_is_requested_with_the_selector():
     assert cluster.queries == [first, {**first, "continue": "two"}, {**first, "continue": "three"}]
 
 
+class Watched(Cluster):
+    """Sets ``requested`` when a matching request is made."""
+
+    def __init__(self, *answers, when):
+        super().__init__(*answers)
+        self.when, self.requested = when, threading.Event()
+
+    def chunks(self, api_version, kind, query, size):
+        if self.when(kind, dict(query)):
+            self.requested.set()
+        yield from super().chunks(api_version, kind, query, size)
+
+
 def test_the_next_page_is_requested_while_one_is_parsed():
-    requested = threading.Event()
-
-    class Watched(Cluster):
-        def chunks(self, api_version, kind, query, size):
-            if dict(query).get("continue"):
-                requested.set()
-            yield from super().chunks(api_version, kind, query, size)
-
     def keep(item):
-        assert item["metadata"]["name"] == "a" or requested.wait(10)
+        assert item["metadata"]["name"] == "a" or cluster.requested.wait(10)
         return names(item)
 
-    cluster = Watched(written([pod("a"), pod("b"), pod("c")], "two"), written([pod("d")]))
+    pages = written([pod("a"), pod("b"), pod("c")], "two"), written([pod("d")])
+    cluster = Watched(*pages, when=lambda _kind, query: query.get("continue"))
     assert listed(cluster, keep) == ["a", "b", "c", "d"]
 
 
 def test_the_first_pages_of_all_lists_are_requested_at_once():
-    requested = threading.Event()
-
-    class Both(Cluster):
-        def chunks(self, api_version, kind, query, size):
-            if kind == "Pod":
-                requested.set()
-            yield from super().chunks(api_version, kind, query, size)
-
     def keep(item):
-        assert requested.wait(10)
+        assert cluster.requested.wait(10)
         return names(item)
 
-    cluster = Both(written([pod("n1"), pod("n2")]), written([pod("a")]))
+    lists = written([pod("n1"), pod("n2")]), written([pod("a")])
+    cluster = Watched(*lists, when=lambda kind, _query: kind == "Pod")
     wanted = stream.Wanted("Node", keep), stream.Wanted("Pod", names, "f")
     assert stream.listed(cluster, *wanted) == [["n1", "n2"], ["a"]]
     assert cluster.requests == {"GET": 2}
@@ -259,7 +250,7 @@ def test_only_the_expired_one_of_two_lists_is_requested_again():
 def test_all_responses_are_closed_after_an_error(size):
     closed = []
 
-    class Watched(Cluster):
+    class Closing(Cluster):
         def chunks(self, *arguments):
             number = self.requests["GET"]
             try:
@@ -268,7 +259,7 @@ def test_all_responses_are_closed_after_an_error(size):
                 closed.append(number)
 
     broken = written([pod("a"), pod("b")], "two")[:-20]
-    cluster = Watched(broken, written([pod("c")]), size=size)
+    cluster = Closing(broken, written([pod("c")]), size=size)
     with pytest.raises(ShareError, match="is incomplete"):
         listed(cluster, names)
     assert sorted(closed) == list(range(cluster.requests["GET"]))

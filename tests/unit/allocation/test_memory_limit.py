@@ -12,7 +12,15 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from gpu_nodes import HEALTHY, gpu_node
 
-R615 = NodeOptions(driver_version="615.71.09")
+NEED_615, NEED_1_20 = "and limits need 615 or newer", "and limits need 1.20.1 or newer"
+TOOLKIT = "NVIDIA's container toolkit"
+
+
+def of_615(**options):
+    return NodeOptions(driver_version="615.71.09", **options)
+
+
+R615 = of_615()
 
 
 def facts(driver="615.71.09", toolkit="1.20.1", cgroup=2, mig=False):
@@ -38,23 +46,11 @@ def test_no_note_if_shares_are_enforced(limit):
     ("node", "options", "why"),
     [
         (facts(cgroup=1), R615, "the node doesn't run with cgroup version 2"),
-        (facts(), NodeOptions(), "the driver is 580.95.05, and limits need 615 or newer"),
-        (
-            facts(driver="610.57.04"),
-            NodeOptions(driver_state="external", driver_version="615.71.09"),
-            "the driver is 610.57.04, and limits need 615 or newer",
-        ),
+        (facts(), NodeOptions(), f"the driver is 580.95.05, {NEED_615}"),
+        (facts(driver="610.57.04"), of_615(driver_state="external"), f"the driver is 610.57.04, {NEED_615}"),
         (facts(mig=True), R615, "MIG is on for card 0, and MIG devices can't be limited"),
-        (
-            facts(toolkit="1.19.0"),
-            NodeOptions(driver_version="615.71.09", toolkit_state="external"),
-            "NVIDIA's container toolkit is 1.19.0, and limits need 1.20.1 or newer",
-        ),
-        (
-            facts(),
-            NodeOptions(driver_version="615.71.09", toolkit_version="1.18.2-1"),
-            "NVIDIA's container toolkit is 1.18.2-1, and limits need 1.20.1 or newer",
-        ),
+        (facts(toolkit="1.19.0"), of_615(toolkit_state="external"), f"{TOOLKIT} is 1.19.0, {NEED_1_20}"),
+        (facts(), of_615(toolkit_version="1.18.2-1"), f"{TOOLKIT} is 1.18.2-1, {NEED_1_20}"),
     ],
 )
 def test_auto_reports_a_note_and_required_a_problem(node, options, why):

@@ -106,7 +106,7 @@ def listed(world: JsonObject, at: int = 0) -> list[str]:
     return listing(world)["pods"][at]["containers"][0]["devices"][0]["ids"]
 
 
-def resource(world: JsonObject, name: str, value: int, *fields: str) -> None:
+def resource(world: JsonObject, name: str, value: int | str, *fields: str) -> None:
     for field in fields or ("capacity", "allocatable"):
         node(world)["status"][field][name] = str(value)
 
@@ -114,6 +114,34 @@ def resource(world: JsonObject, name: str, value: int, *fields: str) -> None:
 def shift(world: JsonObject, at: int = 0, seconds: int = 70) -> None:
     """Date back the time at which a GPU was chosen for a pod."""
     notes(world, at)[contract.POD_ASSUME_TIME] = str((NOW - seconds) * 10**9)
+
+
+def devs(world: JsonObject) -> list[JsonObject]:
+    """The node's GPUs in the extender's cache."""
+    return world["extender"]["cp1"]["nodes"][0]["devs"]
+
+
+def node_notes(world: JsonObject) -> JsonObject:
+    """The node's annotations."""
+    return node(world)["metadata"]["annotations"]
+
+
+def uses(world: JsonObject, mib: int, in_use: int, at: int = 0) -> None:
+    """Let a process of the first GPU use so much memory."""
+    card(world)["processes"][at]["used_mib"] = mib
+    card(world)["memory"]["used_mib"] = in_use
+
+
+def chosen(world: JsonObject, part: str, at: int = 0, **envs: str) -> None:
+    """Let HAMi choose this part (MiB, percent of the cores) of the first GPU for a pod."""
+    notes(world, at)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,{part}:;"
+    entry(world, at)["envs"].update(envs)
+
+
+def unhealthy(world: JsonObject, indices: str) -> None:
+    """Add upstream's ConfigMap of the node's unhealthy GPUs."""
+    metadata = {"name": f"unhealthy-gpu-{NODE}", "creationTimestamp": "2026-11-22T10:00:00Z"}
+    world["configmaps"].append({"metadata": metadata, "data": {"gpus": indices}})
 
 
 # --------------------------------------------------------------------------- common
@@ -180,10 +208,9 @@ breaks("C6", "ours_envvar", "the device plugin was killed", "plugin_stopped")(
 
 @breaks("C6", "ours_several", "a GPU is unhealthy", "unhealthy_gpu")
 def mutation_14(world: JsonObject) -> None:
-    annotations = node(world)["metadata"]["annotations"]
-    rows = json.loads(annotations[contract.NODE_CARDS])
+    rows = json.loads(node_notes(world)[contract.NODE_CARDS])
     rows[1].update(healthy=False, reason="GPU has fallen off the bus")
-    annotations[contract.NODE_CARDS] = json.dumps(rows)
+    node_notes(world)[contract.NODE_CARDS] = json.dumps(rows)
     resource(world, MEM, 32, "allocatable")
 
 
@@ -198,22 +225,18 @@ breaks("C7", "hami_json", "more is in use on a GPU than it has", "used_exceeds_s
     lambda w: card(w)["memory"].update(used_mib=99999)
 )
 
+ALL_GPUS = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
 breaks("C8", "ours_envvar", "a pod with a share sets NVIDIA_VISIBLE_DEVICES itself", "overrides_allocation")(
-    lambda w: the_pod(w)["spec"]["containers"][0].update(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
+    lambda w: the_pod(w)["spec"]["containers"][0].update(env=ALL_GPUS)
 )
 breaks("C8", "nvidia_exclusive", "a pod of NVIDIA's runtime class names GPUs and requests none", "without_request")(
-    lambda w: w["pods"].append(
-        pod(
-            60, [container("main", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])], runtimeClassName="nvidia"
-        )
-    )
+    lambda w: w["pods"].append(pod(60, [container("main", env=ALL_GPUS)], runtimeClassName="nvidia"))
 )
 
 
-@breaks("C8", "ours_cdi", "a privileged pod names all GPUs", "set_and_privileged", level="WARN")
-def mutation_20(world: JsonObject) -> None:
-    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    world["pods"].append(pod(60, [container("main", env=env, securityContext={"privileged": True})]))
+breaks("C8", "ours_cdi", "a privileged pod names all GPUs", "set_and_privileged", level="WARN")(
+    lambda w: w["pods"].append(pod(60, [container("main", env=ALL_GPUS, securityContext={"privileged": True})]))
+)
 
 
 breaks("C9", "ours_envvar", "the node isn't ready", "not_ready")(
@@ -238,9 +261,9 @@ def mutation_24(world: JsonObject) -> None:
     card(world, 3)["processes"].clear()
 
 
-@breaks("G1", "upstream_head", "NVML's indices aren't the numbers of /dev/nvidiaN", "index_is_not_minor")
-def mutation_25(world: JsonObject) -> None:
-    card(world)["minor"], card(world, 1)["minor"] = 1, 0
+breaks("G1", "upstream_head", "NVML's indices aren't the numbers of /dev/nvidiaN", "index_is_not_minor")(
+    lambda w: [card(w, at).update(minor=1 - at) for at in (0, 1)]
+)
 
 
 breaks("G1", "upstream_2019", "a GPU is smaller than the first", "sizes_differ")(
@@ -254,7 +277,7 @@ breaks("G2", "ours_envvar", "gpu-count isn't the number of GPUs", "capacity_diff
 def mutation_28(world: JsonObject) -> None:
     resource(world, MEM, 11)
     notes(world)[contract.POD_CARD_UNITS] = "11"
-    world["extender"]["cp1"]["nodes"][0]["devs"][0]["totalGPU"] = 11
+    devs(world)[0]["totalGPU"] = 11
 
 
 @breaks("G3", "upstream_head", "a pod was bound without the extender (nodeName)", "bypassed_extender")
@@ -262,7 +285,7 @@ def mutation_29(world: JsonObject) -> None:
     pod_ = the_pod(world)
     pod_["metadata"]["annotations"] = {}
     pod_["spec"]["schedulerName"] = "default-scheduler"
-    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+    devs(world)[0]["pods"] = []
 
 
 breaks("G3", "ours_envvar", "POD isn't what the containers request", "value_differs")(
@@ -279,8 +302,8 @@ breaks("G3", "ours_several", "ASSUME_TIME is not a time", "assume_time_invalid")
 @breaks("G3", "ours_several", "the list of GPUs contradicts the other annotations", "indices_invalid")
 def mutation_33(world: JsonObject) -> None:
     notes(world)[contract.POD_INDICES] = "0,0"
-    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"][0]["usedGPU"] = 8
-    world["extender"]["cp1"]["nodes"][0]["devs"][2]["pods"] = []
+    devs(world)[0]["pods"][0]["usedGPU"] = 8
+    devs(world)[2]["pods"] = []
     # Without the list the annotations name one card, which is what kubelet is compared with.
     entry(world)["ids"] = [one for one in entry(world)["ids"] if "7f21" in one] + [
         f"5a4d7f21-{n}" for n in (90, 91, 92, 93)
@@ -308,7 +331,7 @@ def mutation_36(world: JsonObject) -> None:
 
 @breaks("G6", "ours_envvar", "a GPU is overcommitted", "overcommitted")
 def mutation_37(world: JsonObject) -> None:
-    cards = contract.cards_from_annotation(node(world)["metadata"]["annotations"][contract.NODE_CARDS])
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
     extra = our_pod(40, [cards[0]], 18)
     extra["status"] = {"phase": "Pending"}
     extra["metadata"]["creationTimestamp"] = "2026-11-22T11:59:50Z"
@@ -328,22 +351,19 @@ def mutation_38(world: JsonObject) -> None:
 def mutation_39(world: JsonObject) -> None:
     notes(world)[contract.POD_INDEX] = "1"
     notes(world)[contract.POD_CARD_UNITS] = "40"
-    _first, second = world["extender"]["cp1"]["nodes"][0]["devs"]
-    second["pods"] += world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"]
-    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+    devs(world)[1]["pods"].append(devs(world)[0]["pods"].pop())
 
 
 @breaks("G7", "ours_cdi", "a container has another GPU's CDI device", "other_gpu_visible")
 def mutation_40(world: JsonObject) -> None:
     nvml(world)["cards"].append({**copy.deepcopy(card(world)), "index": 1, "minor": 1, "uuid": uuid(2)})
     card(world, 1)["processes"].clear()
-    cards = contract.cards_from_annotation(node(world)["metadata"]["annotations"][contract.NODE_CARDS])
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
     cards.append(contract.Card(1, uuid(2), 1, 16000, 16000, True, "NVIDIA T4"))
-    node(world)["metadata"]["annotations"][contract.NODE_CARDS] = contract.cards_to_annotation(cards)
+    node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(cards)
     resource(world, MEM, 32000)
     resource(world, COUNT, 2)
-    other = {**copy.deepcopy(world["extender"]["cp1"]["nodes"][0]["devs"][0]), "id": 1, "pods": []}
-    world["extender"]["cp1"]["nodes"][0]["devs"].append(other)
+    devs(world).append({**copy.deepcopy(devs(world)[0]), "id": 1, "pods": []})
     entry(world, 1)["cdi_devices"] = [f"nvidia.com/gpu={uuid(2)}"]
 
 
@@ -371,49 +391,41 @@ breaks("G8", "upstream_single", "PodResources lists one device ID more", "count_
 )
 
 
-@breaks("G9", "ours_cdi", "a pod uses more than its share", "over_share", level="WARN")
-def mutation_45(world: JsonObject) -> None:
-    card(world)["processes"][0]["used_mib"] = 3500
-    card(world)["memory"]["used_mib"] = 3800
+breaks("G9", "ours_cdi", "a pod uses more than its share", "over_share", level="WARN")(lambda w: uses(w, 3500, 3800))
 
 
-@breaks("G9", "ours_envvar", "a pod uses more than its share where limits are enforced", "over_enforced_share")
-def mutation_46(world: JsonObject) -> None:
-    card(world)["processes"][0]["used_mib"] = 3000
-    card(world)["memory"]["used_mib"] = 3400
+breaks("G9", "ours_envvar", "a pod uses more than its share where limits are enforced", "over_enforced_share")(
+    lambda w: uses(w, 3000, 3400)
+)
 
 
 breaks("G9", "ours_envvar", "a pod's limit was raised", "limit_raised")(
     lambda w: card(w)["limits"][0].update(hard_mib=9000)
 )
 
-breaks("G10", "ours_envvar", "the extender's cache lacks a pod", "pod_differs")(
-    lambda w: w["extender"]["cp1"]["nodes"][0]["devs"][0].update(pods=[])
+breaks("G10", "ours_envvar", "the extender's cache lacks a pod", "pod_differs")(lambda w: devs(w)[0].update(pods=[]))
+
+
+breaks("G10", "upstream_head", "the extender's cache has a deleted pod", "pod_gone")(
+    lambda w: devs(w)[1]["pods"].append({"name": "ghost", "namespace": "default", "usedGPU": 4})
 )
-
-
-@breaks("G10", "upstream_head", "the extender's cache has a deleted pod", "pod_gone")
-def mutation_49(world: JsonObject) -> None:
-    ghost = {"name": "ghost", "namespace": "default", "usedGPU": 4}
-    world["extender"]["cp1"]["nodes"][0]["devs"][1]["pods"].append(ghost)
 
 
 breaks("G10", "ours_several", "the extender's cache has another size of a GPU", "size_differs")(
-    lambda w: w["extender"]["cp1"]["nodes"][0]["devs"][1].update(totalGPU=0)
+    lambda w: devs(w)[1].update(totalGPU=0)
 )
 breaks("G10", "ours_envvar", "the extender's cache has an older pod of that name", "pod_gone")(
-    lambda w: w["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"][0].update(uid="0d3f6b0e-0000-4000-8000-00000000dead")
+    lambda w: devs(w)[0]["pods"][0].update(uid="0d3f6b0e-0000-4000-8000-00000000dead")
 )
 
 breaks("G11", "upstream_head", "the ConfigMap of unhealthy GPUs can't be read", "configmap_invalid")(
-    lambda w: w["configmaps"].append({"metadata": {"name": f"unhealthy-gpu-{NODE}"}, "data": {"gpus": "0, 1"}})
+    lambda w: unhealthy(w, "0, 1")
 )
 
 
-@breaks("G11", "upstream_head", "a pod was placed on an unhealthy GPU", "placed_on_unhealthy")
-def mutation_53(world: JsonObject) -> None:
-    metadata = {"name": f"unhealthy-gpu-{NODE}", "creationTimestamp": "2026-11-22T10:00:00Z"}
-    world["configmaps"].append({"metadata": metadata, "data": {"gpus": "1"}})
+breaks("G11", "upstream_head", "a pod was placed on an unhealthy GPU", "placed_on_unhealthy")(
+    lambda w: unhealthy(w, "1")
+)
 
 
 breaks("G12", "ours_envvar", "a pod has a scheduler that doesn't call the extender", "other_scheduler")(
@@ -427,20 +439,19 @@ breaks("G12", "ours_envvar", "a pod was created with nodeName", "bypassed_schedu
 # --------------------------------------------------------------------------- HAMi
 
 
+REGISTER = "hami.io/node-nvidia-register"
+
+
 @breaks("H1", "hami_json", "the register lists a GPU that NVML doesn't", "not_on_machine")
 def mutation_56(world: JsonObject) -> None:
-    rows = json.loads(node(world)["metadata"]["annotations"]["hami.io/node-nvidia-register"])
-    rows.append({**rows[1], "id": uuid(9), "index": 2})
-    node(world)["metadata"]["annotations"]["hami.io/node-nvidia-register"] = json.dumps(rows)
+    rows = json.loads(node_notes(world)[REGISTER])
+    node_notes(world)[REGISTER] = json.dumps([*rows, {**rows[1], "id": uuid(9), "index": 2}])
     resource(world, GPU, 30)
 
 
-@breaks("H1", "hami_text", "the register lists too little memory for a GPU", "memory_too_small")
-def mutation_57(world: JsonObject) -> None:
-    annotations = node(world)["metadata"]["annotations"]
-    annotations["hami.io/node-nvidia-register"] = annotations["hami.io/node-nvidia-register"].replace(
-        "16384", "16000", 1
-    )
+breaks("H1", "hami_text", "the register lists too little memory for a GPU", "memory_too_small")(
+    lambda w: node_notes(w).update({REGISTER: node_notes(w)[REGISTER].replace("16384", "16000", 1)})
+)
 
 
 breaks("H2", "hami_json", "kubelet has another number of slots than the register", "count_differs")(
@@ -468,16 +479,14 @@ breaks("H4", "hami_text", "a container waits for its GPU", "not_allocated")(
 )
 
 
-@breaks("H5", "hami_json", "a GPU's memory is overcommitted", "memory_overcommitted")
-def mutation_63(world: JsonObject) -> None:
-    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,15000,30:;"
-    entry(world)["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"] = "15000m"
+breaks("H5", "hami_json", "a GPU's memory is overcommitted", "memory_overcommitted")(
+    lambda w: chosen(w, "15000,30", CUDA_DEVICE_MEMORY_LIMIT_0="15000m")
+)
 
 
-@breaks("H5", "hami_text", "a GPU's cores are overcommitted", "cores_overcommitted")
-def mutation_64(world: JsonObject) -> None:
-    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,3000,90:;"
-    entry(world)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "90"
+breaks("H5", "hami_text", "a GPU's cores are overcommitted", "cores_overcommitted")(
+    lambda w: chosen(w, "3000,90", CUDA_DEVICE_SM_LIMIT="90")
+)
 
 
 @breaks("H6", "hami_json", "a container has access to another GPU than HAMi chose", "other_gpu")
@@ -491,12 +500,10 @@ breaks("H6", "hami_text", "a container has another limit than HAMi chose", "memo
 )
 
 breaks("H7", "hami_json", "the node is locked for ten minutes", "lock_expired")(
-    lambda w: node(w)["metadata"]["annotations"].update(
-        {"hami.io/mutex.lock": "2026-11-22T19:50:00+08:00,default,work-1"}
-    )
+    lambda w: node_notes(w).update({"hami.io/mutex.lock": "2026-11-22T19:50:00+08:00,default,work-1"})
 )
 breaks("H7", "hami_text", "the node is locked for a pod that is gone", "lock_without_pod")(
-    lambda w: node(w)["metadata"]["annotations"].update({"hami.io/mutex.lock": "2026-11-22T11:59:30Z,default,ghost"})
+    lambda w: node_notes(w).update({"hami.io/mutex.lock": "2026-11-22T11:59:30Z,default,ghost"})
 )
 
 breaks("H8", "hami_json", "HAMi's library isn't loaded in a process", "not_loaded")(
@@ -507,10 +514,7 @@ breaks("H8", "hami_text", "a pod disables HAMi's limits", "disabled", level="WAR
 )
 
 
-@breaks("H9", "hami_json", "a pod uses more than its part", "over_part")
-def mutation_71(world: JsonObject) -> None:
-    card(world)["processes"][0]["used_mib"] = 5000
-    card(world)["memory"]["used_mib"] = 9200
+breaks("H9", "hami_json", "a pod uses more than its part", "over_part")(lambda w: uses(w, 5000, 9200))
 
 
 breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")(
@@ -518,10 +522,10 @@ breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")
 )
 
 
-@breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "device_missing")
-def mutation_73(world: JsonObject) -> None:
-    # kubelet's answer is another's: C5 looks at the UUID, this at the instances.
-    card(world)["mig"]["devices"][1]["gi"] = 5
+# kubelet's answer is another's: C5 looks at the UUID, this at the instances.
+breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "device_missing")(
+    lambda w: card(w)["mig"]["devices"][1].update(gi=5)
+)
 
 
 # --------------------------------------------------------------------------- NVIDIA
@@ -554,10 +558,9 @@ def mutation_79(world: JsonObject) -> None:
     listed(world).append(f"{uuid(1)}::2")
 
 
-@breaks("N5", "nvidia_time_slicing", "a pod uses more than a fair share", "over_fair_share", level="WARN")
-def mutation_80(world: JsonObject) -> None:
-    card(world)["processes"][0]["used_mib"] = 9000
-    card(world)["memory"]["used_mib"] = 13000
+breaks("N5", "nvidia_time_slicing", "a pod uses more than a fair share", "over_fair_share", level="WARN")(
+    lambda w: uses(w, 9000, 13000)
+)
 
 
 breaks("N6", "nvidia_mps", "a GPU's compute mode allows programs without MPS", "compute_mode")(
@@ -566,10 +569,7 @@ breaks("N6", "nvidia_mps", "a GPU's compute mode allows programs without MPS", "
 breaks("N6", "nvidia_mps", "the MPS server is gone", "server_missing")(lambda w: card(w)["processes"].pop(0))
 
 
-@breaks("N6", "nvidia_mps", "a process uses more than MPS allows", "over_limit")
-def mutation_83(world: JsonObject) -> None:
-    card(world)["processes"][1]["used_mib"] = 6000
-    card(world)["memory"]["used_mib"] = 10000
+breaks("N6", "nvidia_mps", "a process uses more than MPS allows", "over_limit")(lambda w: uses(w, 6000, 10000, at=1))
 
 
 breaks("N7", "nvidia_mig_mixed", "a process uses another MIG device than its pod's", "other_device")(
@@ -586,16 +586,14 @@ breaks("N7", "nvidia_mig_mixed", "the MIG layout couldn't be applied", "layout_f
 breaks("S1", "ours_envvar", "the extender doesn't run", "not_running")(lambda w: w["servers"]["pods"].pop(0))
 
 
-@breaks("S1", "ours_envvar", "the device plugin isn't ready", "not_ready")
-def mutation_87(world: JsonObject) -> None:
-    world["servers"]["pods"][1] = server("device-plugin", NODE, "False")
-
-
-@breaks(
-    "S2", "ours_envvar", "an upgrade removed the extender from kube-scheduler's configuration", "configuration_lost"
+breaks("S1", "ours_envvar", "the device plugin isn't ready", "not_ready")(
+    lambda w: w["servers"].update(pods=[*w["servers"]["pods"][::2], server("device-plugin", NODE, "False")])
 )
-def mutation_88(world: JsonObject) -> None:
-    world["servers"]["pods"][2] = scheduler("cp1", "--leader-elect=true")
+
+
+breaks(
+    "S2", "ours_envvar", "an upgrade removed the extender from kube-scheduler's configuration", "configuration_lost"
+)(lambda w: w["servers"].update(pods=[*w["servers"]["pods"][:2], scheduler("cp1", "--leader-elect=true")]))
 
 
 breaks("S3", "ours_envvar", "the admission policy is gone", "missing")(
@@ -605,12 +603,12 @@ breaks("S3", "ours_envvar", "the admission policy is gone", "missing")(
 )
 
 
-@breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")
-def mutation_90(world: JsonObject) -> None:
-    del node(world)["metadata"]["labels"][contract.NODE_LABEL]
+breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")(
+    lambda w: node(w)["metadata"]["labels"].pop(contract.NODE_LABEL)
+)
 
 
-@breaks("S5", "ours_envvar", "the driver enforces no limits", "not_enforced", level="WARN")
-def mutation_91(world: JsonObject) -> None:
-    reason = "NVIDIA's driver is 580.95, and limits need 615 or newer"
-    node(world)["metadata"]["annotations"][contract.NODE_LIMIT] = contract.LIMIT_UNENFORCED + reason
+OLD_DRIVER = "NVIDIA's driver is 580.95, and limits need 615 or newer"
+breaks("S5", "ours_envvar", "the driver enforces no limits", "not_enforced", level="WARN")(
+    lambda w: node_notes(w).update({contract.NODE_LIMIT: contract.LIMIT_UNENFORCED + OLD_DRIVER})
+)

@@ -87,57 +87,30 @@ def process(number: int, pid: int, used: int, **more: Any) -> JsonObject:
     uid = pod_uid(number)
     burstable = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
     cid = f"{number:02d}" * 32
-    return {
-        "pid": pid,
-        "types": ["compute"],
-        "used_mib": used,
-        "gi": None,
-        "ci": None,
-        "mig_uuid": "",
-        "name": "python3",
-        "start_time": "4711",
-        "cgroup": f"{burstable}{uid.replace('-', '_')}.slice/cri-containerd-{cid}.scope",
-        "where": "pod",
-        "pod_uid": uid,
-        "container_id": cid,
-        "runtime": "containerd",
-        "static": False,
-        "libvgpu": None,
-        **more,
-    }
+    cgroup = f"{burstable}{uid.replace('-', '_')}.slice/cri-containerd-{cid}.scope"
+    by_nvml = {"pid": pid, "types": ["compute"], "used_mib": used, "gi": None, "ci": None, "mig_uuid": ""}
+    by_proc = {"name": "python3", "start_time": "4711", "cgroup": cgroup, "libvgpu": None}
+    owner = {"where": "pod", "pod_uid": uid, "container_id": cid, "runtime": "containerd", "static": False}
+    return {**by_nvml, **by_proc, **owner, **more}
 
 
 def host_process(pid: int, name: str, used: int) -> JsonObject:
-    return process(
-        0,
-        pid,
-        used,
-        name=name,
-        cgroup="/user.slice/user-1000.slice/session-2.scope",
-        where="host",
-        pod_uid="",
-        container_id="",
-        runtime="",
-    )
+    owner = {"where": "host", "pod_uid": "", "container_id": "", "runtime": ""}
+    return process(0, pid, used, name=name, cgroup="/user.slice/user-1000.slice/session-2.scope", **owner)
 
 
 def gpu(
     index: int, total: int, processes: list[JsonObject], limits: list[JsonObject] | None = None, **more: Any
 ) -> JsonObject:
     used = 300 + sum(one["used_mib"] for one in processes)
+    place = {"index": index, "minor": index, "uuid": uuid(index + 1), "pci": f"00000000:{index + 1:02X}:00.0"}
     return {
-        "index": index,
-        "minor": index,
-        "uuid": uuid(index + 1),
-        "pci": f"00000000:{index + 1:02X}:00.0",
-        "name": "NVIDIA T4",
-        "problem": "",
+        **place,
+        **{"name": "NVIDIA T4", "problem": "", "compute_mode": "default"},
         "memory": {"total_mib": total, "used_mib": used, "free_mib": total - used, "reserved_mib": 300},
         "mig": {"mode": "disabled", "pending": "disabled", "devices": []},
-        "compute_mode": "default",
         "health": {"xids": None, "recovery_action": "none"},
-        "processes": processes,
-        "limits": limits,
+        **{"processes": processes, "limits": limits},
         **more,
     }
 
@@ -145,34 +118,21 @@ def gpu(
 def entry(
     number: int, name: str, resource: str, ids: list[str], envs: JsonObject, cdi: list[str] | None = None
 ) -> JsonObject:
-    return {
-        "pod_uid": pod_uid(number),
-        "container": name,
-        "resource": resource,
-        "ids": ids,
-        "count": len(ids),
-        "envs": envs,
-        "cdi_devices": cdi or [],
-        "devices": [],
-        "annotations": {},
-        "problem": "",
-    }
+    allocated = {"resource": resource, "ids": ids, "count": len(ids)}
+    answer = {"envs": envs, "cdi_devices": cdi or [], "devices": [], "annotations": {}, "problem": ""}
+    return {"pod_uid": pod_uid(number), "container": name, **allocated, **answer}
 
 
 def kubelet(pods: list[JsonObject], entries: list[JsonObject], registered: dict[str, list[str]]) -> JsonObject:
     """kubelet's checkpoint, and PodResources with the same by name instead of UID."""
     listed = []
     for one in pods:
-        mine = [row for row in entries if row["pod_uid"] == one["metadata"]["uid"]]
-        containers = []
+        metadata, containers = one["metadata"], []
         for name in [each["name"] for each in one["spec"]["containers"]]:
-            rows = [row for row in mine if row["container"] == name]
-            containers.append(
-                {"name": name, "devices": [{"resource": row["resource"], "ids": list(row["ids"])} for row in rows]}
-            )
-        listed.append(
-            {"namespace": one["metadata"]["namespace"], "name": one["metadata"]["name"], "containers": containers}
-        )
+            rows = [row for row in entries if (row["pod_uid"], row["container"]) == (metadata["uid"], name)]
+            devices = [{"resource": row["resource"], "ids": list(row["ids"])} for row in rows]
+            containers.append({"name": name, "devices": devices})
+        listed.append({"namespace": metadata["namespace"], "name": metadata["name"], "containers": containers})
     return {
         "root": "/var/lib/kubelet",
         "checkpoint": {"state": "ok", "problem": "", "entries": entries, "registered": registered},
@@ -182,15 +142,8 @@ def kubelet(pods: list[JsonObject], entries: list[JsonObject], registered: dict[
 
 
 def nvml(*gpus: JsonObject) -> JsonObject:
-    return {
-        "available": True,
-        "problem": "",
-        "driver": "615.12",
-        "nvml": "13.615.12",
-        "cuda": "13.4",
-        "cards": list(gpus),
-        "seconds": 0.1,
-    }
+    versions = {"driver": "615.12", "nvml": "13.615.12", "cuda": "13.4"}
+    return {"available": True, "problem": "", **versions, "cards": list(gpus), "seconds": 0.1}
 
 
 def world(
@@ -307,14 +260,8 @@ def our_entries(
 
 def limit(number: int, hard: int, used: int) -> JsonObject:
     cid = f"{number:02d}" * 32
-    return {
-        "cgroup": f"/kubepods/{cid}",
-        "pod_uid": pod_uid(number),
-        "container_id": cid,
-        "hard_mib": hard,
-        "soft_mib": 0,
-        "used_mib": used,
-    }
+    owner = {"cgroup": f"/kubepods/{cid}", "pod_uid": pod_uid(number), "container_id": cid}
+    return {**owner, "hard_mib": hard, "soft_mib": 0, "used_mib": used}
 
 
 def inspected(pods: list[JsonObject], cards: list[contract.Card], upstream: bool = False) -> JsonObject:
@@ -333,18 +280,8 @@ def inspected(pods: list[JsonObject], cards: list[contract.Card], upstream: bool
         ]
         used = sum(row["usedGPU"] for row in rows)
         devs.append({"id": card.index, "totalGPU": card.units, "usedGPU": used, "pods": rows})
-    return {
-        "cp1": {
-            "nodes": [
-                {
-                    "name": NODE,
-                    "totalGPU": sum(card.units for card in cards),
-                    "usedGPU": sum(dev["usedGPU"] for dev in devs),
-                    "devs": devs,
-                }
-            ]
-        }
-    }
+    sums = {"totalGPU": sum(card.units for card in cards), "usedGPU": sum(dev["usedGPU"] for dev in devs)}
+    return {"cp1": {"nodes": [{"name": NODE, **sums, "devs": devs}]}}
 
 
 def ours_envvar() -> JsonObject:
@@ -483,12 +420,9 @@ def hami_pod(number: int, *parts: tuple[int, int, int], **more: Any) -> JsonObje
         number,
         [container("main", {GPU: len(parts), "nvidia.com/gpumem": parts[0][1], "nvidia.com/gpucores": parts[0][2]})],
         {
-            "hami.io/vgpu-node": NODE,
-            "hami.io/vgpu-time": str(NOW - 3590),
-            "hami.io/vgpu-devices-allocated": f"{text}:;",
-            "hami.io/vgpu-devices-to-allocate": ";",
-            "hami.io/bind-phase": "success",
-            "hami.io/bind-time": str(NOW - 3590),
+            **{"hami.io/vgpu-node": NODE, "hami.io/vgpu-time": str(NOW - 3590)},
+            **{"hami.io/vgpu-devices-allocated": f"{text}:;", "hami.io/vgpu-devices-to-allocate": ";"},
+            **{"hami.io/bind-phase": "success", "hami.io/bind-time": str(NOW - 3590)},
         },
         scheduler="hami-scheduler",
     )
@@ -519,20 +453,8 @@ def hami(register: str) -> JsonObject:
 
 def hami_json() -> JsonObject:
     """2.8 and newer: a JSON list that leaves out what is 0."""
-    rows = [
-        {
-            "id": uuid(at + 1),
-            **({"index": at} if at else {}),
-            "count": 10,
-            "devmem": 16384,
-            "devcore": 100,
-            "type": "NVIDIA-T4",
-            "mode": "hami-core",
-            "health": True,
-        }
-        for at in (0, 1)
-    ]
-    return hami(json.dumps(rows))
+    size = {"count": 10, "devmem": 16384, "devcore": 100, "type": "NVIDIA-T4", "mode": "hami-core", "health": True}
+    return hami(json.dumps([{"id": uuid(at + 1), **({"index": at} if at else {}), **size} for at in (0, 1)]))
 
 
 def hami_text() -> JsonObject:
@@ -547,16 +469,9 @@ def hami_mig() -> JsonObject:
     devices = [{"uuid": uuid(at, "MIG"), "index": at, "gi": at, "ci": 0, "total_mib": 9984} for at in (1, 2)]
     pods = []
     for at in (1, 2):
-        allocation = {
-            "containerIndex": 0,
-            "deviceIndex": 0,
-            "gpuUUID": uuid(1),
-            "profile": "1g.10gb",
-            "placement": {"start": at * 2, "size": 2},
-            "migUUID": uuid(at, "MIG"),
-            "gpuInstanceID": at,
-            "computeInstanceID": 0,
-        }
+        allocation = {"containerIndex": 0, "deviceIndex": 0, "gpuUUID": uuid(1), "profile": "1g.10gb"}
+        allocation |= {"placement": {"start": at * 2, "size": 2}, "migUUID": uuid(at, "MIG")}
+        allocation |= {"gpuInstanceID": at, "computeInstanceID": 0}
         pods.append(hami_pod(at, (0, 9984, 14), **{"hami.io/vgpu-mig-allocations": json.dumps([allocation])}))
     pods.append(plugin(HAMI_PLUGIN))
     entries = [
@@ -631,21 +546,7 @@ def nvidia_mig_mixed() -> JsonObject:
     return nvidia(resource, labels, held, [gpu(0, 40960, processes, mig=mig)], {resource: 2, GPU: 0})
 
 
-WORLDS = {
-    one.__name__: one
-    for one in (
-        ours_envvar,
-        ours_cdi,
-        ours_several,
-        upstream_head,
-        upstream_single,
-        upstream_2019,
-        hami_json,
-        hami_text,
-        hami_mig,
-        nvidia_exclusive,
-        nvidia_time_slicing,
-        nvidia_mps,
-        nvidia_mig_mixed,
-    )
-}
+OURS = (ours_envvar, ours_cdi, ours_several)
+UPSTREAMS = (upstream_head, upstream_single, upstream_2019)
+OTHERS = (hami_json, hami_text, hami_mig, nvidia_exclusive, nvidia_time_slicing, nvidia_mps, nvidia_mig_mixed)
+WORLDS = {one.__name__: one for one in (*OURS, *UPSTREAMS, *OTHERS)}

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from check_kit import checked, failing, found, recorded
-from check_mutations import card, checkpoint, entry, listing, node, notes, resource, the_pod
+from check_mutations import card, checkpoint, devs, entry, listing, node, node_notes, notes, resource, the_pod
 from check_worlds import GPU, MEM, NODE, container, our_cards, our_entries, our_pod, pod, pod_uid, process, uuid
 
 JsonObject = dict[str, Any]
@@ -61,22 +61,10 @@ def add_pod(world: JsonObject, number: int, units: int, at: int = 0, name: str =
 # --------------------------------------------------------------------------- sums of other pods
 
 
-def transient_unless_the_same(
-    world: Callable[[Any], JsonObject], one: Any, other: Any, check: str, level: str = "FAIL"
-) -> None:
-    """A finding in both samples counts only where it is about the same thing."""
-    passes(world(one), world(other), check, level)
-    stays(world(one), world(one), check, level)
-
-
 def overbooked(number: int, units: int = 15) -> JsonObject:
     world = recorded("ours_envvar")
     add_pod(world, number, units, name=f"job-{number}")
     return world
-
-
-def test_sums_exceeded_by_other_pods_in_each_sample_are_transient() -> None:
-    passes(overbooked(61), overbooked(62), "G6")
 
 
 def test_a_sum_exceeded_by_the_same_pods_is_a_finding_though_others_come_and_go() -> None:
@@ -103,19 +91,10 @@ def hami_crowd(number: int, mib: int, cores: int) -> JsonObject:
     return world
 
 
-@pytest.mark.parametrize(("mib", "cores"), [(16000, 0), (100, 99), (100, 100)], ids=["mib", "cores", "alone"])
-def test_hamis_sums_count_the_pods_of_both_samples(mib: int, cores: int) -> None:
-    transient_unless_the_same(lambda number: hami_crowd(number, mib, cores), 61, 62, "H5")
-
-
-def test_hamis_slots() -> None:
-    def crowd(numbers: range) -> JsonObject:
-        world = hami_crowd(numbers[0], 1, 0)
-        for number in numbers[1:]:
-            world["pods"].append(hami_crowd(number, 1, 0)["pods"][-1])
-        return world
-
-    transient_unless_the_same(crowd, range(50, 60), range(60, 70), "H5")
+def hami_slots(first: int) -> JsonObject:
+    world = hami_crowd(first, 1, 0)
+    world["pods"] += [hami_crowd(number, 1, 0)["pods"][-1] for number in range(first + 1, first + 10)]
+    return world
 
 
 def heavy(pid: int) -> JsonObject:
@@ -125,10 +104,6 @@ def heavy(pid: int) -> JsonObject:
     card(world)["processes"].append(process(1, pid, 40))
     card(world)["memory"]["used_mib"] = 2400
     return world
-
-
-def test_nvmls_sums_count_the_processes_of_both_samples() -> None:
-    transient_unless_the_same(heavy, 501, 502, "C7", "UNKNOWN")
 
 
 def test_memory_missing_in_the_second_sample_is_unknown() -> None:
@@ -150,11 +125,6 @@ def fresh(number: int) -> JsonObject:
     return world
 
 
-def test_pods_created_after_the_observation_are_compared_by_uid() -> None:
-    """Other pods are transient even if they have the same name."""
-    transient_unless_the_same(fresh, 61, 62, "C4")
-
-
 def test_a_report_without_uids_still_confirms() -> None:
     before = checked(fresh(61))
     for one in before["findings"]:
@@ -162,15 +132,11 @@ def test_a_report_without_uids_still_confirms() -> None:
     assert "C4" in failing(checked(fresh(62), before=before))
 
 
-def test_pods_of_the_extender_are_compared_by_uid() -> None:
-    def world(uid: str) -> JsonObject:
-        found_ = recorded("ours_envvar")
-        row = {"namespace": "default", "name": "sts-0", "usedGPU": 1, "uid": uid}
-        found_["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"].append(row)
-        return found_
-
-    transient_unless_the_same(world, pod_uid(61), pod_uid(62), "G10")
-    stays(world(""), world(""), "G10")
+def cached(uid: str) -> JsonObject:
+    """Add a pod to the extender's cache only."""
+    world = recorded("ours_envvar")
+    devs(world)[0]["pods"].append({"namespace": "default", "name": "sts-0", "usedGPU": 1, "uid": uid})
+    return world
 
 
 def test_the_extender_may_list_a_pending_pod() -> None:
@@ -179,10 +145,9 @@ def test_the_extender_may_list_a_pending_pod() -> None:
     del waits["spec"]["nodeName"]
     waits["status"] = {"phase": "Pending"}
     world["pods"].append(waits)
-    devs = world["extender"]["cp1"]["nodes"][0]["devs"]
-    devs[0]["pods"].append({"namespace": "default", "name": "waits", "usedGPU": 1})
+    devs(world)[0]["pods"].append({"namespace": "default", "name": "waits", "usedGPU": 1})
     assert found(checked(world), *LEVELS) == []
-    devs[0]["pods"][-1]["name"] = "gone"
+    devs(world)[0]["pods"][-1]["name"] = "gone"
     assert failing(checked(world)) == {"G10"}
 
 
@@ -224,7 +189,7 @@ def test_the_checkpoint_distinguishes_them() -> None:
 def test_annotations_are_not_checked_while_kubelet_lists_two_pods_of_the_name() -> None:
     for change in ({contract.POD_ASSIGNED: "false"}, {contract.POD_INDEX: "1", contract.POD_CARD_UNITS: "40"}, None):
         world = succeeded()
-        world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+        devs(world)[0]["pods"] = []
         the_pod(world)["metadata"]["creationTimestamp"] = "2026-11-22T11:59:59Z"
         if change is None:
             notes(world).clear()
@@ -238,24 +203,22 @@ def test_annotations_are_not_checked_while_kubelet_lists_two_pods_of_the_name() 
 # --------------------------------------------------------------------------- nodes and cards
 
 
-def test_each_resource_and_each_unhealthy_gpu_is_a_finding_of_its_own() -> None:
-    names = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb")
+def short_of(name: str) -> JsonObject:
+    """None of this resource's devices is allocatable."""
+    world = recorded("nvidia_mig_mixed")
+    for one in MIG:
+        resource(world, one, 1)
+    resource(world, name, 0, "allocatable")
+    return world
 
-    def short(name: str) -> JsonObject:
-        world = recorded("nvidia_mig_mixed")
-        for one in names:
-            resource(world, one, 1)
-        resource(world, name, 0, "allocatable")
-        return world
 
-    transient_unless_the_same(short, *names, "C6")
-
+def test_each_unhealthy_gpu_is_a_finding_of_its_own() -> None:
     def sick(*indices: int) -> JsonObject:
         world = recorded("ours_several")
-        cards = json.loads(node(world)["metadata"]["annotations"][contract.NODE_CARDS])
+        cards = json.loads(node_notes(world)[contract.NODE_CARDS])
         for one in cards:
             one["healthy"] = one["index"] not in indices
-        node(world)["metadata"]["annotations"][contract.NODE_CARDS] = json.dumps(cards)
+        node_notes(world)[contract.NODE_CARDS] = json.dumps(cards)
         resource(world, MEM, 48 - 16 * len(indices), "allocatable")
         return world
 
@@ -263,13 +226,11 @@ def test_each_resource_and_each_unhealthy_gpu_is_a_finding_of_its_own() -> None:
     assert [one["card"] for one in report["findings"] if one["check"] == "C6"] == [1]
 
 
-def test_hamis_lock_of_another_pod_is_another_finding() -> None:
-    def locked(name: str) -> JsonObject:
-        world = recorded("hami_json")
-        node(world)["metadata"]["annotations"]["hami.io/mutex.lock"] = f"2026-11-22T11:59:59Z,default,{name}"
-        return world
-
-    transient_unless_the_same(locked, "job-1", "job-2", "H7")
+def locked(name: str) -> JsonObject:
+    """HAMi's lock of the node is that of this pod."""
+    world = recorded("hami_json")
+    node_notes(world)["hami.io/mutex.lock"] = f"2026-11-22T11:59:59Z,default,{name}"
+    return world
 
 
 @pytest.mark.parametrize(
@@ -292,16 +253,17 @@ def test_numbers_that_change_between_samples_are_transient(name: str, check: str
     stays(off(1), off(1), check)
 
 
-def test_a_pod_of_a_deleted_node() -> None:
-    def gone(number: int) -> JsonObject:
-        world = fresh(number)
-        the_pod(world, -1)["spec"]["nodeName"] = "gpu9"
-        return world
+def orphaned(number: int) -> JsonObject:
+    """A pod of a deleted node."""
+    world = fresh(number)
+    the_pod(world, -1)["spec"]["nodeName"] = "gpu9"
+    return world
 
-    (mine,) = [one for one in stays(gone(61), gone(61), "C9")["findings"] if one["check"] == "C9"]
+
+def test_a_pod_of_a_deleted_node() -> None:
+    (mine,) = [one for one in checked(orphaned(61))["findings"] if one["check"] == "C9"]
     assert (mine["node"], mine["pod"]) == ("gpu9", "default/churn") and mine["cause"] == "orphaned_pod"
-    passes(gone(61), gone(62), "C9")
-    other = gone(61)
+    other = orphaned(61)
     the_pod(other, -1)["spec"]["containers"][0]["resources"] = {}
     assert found(checked(other), *LEVELS) == []
 
@@ -332,7 +294,7 @@ def test_a_machine_without_evidence_confirms_nothing() -> None:
 def test_of_a_warning_and_a_failure_the_milder_counts() -> None:
     def used(state: str) -> JsonObject:
         world = recorded("ours_envvar")
-        node(world)["metadata"]["annotations"][contract.NODE_LIMIT] = state
+        node_notes(world)[contract.NODE_LIMIT] = state
         card(world)["processes"][0]["used_mib"] = 3000
         return world
 
@@ -412,37 +374,64 @@ def test_many_samples_of_a_healthy_cluster_under_churn() -> None:
 # --------------------------------------------------------------------------- findings of one sample
 
 
-def test_programs_without_an_mps_server_are_compared_by_pid() -> None:
-    def bare(pid: int) -> JsonObject:
-        world = recorded("nvidia_mps")
-        mine = card(world)
-        mine["processes"] = [one for one in mine["processes"] if "mps-server" not in one["name"]][:1]
-        mine["processes"][0]["pid"] = pid
-        return world
-
-    transient_unless_the_same(bare, 501, 502, "N6")
+def bare(pid: int) -> JsonObject:
+    """A program on a GPU without an MPS server."""
+    world = recorded("nvidia_mps")
+    mine = card(world)
+    mine["processes"] = [one for one in mine["processes"] if "mps-server" not in one["name"]][:1]
+    mine["processes"][0]["pid"] = pid
+    return world
 
 
-def test_two_device_plugins_are_compared_by_uid() -> None:
-    def update(number: int) -> JsonObject:
-        world = recorded("ours_cdi")
-        (plugin,) = [one for one in world["pods"] if one["metadata"]["namespace"] == "kube-system"]
-        more = copy.deepcopy(plugin)
-        more["metadata"].update(uid=pod_uid(number), name=f"device-plugin-{number}")
-        world["pods"].append(more)
-        return world
-
-    transient_unless_the_same(update, 61, 62, "C1")
+def update(number: int) -> JsonObject:
+    """Two device plugins on one node."""
+    world = recorded("ours_cdi")
+    (plugin,) = [one for one in world["pods"] if one["metadata"]["namespace"] == "kube-system"]
+    more = copy.deepcopy(plugin)
+    more["metadata"].update(uid=pod_uid(number), name=f"device-plugin-{number}")
+    world["pods"].append(more)
+    return world
 
 
-def test_pods_without_annotations_yet_are_transient() -> None:
-    def bypass(number: int) -> JsonObject:
-        world = recorded("ours_envvar")
-        new = add_pod(world, number, 1, name=f"job-{number}")
-        new["metadata"]["annotations"] = {}
-        return world
+def bypass(number: int) -> JsonObject:
+    """A pod without annotations yet."""
+    world = recorded("ours_envvar")
+    add_pod(world, number, 1, name=f"job-{number}")["metadata"]["annotations"] = {}
+    return world
 
-    transient_unless_the_same(bypass, 61, 62, "G6", "UNKNOWN")
+
+MIG = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb")
+
+
+@pytest.mark.parametrize(
+    ("world", "one", "other", "check", "level"),
+    [
+        (overbooked, (61,), (62,), "G6", "FAIL"),
+        (hami_crowd, (61, 16000, 0), (62, 16000, 0), "H5", "FAIL"),
+        (hami_crowd, (61, 100, 99), (62, 100, 99), "H5", "FAIL"),
+        (hami_crowd, (61, 100, 100), (62, 100, 100), "H5", "FAIL"),
+        (hami_slots, (50,), (60,), "H5", "FAIL"),
+        (heavy, (501,), (502,), "C7", "UNKNOWN"),
+        (fresh, (61,), (62,), "C4", "FAIL"),
+        (cached, (pod_uid(61),), (pod_uid(62),), "G10", "FAIL"),
+        (short_of, MIG[:1], MIG[1:], "C6", "FAIL"),
+        (locked, ("job-1",), ("job-2",), "H7", "FAIL"),
+        (bare, (501,), (502,), "N6", "FAIL"),
+        (update, (61,), (62,), "C1", "FAIL"),
+        (bypass, (61,), (62,), "G6", "UNKNOWN"),
+        (orphaned, (61,), (62,), "C9", "FAIL"),
+    ],
+)
+def test_a_finding_in_both_samples_counts_if_it_is_about_the_same_thing(
+    world: Callable[..., JsonObject], one: tuple[Any, ...], other: tuple[Any, ...], check: str, level: str
+) -> None:
+    """Other pods are transient even if they have the same name."""
+    passes(world(*one), world(*other), check, level)
+    stays(world(*one), world(*one), check, level)
+
+
+def test_pods_of_an_extender_that_reports_no_uids_are_compared_by_name() -> None:
+    stays(cached(""), cached(""), "G10")
 
 
 def test_a_terminating_pod_may_have_lost_its_mig_device() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, parse_time, shorten
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from check_kit import checked, failing, found, recorded
-from check_mutations import card, checkpoint, entry, listed, node, notes, the_pod
+from check_mutations import REGISTER, card, checkpoint, chosen, devs, entry, listed, node, node_notes, notes, the_pod
 from check_worlds import GPU, MEM, NODE, container, host_process, our_pod, pod, pod_uid, process, uuid
 
 JsonObject = dict[str, Any]
@@ -127,7 +127,7 @@ def test_a_pending_pod_may_lack_annotations_and_a_running_one_not() -> None:
 
 def test_a_young_pod_is_not_compared_with_the_extender() -> None:
     world = recorded("ours_envvar")
-    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+    devs(world)[0]["pods"] = []
     the_pod(world)["metadata"]["creationTimestamp"] = "2026-11-22T11:59:45Z"
     clean(world)
     assert failing(checked(world, grace_seconds=5)) == {"G10"}
@@ -136,10 +136,10 @@ def test_a_young_pod_is_not_compared_with_the_extender() -> None:
 def test_sums_of_two_moments_are_not_compared() -> None:
     """A pod created between two queries changes the sum and isn't a finding; a pod on another GPU is."""
     world = recorded("ours_envvar")
-    devs = world["extender"]["cp1"]["nodes"][0]["devs"]
-    devs[0]["usedGPU"], devs[1]["usedGPU"] = 99, 0
+    first, second = devs(world)
+    first["usedGPU"], second["usedGPU"] = 99, 0
     clean(world)
-    devs[1]["pods"].append(devs[0]["pods"].pop())
+    second["pods"].append(first["pods"].pop())
     mine = only(world, "FAIL", "G10", "pod_differs")
     shown = ("2 units of GPU 1", "2 units of GPU 0")
     assert (mine["pod"], mine["evidence"]["extender"], mine["evidence"]["api"]) == ("default/work-1", *shown)
@@ -148,7 +148,7 @@ def test_sums_of_two_moments_are_not_compared() -> None:
 def test_upstreams_extender_leaves_out_terminating_pods() -> None:
     world = recorded("upstream_head")
     the_pod(world)["metadata"]["deletionTimestamp"] = "2026-11-22T11:59:50Z"
-    world["extender"]["cp1"]["nodes"][0]["devs"][0]["pods"] = []
+    devs(world)[0]["pods"] = []
     clean(world)
 
 
@@ -213,19 +213,15 @@ def test_kubelets_preferred_allocation_is_a_warning() -> None:
 
 def test_hamis_scaled_memory_is_a_warning() -> None:
     world = recorded("hami_text")
-    annotations = node(world)["metadata"]["annotations"]
-    annotations["hami.io/node-nvidia-register"] = annotations["hami.io/node-nvidia-register"].replace("16384", "32768")
-    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,15000,30:;"
-    entry(world)["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"] = "15000m"
+    node_notes(world)[REGISTER] = node_notes(world)[REGISTER].replace("16384", "32768")
+    chosen(world, "15000,30", CUDA_DEVICE_MEMORY_LIMIT_0="15000m")
     only(world, "WARN", "H5", "oversubscribed")
 
 
 def test_a_shared_gpu_of_an_exclusive_pod_fails() -> None:
     world = recorded("hami_json")
-    notes(world)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,3000,100:;"
-    notes(world, 1)["hami.io/vgpu-devices-allocated"] = f"{uuid(1)},NVIDIA,4000,0:{uuid(2)},NVIDIA,4000,0:;"
-    entry(world)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "100"
-    entry(world, 1)["envs"]["CUDA_DEVICE_SM_LIMIT"] = "0"
+    chosen(world, "3000,100", CUDA_DEVICE_SM_LIMIT="100")
+    chosen(world, f"4000,0:{uuid(2)},NVIDIA,4000,0", at=1, CUDA_DEVICE_SM_LIMIT="0")
     only(world, "FAIL", "H5", "not_exclusive")
 
 

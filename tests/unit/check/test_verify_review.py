@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import types
 
 import pytest
 import yaml
@@ -15,15 +14,10 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
 from ansible_collections.kubegpu.share.plugins.modules import service_account_kubeconfig
+from kube_api import SECRET, kubeconfig, module
 from verify_kit import PLAYBOOK, ROOT, Stage, chosen, evidence, finding, report, stats
 
-SECRET = "a-secret-token"
-KUBECONFIG = {
-    "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-    "users": [{"name": "u", "user": {"token": SECRET}}],
-    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-    "current-context": "x",
-}
+KUBECONFIG = kubeconfig("http://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -54,11 +48,11 @@ def test_a_kubeconfig_in_a_variable_is_never_returned(tmp_path, capsys, more):
 
 
 def test_secrets_are_known_before_a_missing_library_is_reported(monkeypatch):
-    module = types.SimpleNamespace(params={"kubeconfig": KUBECONFIG}, no_log_values=set())
+    given = module(kubeconfig=KUBECONFIG)
     monkeypatch.setattr(client, "MISSING", "No module named 'kubernetes'")
     with pytest.raises(ShareError, match="lacks"):
-        client.RealKube.of_module(module)
-    assert module.no_log_values == {SECRET}
+        client.RealKube.of_module(given)
+    assert given.no_log_values == {SECRET}
 
 
 # --------------------------------------------------------------------------- verify.yml

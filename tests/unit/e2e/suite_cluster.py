@@ -50,6 +50,7 @@ class Faults:
     pods_remain: bool = False
     namespace_remains: bool = False
     default_priority: int = 0
+    preemption_policy: str = "PreemptLowerPriority"
     late_account: int = 0
     anything_fits: bool = False
     wrong_card_mounted: bool = False
@@ -62,20 +63,11 @@ def node(name: str, sizes: list[int], **annotations: str) -> JsonObject:
     # Minor numbers other than the index, so that a mix-up fails.
     cards = [Card(n, f"GPU-{name}-{n}", n + 3, units * 1024, units) for n, units in enumerate(sizes)]
     amounts = {contract.RESOURCE_MEMORY: str(sum(sizes)), contract.RESOURCE_COUNT: str(len(sizes))}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "annotations": {contract.NODE_CARDS: contract.cards_to_annotation(cards), **annotations},
-        },
-        "spec": {},
-        "status": {
-            "capacity": dict(amounts),
-            "allocatable": dict(amounts),
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
+    noted = {contract.NODE_CARDS: contract.cards_to_annotation(cards), **annotations}
+    status: JsonObject = {"capacity": dict(amounts), "allocatable": dict(amounts)}
+    status["conditions"] = [{"type": "Ready", "status": "True"}]
+    metadata = {"name": name, "annotations": noted}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
 
 
 class Cluster:
@@ -163,7 +155,7 @@ class Cluster:
         pod["metadata"].setdefault("uid", f"uid-{next(self._numbers)}")
         pod.setdefault("status", {"phase": "Pending"})
         pod["spec"].setdefault("priority", self.faults.default_priority)
-        pod["spec"].setdefault("preemptionPolicy", "PreemptLowerPriority")
+        pod["spec"].setdefault("preemptionPolicy", self.faults.preemption_policy)
         self.pods[contract.pod_key(pod)] = pod
         self.created.append(pod)
         return copy.deepcopy(pod)
@@ -191,13 +183,10 @@ class Cluster:
 
     def add_other(self, name: str, on: str, units: int, card: int | None, **spec: t.Any) -> JsonObject:
         """Add a running pod of another namespace."""
+        containers = [{"name": "c", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}]
         pod: JsonObject = {
             "metadata": {"name": name, "namespace": "theirs", "uid": f"theirs-{name}"},
-            "spec": {
-                "nodeName": on,
-                "containers": [{"name": "c", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}],
-                **spec,
-            },
+            "spec": {"nodeName": on, "containers": containers, **spec},
             "status": {"phase": "Running"},
         }
         if card is not None:

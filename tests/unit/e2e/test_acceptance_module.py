@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
@@ -45,11 +46,7 @@ def test_canary(module: Module) -> None:
     cluster = Cluster([node("gpu1", [16, 16])])
     found = module(cluster, suite="canary", image="mine", runtime_class="nvidia", namespace="other")
     assert not found.get("failed")
-    assert (found["changed"], found["acceptance"]["result"], found["acceptance"]["namespace"]) == (
-        True,
-        "PASS",
-        "other",
-    )
+    assert found["changed"] and found["acceptance"].items() >= {"result": "PASS", "namespace": "other"}.items()
     assert {one["spec"]["runtimeClassName"] for one in cluster.created} == {"nvidia"}
     assert [one["id"] for one in found["checks"]] == [f"Y{n}" for n in range(1, 8)]
     assert {one["backend"] for one in found["checks"]} == {"gpushare"}
@@ -68,12 +65,6 @@ def test_a_failed_step_doesnt_fail_the_module(module: Module) -> None:
     assert finding["pod"].startswith(f"{SPACE}/share-") and finding["evidence"]["api"]
 
 
-def test_check_mode(module: Module) -> None:
-    cluster = Cluster([node("gpu1", [16, 16])])
-    found = module(cluster, suite="canary", _ansible_check_mode=True)
-    assert (found["changed"], found["acceptance"]["result"], cluster.created) == (True, "skipped", [])
-
-
 def test_another_clients_namespace(module: Module) -> None:
     cluster = Cluster([node("gpu1", [16, 16])])
     cluster.namespaces["default"] = {"metadata": {"name": "default"}}
@@ -84,27 +75,10 @@ def test_another_clients_namespace(module: Module) -> None:
 
 @pytest.mark.parametrize("code", [1, 127, None])
 def test_a_commands_exit_status(monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
-    class Channel:
-        returncode = code
-
-        def run_forever(self, timeout: int) -> None: ...
-
-        def read_stdout(self, timeout: int) -> str:
-            return ""
-
-        def read_stderr(self, timeout: int) -> str:
-            return "out of memory"
-
-        def close(self) -> None: ...
-
-    class Kube:
-        api_client = None
-
-    class Api:
-        connect_get_namespaced_pod_exec = None
-
-    monkeypatch.setattr(e2e_exec, "stream", lambda *arguments, **options: Channel())
-    monkeypatch.setattr(e2e_exec, "CoreV1Api", lambda client: Api())
+    channel = Mock(returncode=code)
+    channel.read_stdout.return_value, channel.read_stderr.return_value = "", "out of memory"
+    monkeypatch.setattr(e2e_exec, "stream", lambda *arguments, **options: channel)
+    monkeypatch.setattr(e2e_exec, "CoreV1Api", lambda client: Mock())
     with pytest.raises(e2e_exec.CommandFailed, match=f" ended with {code}: ") as failed:
-        e2e_exec.PodExec(Kube())("ns", "pod", "c0", ["hold"])  # type: ignore[arg-type]
+        e2e_exec.PodExec(Mock())("ns", "pod", "c0", ["hold"])
     assert failed.value.status == code

@@ -32,18 +32,7 @@ def two_cards(**faults: t.Any) -> Cluster:
 
 
 LONG = pytest.mark.long
-EVERY_SIZE = [
-    [16, 16],
-    [16, 10],
-    [80] * 8,
-    [11, 24],
-    [80, 10, 10],
-    [6, 4, 2],
-    [16384, 16384],
-    [5, 5],
-    [3, 3, 3],
-    [141] * 16,
-]
+EVERY_SIZE = [[16, 16], [16, 10], [80] * 8, [11, 24], [80, 10, 10], [6, 4, 2], [16384] * 2, [5, 5], [3] * 3, [141] * 16]
 
 
 @pytest.mark.parametrize("spread", [False, pytest.param(True, marks=LONG)])
@@ -60,25 +49,26 @@ def test_a_healthy_cluster_passes(sizes: list[int], spread: bool, text: bool) ->
     left_nothing(cluster)
 
 
-@pytest.mark.parametrize("sizes", [[16], [1]], ids=["16", "1"])
-def test_a_node_with_one_card_skips_the_steps_for_two(sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "skipped", "texts"),
+    [
+        ([16], ["Y3", "Y4"], {"Y3": "kube-scheduler's own count", "Y4": "doesn't have two cards"}),
+        ([1], ["Y3", "Y4"], {}),
+        # No size exists whose next pod fits the remainders of both cards together.
+        ([6, 5], ["Y3"], {}),
+        ([4, 4], ["Y3"], {}),
+        # Filled cards show fragments after the release.
+        ([2, 2], ["Y3"], {"Y4": "3 of 4 units free"}),
+    ],
+    ids=str,
+)
+def test_steps_that_the_cards_sizes_make_impossible_are_skipped(
+    sizes: list[int], skipped: list[str], texts: dict[str, str]
+) -> None:
     found = attempt(Cluster([node("gpu1", sizes)]))
-    assert results(found) == {**TWO, "Y3": "skipped", "Y4": "skipped"}
-    assert "kube-scheduler's own count" in what(found, "Y3")
-    assert "doesn't have two cards" in what(found, "Y4")
+    assert results(found) == {**TWO, **dict.fromkeys(skipped, "skipped")}
     assert found["acceptance"]["result"] == "PASS"
-
-
-@pytest.mark.parametrize("sizes", [[6, 5], [4, 4]], ids=["6-5", "4-4"])
-def test_cards_with_small_remainders_show_fragments_only(sizes: list[int]) -> None:
-    """No size exists whose next pod fits the remainders of both cards together."""
-    assert results(attempt(Cluster([node("gpu1", sizes)]))) == {**TWO, "Y3": "skipped"}
-
-
-def test_filled_cards_show_fragments_after_the_release() -> None:
-    found = attempt(Cluster([node("gpu1", [2, 2])]))
-    assert results(found) == {**TWO, "Y3": "skipped"}
-    assert what(found, "Y4").startswith("3 of 4 units free")
+    assert all(text in what(found, step) for step, text in texts.items())
 
 
 def test_a_node_with_one_freer_card_is_preferred() -> None:
@@ -103,11 +93,8 @@ def test_pods_are_restricted_and_on_one_node() -> None:
     assert len(cluster.created) == 4
     for pod in cluster.created:
         spec = pod["spec"]
-        assert spec["securityContext"] == {
-            "runAsNonRoot": True,
-            "runAsUser": 65534,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
+        profile = {"type": "RuntimeDefault"}
+        assert spec["securityContext"] == {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": profile}
         (container,) = spec["containers"]
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         assert (container["image"], container["imagePullPolicy"]) == ("mine", "Never")
@@ -143,12 +130,10 @@ def test_check_mode_creates_nothing() -> None:
 
 
 def test_a_cluster_without_gpushare_is_skipped() -> None:
+    gpus = {"capacity": {"nvidia.com/gpu": "10"}}
     plain = {"metadata": {"name": "a"}, "status": {"capacity": {"cpu": "4"}}}
-    hami = {
-        "metadata": {"name": "b", "annotations": {"hami.io/node-nvidia-register": "[]"}},
-        "status": {"capacity": {"nvidia.com/gpu": "10"}},
-    }
-    stock = {"metadata": {"name": "c"}, "status": {"capacity": {"nvidia.com/gpu": "1"}}}
+    hami = {"metadata": {"name": "b", "annotations": {"hami.io/node-nvidia-register": "[]"}}, "status": gpus}
+    stock = {"metadata": {"name": "c"}, "status": gpus}
     for nodes, text in (
         ([], "no node advertises aliyun.com/gpu-mem"),
         ([plain], "no node advertises aliyun.com/gpu-mem"),
@@ -196,26 +181,17 @@ def test_option_node_selects_the_node() -> None:
         attempt(cluster, node="gpu3")
 
 
-def test_pods_of_lower_priority_are_not_preempted() -> None:
-    """A default PriorityClass gives the canary a higher priority than the node's pods."""
-    cluster = Cluster([node("gpu1", [16, 10])], Faults(default_priority=1000))
+@pytest.mark.parametrize("policy", ["PreemptLowerPriority", "Never"])
+def test_pods_of_lower_priority_are_not_preempted(policy: str) -> None:
+    """A default PriorityClass gives the canary a higher priority than the node's pods; one may never preempt."""
+    cluster = Cluster([node("gpu1", [16, 10])], Faults(default_priority=1000, preemption_policy=policy))
     cluster.add_other("theirs", "gpu1", 2, 1, priority=0)
     found = attempt(cluster)
-    assert results(found) == {**TWO, "Y3": "skipped", "Y4": "skipped"}
-    assert "kube-scheduler could preempt theirs/theirs for it" in what(found, "Y3")
-
-
-def test_a_priority_class_that_never_preempts() -> None:
-    cluster = Cluster([node("gpu1", [16, 10])], Faults(default_priority=1000))
-    cluster.add_other("theirs", "gpu1", 2, 1, priority=0)
-    add = cluster.add
-
-    def never(pod: dict[str, object]) -> object:
-        pod["spec"]["preemptionPolicy"] = "Never"  # type: ignore[index]
-        return add(pod)
-
-    cluster.add = never  # type: ignore[method-assign]
-    assert results(attempt(cluster, priority_class="polite")) == TWO
+    if policy == "Never":
+        assert results(found) == TWO
+    else:
+        assert results(found) == {**TWO, "Y3": "skipped", "Y4": "skipped"}
+        assert "kube-scheduler could preempt theirs/theirs for it" in what(found, "Y3")
 
 
 # --------------------------------------------------------------------------- faults
@@ -254,6 +230,12 @@ def test_each_fault_fails_its_own_step(faults: Faults, step: str, text: str) -> 
     assert finding["node"] == "gpu1" and finding["do"] and finding["level"] == "FAIL"
 
 
+def test_a_late_service_account_and_unreadable_events_are_no_failure() -> None:
+    cluster = two_cards(late_account=5)
+    cluster.failing = {"LIST Event": FORBIDDEN}
+    assert results(attempt(cluster)) == TWO
+
+
 def test_an_extender_that_frees_late_is_not_a_failure() -> None:
     """A refused pod is created once more: kube-scheduler doesn't retry the first one without an event."""
     cluster = two_cards(frees_late=30)
@@ -267,17 +249,6 @@ def test_no_extender_and_a_plugin_that_sets_the_card_afterwards() -> None:
     found = attempt(cluster)
     assert results(found)["Y2"] == "FAIL"
     assert "without a card" in what(found, "Y2")
-    left_nothing(cluster)
-
-
-def test_no_extender_only_for_the_pod_that_exceeds_the_node() -> None:
-    cluster = two_cards()
-
-    cluster.before("more-", lambda: setattr(cluster.faults, "no_extender", True))
-    found = attempt(cluster)
-    assert results(found)["Y3"] == "FAIL"
-    assert "its scheduler doesn't call the extender" in what(found, "Y3")
-    assert results(found)["Y7"] == "PASS"
     left_nothing(cluster)
 
 
@@ -300,21 +271,28 @@ def test_other_problems_are_unknown(faults: Faults, text: str) -> None:
     left_nothing(cluster)
 
 
-def test_the_pod_that_exceeds_the_node_is_pending_for_another_reason() -> None:
+@pytest.mark.parametrize(
+    ("fault", "value", "result", "text"),
+    [
+        ("no_extender", True, "FAIL", "its scheduler doesn't call the extender"),
+        ("pending_for", "1 Insufficient pods", "UNKNOWN", "a reason that isn't the extender's"),
+    ],
+)
+def test_a_fault_that_begins_with_the_pod_that_exceeds_the_node(
+    fault: str, value: object, result: str, text: str
+) -> None:
     cluster = two_cards()
-
-    cluster.before("more-", lambda: setattr(cluster.faults, "pending_for", "1 Insufficient pods"))
+    cluster.before("more-", lambda: setattr(cluster.faults, fault, value))
     found = attempt(cluster)
-    assert results(found)["Y3"] == "UNKNOWN"
-    assert "a reason that isn't the extender's" in what(found, "Y3")
+    assert (results(found)["Y3"], results(found)["Y7"]) == (result, "PASS")
+    assert text in what(found, "Y3")
+    left_nothing(cluster)
 
 
 def test_events_explain_a_container_that_is_not_created() -> None:
-    cluster = Cluster([node("gpu1", [16, 10])], Faults(never_runs="ContainerCreating"))
-    about = {"uid": "uid-1"}
-    cluster.events = [
-        {"type": "Warning", "reason": "FailedMount", "message": "no such volume", "involvedObject": about}
-    ]
+    cluster = two_cards(never_runs="ContainerCreating")
+    event = {"type": "Warning", "reason": "FailedMount", "message": "no such volume"}
+    cluster.events = [{**event, "involvedObject": {"uid": "uid-1"}}]
     assert "no such volume" in what(attempt(cluster), "Y2")
 
 
@@ -461,7 +439,6 @@ def test_leftovers_that_remain_are_reported() -> None:
 def test_only_its_own_namespace_is_removed() -> None:
     """Another run took the namespace over meanwhile."""
     cluster = two_cards()
-
     cluster.before("more-", lambda: cluster.namespaces[SPACE]["metadata"]["labels"].update({RUN_LABEL: "other"}))
     attempt(cluster)
     assert SPACE in cluster.namespaces and "deletionTimestamp" not in cluster.namespaces[SPACE]["metadata"]
@@ -480,11 +457,6 @@ def test_a_namespace_that_remains_is_reported_with_the_command() -> None:
     assert results(found)["Y7"] == "UNKNOWN"
     assert found["acceptance"]["result"] == "UNKNOWN"
     assert "kubectl delete namespace gpushare-canary" in found["findings"][-1]["do"]
-
-
-def test_pods_wait_for_their_service_account() -> None:
-    cluster = two_cards(late_account=5)
-    assert results(attempt(cluster)) == TWO
 
 
 # --------------------------------------------------------------------------- missing rights and API server failures
@@ -516,12 +488,6 @@ def test_a_missing_right(call: str, step: str, created: bool) -> None:
         left_nothing(cluster)
 
 
-def test_without_the_right_to_read_events() -> None:
-    cluster = two_cards()
-    cluster.failing = {"LIST Event": FORBIDDEN}
-    assert results(attempt(cluster)) == TWO
-
-
 def test_without_the_right_to_find_an_image() -> None:
     cluster = two_cards()
     cluster.failing = {"LIST DaemonSet": FORBIDDEN}
@@ -541,7 +507,6 @@ def test_an_unreachable_api_server_fails_at_once() -> None:
 @pytest.mark.parametrize("at", ["share-1", "share-4", "more-", "fragmented-", "again-", "DELETE Pod"])
 def test_an_api_server_failing_during_the_run_is_unknown(at: str) -> None:
     cluster = two_cards()
-
     cluster.before(at, lambda: cluster.failing.update({"": AWAY}))
     found = attempt(cluster)
     assert found["acceptance"]["result"] == "UNKNOWN"
@@ -575,11 +540,14 @@ def test_a_short_outage_of_the_api_server_is_waited_out(at: str) -> None:
 # --------------------------------------------------------------------------- signals and exceptions
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda one: one.name)
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda one: one.name)
 @pytest.mark.parametrize("at", ["PATCH Namespace", "share-2", "more-", "again-"])
 def test_a_signal_cleans_up(number: signal.Signals, at: str) -> None:
     cluster = two_cards()
-    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    before = [signal.getsignal(one) for one in SIGNALS]
     sent: list[str] = []
 
     def send(request: str) -> None:
@@ -589,13 +557,12 @@ def test_a_signal_cleans_up(number: signal.Signals, at: str) -> None:
             os.kill(os.getpid(), number)
 
     cluster.on_request = send
-    with pytest.raises(
-        ShareError, match=f"interrupted by signal {int(number)}; namespace gpushare-canary is removed"
-    ) as interrupted:
+    message = f"interrupted by signal {int(number)}; namespace gpushare-canary is removed"
+    with pytest.raises(ShareError, match=message) as interrupted:
         attempt(cluster)
     assert interrupted.value.details["changed"] is True
     left_nothing(cluster)
-    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+    assert [signal.getsignal(one) for one in SIGNALS] == before
 
 
 def test_a_signal_before_anything_is_created() -> None:
@@ -608,7 +575,6 @@ def test_a_signal_before_anything_is_created() -> None:
 
 def test_an_unexpected_exception_cleans_up() -> None:
     cluster = two_cards()
-
     cluster.before("more-", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         attempt(cluster)
@@ -718,11 +684,8 @@ def test_others_come_before_the_pod_that_exceeds_the_node_is_evaluated() -> None
 
 def test_memory_reserved_for_a_preemptor_is_not_a_stale_count() -> None:
     cluster = two_cards(stale_scheduler=30)
-    cluster.pods["theirs/preemptor"] = {
-        "metadata": {"name": "preemptor", "namespace": "theirs", "labels": {contract.POD_CLAIM: "true"}},
-        "spec": {"nodeName": "elsewhere"},
-        "status": {"phase": "Running"},
-    }
+    preemptor = cluster.add_other("preemptor", "elsewhere", 0, None)
+    preemptor["metadata"]["labels"] = {contract.POD_CLAIM: "true"}
     found = attempt(cluster)
     assert results(found)["Y2"] == "UNKNOWN"
     assert "other pods took the memory" in what(found, "Y2")

@@ -293,11 +293,8 @@ def test_the_result_is_the_worst(results: dict[str, str], expected: str) -> None
     steps = [result.StepResult(one, value, "w") for one, value in results.items()]
     assert result.overall_result(steps) == expected
     for row, step in zip(result.checks(steps), steps, strict=True):
-        assert (row["n"], row["fail"], row["unknown"]) == (
-            int(step.result != "skipped"),
-            int(step.result == "FAIL"),
-            int(step.result == "UNKNOWN"),
-        )
+        counted = {"n": step.result != "skipped", "fail": step.result == "FAIL", "unknown": step.result == "UNKNOWN"}
+        assert {key: row[key] for key in counted} == counted
 
 
 # --------------------------------------------------------------------------- malformed objects
@@ -307,29 +304,16 @@ JUNK = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
     max_leaves=5,
 )
-PATHS = [
-    ("metadata",),
-    ("metadata", "name"),
-    ("metadata", "annotations"),
-    ("metadata", "annotations", contract.NODE_CARDS),
-    ("metadata", "annotations", contract.POD_INDEX),
-    ("metadata", "annotations", contract.POD_CARD_UNITS),
-    ("metadata", "annotations", contract.POD_ASSUME_TIME),
-    ("metadata", "labels"),
-    ("metadata", "uid"),
-    ("spec",),
-    ("spec", "taints"),
-    ("spec", "containers"),
-    ("spec", "initContainers"),
-    ("spec", "priority"),
-    ("status",),
-    ("status", "capacity"),
-    ("status", "capacity", contract.RESOURCE_MEMORY),
-    ("status", "allocatable"),
-    ("status", "conditions"),
-    ("status", "phase"),
-    ("status", "containerStatuses"),
-]
+FIELDS = {
+    "metadata": ("name", "annotations", "labels", "uid"),
+    "spec": ("taints", "containers", "initContainers", "priority"),
+    "status": ("capacity", "allocatable", "conditions", "phase", "containerStatuses"),
+}
+ANNOTATIONS = (contract.NODE_CARDS, contract.POD_INDEX, contract.POD_CARD_UNITS, contract.POD_ASSUME_TIME)
+PATHS: list[tuple[str, ...]] = [(part,) for part in FIELDS]
+PATHS += [(part, field) for part, fields in FIELDS.items() for field in fields]
+PATHS += [("metadata", "annotations", name) for name in ANNOTATIONS]
+PATHS += [("status", "capacity", contract.RESOURCE_MEMORY)]
 
 
 def damage(one: object, path: tuple[str, ...], junk: object) -> None:
@@ -342,32 +326,25 @@ def damage(one: object, path: tuple[str, ...], junk: object) -> None:
 @given(st.sampled_from(PATHS), JUNK, st.sampled_from(["node", "other", "ours"]))
 def test_a_malformed_object_is_reported(path: tuple[str, ...], junk: object, whose: str) -> None:
     """The node, another pod or the suite's own pods, with an arbitrary value in one field."""
-    one = node("gpu1", [16, 10])
-    cluster = Cluster([one])
-    pod = cluster.add_other("theirs", "gpu1", 2, 1)
-    if whose == "node":
-        real = cluster.nodes["gpu1"]
-        damaged = {"gpu1": node("gpu1", [16, 10])}
-        damage(damaged["gpu1"], path, junk)
-        cluster.nodes = {"gpu1": real}
-        get, listed = cluster.get, cluster.list_all
-        cluster.get = lambda ref: damaged["gpu1"] if ref.kind == "Node" else get(ref)  # type: ignore[method-assign]
-        cluster.list_all = lambda *which, **more: (  # type: ignore[method-assign]
-            [damaged["gpu1"]] if which[1] == "Node" else listed(*which, **more)
-        )
-    else:
-        listed = cluster.list_all
+    cluster = Cluster([node("gpu1", [16, 10])])
+    cluster.add_other("theirs", "gpu1", 2, 1)
+    get, listed = cluster.get, cluster.list_all
 
-        def damaging(*which: str, **more: str) -> list[object]:
-            found = listed(*which, **more)
-            for pod in found:
-                ours = isinstance(pod, dict) and pod.get("metadata", {}).get("namespace") == SPACE
-                if which[1] == "Pod" and ours == (whose == "ours"):
-                    damage(pod, path, junk)
-            return found
+    def damaging(*which: str, **more: str) -> list[object]:
+        found = listed(*which, **more)
+        for item in found:
+            ours = isinstance(item, dict) and item.get("metadata", {}).get("namespace") == SPACE
+            if (which[1], whose) == ("Node", "node") or (which[1] == "Pod" and whose == ("ours" if ours else "other")):
+                damage(item, path, junk)
+        return found
 
-        cluster.list_all = damaging  # type: ignore[method-assign]
-    assert pod
+    def damaged(ref: object) -> object:
+        found = get(ref)
+        if whose == "node" and ref.kind == "Node":  # type: ignore[attr-defined]
+            damage(found, path, junk)
+        return found
+
+    cluster.get, cluster.list_all = damaged, damaging  # type: ignore[method-assign]
     try:
         found = attempt(cluster, timeout=3)
     except ShareError as error:

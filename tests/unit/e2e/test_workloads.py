@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import LABEL, WORKLOADS, Options, PodTemplate
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import WORKLOADS, Options, PodTemplate
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import Outcome
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.workloads import device_files
 from suite_cluster import Cluster, Faults, attempt, node, results, what
@@ -104,28 +101,9 @@ def test_check_mode_creates_nothing() -> None:
     assert cluster.created == [] and cluster.namespaces == {}
 
 
-def test_leftovers_of_a_killed_run_are_removed_first() -> None:
-    cluster = two_by_two()
-    cluster.namespaces["kubegpu-acceptance"] = {
-        "metadata": {"name": "kubegpu-acceptance", "labels": {LABEL: WORKLOADS}}
-    }
-    found = run_workloads(cluster)
-    assert results(found) == PASSED and "leftovers" in what(found, "W1")
-
-
-def test_a_signal_cleans_up() -> None:
-    cluster = two_by_two()
-
-    cluster.before("PATCH Pod", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(ShareError, match="interrupted by signal 15; namespace kubegpu-acceptance is removed"):
-        run_workloads(cluster)
-    assert cluster.namespaces == {}
-
-
 def test_pods_created_during_the_run_are_no_failure() -> None:
     """Another pod takes the rest of the first card between the first and the second of W2."""
     cluster = Cluster([node("gpu1", [4, 16])])
-
     cluster.before("/share-2", lambda: cluster.add_other("fast", "gpu1", 3, 0))
     found = run_workloads(cluster)
     assert results(found)["W2"] == "skipped", found["table"]

@@ -11,16 +11,10 @@ import json
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.compare import LIST_KEYS
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import KINDS, Ref, ref_of
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, KINDS, Ref, ref_of
 
 ATOMIC = {"selector", "fieldRef", "requiredDuringSchedulingIgnoredDuringExecution"}
-UNOWNED = {
-    ("f:apiVersion",),
-    ("f:kind",),
-    ("f:metadata", "f:name"),
-    ("f:metadata", "f:namespace"),
-    ("f:metadata", "f:uid"),
-}
+UNOWNED = {("f:apiVersion",), ("f:kind",), *(("f:metadata", f"f:{key}") for key in ("name", "namespace", "uid"))}
 
 
 def key_of(field, item):
@@ -103,12 +97,8 @@ def default(value, field=""):
     if field == "ports":
         value.setdefault("protocol", "TCP")
     if field in ("containers", "initContainers"):
-        value = {
-            "terminationMessagePath": "/dev/termination-log",
-            "resources": {},
-            "imagePullPolicy": "Always",
-            **value,
-        }
+        usual = {"terminationMessagePath": "/dev/termination-log", "resources": {}, "imagePullPolicy": "Always"}
+        value = {**usual, **value}
     if field in ("livenessProbe", "readinessProbe"):
         value = {"successThreshold": 1, "failureThreshold": 3, "timeoutSeconds": 1, **value}
     if field == "httpGet":
@@ -167,12 +157,8 @@ class FakeKube:
     def _read(self, ref):
         live = copy.deepcopy(self.objects[ref])
         live["metadata"]["managedFields"] = [
-            {
-                "manager": manager,
-                "operation": "Apply" if manager == "kubegpu-share" else "Update",
-                "fieldsV1": nested(paths),
-            }
-            for manager, paths in self.owners[ref].items()
+            {"manager": name, "operation": "Apply" if name == FIELD_MANAGER else "Update", "fieldsV1": nested(paths)}
+            for name, paths in self.owners[ref].items()
             if paths
         ]
         return live
@@ -231,7 +217,7 @@ class FakeKube:
 def apply_set(kube, definitions, check=False, waiting=None, **params):
     """Run ``cluster_objects`` with its defaults, without waiting; return its result with this run's requests."""
     usual = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": [], "replace_unready": False}
-    given = {"definitions": copy.deepcopy(definitions), "field_manager": "kubegpu-share", **usual, **params}
+    given = {"definitions": copy.deepcopy(definitions), "field_manager": FIELD_MANAGER, **usual, **params}
     kube.requests.clear()
     return ensure(kube, given, check, waiting)
 
@@ -255,10 +241,5 @@ def settle(kube, *refs):
     """Set the status of a DaemonSet that is rolled out on one node."""
     for ref in refs:
         live = kube.objects[ref]
-        live["status"] = {
-            "observedGeneration": live["metadata"]["generation"],
-            "desiredNumberScheduled": 1,
-            "updatedNumberScheduled": 1,
-            "numberReady": 1,
-            "numberAvailable": 1,
-        }
+        counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
+        live["status"] = {"observedGeneration": live["metadata"]["generation"], **dict.fromkeys(counts, 1)}

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import DIGEST
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import ref_of
 from fake_kube import FakeKube, actions, apply_set, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,12 +48,7 @@ DAEMONSET = {
 }
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu1", "labels": {"gpushare": "true"}}}
 LIVE_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu1", "labels": {"theirs": "1"}}, "spec": {}}
-D, N, R, G = (
-    Ref("apps/v1", "DaemonSet", "n", "d"),
-    Ref("v1", "Namespace", "", "n"),
-    Ref("rbac.authorization.k8s.io/v1", "ClusterRole", "", "r"),
-    Ref("v1", "Node", "", "gpu1"),
-)
+D, R, G = ref_of(DAEMONSET), ref_of(ROLE), ref_of(NODE)
 ALL = [NODE, DAEMONSET, ROLE, NAMESPACE]
 
 
@@ -255,10 +250,11 @@ def test_the_wait_covers_a_daemonset_whose_pods_depend_on_the_new_label(kube):
     assert result["requests"] == {"GET": 4 + 2 + 2 + 1}
 
 
-def test_a_ready_set_needs_no_more_requests(kube):
+@pytest.mark.parametrize("option", ["wait", "replace_unready"])
+def test_a_ready_set_needs_no_more_requests(kube, option):
     apply_set(kube, ALL)
     settle(kube, D)
-    assert apply_set(kube, ALL, wait=True, waiting=clock())["requests"] == {"GET": 4}
+    assert apply_set(kube, ALL, waiting=clock(), **{option: True})["requests"] == {"GET": 4}
 
 
 def test_check_mode_never_waits(kube):
@@ -272,49 +268,35 @@ def test_the_api_server_may_be_unavailable_while_waiting(kube):
     apply_set(kube, ALL, wait=True, waiting=clock(*steps))
 
 
-def pod(name="d-1", node="gpu1", **status):
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "n", "labels": {"app": "d"}},
-        "spec": {"nodeName": node},
-        "status": {"phase": "Pending", **status},
-    }
+STUCK = [{"name": "c", "ready": False, "state": {"running": {}}}]
 
 
-def test_the_error_has_the_reasons_of_pods_and_events(kube):
+def pod(name, **status):
+    metadata = {"name": name, "namespace": "n", "labels": {"app": "d"}}
+    about = {"spec": {"nodeName": "gpu1"}, "status": {"phase": "Pending", **status}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **about}
+
+
+def test_the_error_has_reasons_and_the_log_of_pods_that_arent_ready(kube):
     apply_set(kube, ALL)
     settle(kube, D)
     kube.objects[D]["status"]["numberReady"] = 0
     waiting = {"name": "c", "state": {"waiting": {"reason": "ErrImageNeverPull", "message": "image i is not present"}}}
-    kube.add(pod(containerStatuses=[waiting]))
-    with pytest.raises(NotInEffect) as error:
+    kube.add(pod("d-image", containerStatuses=[waiting]))
+    for number in range(4):
+        kube.add(pod(f"d-{number}", containerStatuses=STUCK))
+    kube.logs = {"d-0": "starting\n\nno  driver\n", "d-2": "too much"}
+    with pytest.raises(NotInEffect, match="not in effect within 5 s") as error:
         apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock())
     text = str(error.value)
     for part in (
-        "not in effect within 5 s",
         "DaemonSet n/d: 0 of 1 pod is ready",
         "Node gpu1 doesn't announce x/y",
-        "pod d-1 on gpu1: container c is waiting: ErrImageNeverPull (image i is not present)",
+        "pod d-image on gpu1: container c is waiting: ErrImageNeverPull (image i is not present)",
+        "log of pod d-0: starting | no driver",
     ):
         assert part in text
-    assert error.value.details["changed"] is False
-
-
-def test_the_error_has_the_log_of_a_pod_that_isnt_ready(kube):
-    apply_set(kube, ALL)
-    settle(kube, D)
-    kube.objects[D]["status"]["numberReady"] = 0
-    for number in range(4):
-        kube.add(pod(f"d-{number}", containerStatuses=[{"name": "c", "ready": False, "state": {"running": {}}}]))
-    kube.logs = {"d-0": "starting\n\nno  driver\n", "d-2": "too much"}
-    with pytest.raises(NotInEffect) as error:
-        apply_set(kube, ALL, wait=True, waiting=clock())
-    assert "log of pod d-0: starting | no driver" in str(error.value)
-    assert "too much" not in str(error.value)
-
-
-STUCK = [{"name": "c", "ready": False, "state": {"running": {}}}]
+    assert "too much" not in text and error.value.details["changed"] is False
 
 
 def half_ready(kube):
@@ -350,12 +332,6 @@ def test_unready_pods_stay_without_the_option_or_during_a_rollout(kube):
     other = copy.deepcopy(DAEMONSET)
     other["spec"]["template"]["spec"]["hostNetwork"] = False
     assert headers(apply_set(kube, [NAMESPACE, other], check=True, replace_unready=True)) == ["DaemonSet n/d"]
-
-
-def test_ready_daemonsets_need_no_request_for_pods(kube):
-    apply_set(kube, ALL)
-    settle(kube, D)
-    assert apply_set(kube, ALL, replace_unready=True)["requests"] == {"GET": 4}
 
 
 def test_a_node_without_a_pod_of_the_daemonset_is_reported(kube):

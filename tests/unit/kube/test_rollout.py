@@ -18,6 +18,7 @@ def workload(kind, generation=1, spec=None, **status):
 
 
 DONE = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady": 2, "numberAvailable": 2}
+ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}
 
 
 @pytest.mark.parametrize(
@@ -28,12 +29,7 @@ DONE = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady":
         (workload("DaemonSet", **{**DONE, "updatedNumberScheduled": 1}), "1 of 2 pods are of the new revision"),
         (workload("DaemonSet", **{**DONE, "numberReady": 0}), "0 of 2 pods are ready"),
         (workload("DaemonSet", **{**DONE, "numberAvailable": 1}), "1 of 2 pods are available"),
-        (
-            workload(
-                "DaemonSet", spec={"updateStrategy": {"type": "OnDelete"}}, **{**DONE, "updatedNumberScheduled": 0}
-            ),
-            None,
-        ),
+        (workload("DaemonSet", spec=ON_DELETE, **{**DONE, "updatedNumberScheduled": 0}), None),
         (workload("DaemonSet", desiredNumberScheduled=0), None),
         ({**workload("DaemonSet"), "status": {}}, "hasn't processed"),
         (workload("Deployment", replicas=1, updatedReplicas=1, readyReplicas=1, availableReplicas=1), None),
@@ -50,12 +46,8 @@ def test_not_ready_reason(live, message):
 
 
 def test_a_node_announces_its_resources():
-    node = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": "g"},
-        "status": {"allocatable": {"a/b": "0", "c/d": "1"}},
-    }
+    allocatable = {"a/b": "0", "c/d": "1"}
+    node = {"kind": "Node", "metadata": {"name": "g"}, "status": {"allocatable": allocatable}}
     assert rollout.not_ready_reason(node, ["c/d"]) is None
     assert rollout.not_ready_reason(node, ["a/b", "c/d"]) == "Node g doesn't announce a/b"
 
@@ -77,67 +69,49 @@ def event(kind, name, reason, message, uid=None, when="1"):
     }
 
 
+def container(state, value, **more):
+    """A pod of one container in this state."""
+    return pod(containerStatuses=[{"name": "c", "state": {state: value}, **more}])
+
+
+WAITING = {"reason": "ImagePullBackOff", "message": "Back-off"}
+CRASHED = {"terminated": {"exitCode": 2, "reason": "Error", "message": "no\nflag"}}
+UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+ENDED = {"name": "i", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+PROBE = "Unhealthy: Readiness probe failed: 503: NVML isn't there"
+
+
 @pytest.mark.parametrize(
-    ("one", "events", "reasons"),
+    ("one", "reasons"),
     [
+        (container("waiting", WAITING), [" on gpu1: container c is waiting: ImagePullBackOff (Back-off)"]),
         (
-            pod(
-                containerStatuses=[
-                    {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}}
-                ]
-            ),
-            [event("Pod", "p", "BackOff", "Back-off pulling")],
-            ["pod p on gpu1: container c is waiting: ImagePullBackOff (Back-off)"],
+            container("waiting", {"reason": "CrashLoopBackOff"}, lastState=CRASHED),
+            [" on gpu1: container c is waiting: CrashLoopBackOff; before that, it ended with code 2 (Error): no flag"],
         ),
-        (
-            pod(
-                containerStatuses=[
-                    {
-                        "name": "c",
-                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                        "lastState": {"terminated": {"exitCode": 2, "reason": "Error", "message": "no\nflag"}},
-                    }
-                ]
-            ),
-            [],
-            [
-                "pod p on gpu1: container c is waiting: CrashLoopBackOff; "
-                "before that, it ended with code 2 (Error): no flag"
-            ],
-        ),
-        (
-            pod(containerStatuses=[{"name": "c", "ready": False, "state": {"running": {}}}]),
-            [
-                event("Pod", "p", "Unhealthy", "old", when="1"),
-                event("Pod", "p", "Unhealthy", "Readiness probe failed: 503: NVML isn't there", when="2"),
-                event("Pod", "other", "Unhealthy", "not this one", when="3"),
-            ],
-            [
-                "pod p on gpu1: container c is running but not ready",
-                "pod p on gpu1: Unhealthy: Readiness probe failed: 503: NVML isn't there",
-            ],
-        ),
-        (
-            pod(
-                node="",
-                phase="Pending",
-                conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}],
-            ),
-            [],
-            ["pod p isn't scheduled: 0/3 nodes are available"],
-        ),
-        (
-            pod(initContainerStatuses=[{"name": "i", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]),
-            [],
-            ["pod p on gpu1: container i ended with code 1 (Error)"],
-        ),
-        (pod(phase="Failed", reason="Evicted", message="disk"), [], ["pod p on gpu1: Evicted disk"]),
-        (pod(phase="Pending"), [], ["pod p on gpu1 is Pending and not ready"]),
-        (pod(conditions=[{"type": "Ready", "status": "True"}]), [], []),
+        (pod(node="", phase="Pending", conditions=[UNSCHEDULED]), [" isn't scheduled: 0/3 nodes are available"]),
+        (pod(initContainerStatuses=[ENDED]), [" on gpu1: container i ended with code 1 (Error)"]),
+        (pod(phase="Failed", reason="Evicted", message="disk"), [" on gpu1: Evicted disk"]),
+        (pod(phase="Pending"), [" on gpu1 is Pending and not ready"]),
+        (pod(conditions=[{"type": "Ready", "status": "True"}]), []),
     ],
 )
-def test_reasons_of_pods(one, events, reasons):
-    assert rollout.reasons(None, [one], events) == reasons
+def test_reasons_of_pods(one, reasons):
+    # This event only repeats the container's state.
+    events = [event("Pod", "p", "BackOff", "Back-off pulling")]
+    assert rollout.reasons(None, [one], events) == [f"pod p{text}" for text in reasons]
+
+
+def test_the_last_event_of_a_pod_is_a_reason():
+    events = [
+        event("Pod", "p", "Unhealthy", "old", when="1"),
+        event("Pod", "p", *PROBE.split(": ", 1), when="2"),
+        event("Pod", "other", "Unhealthy", "not this one", when="3"),
+    ]
+    assert rollout.reasons(None, [container("running", {}, ready=False)], events) == [
+        "pod p on gpu1: container c is running but not ready",
+        f"pod p on gpu1: {PROBE}",
+    ]
 
 
 def test_without_pods_the_workloads_events_are_reported():

@@ -7,36 +7,19 @@ from typing import Any
 
 JsonObject = dict[str, Any]
 
+LEVELS = ("FAIL", "WARN", "UNKNOWN", "PASS")
 UUID = "GPU-5a4d7f2e-0000-4000-8000-0000000000{:02d}"
 
 
 def check(name: str, result: str = "PASS", n: int = 12, backend: str = "gpushare", **more: Any) -> JsonObject:
-    title = {
-        "C2": "Every process on a card belongs to a pod that was given it",
-        "C5": "Every card that a pod was given is there",
-        "G6": "No card is given away more than once",
-        "G7": "The kubelet handed out the card that the scheduler chose",
-        "G10": "The extender's numbers are those of the API",
-    }.get(name, f"{name} holds")
-    zero = {"fail": 0, "warn": 0, "unknown": 0}
-    return {"id": name, "backend": backend, "title": title, "result": result, "n": n, **zero, **more}
+    numbers = {"n": n, "fail": 0, "warn": 0, "unknown": 0}
+    return {"id": name, "backend": backend, "title": f"{name} holds", "result": result, **numbers, **more}
 
 
 def finding(name: str, level: str = "FAIL", **more: Any) -> JsonObject:
-    return {
-        "check": name,
-        "level": level,
-        "node": "gpu1",
-        "card": 0,
-        "uuid": UUID.format(1),
-        "pod": "",
-        "container": "",
-        "what": f"{name} doesn't hold.",
-        "evidence": {},
-        "do": "Look at it.",
-        "seen": 2,
-        **more,
-    }
+    place = {"node": "gpu1", "card": 0, "uuid": UUID.format(1), "pod": "", "container": ""}
+    about = {"what": f"{name} doesn't hold.", "evidence": {}, "do": "Look at it.", "seen": 2}
+    return {"check": name, "level": level, **place, **about, **more}
 
 
 def pod(name: str, claimed: int | None, used: int | None = None) -> JsonObject:
@@ -45,18 +28,10 @@ def pod(name: str, claimed: int | None, used: int | None = None) -> JsonObject:
 
 def card(index: int = 0, *pods: JsonObject, total: int = 16384, healthy: bool = True, **more: Any) -> JsonObject:
     used = [one["used_mib"] for one in pods]
-    return {
-        "index": index,
-        "uuid": UUID.format(index + 1),
-        "model": "NVIDIA A100-SXM4-40GB",
-        "total_mib": total,
-        "claimed_mib": sum(one["claimed_mib"] or 0 for one in pods),
-        "used_mib": None if None in used else sum(used),
-        "healthy": healthy,
-        "pods": list(pods),
-        "foreign_mib": 0,
-        **more,
-    }
+    claimed = sum(one["claimed_mib"] or 0 for one in pods)
+    memory = {"total_mib": total, "claimed_mib": claimed, "used_mib": None if None in used else sum(used)}
+    about = {"uuid": UUID.format(index + 1), "model": "NVIDIA A100-SXM4-40GB", "healthy": healthy, "foreign_mib": 0}
+    return {"index": index, **about, **memory, "pods": list(pods), **more}
 
 
 def node(name: str, *cards: JsonObject, backend: str = "gpushare") -> JsonObject:
@@ -66,19 +41,9 @@ def node(name: str, *cards: JsonObject, backend: str = "gpushare") -> JsonObject
 def report(
     checks: list[JsonObject], findings: list[JsonObject], nodes: list[JsonObject], result: str = "PASS", **more: Any
 ) -> JsonObject:
-    return {
-        "result": result,
-        "time": "2026-11-22T12:00:00Z",
-        "cluster": "https://192.0.2.10:6443",
-        "samples": 2,
-        "grace_seconds": 30,
-        "counts": {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "PASS": 0},
-        "checks": checks,
-        "findings": findings,
-        "nodes": nodes,
-        "transient": 0,
-        **more,
-    }
+    head = {"result": result, "time": "2026-11-22T12:00:00Z", "cluster": "https://192.0.2.10:6443"}
+    numbers = {"samples": 2, "grace_seconds": 30, "transient": 0, "counts": dict.fromkeys(LEVELS, 0)}
+    return {**head, **numbers, "checks": checks, "findings": findings, "nodes": nodes, **more}
 
 
 HEALTHY = report(
@@ -176,79 +141,43 @@ TROUBLE = report(
     transient=2,
 )
 
+
+def share(space: str, name: str, units: int, **more: Any) -> JsonObject:
+    """A pod of an allocation."""
+    usual = {"phase": "Running", "terminating": False, "problem": ""}
+    return {"namespace": space, "name": name, "units": units, **usual, **more}
+
+
+def allocated(name: str, used: int, cards: list[JsonObject], pending: list[JsonObject], **more: Any) -> JsonObject:
+    """A node of an allocation."""
+    about = {"name": name, "address": "192.0.2.12", "unit": "GiB", "backend": "gpushare", "memory_limit": ""}
+    return {**about, "total": 16, "used": used, "cards": cards, "pending": pending, **more}
+
+
+IDLE = {**card(0), "memory_mib": 16276, "total": 15, "used": 0, "reason": "", "pods": []}
+SICK: JsonObject = {
+    **{"index": 0, "uuid": UUID.format(1), "model": "NVIDIA T4", "memory_mib": 16384, "total": 16, "used": 12},
+    **{"healthy": False, "reason": "ECC errors"},
+    "pods": [share("a", "one", 4), share("a", "two", 8, terminating=True)],
+}
 ALLOCATION: JsonObject = {
-    "unit": "GiB",
-    "total": 32,
-    "used": 14,
+    **{"unit": "GiB", "total": 32, "used": 14, "table": "…", "requests": {"GET": 2}},
     "nodes": [
-        {
-            "name": "gpu10",
-            "address": "192.0.2.20",
-            "unit": "GiB",
-            "backend": "gpushare",
-            "memory_limit": "enforced",
-            "total": 16,
-            "used": 0,
-            "cards": [{**card(0), "memory_mib": 16276, "total": 15, "used": 0, "reason": "", "pods": []}],
-            "pending": [],
-        },
-        {
-            "name": "gpu2",
-            "address": "192.0.2.12",
-            "unit": "GiB",
-            "backend": "gpushare",
-            "memory_limit": "",
-            "total": 16,
-            "used": 14,
-            "cards": [
-                {
-                    "index": 0,
-                    "uuid": UUID.format(1),
-                    "model": "NVIDIA T4",
-                    "memory_mib": 16384,
-                    "healthy": False,
-                    "reason": "ECC errors",
-                    "total": 16,
-                    "used": 12,
-                    "pods": [
-                        {"namespace": "a", "name": "one", "units": 4, "phase": "Running", "terminating": False},
-                        {"namespace": "a", "name": "two", "units": 8, "phase": "Running", "terminating": True},
-                    ],
-                }
-            ],
-            "pending": [{"namespace": "b", "name": "late", "units": 2, "phase": "Pending", "terminating": False}],
-        },
+        allocated("gpu10", 0, [IDLE], [], memory_limit="enforced"),
+        allocated("gpu2", 14, [SICK], [share("b", "late", 2, phase="Pending")]),
     ],
     "waiting": [{"namespace": "b", "name": "big", "units": 64, "reason": "no card has so much"}],
-    "table": "…",
-    "requests": {"GET": 2},
 }
-
-
-NVIDIA: JsonObject = {
-    "unit": "count",
-    "total": 8,
-    "used": 3,
-    "nodes": [
-        {
-            "name": "dgx1",
-            "unit": "count",
-            "backend": "nvidia",
-            "problem": "its label nvidia.com/gpu.memory is no number",
-            "total": 8,
-            "used": 3,
-            "cards": [],
-            "pending": [
-                {"namespace": "a", "name": "one", "units": 2, "phase": "Running", "problem": ""},
-                {"namespace": "a", "name": "two", "units": 1, "phase": "Running", "problem": "it asks twice"},
-            ],
-            "gpus": {"product": "NVIDIA-H200", "memory_mib": 143771, "count": 2, "replicas": 4, "sharing": "mps"},
-            "resources": [{"name": "nvidia.com/gpu.shared", "capacity": 8, "allocatable": 8, "used": 3}],
-            "also": [],
-        }
-    ],
-    "waiting": [],
-}
+NVIDIA_PODS = [share("a", "one", 2), share("a", "two", 1, problem="it asks twice")]
+GPUS = {"product": "NVIDIA-H200", "memory_mib": 143771, "count": 2, "replicas": 4, "sharing": "mps"}
+DGX = allocated(
+    *("dgx1", 3, [], NVIDIA_PODS),
+    **{"unit": "count", "backend": "nvidia", "total": 8, "problem": "its label nvidia.com/gpu.memory is no number"},
+    resources=[{"name": "nvidia.com/gpu.shared", "capacity": 8, "allocatable": 8, "used": 3}],
+    gpus=GPUS,
+    also=[],
+)
+NVIDIA: JsonObject = {"unit": "count", "total": 8, "used": 3, "nodes": [DGX], "waiting": []}
 
 
 def large(nodes: int = 1000, cards: int = 8) -> JsonObject:

@@ -107,12 +107,13 @@ def test_ids_are_unique_and_links_have_targets():
         (HEALTHY, None, ["No finding.", "GPUs agree", "of 3 checks passed, 1 had nothing to check"]),
         ({}, None, ["No check ran", "UNKNOWN", "No finding is listed.", "No node shares a GPU."]),
         (None, ALLOCATION, ["nothing was checked", "ECC errors", "b/late", "b/big", "no card has so much"]),
+        (None, ALLOCATION, ["1 card · 14 GiB of 16 GiB claimed", "45 % claimed of 31 GiB GPU memory"]),
         (None, NVIDIA, ["nvidia.com/gpu.shared 3 of 8 shares", "NVIDIA-H200, 140.4 GiB, 2 cards", "its label"]),
         (None, NVIDIA, ["a/two it asks twice", "2 shares", "1 node, held by 2 pods"]),
         (None, {}, ["No node shares a GPU."]),
         (TROUBLE, ALLOCATION, ["overbooked", "foreign use", "2,114 more than claimed", "not checked"]),
     ],
-    ids=["healthy", "empty", "allocation", "counted", "pods", "nothing", "trouble"],
+    ids=["healthy", "empty", "allocation", "sums", "counted", "pods", "nothing", "trouble"],
 )
 def test_the_text_of_each_page(given, allocation, texts):
     shown = " ".join("".join(page(given, allocation).text).split())
@@ -148,11 +149,8 @@ def widths(drawn):
 
 
 def test_bars_of_a_card_have_one_scale():
-    claimed, used = bars.bars(
-        Card(
-            0, total=1000, claimed=500, used_mib=700, foreign_mib=100, pods=(Pod("a/b", 400, 350), Pod("a/c", 100, 50))
-        )
-    )
+    pods = (Pod("a/b", 400, 350), Pod("a/c", 100, 50))
+    claimed, used = bars.bars(Card(0, total=1000, claimed=500, used_mib=700, foreign_mib=100, pods=pods))
     assert widths(claimed) == [("p0", "1", 40.0), ("p1", "2", 10.0)]
     assert widths(used) == [("p0", "1", 35.0), ("p1", "2", 5.0), ("foreign", "", 10.0), ("rest", "", 20.0)]
     assert (claimed.text, claimed.share, claimed.limit) == ("500 MiB of 1000 MiB", "50 %", "")
@@ -187,12 +185,6 @@ def test_shares_and_memory_have_their_own_scales():
     )
     assert widths(claimed) == [("p0", "1", 50.0)] and widths(used) == [("p0", "1", 10.0)]
     assert (claimed.text, used.text) == ("5 of 10 shares", "100 MiB of 1000 MiB")
-
-
-def test_pods_without_a_card_are_claimed():
-    shown = " ".join("".join(page(None, ALLOCATION).text).split())
-    assert "1 card · 14 GiB of 16 GiB claimed" in shown
-    assert "45 % claimed of 31 GiB GPU memory" in shown
 
 
 def test_rendering_doesnt_modify_its_input():
