@@ -175,10 +175,7 @@ def _hami(register: t.Any, counts: t.Mapping[str, int], left: t.Mapping[str, int
         gpus = []
         found.problems.append(str(error))
     part = found.parts[HAMI] = Part(HAMI, "MiB")
-    part.slots = {
-        "capacity": counts.get(hami.RESOURCE_COUNT, 0),
-        "allocatable": left.get(hami.RESOURCE_COUNT, 0),
-    }
+    part.slots = {"capacity": counts.get(hami.RESOURCE_COUNT, 0), "allocatable": left.get(hami.RESOURCE_COUNT, 0)}
     for gpu in gpus:
         # The card's own memory is unknown: a node may announce more than it has.
         entry = _card(gpu.index, gpu.uuid, gpu.model, 0, gpu.devmem, gpu.healthy, "")

@@ -106,9 +106,7 @@ COMMON_CHECKS = {
             "not_allocatable": "{left} of {number} {resource} are allocatable",
             "plugin_stopped": "0 of {number} {resource} are allocatable: no device plugin is registered with kubelet",
         },
-        {
-            "unhealthy_gpu": "repair or replace the GPU",
-        },
+        {"unhealthy_gpu": "repair or replace the GPU"},
     ),
     "C7": Invariant(
         "NVML's numbers are consistent",

@@ -88,9 +88,7 @@ GPUSHARE_CHECKS = {
         f"age of ASSUME_TIME of pods that are Pending and not assigned: {STALE_SECONDS} s at most",
         "FAIL",
         "read the logs of kubelet and of the device plugin on the node",
-        {
-            "stale_assumption": "a GPU was chosen for the pod {age} s ago, and kubelet hasn't allocated it",
-        },
+        {"stale_assumption": "a GPU was chosen for the pod {age} s ago, and kubelet hasn't allocated it"},
     ),
     "G6": Invariant(
         "No GPU is overcommitted",
@@ -225,9 +223,7 @@ GPUSHARE_CHECKS = {
             "bypassed_scheduler": "the pod was created with spec.nodeName, so no extender checked whether a GPU has "
             "enough free units",
         },
-        {
-            "bypassed_scheduler": "create it without nodeName, and with a nodeSelector if it needs this node",
-        },
+        {"bypassed_scheduler": "create it without nodeName, and with a nodeSelector if it needs this node"},
     ),
     "S1": Invariant(
         "The extender and the device plugins are ready",
@@ -312,10 +308,7 @@ GPUSHARE_CHECKS = {
             "missing": "{object} doesn't exist, so a GPU pod for another scheduler is bound without a GPU",
             "other_action": "{object} doesn't {action} what {policy} finds",
         },
-        {
-            "no_data": "let this user read the object (playbooks/readonly_access.yml), or compare with site.yml "
-            "--check",
-        },
+        {"no_data": "let this user read the object (playbooks/readonly_access.yml), or compare with site.yml --check"},
     ),
     "S4": Invariant(
         "Every GPU node is in the cluster, has the label and announces GPUs",
@@ -337,8 +330,6 @@ GPUSHARE_CHECKS = {
         "the nodes' annotation on memory limits",
         "WARN",
         "upgrade what the reason names, or accept that pods can use more than their share",
-        {
-            "not_enforced": "the memory shares of pods on {nodes} aren't enforced: {why}",
-        },
+        {"not_enforced": "the memory shares of pods on {nodes} aren't enforced: {why}"},
     ),
 }

@@ -50,9 +50,7 @@ STACK_CHECKS = {
             "count_differs": "kubelet can allocate {left} of {capacity} slots, and the register lists {healthy} of "
             "{total}",
         },
-        {
-            "no_data": "restart HAMi's device plugin on the node, and read its log",
-        },
+        {"no_data": "restart HAMi's device plugin on the node, and read its log"},
     ),
     "H3": Invariant(
         "Every bound pod has the GPUs that its containers request",
@@ -68,9 +66,7 @@ STACK_CHECKS = {
             "duplicate_gpu": "one GPU was allocated twice to container {container}",
             "unknown_gpu": "{uuids} was allocated to the pod, and the node's register doesn't list it",
         },
-        {
-            "unreadable": "delete the pod, so that a new one is scheduled and admitted",
-        },
+        {"unreadable": "delete the pod, so that a new one is scheduled and admitted"},
     ),
     "H4": Invariant(
         "Every bound pod soon gets its GPUs",
@@ -120,9 +116,7 @@ STACK_CHECKS = {
             "core_limit_differs": "container {container} is limited to {limit} % of the cores, and {cores} were "
             "allocated",
         },
-        {
-            "kubelet_preference": "disable preferred allocation",
-        },
+        {"kubelet_preference": "disable preferred allocation"},
     ),
     "H7": Invariant(
         "No node stays locked",
@@ -134,9 +128,7 @@ STACK_CHECKS = {
             "lock_expired": "the node has been locked for {age} s",
             "lock_without_pod": "the node is locked for pod {owner}, which doesn't exist",
         },
-        {
-            "time_unreadable": "remove the annotation hami.io/mutex.lock from the node: no GPU pod can be bound to it",
-        },
+        {"time_unreadable": "remove the annotation hami.io/mutex.lock from the node: no GPU pod can be bound to it"},
     ),
     "H8": Invariant(
         "HAMi's library is loaded in every process on a GPU",
@@ -151,7 +143,7 @@ STACK_CHECKS = {
         },
         {
             "not_loaded": "check that /etc/ld.so.preload is in the container and that libvgpu.so isn't empty on the "
-            "node; statically linked programs and those started over ssh or sudo don't load it",
+            "node; statically linked programs and those started over ssh or sudo don't load it"
         },
     ),
     "H9": Invariant(
@@ -170,10 +162,7 @@ STACK_CHECKS = {
         "schedulerName with the option hami_schedulers",
         "FAIL",
         "check the endpoints and the certificate of the webhook's Service; delete the pod, so that it is created again",
-        {
-            "other_scheduler": "the pod's scheduler is {scheduler}, and not HAMi's: HAMi's webhook didn't change the "
-            "pod",
-        },
+        {"other_scheduler": "the pod's scheduler is {scheduler}, and not HAMi's: HAMi's webhook didn't change the pod"},
     ),
     "H11": Invariant(
         "The MIG devices that HAMi chose exist, each for one pod",
@@ -186,9 +175,7 @@ STACK_CHECKS = {
             "device_missing": "NVML doesn't list the MIG device that was allocated to the pod",
             "shared": "the pod's GPU instance was also allocated to {other}",
         },
-        {
-            "unreadable": "delete the pod, so that a new one is scheduled and admitted",
-        },
+        {"unreadable": "delete the pod, so that a new one is scheduled and admitted"},
     ),
     "N1": Invariant(
         "The node announces its GPUs, times replicas",
@@ -211,9 +198,7 @@ STACK_CHECKS = {
             "allocated_twice": "{device} is allocated to the pod and to {other}",
             "no_such_slot": "{device} is allocated to the pod, and a GPU has {slots}",
         },
-        {
-            "no_such_slot": "restart NVIDIA's device plugin on the node, and read its log",
-        },
+        {"no_such_slot": "restart NVIDIA's device plugin on the node, and read its log"},
     ),
     "N3": Invariant(
         "Every container has access to the devices that kubelet allocated to it",
@@ -235,9 +220,7 @@ STACK_CHECKS = {
             "several_slots": "container {container} holds {number} slots of shared GPUs, which give it no more time "
             "than one does",
         },
-        {
-            "several_slots": "set failRequestsGreaterThanOne in the device plugin's configuration",
-        },
+        {"several_slots": "set failRequestsGreaterThanOne in the device plugin's configuration"},
     ),
     "N5": Invariant(
         "With time-slicing, pods use a fair share at most",
@@ -288,8 +271,6 @@ STACK_CHECKS = {
             "device_unknown": "the MIG device of {process} is unknown",
             "other_device": "{process} uses {device}, and {granted} was allocated to its pod",
         },
-        {
-            "other_device": "delete the pod, so that kubelet admits a new one",
-        },
+        {"other_device": "delete the pod, so that kubelet admits a new one"},
     ),
 }

@@ -105,12 +105,7 @@ def _add_pod(one: JsonObject, index: int, held: t.Mapping[str, Pod], cached: _Ca
 
 
 def _check_pods(
-    details: JsonObject,
-    node: Node,
-    held: t.Mapping[str, Pod],
-    cached: _Cached,
-    snapshot: Snapshot,
-    result: CheckResult,
+    details: JsonObject, node: Node, held: t.Mapping[str, Pod], cached: _Cached, snapshot: Snapshot, result: CheckResult
 ) -> None:
     known = {card.index for card in node.cards}
     # Our extender also lists what it has booked before the pod is bound.

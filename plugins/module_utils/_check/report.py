@@ -128,10 +128,7 @@ def _parse_finding(one: JsonObject) -> Finding:
     names = ("check", "cause", "level", "node", "pod", "container", "pod_uid", "key")
     texts: JsonObject = {name: reader.text(one.get(name), name) for name in names}
     finding = Finding(
-        **texts,
-        card=reader.number(one.get("card"), "card"),
-        parts=parts,
-        most=reader.number(one.get("most"), "most"),
+        **texts, card=reader.number(one.get("card"), "card"), parts=parts, most=reader.number(one.get("most"), "most")
     )
     if not reader.unreadable and finding.level not in LEVELS:
         reader.reject("level", "one of " + ", ".join(LEVELS), finding.level)

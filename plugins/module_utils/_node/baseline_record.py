@@ -67,12 +67,7 @@ class Baseline:
 
     def text(self) -> str:
         """Return the file's contents."""
-        fields = {
-            "schema": SCHEMA,
-            "taken": self.taken,
-            "own_files": list(self.own_files),
-            "snapshot": self.snapshot,
-        }
+        fields = {"schema": SCHEMA, "taken": self.taken, "own_files": list(self.own_files), "snapshot": self.snapshot}
         return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
 

@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from allocation_snapshots import asks, booked, hami_node, ours, pod
 from kube_api import Api, kubeconfig
-
-ROOT = Path(__file__).resolve().parents[3]
+from verify_kit import ROOT, run_playbook
 
 
 @pytest.fixture
@@ -25,21 +21,10 @@ def play(tmp_path):
     }
     config = tmp_path / "config"
     config.write_text(json.dumps(kubeconfig(api.url)))
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_LOCAL_TEMP": str(tmp_path / "tmp"),
-        "ANSIBLE_HOME": str(tmp_path / "home"),
-        "ANSIBLE_NOCOLOR": "1",
-    }
 
     def run(*words):
         given = ["-e", f"gpu_kubeconfig={config}", "-e", f"ansible_python_interpreter={sys.executable}"]
-        command = [str(Path(sys.executable).parent / "ansible-playbook"), str(ROOT / "playbooks" / "inspect.yml")]
-        done = subprocess.run(
-            [*command, *given, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout + done.stderr
+        return run_playbook(tmp_path, ROOT / "playbooks" / "inspect.yml", *given, *words)
 
     yield run
     api.close()

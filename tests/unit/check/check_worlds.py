@@ -27,10 +27,14 @@ def pod_uid(number: int) -> str:
 # --------------------------------------------------------------------------- the API
 
 
-def node(capacity: JsonObject, annotations: JsonObject | None = None, labels: JsonObject | None = None) -> JsonObject:
+def node(
+    capacity: JsonObject, annotations: JsonObject | None = None, labels: JsonObject | None = None, name: str = NODE
+) -> JsonObject:
     numbers = {key: str(value) for key, value in capacity.items()}
     return {
-        "metadata": {"name": NODE, "labels": labels or {}, "annotations": annotations or {}},
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels or {}, "annotations": annotations or {}},
         "status": {
             "capacity": {"cpu": "64", "memory": "263781668Ki", **numbers},
             "allocatable": {"cpu": "64", "memory": "263679268Ki", **numbers},
@@ -54,15 +58,12 @@ def pod(
     namespace: str = "default",
     **spec: Any,
 ) -> JsonObject:
+    identity = {"namespace": namespace, "name": name or f"work-{number}", "uid": pod_uid(number)}
+    about = {"creationTimestamp": HOUR_AGO, "labels": labels or {}, "annotations": annotations or {}}
     return {
-        "metadata": {
-            "namespace": namespace,
-            "name": name or f"work-{number}",
-            "uid": pod_uid(number),
-            "creationTimestamp": HOUR_AGO,
-            "labels": labels or {},
-            "annotations": annotations or {},
-        },
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**identity, **about},
         "spec": {"nodeName": NODE, "schedulerName": scheduler, "containers": containers, **spec},
         "status": {"phase": "Running", "startTime": HOUR_AGO},
     }

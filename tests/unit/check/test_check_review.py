@@ -344,33 +344,6 @@ def test_cdi_devices_beside_a_gpu_are_no_gpus() -> None:
     assert failing(checked(world)) == {"N3"}
 
 
-# --------------------------------------------------------------------------- everything at once
-
-
-def test_many_samples_of_a_healthy_cluster_under_churn() -> None:
-    """Pods of the same few names come and go between the queries of the sources, in every sample."""
-    before = None
-    for number in range(20):
-        world = recorded("ours_envvar")
-        at = 20 + number
-        # Deleted from the API, and still in kubelet's checkpoint and on the GPU.
-        checkpoint(world)["entries"] += our_entries(at, CARDS, [CARDS[0]], 1)
-        card(world)["processes"].append(process(at, 1000 + number, 10, pod_uid=pod_uid(at)))
-        # In the API, and not yet known to kubelet.
-        new = own_pod(at + 1, 1, name="churn-0")
-        new["metadata"]["creationTimestamp"] = "2026-11-22T11:59:59Z"
-        world["pods"].append(new)
-        # Two pods whose annotations are being exchanged.
-        add_pod(world, at + 2, 14, name="churn-1")
-        # Two pods of a name in kubelet's list.
-        rows = listing(world)["pods"]
-        rows.append(copy.deepcopy(rows[0]))
-        sample = checked(world, before=before)
-        assert failing(checked(world)) == {"C2", "C4", "G6"}
-        assert before is None or (not failing(sample) and not failing(sample, "WARN")), found(sample, *LEVELS)
-        before = checked(world)
-
-
 # --------------------------------------------------------------------------- findings of one sample
 
 
@@ -390,6 +363,14 @@ def update(number: int) -> JsonObject:
     more = copy.deepcopy(plugin)
     more["metadata"].update(uid=pod_uid(number), name=f"device-plugin-{number}")
     world["pods"].append(more)
+    return world
+
+
+def ended(number: int) -> JsonObject:
+    """A pod that is deleted from the API, and still in kubelet's checkpoint and on the GPU."""
+    world = recorded("ours_envvar")
+    checkpoint(world)["entries"] += our_entries(number, CARDS, [CARDS[0]], 1)
+    card(world)["processes"].append(process(number, 1000 + number, 10))
     return world
 
 
@@ -413,6 +394,7 @@ MIG = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb")
         (hami_slots, (50,), (60,), "H5", "FAIL"),
         (heavy, (501,), (502,), "C7", "UNKNOWN"),
         (fresh, (61,), (62,), "C4", "FAIL"),
+        (ended, (61,), (62,), "C2", "FAIL"),
         (cached, (pod_uid(61),), (pod_uid(62),), "G10", "FAIL"),
         (short_of, MIG[:1], MIG[1:], "C6", "FAIL"),
         (locked, ("job-1",), ("job-2",), "H7", "FAIL"),

@@ -41,34 +41,19 @@ module.exit_json(**answer)
 """
 
 AUTH = {"kubeconfig": "raw"}
+LISTS = dict.fromkeys(("allowed_processes", "allowed_pods", "schedulers", "hami_schedulers"), "list")
+NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "runtime_class"), "str")
 TAKES = {
     "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict"},
     "nvml_info": {"timeout": "int"},
     "kubelet_devices_info": {"root": "path"},
     "gpu_allocation_check": {
         **AUTH,
-        "nodes": "dict",
-        "before": "dict",
-        "scope": "str",
-        "servers": "dict",
-        "extender": "dict",
-        "allowed_processes": "list",
-        "allowed_pods": "list",
-        "schedulers": "list",
-        "hami_schedulers": "list",
-        "grace_seconds": "int",
+        **dict.fromkeys(("nodes", "before", "servers", "extender"), "dict"),
+        **LISTS,
+        **{"scope": "str", "grace_seconds": "int"},
     },
-    "gpu_acceptance": {
-        **AUTH,
-        "suite": "str",
-        "namespace": "str",
-        "image": "str",
-        "timeout": "int",
-        "node": "str",
-        "scheduler_name": "str",
-        "runtime_class": "str",
-        "allocate_command": "list",
-    },
+    "gpu_acceptance": {**AUTH, **NAMES, "timeout": "int", "allocate_command": "list"},
 }
 
 
@@ -89,16 +74,8 @@ def report(*findings: dict[str, t.Any], samples: int = 1) -> dict[str, t.Any]:
     ]
     checks.append({"id": "C6", "backend": "common", "title": "Fine", "result": "PASS", "n": 2, "fail": 0, "warn": 0})
     head = {"result": result, "time": "2026-11-22T12:00:00Z", "cluster": "https://cluster.example:6443"}
-    return {
-        **head,
-        "samples": samples,
-        "grace_seconds": 1,
-        "counts": {**counts, "PASS": 1},
-        "checks": checks,
-        "findings": list(findings),
-        "nodes": [],
-        "transient": 0,
-    }
+    numbers = {"samples": samples, "grace_seconds": 1, "transient": 0, "counts": {**counts, "PASS": 1}}
+    return {**head, **numbers, "checks": checks, "findings": list(findings), "nodes": []}
 
 
 def chosen(mode: str = "static_pod", ours: bool = True, **more: t.Any) -> dict[str, t.Any]:
@@ -111,6 +88,27 @@ def chosen(mode: str = "static_pod", ours: bool = True, **more: t.Any) -> dict[s
 def evidence(call: dict[str, t.Any]) -> dict[str, t.Any]:
     """The evidence of each node in a call of gpu_allocation_check, which may be text."""
     return {name: json.loads(one) if isinstance(one, str) else one for name, one in call["nodes"].items()}
+
+
+def run_playbook(
+    folder: Path, playbook: Path | str, *words: str, collections: Path | str = ROOT / ".collections"
+) -> tuple[int, str]:
+    """Run ansible-playbook in a folder without this process's settings of Ansible.
+
+    :returns: its exit status, and its output.
+    """
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
+        "ANSIBLE_COLLECTIONS_PATH": str(folder / collections),
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_HOME": str(folder / "home"),
+        "ANSIBLE_SHOW_CUSTOM_STATS": "1",
+        "ANSIBLE_NOCOLOR": "1",
+        "COLUMNS": "10000",
+    }
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), str(playbook), *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
 class Stage:
@@ -161,20 +159,9 @@ class Stage:
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         for path in self.folder.glob("*.calls"):
             path.unlink()
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
-            "ANSIBLE_COLLECTIONS_PATH": f"{self.folder / 'collections'}",
-            "ANSIBLE_LOCAL_TEMP": str(self.folder / "tmp"),
-            "ANSIBLE_HOME": str(self.folder / "home"),
-            "ANSIBLE_SHOW_CUSTOM_STATS": "1",
-            "ANSIBLE_NOCOLOR": "1",
-            "COLUMNS": "10000",
-        }
-        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", str(playbook), *words]
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        text = done.stdout + done.stderr
+        rc, text = run_playbook(self.folder, playbook, "-i", "hosts.yml", *words, collections="collections")
         assert "Traceback" not in text, text
-        return done.returncode, text
+        return rc, text
 
 
 def stats(text: str) -> dict[str, t.Any]:

@@ -89,7 +89,9 @@ def test_upstreams_plugin_leaves_a_pod_of_one_card_unassigned() -> None:
 
 def test_pods_are_restricted_and_on_one_node() -> None:
     cluster = Cluster([node("gpu1", [16, 10])])
-    attempt(cluster, image="mine", image_pull_policy="Never", scheduler_name="own", priority_class="low")
+    attempt(
+        cluster, image="mine", image_pull_policy="Never", scheduler_name="own", priority_class="low", runtime_class="r"
+    )
     assert len(cluster.created) == 4
     for pod in cluster.created:
         spec = pod["spec"]
@@ -98,7 +100,7 @@ def test_pods_are_restricted_and_on_one_node() -> None:
         (container,) = spec["containers"]
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         assert (container["image"], container["imagePullPolicy"]) == ("mine", "Never")
-        assert (spec["schedulerName"], spec["priorityClassName"]) == ("own", "low")
+        assert (spec["schedulerName"], spec["priorityClassName"], spec["runtimeClassName"]) == ("own", "low", "r")
         assert spec["terminationGracePeriodSeconds"] == 1
         assert spec["automountServiceAccountToken"] is False
         assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]

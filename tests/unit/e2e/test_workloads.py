@@ -34,6 +34,8 @@ def test_healthy(sizes: list[list[int]]) -> None:
     found = run_workloads(cluster)
     assert results(found) == PASSED, found["table"]
     assert found["acceptance"]["result"] == "PASS" and found["findings"] == []
+    assert {one["spec"]["containers"][0]["image"] for one in cluster.created} == {"registry.example/gpushare:1"}
+    assert not any("schedulerName" in one["spec"] for one in cluster.created)
     assert "8 passed, 0 failed, 0 unknown, 0 skipped" in found["table"]
     assert cluster.pods == {}
 
@@ -107,17 +109,6 @@ def test_pods_created_during_the_run_are_no_failure() -> None:
     cluster.before("/share-2", lambda: cluster.add_other("fast", "gpu1", 3, 0))
     found = run_workloads(cluster)
     assert results(found)["W2"] == "skipped", found["table"]
-
-
-def test_options_of_the_pods() -> None:
-    cluster = two_by_two()
-    run_workloads(cluster)
-    assert {one["spec"]["containers"][0]["image"] for one in cluster.created} == {"registry.example/gpushare:1"}
-    assert "schedulerName" not in cluster.created[0]["spec"]
-    run_workloads(cluster, image="mine:2", runtime_class="nvidia", scheduler_name="other")
-    last = cluster.created[-1]["spec"]
-    assert (last["containers"][0]["image"], last["runtimeClassName"]) == ("mine:2", "nvidia")
-    assert last["schedulerName"] == "other"
 
 
 def test_no_image_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

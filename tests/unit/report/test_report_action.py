@@ -7,8 +7,6 @@ import datetime
 import json
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
@@ -22,8 +20,8 @@ from ansible_collections.kubegpu.share.plugins.action import gpu_report
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import write as files
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome import ARGUMENTS
 from report_samples import ALLOCATION, HEALTHY, TROUBLE
+from verify_kit import ROOT, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 FILES = ("html", "json", "junit", "prometheus")
 
 
@@ -246,18 +244,9 @@ def test_in_a_real_play(tmp_path):
         {"ansible.builtin.assert": {"that": ["shown.result == 'FAIL'", "shown is changed"]}},
     ]
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "LC_ALL": "C.UTF-8",
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-    }
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", "play.yml"]
     for options, written in ((["--check", "--diff"], False), ([], True)):
-        done = subprocess.run(
-            [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "A process uses the card outside any pod." in done.stdout
+        rc, text = run_playbook(tmp_path, "play.yml", "-i", "localhost,", "-c", "local", *options)
+        assert rc == 0, text
+        assert "A process uses the card outside any pod." in text
         assert (tmp_path / "page.html").exists() is written
-        assert ("+# TYPE kubegpu_report_result gauge" in done.stdout) is not written
+        assert ("+# TYPE kubegpu_report_result gauge" in text) is not written
