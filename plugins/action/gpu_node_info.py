@@ -19,7 +19,7 @@ NOT_FOUND = re.compile(r"interpreter .* was not found|python\S*: (?:No such file
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
-    """Executes the module; where the node's Python can't run it, the error says which Python to install."""
+    """Executes the module; where the node's Python can't run it, the error names the Python to install."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
         result: JsonObject = super().run(tmp, task_vars)

@@ -54,7 +54,7 @@ def table(found: Allocation, wide: bool = False) -> str:
 
 
 def bar(used: int, total: int, width: int = BAR) -> str:
-    """Draw a card as a bar; any used unit is visible, and only a full card looks full."""
+    """Draw a card as a bar; any used unit is visible, and only a full card is drawn full."""
     if total <= 0:
         return "[" + ("#" if used > 0 else ".") * width + "]"
     filled = min(width, used * width // total)

@@ -169,7 +169,7 @@ def not_placed(pod: PodState, units: int, node: NodeState, claimed: bool, timeou
 def assert_refused(
     pod: PodState, units: int, before: NodeState, after: NodeState, namespace: str, timeout: float
 ) -> str:
-    """Validate that a pod without room stayed Pending for the extender's reason, and return that reason.
+    """Validate that a pod that fits no card stayed Pending for the extender's reason, and return that reason.
 
     :param before: the node before the pod was created.
     :param namespace: the suite's.

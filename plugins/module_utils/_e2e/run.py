@@ -77,7 +77,7 @@ def run(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Wa
     :param check: create nothing; describe what would be created.
     :param waiting: clock and interval of polling; its timeout isn't used.
     :raises BadInput: an option is invalid.
-    :raises ShareError: a signal interrupted the run; the message says what is left.
+    :raises ShareError: a signal interrupted the run; the message names what is left.
     """
     if options.timeout < 1:
         raise BadInput("timeout: must be at least 1 second")

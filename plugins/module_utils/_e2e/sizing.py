@@ -17,7 +17,7 @@ import typing as t
 
 from .nodes import NodeState, evictable_pods
 
-# Of a node with room for more pods than this, larger pods are used.
+# Of a node that holds more pods than this, larger pods are used.
 MOST_PODS = 32
 
 
@@ -83,7 +83,7 @@ def plan_canary(state: NodeState, namespace: str) -> CanaryPlan | str:
 
 
 def filling_sizes(free: t.Mapping[int, int], total: int) -> Sizes | None:
-    """Find the size with which a number of pods fills a node so that no card has room for one more.
+    """Find the size with which a number of pods fills a node so that no card holds one more.
 
     How many fit on a card depends on the card alone, so the order of placement doesn't matter. Preferred is a size
     whose next pod the extender must refuse, not kube-scheduler; then one that takes no more than one card has; then

@@ -46,7 +46,7 @@ LONGEST = 16 * 1024 * 1024
 _ITEMS = re.compile(rb'"items"\s*:\s*(\[|null)')
 _START = b'{"metadata":{"'
 _BETWEEN = b"}," + _START
-# Start and end of long fields without use here. Each is a list in which only the end looks like that. If a string in
+# Start and end of long fields without use here. Each is a list in which only the end has this form. If a string in
 # it does, too, the rest is no longer JSON, because the quote that ends the string then starts one.
 _MANAGED = (b',"managedFields":[', b'}]},"spec":')
 _LISTS = tuple((b',"%s":[{' % name, b"}]") for name in (b"images", b"env", b"tolerations"))

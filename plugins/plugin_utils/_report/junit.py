@@ -91,7 +91,7 @@ def _suite(
         "errors": "0",
         "skipped": str(count["UNKNOWN"]),
         "time": "0",
-        # The form of most schemas knows no zone; the time is UTC.
+        # Most schemas have no time zone; the time is UTC.
         "timestamp": view.time.removesuffix("Z"),
     }
     suite = ElementTree.SubElement(root, "testsuite", {name: value for name, value in about.items() if value})

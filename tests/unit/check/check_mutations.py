@@ -522,7 +522,7 @@ breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")
 )
 
 
-# kubelet's answer is another's: C5 looks at the UUID, this at the instances.
+# C5 compares kubelet's UUID, this the instances.
 breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "device_missing")(
     lambda w: card(w)["mig"]["devices"][1].update(gi=5)
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Special cases: states that look wrong and are right, and the levels of risky ones."""
+"""Special cases: unusual states that are right, and the levels of risky ones."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from verify_kit import UUID, Extender, Stage, chosen, evidence, finding, report, stats
+from verify_kit import UUID, Stage, chosen, evidence, extender, finding, report, stats
 
 # Nothing listens on port 1.
 UNREACHABLE = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
@@ -35,9 +35,9 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
     }
     page = tmp_path / "out" / "page.html"
     page.parent.mkdir()
-    with Extender('{"nodes": [{"name": "node-one"}]}') as extender:
+    with extender('{"nodes": [{"name": "node-one"}]}') as url:
         words = ["verify_grace=1", f"verify_html={page}", f"verify_json={page.parent}/report.json"]
-        words += [f"verify_extender_url={extender.url}", "verify_canary=true", "verify_strict=no"]
+        words += [f"verify_extender_url={url}", "verify_canary=true", "verify_strict=no"]
         rc, text = stage.play(*[word for each in words for word in ("-e", each)], hosts=hosts)
     # Neither UNKNOWN nor an unreachable machine fails the run.
     assert rc == 0, text
@@ -72,11 +72,11 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
 def test_findings_of_both_samples_fail_the_run(stage):
     findings = [finding("FAIL"), finding("WARN", "G9", "gpu2"), *(finding("FAIL", "C2", f"n{at}") for at in range(12))]
     stage.returns("gpu_allocation_check", {"report": report(*findings)}, {"report": report(*findings, samples=2)})
-    with Extender("no JSON") as extender:
+    with extender("no JSON") as url:
         rc, text = stage.play(
             *("-e", "verify_grace=1", "-e", "verify_nodes=gpu1,gpu9", "-e", "verify_allowed_processes=Xorg,dcgm"),
             hosts={"gpu_nodes": {"gpu1": {}, "gpu2": UNREACHABLE}, "control_plane": {"cp1": {}}},
-            verify_extender_url=extender.url,
+            verify_extender_url=url,
         )
     assert rc == 2, text
     assert "FAIL: 13 findings (G6 on gpu1, C2 on n0," in text and "C2 on n8 and more), reported above" in text

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import typing as t
 from pathlib import Path
 
 import yaml
+from kube_api import Api
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAYBOOK = ROOT / "playbooks" / "verify.yml"
@@ -165,35 +165,19 @@ class Stage:
 
 
 def stats(text: str) -> dict[str, t.Any]:
-    """What set_stats stat on."""
+    """Return what set_stats reported."""
     found = re.search(r"RUN: (\{.*\})", text)
     assert found, text
     stat: dict[str, t.Any] = json.loads(found.group(1))["gpu_verify"]
     return stat
 
 
-class Extender:
-    """What serves an answer on a loopback port, without saying of which type it is."""
-
-    def __init__(self, body: str) -> None:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/gpushare-scheduler/inspect"
-
-    def __enter__(self) -> Extender:
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(10)
+@contextlib.contextmanager
+def extender(body: str) -> t.Iterator[str]:
+    """Serve an answer without a content type, and yield its URL."""
+    api = Api()
+    api.answers["/gpushare-scheduler/inspect"] = (200, body)
+    try:
+        yield f"{api.url}/gpushare-scheduler/inspect"
+    finally:
+        api.close()

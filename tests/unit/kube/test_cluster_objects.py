@@ -10,6 +10,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import DIGEST
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import ref_of
+from fake_clock import FakeClock
 from fake_kube import FakeKube, actions, apply_set, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,14 +213,9 @@ def test_a_write_without_effect_is_an_error(kube):
 
 def clock(*steps):
     """Return a wait on a simulated clock that calls the next step at each sleep."""
-    todo, now = list(steps), [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-        if todo:
-            todo.pop(0)()
-
-    return Waiting(timeout=5, sleep=sleep, now=lambda: now[0])
+    todo, fake = list(steps), FakeClock()
+    fake.listeners.append(lambda: todo and todo.pop(0)())
+    return Waiting(timeout=5, sleep=fake.sleep, now=fake.now)
 
 
 def test_the_wait_covers_the_rollout_and_the_resources_of_nodes(kube):

@@ -132,7 +132,7 @@ def place(root: Path, path: str) -> Path:
 
 
 def smi(scripted: JsonObject, line: str) -> Done:
-    """nvidia-smi with the fields that this one knows."""
+    """Answer as nvidia-smi, with the fields of the tree."""
     if "out" in scripted or "rc" in scripted:
         return Done(scripted.get("rc", 0), scripted.get("out", ""), scripted.get("err", ""))
     fields = re.search(r"--query-gpu=(\S+)", line).group(1).split(",")
