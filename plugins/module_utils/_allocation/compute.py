@@ -19,7 +19,7 @@ from .nodes import Node, Part, card_unit, node_unit, read_node
 from .pods import GPUSHARE, HAMI, NVIDIA, Claim, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
 
-__all__ = ["allocation", "assemble", "card_unit", "natural", "node_unit", "percent"]
+__all__ = ["allocation", "assemble", "card_unit", "columns", "natural", "node_unit", "percent"]
 
 BACKENDS = (GPUSHARE, HAMI, NVIDIA)
 _DIGITS = re.compile(r"([0-9]+)")
@@ -68,6 +68,20 @@ def natural(text: str) -> list[str | int]:
 def percent(used: int, total: int) -> int:
     """Return the percentage, truncated as by kubectl inspect."""
     return used * 100 // total if total > 0 else 0
+
+
+def columns(rows: t.Sequence[t.Sequence[str]], right: t.Container[int] = ()) -> str:
+    """Align the cells of rows.
+
+    :param right: columns whose cells are aligned to the right.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        places = enumerate(zip(row, widths))
+        cells = [cell.rjust(width) if at in right else cell.ljust(width) for at, (cell, width) in places]
+        lines.append("  ".join(cells).rstrip() + "\n")
+    return "".join(lines)
 
 
 def _add(node: Node, claim: Claim) -> None:

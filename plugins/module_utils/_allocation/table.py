@@ -14,7 +14,7 @@ from .._core.types import JsonObject
 from .._kube.client import Kube
 from .._kube.stream import Streams, Wanted, listed, uncollected
 from .cluster import UNFINISHED
-from .compute import assemble, percent
+from .compute import assemble, columns, percent
 from .nodes import read_node
 from .pods import HAMI, MARKERS, NVIDIA, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
@@ -109,7 +109,7 @@ def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
     elif pending:
         rows[-1].append(str(sum(pod["units"] for pod in pending)))
     text = "".join(f"{line}\n" for line in _cards(part, wide))
-    text += f"\n{_columns(rows)}"
+    text += f"\n{columns(rows)}"
     text += "".join(f"{space}/{name}: {problem}\n" for (space, name), problem in problems.items())
     share = f"{part['used']}/{part['total']} ({percent(part['used'], part['total'])}%)"
     return f"{text}\nAllocated/Total of the node{_of(unit)}: {share}\n"
@@ -191,9 +191,3 @@ def _shortened(text: str, wide: bool) -> str:
     if wide or len(text) <= LONGEST:
         return text
     return f"{text[: LONGEST - 15]}...{text[-12:]}"
-
-
-def _columns(rows: t.Sequence[t.Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "".join(f"{line}\n" for line in lines)

@@ -47,6 +47,7 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     running = [pod for pod in node.pods if pod.phase == "Running" and not pod.terminating and device_plugin_of(pod)]
     stacks = sorted({device_plugin_of(pod) for pod in running})
     registered = sorted(name for name, ids in node.kubelet.registered.items() if ids and gpu_requests({name: 1}))
+    both_registered = len({name == contract.RESOURCE_MEMORY for name in registered}) > 1
     announced = sorted({"gpushare" if one in ("gpushare", "gpushare-upstream") else one for one in node.backends})
     api = f"announced: {join(node.backends) or 'nothing'}; device plugins: {join(pod.key for pod in running) or '-'}"
     planes: JsonObject = {"api": api, "kubelet": f"registered: {join(registered)}" if registered else ""}
@@ -60,17 +61,13 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
         left = contract.RESOURCE_COUNT in node.resources() and not node.resource(contract.RESOURCE_MEMORY)
         cause = "leftover_resource" if left else "several_stacks_announced"
         result.fail(cause, stacks=join(announced), resource=contract.RESOURCE_COUNT, **planes)
-    elif node.observed and not node.kubelet.problem and _of_several_stacks(registered):
+    elif node.observed and not node.kubelet.problem and both_registered:
         result.fail("several_stacks_registered", resources=join(registered), **planes)
     elif not running and node.backends and any(gpu_requests(node.resources("allocatable"))):
         sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
         result.warn("unknown_plugin", api=api, kubelet=sockets)
     elif not node.backends and has_label(node):
         result.fail("nothing_announced", label=LABEL, api=api)
-
-
-def _of_several_stacks(registered: t.Iterable[str]) -> bool:
-    return len({one == contract.RESOURCE_MEMORY for one in registered}) > 1
 
 
 def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResult) -> None:

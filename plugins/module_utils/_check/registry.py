@@ -129,11 +129,6 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
-def checks_of(scope: str) -> list[Check]:
-    """Return the checks of a scope: all, or those of this collection's servers."""
-    return [one for one in CHECKS if scope == ALL or one.backend == "servers" or one.id in SERVERS_NODE_CHECKS]
-
-
 def _run_guarded(result: CheckResult, check: t.Callable[[CheckResult], None]) -> CheckResult:
     """Run a check; an unexpected exception makes it UNKNOWN, and the others still run."""
     try:
@@ -149,7 +144,9 @@ def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Fin
     :returns: each check with the number of things that it compared, and its findings.
     """
     found = []
-    for check in checks_of(scope):
+    for check in CHECKS:
+        if scope != ALL and check.backend != "servers" and check.id not in SERVERS_NODE_CHECKS:
+            continue
         results = []
         if check.cluster is not None:
             results.append(_run_guarded(CheckResult(check.id), functools.partial(check.cluster, snapshot)))

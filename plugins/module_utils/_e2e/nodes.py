@@ -122,18 +122,15 @@ def unusable_reason(node: JsonObject, selector: t.Mapping[str, str]) -> str:
 def _schedulable(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
     metadata, spec, status = (node.get(key) or {} for key in ("metadata", "spec", "status"))
     labels = metadata.get("labels") or {}
+    taints = [one for one in spec.get("taints") or [] if one.get("key") != hami.RESOURCE_COUNT]
     ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or [])
     return (
         ready
         and not spec.get("unschedulable")
-        and all(_tolerated(taint) for taint in spec.get("taints") or [])
+        and all(one.get("effect") == "PreferNoSchedule" for one in taints)
         and all(labels.get(key) == value for key, value in selector.items())
         and contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable") > 0
     )
-
-
-def _tolerated(taint: JsonObject) -> bool:
-    return taint.get("effect") == "PreferNoSchedule" or taint.get("key") == "nvidia.com/gpu"
 
 
 def node_state(node: JsonObject, pods: t.Iterable[JsonObject]) -> NodeState | str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._allocation.compute import columns
+
 PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
 
 TITLES = {
@@ -186,10 +188,6 @@ def checks(steps: t.Iterable[StepResult]) -> list[Check]:
 def table(steps: t.Sequence[StepResult], title: str) -> str:
     """Format the steps as text: the title, one line for each step, then the counts."""
     rows = [("ID", "CHECK", "RESULT", "DETAIL"), *((one.id, TITLES[one.id], one.result, one.what) for one in steps)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    text = [title] if title else []
-    for *cells, detail in rows:
-        text.append("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths)), detail]).rstrip())
     counts = {result: sum(1 for one in steps if one.result == result) for result in (PASS, FAIL, UNKNOWN, SKIPPED)}
-    text.append(f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[UNKNOWN]} unknown, {counts[SKIPPED]} skipped")
-    return "\n".join(text)
+    sums = f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[UNKNOWN]} unknown, {counts[SKIPPED]} skipped"
+    return (f"{title}\n" if title else "") + columns(rows) + sums

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import textwrap
-import typing as t
 
+from ...module_utils._allocation.compute import columns
 from .model import FINDING_LEVELS, NOTHING, Card, Finding, Resource, View
 from .values import amount, mib, percent, plural
 
@@ -69,7 +69,7 @@ def _checks(view: View) -> str:
     for check in view.checks:
         counts = [str(check.found(level) or "-") for level in FINDING_LEVELS]
         rows.append([check.id, check.backend, check.label, str(check.items), *counts, check.title])
-    return _columns(rows, right=(3, 4, 5, 6)) if view.checks else ""
+    return columns(rows, right=(3, 4, 5, 6)) if view.checks else ""
 
 
 def _transient(view: View) -> str:
@@ -104,7 +104,7 @@ def _cards(view: View) -> str:
             rows.append([node.name, "?", "", held, "", "", "", str(len(mine)), "card unknown"])
         if node.problem or not (node.cards or node.pending or node.resources):
             rows.append([node.name, "", "", "", "", "", "", "", node.problem or "no card"])
-    return _columns(rows, right=(1, 3, 4, 5, 6, 7)) if len(rows) > 1 else "No node shares a GPU.\n"
+    return columns(rows, right=(1, 3, 4, 5, 6, 7)) if len(rows) > 1 else "No node shares a GPU.\n"
 
 
 def _card(card: Card) -> list[str]:
@@ -127,13 +127,3 @@ def _waiting(view: View) -> str:
         f"  {one.pod} requests {one.requests or '?'}: {one.reason or 'not scheduled yet'}\n" for one in view.waiting
     ]
     return "Waiting for a card:\n" + "".join(lines) if lines else ""
-
-
-def _columns(rows: t.Sequence[t.Sequence[str]], right: t.Container[int] = ()) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        places = list(enumerate(zip(row, widths, strict=True)))
-        cells = [cell.rjust(width) if column in right else cell.ljust(width) for column, (cell, width) in places]
-        lines.append("  ".join(cells).rstrip() + "\n")
-    return "".join(lines)
