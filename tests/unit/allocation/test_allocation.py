@@ -160,11 +160,6 @@ def test_the_unit_follows_from_the_cards_sizes(cards, unit):
     assert allocation.node_unit(cards) == unit
 
 
-def test_names_are_sorted_by_their_numbers():
-    names = ["gpu10", "gpu2", "a", "gpu1", "gpu2b", "2"]
-    assert sorted(names, key=allocation.natural) == ["2", "a", "gpu1", "gpu2", "gpu2b", "gpu10"]
-
-
 # --------------------------------------------------------------------------- the table
 
 

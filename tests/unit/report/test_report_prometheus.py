@@ -68,11 +68,8 @@ def test_shares_are_no_memory():
 def test_labels_are_escaped_and_doubles_left_out():
     evil = 'a"b\\n\nd{}'
     given = report([check(evil, "FAIL")], [finding(evil)], [node(evil, card(0), card(0))])
-    found = metrics(given, None)
+    found = metrics({**given, "time": "yesterday"}, None)
+    assert ("kubegpu_report_timestamp_seconds",) not in found, "a time that is none"
     shown = 'a"b\\n d{}'
     assert found["kubegpu_check_result", "gpushare", shown, "FAIL"] == 1
     assert found["kubegpu_card_healthy", "0", shown, UUID.format(1)] == 1
-
-
-def test_a_time_that_is_none_is_left_out():
-    assert ("kubegpu_report_timestamp_seconds",) not in metrics({**TROUBLE, "time": "yesterday"}, None)
