@@ -26,6 +26,7 @@ class FakeSystem:
     def __init__(self, files: dict[str, str] | None = None, commands: dict[str, Answer] | None = None) -> None:
         self.files = dict(files or {})
         self.links: dict[str, str] = {}
+        self.modes: dict[str, int] = {}
         self.folders: set[str] = set()
         self.commands: dict[str, Answer] = {"uname -m": Done(0, "x86_64\n", ""), **(commands or {})}
         self.ran: list[str] = []
@@ -57,7 +58,7 @@ class FakeSystem:
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         self.step()
-        self.files[path] = text
+        self.files[path], self.modes[path] = text, mode
         self.step()
 
     def remove(self, path: str) -> None:

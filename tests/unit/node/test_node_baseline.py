@@ -156,16 +156,8 @@ def test_a_baseline_recorded_too_late_compares_nothing():
 @pytest.fixture
 def node(monkeypatch):
     """A node whose facts are NODE and whose directories hold FILES."""
-    machine = FakeSystem(FILES, {"mkdir": Done(0, "", ""), "chmod": Done(0, "", ""), "rmdir": Done(0, "", "")})
+    machine = FakeSystem(FILES, dict.fromkeys(("mkdir", "chmod", "rmdir"), Done(0, "", "")))
     machine.commands["date"] = Done(0, "2026-01-02T03:04:05Z\n", "")
-    machine.modes = {}
-    write = machine.write
-
-    def keep_mode(path, text, mode=0o644):
-        write(path, text, mode)
-        machine.modes[path] = mode
-
-    machine.write = keep_mode
     machine.node = copy.deepcopy(NODE)
 
     def observed(system, images, packages):
