@@ -36,10 +36,12 @@ class CommandFailed(ShareError):
 
 
 class Execute(t.Protocol):
-    """Run a command in a container and return its output."""
+    """Runs commands in containers."""
 
     def __call__(self, namespace: str, pod: str, container: str, argv: t.Sequence[str]) -> str:
-        """
+        """Run a command and return its output.
+
+        :param argv: the command's words.
         :raises CommandFailed: it can't be run, or its exit status isn't 0.
         """
 

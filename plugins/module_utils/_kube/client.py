@@ -17,6 +17,7 @@ import collections
 import contextlib
 import json
 import os
+import socket
 import typing as t
 from urllib.parse import quote
 
@@ -394,7 +395,8 @@ def _reason(error: BaseException) -> str:
     cause: BaseException = inner if isinstance(inner, BaseException) else error
     while isinstance(getattr(cause, "__cause__", None), BaseException):
         cause = t.cast(BaseException, cause.__cause__)
-    if isinstance(cause, TimeoutError) or "timed out" in str(cause):
+    # Up to Python 3.9, socket.timeout is no TimeoutError.
+    if isinstance(cause, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError)):
         return f"no answer within {TIMEOUT[0]:g} s"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror.lower()
