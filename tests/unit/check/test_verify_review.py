@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""verify.yml, reader.yml and inspect.yml with unusual input."""
+"""verify.yml, readonly_access.yml and inspect.yml with unusual input."""
 
 from __future__ import annotations
 
