@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An API server in memory, as strict as the real one where it matters to the servers.
+"""An API server in memory, as strict as the real one where the servers depend on it.
 
-Objects have UIDs and resource versions; lists come in pages; watches start from a version, send what a field
-selector's objects become, and are refused with 410 once history is compacted; merge patches and bindings check their
-preconditions.
-It can be down, fail, or do what it was asked and lose the answer.
+Objects have UIDs and resource versions; lists come in pages; watches start from a version, follow the objects that a
+field selector matches, and are refused with 410 once history is compacted; merge patches and bindings check their
+preconditions. It can be down, fail requests, or execute a request and lose the answer.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ GROUP = r"(?:/api/v1|/apis/coordination\.k8s\.io/v1)/"
 KIND = r"(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events|leases)"
 OBJECT = re.compile(GROUP + KIND + r"/(?P<name>[^/]+)(?P<sub>/.+)?")
 COLLECTION = re.compile(GROUP + KIND)
-
-
 FIRST = 100
 
 
@@ -68,10 +65,10 @@ class ApiDouble:
         self.bookmarks = False
         self.budgets: dict[str, int] = {}
 
-    # What tests do to it.
+    # Used by tests.
 
     def put(self, kind: str, obj: JsonObject) -> JsonObject:
-        """Create or replace an object, as its owner would; with a path for a kind, it is the protocol's request."""
+        """Create or replace an object, as its owner would; a path in place of a kind is a PUT request."""
         if kind.startswith("/"):
             return self._do("PUT", kind, obj, lambda: self._put(kind, obj))
         with self.lock:
@@ -92,8 +89,7 @@ class ApiDouble:
 
     def remove(self, kind: str, name: str, namespace: str = "") -> None:
         with self.lock:
-            before = self.objects.pop((kind, namespace, name))
-            self._log(kind, before, None)
+            self._log(kind, self.objects.pop((kind, namespace, name)), None)
 
     def pod(self, name: str, namespace: str = "default") -> JsonObject:
         with self.lock:
@@ -124,13 +120,37 @@ class ApiDouble:
         finally:
             self.down = False
 
+    def before(self, method: str, path: str, action: Callable[[], Any], times: int = 1) -> None:
+        """Run an action just before the next requests that match."""
+        left = [action] * times
+
+        def hook(verb: str, at: str) -> None:
+            if verb == method and re.search(path, at) and left:
+                left.pop()()
+
+        self.hooks.append(hook)
+
+    def pause(self, method: str, path: str) -> tuple[threading.Event, threading.Event]:
+        """Stop the next request that matches just before it is executed.
+
+        :returns: is set when the request has stopped; and resumes it when set.
+        """
+        reached, resume = threading.Event(), threading.Event()
+
+        def stop() -> None:
+            reached.set()
+            assert resume.wait(20)
+
+        self.before(method, path, stop)
+        return reached, resume
+
     def fail(self, method: str, path: str, status: int = 500, times: int = 1, done: bool = False) -> None:
-        """Fail the next requests; with ``done`` only after having done what they ask."""
+        """Fail the next requests; with ``done`` after they have been executed."""
         error = KubeError(status, "Injected", f"injected failure {status}")
         self.failures.append(Failure(method, re.compile(path), error, times, done))
 
     def asked(self, method: str, path: str) -> list[Any]:
-        """The bodies of the requests so far that fit."""
+        """The bodies of the requests so far that match."""
         return [body for verb, at, body in self.requests if verb == method and re.search(path, at)]
 
     # The Kube protocol.
@@ -147,7 +167,7 @@ class ApiDouble:
 
     def delete(self, path: str) -> JsonObject:
         def delete() -> JsonObject:
-            kind, namespace, name, _sub = self._object(path)
+            kind, namespace, name = self._object(path)
             self.remove(kind, name, namespace)
             return {}
 
@@ -179,7 +199,7 @@ class ApiDouble:
         split = urlsplit(path)
         query = {key: values[0] for key, values in parse_qs(split.query).items()}
         if not COLLECTION.fullmatch(split.path):
-            kind, namespace, name, _sub = self._object(path)
+            kind, namespace, name = self._object(path)
             return self.objects[(kind, namespace, name)]
         token, limit = query.get("continue", ""), int(query.get("limit", "0")) or 10**9
         if token:
@@ -222,7 +242,7 @@ class ApiDouble:
         return body if "dryRun=All" in split.query else self.put("leases", body)
 
     def _bind(self, path: str, body: JsonObject) -> JsonObject:
-        kind, namespace, name, _sub = self._object(path)
+        kind, namespace, name = self._object(path)
         pod = self.objects[(kind, namespace, name)]
         metadata = body["metadata"]
         if metadata.get("uid") and metadata["uid"] != pod["metadata"]["uid"]:
@@ -243,7 +263,7 @@ class ApiDouble:
 
     def _evict(self, path: str, body: JsonObject) -> JsonObject:
         """Ends a pod, unless its disruption budget is used up; ``budgets`` has the rest, by label app."""
-        _kind, namespace, name, _sub = self._object(path)
+        _kind, namespace, name = self._object(path)
         pod = self.objects[("pods", namespace, name)]
         options = body.get("deleteOptions") or {}
         assert (body["metadata"]["name"], body["kind"]) == (name, "Eviction")
@@ -260,7 +280,7 @@ class ApiDouble:
         return {"kind": "Status", "status": "Success"}
 
     def _patch(self, path: str, body: JsonObject) -> JsonObject:
-        kind, namespace, name, _sub = self._object(path)
+        kind, namespace, name = self._object(path)
         now = self.objects[(kind, namespace, name)]["metadata"]
         for field in ("uid", "resourceVersion"):
             wanted = (body.get("metadata") or {}).get(field)
@@ -268,13 +288,13 @@ class ApiDouble:
                 raise KubeError(409, "Conflict", f"Precondition failed: {field}")
         return self.change(kind, name, namespace, lambda obj: merge(obj, body))
 
-    def _object(self, path: str) -> tuple[str, str, str, str]:
+    def _object(self, path: str) -> tuple[str, str, str]:
         found = OBJECT.fullmatch(urlsplit(path).path)
         assert found, path
         key = (found["kind"], found["namespace"] or "", found["name"])
         if key not in self.objects:
             raise KubeError(404, "NotFound", f'{key[0]} "{key[2]}" not found')
-        return (*key, found["sub"] or "")
+        return key
 
     def _collection(self, path: str) -> list[JsonObject]:
         found = COLLECTION.fullmatch(path)
@@ -289,16 +309,12 @@ class ApiDouble:
         return kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
     def _store(self, kind: str, before: JsonObject | None, after: JsonObject) -> None:
-        self.version += 1
-        after["metadata"]["resourceVersion"] = str(self.version)
+        after["metadata"]["resourceVersion"] = str(self.version + 1)
         self.objects[self._key(kind, after)] = after
-        self.log.append(Change(self.version, kind, before, after))
-        self.changed.notify_all()
+        self._log(kind, before, after)
 
-    def _log(self, kind: str, before: JsonObject, after: JsonObject | None) -> None:
+    def _log(self, kind: str, before: JsonObject | None, after: JsonObject | None) -> None:
         self.version += 1
-        before = copy.deepcopy(before)
-        before["metadata"]["resourceVersion"] = str(self.version)
         self.log.append(Change(self.version, kind, before, after))
         self.changed.notify_all()
 
@@ -403,41 +419,20 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
         def log_message(self, *_: Any) -> None: ...
 
         def do_GET(self) -> None:
-            if self.refused():
-                return
-            if "watch=1" in self.path:
-                self.watch()
-            else:
-                self.reply(lambda: api.get(self.path))
-
-        def do_POST(self) -> None:
-            body = self.body()
-            if not self.refused():
-                self.reply(lambda: api.post(self.path, json.loads(body)), 201)
-
-        def do_PUT(self) -> None:
-            body = self.body()
-            if not self.refused():
-                self.reply(lambda: api.put(self.path, json.loads(body)))
-
-        def do_PATCH(self) -> None:
-            body = self.body()
-            if not self.refused():
-                assert self.headers["Content-Type"] == "application/merge-patch+json"
-                self.reply(lambda: api.patch(self.path, json.loads(body)))
-
-        def do_DELETE(self) -> None:
-            if not self.refused():
-                self.reply(lambda: api.delete(self.path))
-
-        def body(self) -> bytes:
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-        def refused(self) -> bool:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if token is not None and self.headers.get("Authorization", "").split()[-1:] != [token()]:
                 self.send(401, {"kind": "Status", "reason": "Unauthorized", "message": "Unauthorized"})
-                return True
-            return False
+            elif "watch=1" in self.path:
+                self.watch()
+            elif self.command in ("GET", "DELETE"):
+                self.reply(lambda: getattr(api, self.command.lower())(self.path))
+            else:
+                if self.command == "PATCH":
+                    assert self.headers["Content-Type"] == "application/merge-patch+json"
+                status = 201 if self.command == "POST" else 200
+                self.reply(lambda: getattr(api, self.command.lower())(self.path, json.loads(body)), status)
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
         def reply(self, action: Callable[[], JsonObject], status: int = 200) -> None:
             try:
@@ -447,7 +442,10 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
                     self.close_connection = True
                     self.connection.close()
                 else:
-                    self.send(error.status, {"kind": "Status", "reason": error.reason, "message": error.message})
+                    self.send_error_of(error)
+
+        def send_error_of(self, error: KubeError) -> None:
+            self.send(error.status or 500, {"kind": "Status", "reason": error.reason, "message": error.message})
 
         def send(self, status: int, value: JsonObject) -> None:
             data = json.dumps(value).encode()
@@ -461,8 +459,7 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
             try:
                 stream = api.watch(self.path)
             except KubeError as error:
-                self.send(error.status or 500, {"kind": "Status", "reason": error.reason, "message": error.message})
-                return
+                return self.send_error_of(error)
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
@@ -475,6 +472,7 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
                         self.wfile.flush()
                 self.wfile.write(b"0\r\n\r\n")
             self.close_connection = True
+            return None
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

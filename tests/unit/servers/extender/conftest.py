@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from api_double import ApiDouble
+from api_double import ApiDouble, make_node
 from extender_kit import Client, eventually
 from gpushare.extender.command import Extender
 from prometheus_client import CollectorRegistry
@@ -20,10 +20,15 @@ def api() -> ApiDouble:
 
 @pytest.fixture
 def start(api: ApiDouble) -> Iterator[Callable[..., Client]]:
-    """Start an extender; the test's objects must be there before, or it waits with ``ready=False``."""
+    """Start an extender; sizes of cards, in units, make a node ``a`` of them first.
+
+    Other objects of a test must exist before, or it starts without waiting for the lists: ``ready=False``.
+    """
     running: list[Extender] = []
 
-    def begin(ready: bool = True, **options: Any) -> Client:
+    def begin(*sizes: int, ready: bool = True, **options: Any) -> Client:
+        if sizes:
+            api.put("nodes", make_node("a", *sizes))
         options.setdefault("backoff", (0.01, 0.1))
         extender = Extender(api, port=0, registry=CollectorRegistry(), **options)
         extender.start()

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A scheduler's side of the extender, and waiting for what comes true in its own time."""
+"""A scheduler's side of the extender, its preemption step by step, and its command as a process."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import gpushare
 from gpushare.extender.command import Extender
+from gpushare.extender.preemption import Preemption
+from gpushare.extender.state import Claim
 
 
 class Client:
@@ -20,12 +29,10 @@ class Client:
 
     def raw(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.extender.service.port, timeout=20)
-        try:
+        with contextlib.closing(connection):
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read(), response.headers.get("Content-Type", "")
-        finally:
-            connection.close()
 
     def json_of(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
         status, answer, kind = self.raw(method, path, body)
@@ -36,30 +43,27 @@ class Client:
         return self.json_of(method, path, b"" if value is ... else json.dumps(value).encode())
 
     def filter(self, pod: Any, *names: str) -> Any:
-        status, value = self.json(
-            "POST", "/gpushare-scheduler/filter", {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
-        )
+        body = {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
+        status, value = self.json("POST", "/gpushare-scheduler/filter", body)
         assert status == 200
         return value
 
-    def bind(self, pod: Any, node: str) -> str:
-        metadata = pod["metadata"]
-        wanted = {
-            "PodName": metadata["name"],
-            "PodNamespace": metadata["namespace"],
-            "PodUID": metadata.get("uid", ""),
-            "Node": node,
-        }
-        status, value = self.json("POST", "/gpushare-scheduler/bind", wanted)
+    def bind(self, pod: Any, node: str = "a") -> str:
+        status, value = self.json("POST", "/gpushare-scheduler/bind", bind_request(pod, node))
         assert status == 200
         return value["Error"]
+
+    def filter_and_bind(self, pod: Any, node: str = "a") -> str:
+        """Both, as a scheduler does it."""
+        assert node in self.filter(pod, node)["NodeNames"]
+        return self.bind(pod, node)
 
     def node(self, name: str) -> Any:
         status, value = self.json("GET", f"/gpushare-scheduler/inspect/{name}")
         assert status == 200
         return value["nodes"][0]
 
-    def used(self, name: str) -> list[int]:
+    def used(self, name: str = "a") -> list[int]:
         return [card["usedGPU"] for card in self.node(name)["devs"]]
 
     def metric(self, line: str) -> float:
@@ -69,8 +73,54 @@ class Client:
         return float(found[0])
 
 
+def bind_request(pod: Any, node: str = "a") -> dict[str, str]:
+    metadata = pod["metadata"]
+    names = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"]}
+    return {**names, "PodUID": metadata.get("uid", ""), "Node": node}
+
+
+class Clock:
+    """A clock that only a test moves, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scheduler:
+    """A scheduler and its extender, whose preemption runs only on the test's tick."""
+
+    def __init__(self, client: Client, **options: Any) -> None:
+        self.client, self.clock, extender = client, Clock(), client.extender
+        self.state = extender.state
+        extender.preemption.stop()
+        kube, options = extender.binder._kube, {"clock": self.clock, **options}
+        self.preemption = Preemption(kube, self.state, extender.events, **options)
+        extender.preemption = extender.api._preemption = self.preemption
+        extender.api._refused = (self.preemption.refused,)
+
+    def filter(self, pod: Any, *names: str) -> list[str]:
+        """The nodes that pass; node ``a`` is the default."""
+        return list(self.client.filter(pod, *(names or "a"))["NodeNames"])
+
+    def tick(self, seconds: float = 2.0) -> None:
+        """Let some time pass and run the preemption once."""
+        self.clock.now += seconds
+        self.preemption.tick()
+
+    def refuse(self, pod: Any, *names: str) -> None:
+        """Have a pod filtered, and the preemption run after kube-scheduler's time for it."""
+        assert self.filter(pod, *names) == []
+        self.tick()
+
+    def claims(self) -> list[Claim]:
+        return self.state.claims()
+
+
 def eventually(check: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """The first true value that a check gives; its last one fails the test."""
+    """The first true value of a check; its last one fails the test."""
     deadline = time.monotonic() + seconds
     while True:
         value = check()
@@ -78,3 +128,31 @@ def eventually(check: Callable[[], Any], seconds: float = 10.0) -> Any:
             assert value, f"still {value!r} after {seconds} s"
             return value
         time.sleep(0.005)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that runs the servers' sources."""
+    return {**os.environ, "PYTHONPATH": str(Path(gpushare.__file__).parents[1]), **more}
+
+
+COMMAND = (sys.executable, "-m", "gpushare.extender.command")
+
+
+@contextlib.contextmanager
+def command_process(*options: str, **variables: str) -> Iterator[Callable[[], Any]]:
+    """Run the command, and end it by SIGTERM.
+
+    :returns: reads the next line of its log.
+    """
+    command = [*COMMAND, "--port=0", "--log-format=json", *options]
+    process = subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    stream = process.stderr
+    try:
+        yield lambda: json.loads(stream.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+        stream.close()

@@ -52,10 +52,9 @@ class Scheduler:
 @pytest.fixture
 def two(api: ApiDouble, start: Start) -> tuple[Scheduler, Scheduler]:
     """Two cards of 16 with 7 free each: 14 units are free, and no card has 10."""
-    api.put("nodes", make_node("a", 16, 16))
     for name, card, priority in (("x", 0, 1), ("y", 1, 2)):
         api.put("pods", make_pod(name, 9, "a", card, priority=priority))
-    return Scheduler(start()), Scheduler(start())
+    return Scheduler(start(16, 16)), Scheduler(start())
 
 
 def written(api: ApiDouble, name: str) -> tuple[Any, Any]:
@@ -81,14 +80,14 @@ def test_a_new_leaders_extender_keeps_the_claim_on_a_freed_card(
     # The leader is gone, and what it knew; the victim ends.
     leader.client.extender.stop()
     api.remove("pods", "x", "default")
-    eventually(lambda: other.client.used("a")[0] == 0)
+    eventually(lambda: other.client.used()[0] == 0)
     thief = api.put("pods", make_pod("thief", 10, priority=3))
     assert other.client.filter(thief, "a")["FailedNodes"] == {
         "a": "InsufficientGPUMemory: largest free share on one card is 7 of 10 GiB"
     }
-    assert "7 of 10 GiB" in other.client.bind(thief, "a")
+    assert "7 of 10 GiB" in other.client.bind(thief)
     assert other.client.filter(high, "a")["NodeNames"] == ["a"]
-    assert other.client.bind(high, "a") == ""
+    assert other.client.bind(high) == ""
     eventually(lambda: other.claims() == [])
 
 
@@ -143,8 +142,8 @@ def test_a_claim_is_removed_when_the_pod_is_bound(api: ApiDouble, two: tuple[Sch
     high = evicted_for_high(api, leader)
     eventually(other.claims)
     api.remove("pods", "x", "default")
-    eventually(lambda: other.client.used("a")[0] == 0)
-    assert other.client.bind(high, "a") == ""
+    eventually(lambda: other.client.used()[0] == 0)
+    assert other.client.bind(high) == ""
     eventually(lambda: leader.claims() == other.claims() == [])
     leader.tick()
     assert written(api, "high") == (None, None), "who wrote it takes it off"
@@ -157,8 +156,8 @@ def test_a_claim_is_removed_when_its_writer_has_stopped(api: ApiDouble, two: tup
     eventually(other.claims)
     leader.client.extender.stop()
     api.remove("pods", "x", "default")
-    eventually(lambda: other.client.used("a")[0] == 0)
-    assert other.client.bind(high, "a") == ""
+    eventually(lambda: other.client.used()[0] == 0)
+    assert other.client.bind(high) == ""
     eventually(lambda: other.claims() == [] and other.client.extender.claims.mirror.items() == [])
     other.tick(6)
     assert written(api, "high") == (None, None)
@@ -169,7 +168,7 @@ def test_an_unused_claim_ends_in_every_extender(api: ApiDouble, two: tuple[Sched
     evicted_for_high(api, leader)
     eventually(other.claims)
     api.remove("pods", "x", "default")
-    eventually(lambda: leader.client.used("a")[0] == other.client.used("a")[0] == 0)
+    eventually(lambda: leader.client.used()[0] == other.client.used()[0] == 0)
     # Also where the one that wrote it is no more.
     leader.client.extender.stop()
     other.tick(10)
@@ -277,21 +276,19 @@ def test_any_claim_annotation_is_parsed_or_ignored(text: str) -> None:
 
 
 def test_a_label_without_a_claim_is_ignored(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     pod = claiming("{")
     pod["metadata"]["labels"] = {contract.POD_CLAIM: "true"}
     api.put("pods", pod)
-    client = start()
+    client = start(16)
     assert client.extender.state.claims() == []
 
 
 def test_a_claim_binds_no_pod_above_its_pods_priority(api: ApiDouble, start: Start) -> None:
     """Who writes one himself keeps from others of his rank what his pod could have, and nothing from higher ones."""
-    api.put("nodes", make_node("a", 8, 8, 8))
     api.put("pods", claiming(claim_to_text(RIGHT)))
-    client = start()
+    client = start(8, 8, 8)
     same, higher = make_pod("same", 8, priority=7), make_pod("higher", 8, priority=8)
     assert client.filter(api.put("pods", same), "a")["NodeNames"] == ["a"], "one card is unclaimed"
-    assert client.bind(api.pod("same"), "a") == ""
+    assert client.bind(api.pod("same")) == ""
     assert contract.booking(api.pod("same")).index == 1  # type: ignore[union-attr]
     assert client.filter(api.put("pods", higher), "a")["NodeNames"] == ["a"]

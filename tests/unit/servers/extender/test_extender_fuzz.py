@@ -190,10 +190,10 @@ def test_no_annotation_of_a_pod_overbooks_a_card(
         pod = api.put("pods", pod)
         made.append(pod)
         passes = client.filter(pod, "a")["NodeNames"] == ["a"]
-        error = client.bind(pod, "a")
+        error = client.bind(pod)
         assert bool(error) != passes, error
         if bound_before and passes:
-            assert client.bind(pod, "a") == ""
+            assert client.bind(pod) == ""
     cards = contract.node_cards(make_node("a", 8, 4, 6))
     used, unknown = contract.used_units(cards, api.pods())
     assert unknown == 0
@@ -205,4 +205,4 @@ def test_no_annotation_of_a_pod_overbooks_a_card(
             assert contract.shares(now) == dict.fromkeys(contract.booking(now).indices, demand.share)
             assert len(contract.shares(now)) == demand.count
         api.remove("pods", now["metadata"]["name"], "default")
-    eventually(lambda: client.used("a") == [0, 0, 0] and client.extender.state.holds == 0)
+    eventually(lambda: client.used() == [0, 0, 0] and client.extender.state.holds == 0)

@@ -165,9 +165,8 @@ def test_a_register_reports_every_changed_node(writes: list[set[int]]) -> None:
 
 
 def test_nothing_is_bound_that_is_not_booked_before(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
     pod = api.put("pods", make_pod("p", 5))
-    client = start()
+    client = start(16, 16)
     paused = leave(api, client, pod)
     (entry,) = booked(api)
     assert entry.uid == pod["metadata"]["uid"]
@@ -180,31 +179,28 @@ def test_nothing_is_bound_that_is_not_booked_before(api: ApiDouble, start: Start
 
 
 def test_foreign_content_of_the_lease_stays(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     metadata = {"name": NAME, "namespace": NAMESPACE, "labels": {"l": "1"}, "annotations": {"mine": "stays"}}
     api.put("leases", {"metadata": metadata, "spec": {}})
-    client = start()
+    client = start(16)
     for name in ("p", "q"):
-        assert client.bind(api.put("pods", make_pod(name, 5)), "a") == ""
+        assert client.bind(api.put("pods", make_pod(name, 5))) == ""
     after = lease(api)["metadata"]
     assert (after["labels"], after["annotations"]["mine"]) == ({"l": "1"}, "stays")
 
 
 def test_a_bound_pods_entry_is_removed_by_the_next_booking(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
-    client = start()
+    client = start(16)
     for name in ("p", "q", "r"):
-        assert client.bind(api.put("pods", make_pod(name, 5)), "a") == ""
+        assert client.bind(api.put("pods", make_pod(name, 5))) == ""
         assert [entry.name for entry in booked(api)] == [name]
 
 
 @pytest.mark.parametrize("status", [200, 409, 0])
 def test_entries_of_bound_pods_are_removed_when_no_bind_runs(api: ApiDouble, start: Start, status: int) -> None:
     """Another extender would ask about each of them."""
-    api.put("nodes", make_node("a", 16))
-    client = start()
+    client = start(16)
     ledger, time = client.extender.ledger, Time(client)
-    assert client.bind(api.put("pods", make_pod("p", 5)), "a") == ""
+    assert client.bind(api.put("pods", make_pod("p", 5))) == ""
     paused = leave(api, client, api.put("pods", make_pod("q", 5)))
     ledger.collect_garbage()
     assert [entry.name for entry in booked(api)] == ["q"]
@@ -217,16 +213,15 @@ def test_entries_of_bound_pods_are_removed_when_no_bind_runs(api: ApiDouble, sta
         ledger.collect_garbage()
     assert len(api.asked("PUT", f"/leases/{NAME}$")) == writes + 1, "and not again and again"
     assert status != 200 or booked(api) == []
-    assert client.bind(api.put("pods", make_pod("r", 6)), "a") == ""
+    assert client.bind(api.put("pods", make_pod("r", 6))) == ""
     assert [entry.name for entry in booked(api)] == ["r"]
-    eventually(lambda: client.used("a") == [16])
+    eventually(lambda: client.used() == [16])
 
 
 def test_stop_removes_finished_entries(api: ApiDouble, start: Start) -> None:
     """Else whoever comes next holds its memory until it has asked about it, some seconds later."""
-    api.put("nodes", make_node("a", 16))
-    client = start()
-    assert client.bind(api.put("pods", make_pod("one", 4)), "a") == ""
+    client = start(16)
+    assert client.bind(api.put("pods", make_pod("one", 4))) == ""
     assert [entry.name for entry in booked(api)] == ["one"]
     client.extender.stop()
     assert booked(api) == []
@@ -239,9 +234,8 @@ def asked_and_bound(client: Client, pod: JsonObject, node: str) -> str:
 
 
 def test_a_bind_costs_one_additional_write(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 99))
-    client = start()
-    assert client.bind(api.put("pods", make_pod("first", 1)), "a") == ""
+    client = start(99)
+    assert client.bind(api.put("pods", make_pod("first", 1))) == ""
     pods = [api.put("pods", make_pod(f"p{number}", 1)) for number in range(10)]
     before = len(api.requests)
     for pod in pods:
@@ -311,9 +305,8 @@ def leases() -> str:
 
 def test_binds_that_wait_share_a_write(api: ApiDouble, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extender_ledger, "APART_SECONDS", 0.0)
-    api.put("nodes", make_node("a", 99))
-    client = start(threads=16)
-    assert client.bind(api.put("pods", make_pod("first", 1)), "a") == ""
+    client = start(99, threads=16)
+    assert client.bind(api.put("pods", make_pod("first", 1))) == ""
     pods = [api.put("pods", make_pod(f"p{number}", 1)) for number in range(10)]
     inside, on = threading.Event(), threading.Event()
 
@@ -333,18 +326,17 @@ def test_binds_that_wait_share_a_write(api: ApiDouble, start: Start, monkeypatch
         on.set()
         assert [job.result() for job in jobs] == [""] * 10
     assert len(api.asked("PUT", f"/leases/{NAME}$")) == writes + 2
-    eventually(lambda: client.used("a") == [11])
+    eventually(lambda: client.used() == [11])
 
 
 def test_binds_that_share_a_write_share_no_memory(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8, 8))
-    client = start(threads=16)
+    client = start(8, 8, threads=16)
     pods = [api.put("pods", make_pod(f"p{number}", 5)) for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda pod: client.bind(pod, "a"), pods))
+        answers = list(pool.map(lambda pod: client.bind(pod), pods))
     assert answers.count("") == 2
     assert all("largest free share" in answer for answer in answers if answer)
-    eventually(lambda: client.used("a") == [5, 5])
+    eventually(lambda: client.used() == [5, 5])
 
 
 # ----------------------------------------------------------------- writes that go wrong
@@ -353,35 +345,32 @@ def test_binds_that_share_a_write_share_no_memory(api: ApiDouble, start: Start) 
 @pytest.mark.parametrize("status", [0, 409, 429, 500, 503])
 @pytest.mark.parametrize("done", [False, True])
 def test_a_failed_write_is_retried(api: ApiDouble, start: Start, status: int, done: bool) -> None:
-    api.put("nodes", make_node("a", 16))
-    client = start()
+    client = start(16)
     for number, (method, path) in enumerate(
         (("POST", leases() + "$"), ("PUT", f"/leases/{NAME}$"), ("GET", f"/leases/{NAME}$"))
     ):
         if method == "GET":
             client.extender.ledger._lease = None
         api.fail(method, path, status, times=2, done=done)
-        assert client.bind(api.put("pods", make_pod(f"p{number}", 2)), "a") == ""
-    eventually(lambda: client.used("a") == [6])
+        assert client.bind(api.put("pods", make_pod(f"p{number}", 2))) == ""
+    eventually(lambda: client.used() == [6])
 
 
 @pytest.mark.parametrize(("status", "words"), [(503, "just now"), (422, "injected failure 422")])
 def test_a_persistent_write_failure_fails_the_bind_and_books_nothing(
     api: ApiDouble, start: Start, status: int, words: str
 ) -> None:
-    api.put("nodes", make_node("a", 16))
-    client = start()
+    client = start(16)
     api.fail("POST", leases() + "$", status, times=10**6)
-    error = client.bind(api.put("pods", make_pod("p", 2)), "a")
+    error = client.bind(api.put("pods", make_pod("p", 2)))
     assert words in error and f"{NAMESPACE}/{NAME}" in error
-    assert client.used("a") == [0]
+    assert client.used() == [0]
     assert not api.asked("POST", "/binding$")
     api.failures.clear()
-    assert client.bind(api.pod("p"), "a") == ""
+    assert client.bind(api.pod("p")) == ""
 
 
 def test_without_the_right_to_leases_nothing_is_bound_and_it_is_not_ready(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     pod = api.put("pods", make_pod("p", 2))
 
     def forbid(method: str, path: str) -> None:
@@ -389,16 +378,16 @@ def test_without_the_right_to_leases_nothing_is_bound_and_it_is_not_ready(api: A
             raise KubeError(403, "Forbidden", 'leases.coordination.k8s.io is forbidden: User "x" cannot create it')
 
     api.hooks.append(forbid)
-    client = start()
+    client = start(16)
     eventually(lambda: b"right to get, create and update Leases" in client.raw("GET", "/readyz")[1])
-    error = client.bind(pod, "a")
+    error = client.bind(pod)
     assert "right to get, create and update Leases" in error and "forbidden" in error and NAMESPACE in error
     assert not api.asked("POST", "/binding$")
-    assert client.used("a") == [0]
+    assert client.used() == [0]
     api.hooks.clear()
     client.extender.ledger.check()
     assert client.raw("GET", "/readyz")[0] == 200
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
 
 
 def test_the_permission_check_leaves_no_lease(api: ApiDouble, start: Start) -> None:
@@ -408,56 +397,52 @@ def test_the_permission_check_leaves_no_lease(api: ApiDouble, start: Start) -> N
 
 
 def test_an_annotation_that_cannot_be_read_is_named(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     metadata = {"name": NAME, "namespace": NAMESPACE, "annotations": {contract.LEDGER: "nonsense"}}
     api.put("leases", {"metadata": metadata, "spec": {}})
-    client = start()
+    client = start(16)
     pod = api.put("pods", make_pod("p", 2))
-    error = client.bind(pod, "a")
+    error = client.bind(pod)
     assert f"{NAMESPACE}/{NAME}" in error and contract.LEDGER in error
     assert lease(api)["metadata"]["annotations"][contract.LEDGER] == "nonsense"
     api.change("leases", NAME, NAMESPACE, lambda obj: obj["metadata"].pop("annotations"))
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
 
 
 def test_after_a_deleted_lease_other_pods_wait_and_own_bookings_stay(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     time = Time(client)
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 3))
     paused = leave(api, client, first)
     api.remove("leases", NAME, NAMESPACE)
-    assert "is gone" in client.bind(second, "a")
+    assert "is gone" in client.bind(second)
     time.passed += extender_ledger.STALE_SECONDS + 1
-    assert client.bind(second, "a") == ""
+    assert client.bind(second) == ""
     assert {entry.name for entry in booked(api)} == {"p", "q"}, "who made a booking still knows it"
     assert let_go(paused) == ""
 
 
 def test_without_a_lease_a_node_with_a_recent_booking_is_waited_for(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
     there = make_pod("there", 2, "a", 0)
-    client = start()
+    client = start(8)
     time = Time(client)
     there["metadata"]["annotations"][contract.POD_ASSUME_TIME] = str(client.extender.ledger._now_ms() * 10**6)
     api.put("pods", there)
     pod = api.put("pods", make_pod("p", 2))
-    assert "is gone" in client.bind(pod, "a")
+    assert "is gone" in client.bind(pod)
     time.passed += extender_ledger.STALE_SECONDS + 1
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
 
 
 def test_a_recreated_lease_is_not_mistaken_for_the_old_one(api: ApiDouble, start: Start) -> None:
     """The Lease is deleted, another extender recreates it and books: its writes are counted from the beginning."""
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     for number in range(3):
-        assert one.bind(api.put("pods", make_pod(f"p{number}", 1)), "a") == ""
+        assert one.bind(api.put("pods", make_pod(f"p{number}", 1))) == ""
     one.extender.pods.stop()
     api.remove("leases", NAME, NAMESPACE)
     time = Time(one, two)
     time.passed += 2 * extender_ledger.FRESH_SECONDS
-    assert two.bind(api.put("pods", make_pod("q", 3)), "a") == ""
+    assert two.bind(api.put("pods", make_pod("q", 3))) == ""
     assert register(api).count == 1
     assert "InsufficientGPUMemory: node a: largest free share on one card is 2 of 4" in one.bind(
         api.put("pods", make_pod("r", 4)), "a"
@@ -472,26 +457,24 @@ def test_a_retry_of_a_bind_that_was_done_reads_the_pod(api: ApiDouble, start: St
     pod = api.put("pods", make_pod("p", 5))
     assert asked_and_bound(client, pod, "a") == ""
     assert "already bound to node a" in asked_and_bound(client, pod, "b"), "the scheduler missed the response"
-    assert client.used("a") == [5], "and no other pod gets its memory"
+    assert client.used() == [5], "and no other pod gets its memory"
 
 
 def test_a_pod_that_changed_since_its_filter_is_read(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     old = api.put("pods", make_pod("p", 5))
     assert client.filter(old, "a")["NodeNames"] == ["a"]
     api.change("pods", "p", "default", lambda pod: pod["metadata"].update(annotations={contract.POD_CARD_COUNT: "0"}))
-    assert contract.POD_CARD_COUNT in client.bind(old, "a")
-    assert client.used("a") == [0] and "nodeName" not in api.pod("p")["spec"]
+    assert contract.POD_CARD_COUNT in client.bind(old)
+    assert client.used() == [0] and "nodeName" not in api.pod("p")["spec"]
 
 
 @pytest.mark.parametrize("wrong", [{"uid": ""}, {"resourceVersion": None}, {"name": "q"}, {"annotations": ["x"]}])
 def test_an_incomplete_pod_is_read_from_the_api(api: ApiDouble, start: Start, wrong: JsonObject) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     pod = api.put("pods", make_pod("p", 5))
     client.extender.binder.asked({**pod, "metadata": {**pod["metadata"], **wrong}})
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
     assert len(api.asked("GET", "/pods/p$")) == 1
 
 
@@ -499,40 +482,37 @@ def test_an_incomplete_pod_is_read_from_the_api(api: ApiDouble, start: Start, wr
 
 
 def test_fault_12_a_booking_of_one_extender_is_respected_by_the_other(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     paused = leave(api, one, first)
-    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in two.bind(second, "a")
+    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in two.bind(second)
     assert two.filter(second, "a")["NodeNames"] == [], "the booking is known now"
     assert let_go(paused) == ""
-    eventually(lambda: two.used("a") == [5] and one.used("a") == [5])
+    eventually(lambda: two.used() == [5] and one.used() == [5])
 
 
 def test_fault_12_a_bind_of_one_extender_is_known_to_the_other_before_its_watch(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     two.extender.pods.stop()
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
-    assert one.bind(first, "a") == ""
+    assert one.bind(first) == ""
     assert two.filter(second, "a")["NodeNames"] == ["a"], "its watch is behind"
-    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in two.bind(second, "a")
-    assert two.bind(api.put("pods", make_pod("r", 3)), "a") == ""
+    assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in two.bind(second)
+    assert two.bind(api.put("pods", make_pod("r", 3))) == ""
 
 
 def test_fault_12_a_dead_extenders_booking_is_fenced_and_its_late_bind_refused(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     time = Time(two)
     first, second = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     paused = leave(api, one, first)
-    assert two.bind(second, "a") != ""
+    assert two.bind(second) != ""
     two.extender.ledger.collect_garbage()
-    assert two.bind(second, "a") != "", "the other extender may still be binding it"
+    assert two.bind(second) != "", "the other extender may still be binding it"
     time.passed += extender_ledger.STALE_SECONDS + 1
     two.extender.ledger.collect_garbage()
     assert contract.POD_FENCED in api.pod("p")["metadata"]["annotations"]
-    assert two.bind(second, "a") == ""
+    assert two.bind(second) == ""
     assert [entry.name for entry in booked(api)] == ["q"]
     assert "InsufficientGPUMemory: node a: largest free share on one card is 3 of 5" in let_go(paused)
     assert "nodeName" not in api.pod("p")["spec"]
@@ -540,19 +520,17 @@ def test_fault_12_a_dead_extenders_booking_is_fenced_and_its_late_bind_refused(a
 
 
 def test_fault_12_a_pod_that_a_dead_extender_was_binding_is_bound_at_once(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     pod = api.put("pods", make_pod("p", 5))
     paused = leave(api, one, pod)
-    assert two.bind(pod, "a") == "", "whichever extender was binding it before"
+    assert two.bind(pod) == "", "whichever extender was binding it before"
     assert let_go(paused) == "", "it is bound, and to that node"
-    eventually(lambda: one.used("a") == [5] and two.used("a") == [5])
+    eventually(lambda: one.used() == [5] and two.used() == [5])
     assert len([change for change in api.log if change.kind == "pods" and change.after]) == 3, "made, fenced, bound"
 
 
 def test_fault_12_two_extenders_that_bind_one_pod_come_to_an_end(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     pod = api.put("pods", make_pod("p", 5))
     first = leave(api, one, pod)
     second = leave(api, two, pod)
@@ -560,65 +538,61 @@ def test_fault_12_two_extenders_that_bind_one_pod_come_to_an_end(api: ApiDouble,
     assert "another extender is binding the pod" in let_go(first)
     assert let_go(second) == ""
     assert len(api.asked("PATCH", "/pods/p$")) == 1
-    eventually(lambda: one.used("a") == [5] and two.used("a") == [5])
+    eventually(lambda: one.used() == [5] and two.used() == [5])
 
 
 def test_fault_12_the_same_pod_on_two_nodes(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
     api.put("nodes", make_node("b", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     pod = api.put("pods", make_pod("p", 5))
     paused = leave(api, one, pod, "a")
     assert two.bind(pod, "b") == ""
     assert "already bound to node b" in let_go(paused)
-    eventually(lambda: one.used("a") == [0] and one.used("b") == [5])
+    eventually(lambda: one.used() == [0] and one.used("b") == [5])
 
 
 def test_fault_12_a_restarted_extender_resumes_its_bookings(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one = start()
+    one = start(8)
     pod, other = api.put("pods", make_pod("p", 5)), api.put("pods", make_pod("q", 5))
     paused = leave(api, one, pod)
     again = start()
     assert again.extender.ledger.identity != one.extender.ledger.identity
-    assert "3 of 5" in again.bind(other, "a")
-    assert again.bind(pod, "a") == ""
+    assert "3 of 5" in again.bind(other)
+    assert again.bind(pod) == ""
     let_go(paused)
-    eventually(lambda: again.used("a") == [5])
+    eventually(lambda: again.used() == [5])
 
 
 def test_a_listed_pod_that_was_deleted_unseen_is_dropped(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     time = Time(two)
     two.extender.pods.stop()
-    assert one.bind(api.put("pods", make_pod("p", 5)), "a") == ""
-    assert two.bind(api.put("pods", make_pod("q", 2)), "a") == ""
-    assert two.used("a") == [7]
+    assert one.bind(api.put("pods", make_pod("p", 5))) == ""
+    assert two.bind(api.put("pods", make_pod("q", 2))) == ""
+    assert two.used() == [7]
     api.remove("pods", "p", "default")
     two.extender.ledger.collect_garbage()
-    assert two.used("a") == [7], "the watch may still show it"
+    assert two.used() == [7], "the watch may still show it"
     time.passed += extender_ledger.UNSEEN_SECONDS + 1
     two.extender.ledger.collect_garbage()
-    assert two.used("a") == [2]
+    assert two.used() == [2]
 
 
 def test_a_completed_booking_is_counted_once(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    one, two = start(), start()
+    one, two = start(8), start()
     time = Time(two)
     paused = leave(api, one, api.put("pods", make_pod("p", 5)))
-    assert two.bind(api.put("pods", make_pod("q", 1)), "a") == ""
+    assert two.bind(api.put("pods", make_pod("q", 1))) == ""
     assert let_go(paused) == ""
-    eventually(lambda: two.used("a") == [6])
+    eventually(lambda: two.used() == [6])
     time.passed += extender_ledger.STALE_SECONDS + 1
     two.extender.ledger.collect_garbage()
     two.extender.ledger.collect_garbage()
-    assert two.used("a") == [6]
+    assert two.used() == [6]
     api.remove("pods", "p", "default")
-    eventually(lambda: two.used("a") == [1])
+    eventually(lambda: two.used() == [1])
     two.extender.ledger.collect_garbage()
-    assert two.used("a") == [1]
+    assert two.used() == [1]
     assert contract.POD_FENCED not in api.pod("q")["metadata"]["annotations"]
 
 

@@ -94,12 +94,11 @@ def end(api: ApiDouble, *which: str) -> None:
 
 def test_victims_are_chosen_by_card(api: ApiDouble, start: Start) -> None:
     """The scheduler would take one pod of each card, by the total; all of one card's must go."""
-    api.put("nodes", make_node("a", 16, 16))
     pods = {
         name: api.put("pods", make_pod(name, 8, "a", card, priority=priority))
         for name, card, priority in (("x", 0, 1), ("y", 0, 2), ("z", 1, 3), ("w", 1, 4))
     }
-    client = start()
+    client = start(16, 16)
     high = api.put("pods", make_pod("high", 16, priority=10))
     answer = preempt(client, high, {"a": [pods["w"], pods["x"]]})
     assert names(api, answer) == {"a": ["y", "x"]}
@@ -108,11 +107,10 @@ def test_victims_are_chosen_by_card(api: ApiDouble, start: Start) -> None:
 
 
 def test_victims_chosen_for_other_resources_stay(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
     card = api.put("pods", make_pod("card", 8, "a", 0, priority=1))
     other = api.put("pods", make_pod("other", 8, "a", 1, priority=4))
     plain = api.put("pods", make_pod("plain", 0, "a"))
-    client = start()
+    client = start(16, 16)
     high = api.put("pods", make_pod("high", 16, priority=10))
     # 16 of 32 are free: that one of the two goes is enough for the total, so the other one is for something else.
     answer = preempt(client, high, {"a": [other, card, plain]})
@@ -120,7 +118,7 @@ def test_victims_chosen_for_other_resources_stay(api: ApiDouble, start: Start) -
     assert set(names(api, answer)["a"]) == {"other", "card", "plain"}
     # A pod without GPU memory is unknown here, and isn't ours to spare.
     api.put("pods", make_pod("third", 16, "a", 1, priority=3))
-    eventually(lambda: client.used("a") == [8, 24])
+    eventually(lambda: client.used() == [8, 24])
     assert names(api, preempt(client, high, {"a": [plain]})) == {"a": ["card", "plain"]}
 
 
@@ -138,7 +136,6 @@ def test_nodes_where_no_eviction_helps_are_dropped(api: ApiDouble, start: Start)
 
 
 def test_disruption_budgets_are_queried_and_counted(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
     api.put("nodes", make_node("b", 16))
     guarded = make_pod("guarded", 16, "a", 0)
     guarded["metadata"]["labels"] = {"app": "web"}
@@ -147,7 +144,7 @@ def test_disruption_budgets_are_queried_and_counted(api: ApiDouble, start: Start
     only["metadata"]["labels"] = {"app": "web"}
     pods.append(api.put("pods", only))
     api.budgets["web"] = 0
-    client = start()
+    client = start(16, 16)
     high = api.put("pods", make_pod("high", 16, priority=10))
     answer = preempt(client, high, {"a": pods[:1], "b": pods[2:]}, violations=1)
     assert names(api, answer) == {"a": ["free"], "b": ["only"]}
@@ -156,29 +153,26 @@ def test_disruption_budgets_are_queried_and_counted(api: ApiDouble, start: Start
 
 
 def test_whole_pods_are_accepted_as_victims(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
-    client = start()
+    client = start(16)
     high = api.put("pods", make_pod("high", 16, priority=10))
     assert names(api, preempt(client, high, {"a": [victim]}, key="")) == {"a": ["v"]}
 
 
 def test_terminating_pods_are_waited_for(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
     ending = make_pod("ending", 16, "a", 0)
     ending["metadata"]["deletionTimestamp"] = "x"
     api.put("pods", ending)
     other = api.put("pods", make_pod("other", 16, "a", 1))
-    client = start()
+    client = start(16, 16)
     high = api.put("pods", make_pod("high", 16, priority=10))
     assert preempt(client, high, {"a": [other]}) == {}
     assert [one.cards for one in client.extender.state.claims()] == [((0, 16),)]
 
 
 def test_memory_freed_by_kube_scheduler_is_claimed_for_its_pod(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
-    client = start()
+    client = start(16)
     high, low = api.put("pods", make_pod("high", 12, priority=10)), api.put("pods", make_pod("low", 8, priority=5))
     preempt(client, high, {"a": [victim]})
     end(api, "v")
@@ -186,19 +180,18 @@ def test_memory_freed_by_kube_scheduler_is_claimed_for_its_pod(api: ApiDouble, s
     assert client.filter(low, "a")["FailedNodes"] == {
         "a": "InsufficientGPUMemory: largest free share on one card is 4 of 8 GiB"
     }
-    assert "4 of 8 GiB" in client.bind(low, "a"), "a filter of another extender may have let it through"
+    assert "4 of 8 GiB" in client.bind(low), "a filter of another extender may have let it through"
     assert client.filter(high, "a")["NodeNames"] == ["a"]
-    assert client.bind(high, "a") == ""
+    assert client.bind(high) == ""
     # The booking counts at once, the claim ends with the watch's event.
     eventually(lambda: client.extender.state.claims() == [])
-    assert client.used("a") == [12]
+    assert client.used() == [12]
 
 
 def test_preemption_can_be_disabled(api: ApiDouble, quiet: Quiet) -> None:
-    api.put("nodes", make_node("a", 16, 16))
     victim = api.put("pods", make_pod("v", 9, "a", 0))
     api.put("pods", make_pod("w", 9, "a", 1))
-    client, preemption, clock = quiet(preemption=False)
+    client, preemption, clock = quiet(16, 16, preemption=False)
     high = api.put("pods", make_pod("high", 14, priority=10))
     assert names(api, preempt(client, high, {"a": [victim]}, violations=3)) == {"a": ["v"]}
     client.filter(high, "a")
@@ -208,11 +201,10 @@ def test_preemption_can_be_disabled(api: ApiDouble, quiet: Quiet) -> None:
 
 
 def test_an_invalid_annotation_evicts_no_pod(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
     high = make_pod("high", 16, priority=10)
     high["metadata"]["annotations"] = {contract.POD_CARD_COUNT: "3"}
-    assert preempt(start(), api.put("pods", high), {"a": [victim]}) == {}
+    assert preempt(start(16), api.put("pods", high), {"a": [victim]}) == {}
 
 
 def test_preemption_before_the_first_list_is_an_error(api: ApiDouble, start: Start) -> None:
@@ -261,11 +253,11 @@ def test_the_extender_evicts_where_the_total_fits_and_no_card_does(api: ApiDoubl
         preemption.tick()
     assert gone(api) == {"x"}, "never twice while the victims end"
     end(api, "x")
-    eventually(lambda: client.used("a")[0] == 0)
-    assert client.bind(low, "a") == ""
+    eventually(lambda: client.used()[0] == 0)
+    assert client.bind(low) == ""
     assert api.pod("low")["metadata"]["annotations"][contract.POD_INDEX] == "1"
     assert client.filter(same, "a")["NodeNames"] == []
-    assert client.bind(high, "a") == ""
+    assert client.bind(high) == ""
     assert api.pod("high")["metadata"]["annotations"][contract.POD_INDEX] == "0"
     eventually(lambda: client.extender.state.claims() == [])
 
@@ -275,10 +267,9 @@ EAGER = ("eager-0", "eager-1")
 
 def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, JsonObject]:
     """Card 1 is the cheaper one to free, once two small pods that are being bound there can be evicted."""
-    api.put("nodes", make_node("a", 16, 16))
     api.put("pods", make_pod("stays", 10, "a", 0, priority=5))
     api.put("pods", make_pod("goes", 9, "a", 1, priority=1))
-    client, preemption, clock = quiet()
+    client, preemption, clock = quiet(16, 16)
     for name in EAGER:
         row = PodRow(f"uid-{name}", "default", name, "a", 3, ((1, 3),), 1)
         assert client.extender.state.reserve(row.uid, "a", lambda _view, row=row: row, 1).row == row
@@ -295,7 +286,7 @@ def test_pending_bookings_are_waited_for_before_a_higher_priority_pod_is_evicted
     for name in EAGER:
         api.put("pods", make_pod(name, 3, "a", 1, priority=1))
         client.extender.state.release(f"uid-{name}")
-    eventually(lambda: client.used("a") == [10, 15])
+    eventually(lambda: client.used() == [10, 15])
     clock.now += 2
     preemption.tick()
     assert "stays" not in gone(api) and "goes" in gone(api)
@@ -488,13 +479,12 @@ def test_blocked_preemption_is_retried_with_growing_intervals(api: ApiDouble, qu
 
 def test_a_budget_for_one_eviction_does_not_allow_two(api: ApiDouble, quiet: Quiet) -> None:
     """Each alone may go; when the first has gone, the second may not, and another one has to."""
-    api.put("nodes", make_node("a", 16))
     for name, units, priority in (("x", 6, 0), ("y", 6, 0), ("z", 4, 2)):
         pod = make_pod(name, units, "a", 0, priority=priority)
         pod["metadata"]["labels"] = {"app": name if name == "z" else "web"}
         api.put("pods", pod)
     api.budgets["web"] = 1
-    client, preemption, clock = quiet()
+    client, preemption, clock = quiet(16)
     high = api.put("pods", make_pod("high", 10, priority=10))
     client.filter(high, "a")
     clock.now += 2
@@ -598,7 +588,7 @@ def test_a_claim_outlasts_its_victims_by_a_limited_time(api: ApiDouble, quiet: Q
     preemption.tick()
     assert client.extender.state.claims(), "a victim that takes long"
     end(api, "x")
-    eventually(lambda: client.used("a")[0] == 0)
+    eventually(lambda: client.used()[0] == 0)
     for _sweep in range(2):
         clock.now += 50
         preemption.tick()
@@ -621,9 +611,8 @@ def test_a_claim_ends_with_its_pod(api: ApiDouble, quiet: Quiet) -> None:
 
 
 def test_unused_offers_expire(api: ApiDouble, quiet: Quiet) -> None:
-    api.put("nodes", make_node("a", 16))
     victim = api.put("pods", make_pod("v", 16, "a", 0))
-    client, preemption, clock = quiet()
+    client, preemption, clock = quiet(16)
     high = api.put("pods", make_pod("high", 16, priority=10))
     preempt(client, high, {"a": [victim]})
     assert client.extender.state.offered()

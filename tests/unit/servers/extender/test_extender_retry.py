@@ -25,9 +25,8 @@ class Clock:
 
 @pytest.fixture
 def retries(api: ApiDouble, start: Start) -> tuple[Client, RetryQueue, Clock]:
-    api.put("nodes", make_node("a", 16))
     api.put("pods", make_pod("there", 10, "a", 0))
-    client, clock = start(), Clock()
+    client, clock = start(16), Clock()
     client.extender.retries.stop()
     new = RetryQueue(api, client.extender.state, clock)
     client.extender.api._refused = (new.refused,)
@@ -50,13 +49,13 @@ def test_memory_released_just_after_the_refusal_is_a_retry(api: ApiDouble, retri
     for pod in pods:
         assert client.filter(pod, "a")["NodeNames"] == []
     api.remove("pods", "there", "default")
-    eventually(lambda: client.used("a") == [0])
+    eventually(lambda: client.used() == [0])
     again.check()
     assert asked_again(api) == [], "not before a moment has passed"
     clock.now += 1
     again.check()
     assert asked_again(api) == ["p0"], "there is memory for one of them"
-    assert client.bind(api.pod("p0"), "a") == ""
+    assert client.bind(api.pod("p0")) == ""
     clock.now += 1
     again.check()
     assert asked_again(api) == ["p0"]
@@ -69,7 +68,7 @@ def test_without_released_memory_there_is_no_retry(api: ApiDouble, retries: Part
         clock.now += 1
         again.check()
     api.remove("pods", "there", "default")
-    eventually(lambda: client.used("a") == [0])
+    eventually(lambda: client.used() == [0])
     clock.now += 1
     again.check()
     assert asked_again(api) == [], "the scheduler asks by itself for what it heard of later"
@@ -88,9 +87,8 @@ def test_an_ended_claim_is_released_memory(api: ApiDouble, retries: Parts) -> No
 
 
 def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     api.put("pods", make_pod("there", 10, "a", 0))
-    client = start()
+    client = start(16)
     client.filter(api.put("pods", make_pod("p", 10)), "a")
     api.remove("pods", "there", "default")
     eventually(lambda: asked_again(api) == ["p"])
@@ -102,7 +100,7 @@ def test_a_deleted_or_replaced_pod_is_not_retried(api: ApiDouble, retries: Parts
     api.remove("pods", "p", "default")
     api.put("pods", make_pod("p", 1))
     api.remove("pods", "there", "default")
-    eventually(lambda: client.used("a") == [0])
+    eventually(lambda: client.used() == [0])
     clock.now += 1
     again.check()
     assert asked_again(api) == []

@@ -66,32 +66,29 @@ def test_a_pod_without_a_request_fits_any_node_and_is_bound_without_a_card(api: 
 
 
 def test_fault_06_init_containers_count_by_kubernetes_rule(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
     pod = make_pod("p", 4)
     pod["spec"]["initContainers"] = [{"name": "i", "resources": {"limits": {contract.RESOURCE_MEMORY: "20"}}}]
-    assert "holds 16 of 20 GiB" in start().filter(pod, "a")["FailedAndUnresolvableNodes"]["a"]
+    assert "holds 16 of 20 GiB" in start(16).filter(pod, "a")["FailedAndUnresolvableNodes"]["a"]
 
 
 def test_fault_06_a_pod_whose_init_container_alone_requests_memory_is_bound(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
-    client = start()
+    client = start(16)
     pod = make_pod("p", 0)
     pod["spec"]["initContainers"] = [{"name": "i", "resources": {"limits": {contract.RESOURCE_MEMORY: "9"}}}]
     pod = api.put("pods", pod)
     assert client.filter(pod, "a")["NodeNames"] == ["a"]
-    assert client.bind(pod, "a") == ""
-    eventually(lambda: client.used("a") == [9])
+    assert client.bind(pod) == ""
+    eventually(lambda: client.used() == [9])
 
 
 # ----------------------------------------------------------------- bind
 
 
 def test_bind_packs_cards_and_writes_the_contract(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
-    client = start()
+    client = start(16, 16)
     for name, units, card in (("p", 6, 0), ("q", 12, 1), ("r", 4, 1), ("s", 4, 0)):
         pod = api.put("pods", make_pod(name, units))
-        assert client.bind(pod, "a") == ""
+        assert client.bind(pod) == ""
         bound = api.pod(name)
         annotations = bound["metadata"]["annotations"]
         assert bound["spec"]["nodeName"] == "a"
@@ -100,20 +97,18 @@ def test_bind_packs_cards_and_writes_the_contract(api: ApiDouble, start: Start) 
         assert (annotations[contract.POD_UNITS], annotations[contract.POD_CARD_UNITS]) == (str(units), "16")
         assert int(annotations[contract.POD_ASSUME_TIME]) > 10**18
     eventually(lambda: client.extender.state.holds == 0)
-    assert client.used("a") == [10, 16]
+    assert client.used() == [10, 16]
 
 
 def test_spread_selects_the_emptiest_card(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
-    client = start(placement="spread")
+    client = start(16, 16, placement="spread")
     for name in "pq":
-        assert client.bind(api.put("pods", make_pod(name, 2)), "a") == ""
-    assert client.used("a") == [2, 2]
+        assert client.bind(api.put("pods", make_pod(name, 2))) == ""
+    assert client.used() == [2, 2]
 
 
 def test_units_come_from_the_api_and_not_from_the_request(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16))
-    client = start()
+    client = start(16)
     pod = api.put("pods", make_pod("p", 7))
     body = {
         "PodName": "p",
@@ -165,8 +160,7 @@ def test_units_come_from_the_api_and_not_from_the_request(api: ApiDouble, start:
 def test_a_refused_bind_has_a_reason_code(
     api: ApiDouble, start: Start, prepare: Callable[[ApiDouble], Any], node: str, code: str
 ) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     pod = api.put("pods", make_pod("p", 2))
     prepare(api)
     assert client.bind(pod, node).startswith(f"{code}: ")
@@ -185,13 +179,13 @@ def test_fault_07_an_unhealthy_card_is_assigned_to_no_pod(api: ApiDouble, start:
     eventually(lambda: client.node("a")["devs"][0]["healthy"] is False)
     refused = client.filter(large, "a")
     assert refused["FailedAndUnresolvableNodes"] == {"a": "CardTooSmall: largest healthy card holds 8 of 16 GiB"}
-    assert client.bind(large, "a") == "CardTooSmall: node a: largest healthy card holds 8 of 16 GiB"
+    assert client.bind(large) == "CardTooSmall: node a: largest healthy card holds 8 of 16 GiB"
     # By placement it would be the card that is ill: both are empty, and it is the first.
-    assert client.bind(small, "a") == ""
+    assert client.bind(small) == ""
     assert contract.booking(api.pod("small")).index == 1  # type: ignore[union-attr]
     api.put("nodes", healthy)
     eventually(lambda: client.filter(large, "a")["NodeNames"] == ["a"])
-    assert client.bind(large, "a") == ""
+    assert client.bind(large) == ""
 
 
 def test_several_cards_that_kubelet_could_not_share_equally_are_refused_before_the_bind(
@@ -212,16 +206,15 @@ def test_several_cards_that_kubelet_could_not_share_equally_are_refused_before_t
     )
     assert (answer["NodeNames"], answer["FailedNodes"]) == ([], {})
     assert answer["FailedAndUnresolvableNodes"] == {"a": words, "b": words}
-    assert words in client.bind(pod, "a")
+    assert words in client.bind(pod)
     assert not api.asked("POST", "/binding$")
 
 
 def test_a_refusal_at_bind_is_exactly_one_event(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     pod = api.put("pods", make_pod("p", 9))
     for _try in range(5):
-        assert client.bind(pod, "a") == "CardTooSmall: node a: largest healthy card holds 8 of 9 GiB"
+        assert client.bind(pod) == "CardTooSmall: node a: largest healthy card holds 8 of 9 GiB"
     event = eventually(lambda: api.asked("POST", "/events$"))[0]
     assert (event["reason"], event["type"]) == ("GPUMemoryRefused", "Warning")
     assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
@@ -230,14 +223,13 @@ def test_a_refusal_at_bind_is_exactly_one_event(api: ApiDouble, start: Start) ->
 
 
 def test_a_repeated_bind_succeeds_without_a_second_binding(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     pod = api.put("pods", make_pod("p", 5))
-    assert client.bind(pod, "a") == ""
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
+    assert client.bind(pod) == ""
     eventually(lambda: client.extender.state.holds == 0)
-    assert client.bind(pod, "a") == ""
-    assert client.used("a") == [5]
+    assert client.bind(pod) == ""
+    assert client.used() == [5]
     assert len(api.asked("POST", "/binding$")) == 1
 
 
@@ -245,25 +237,23 @@ def test_a_repeated_bind_succeeds_without_a_second_binding(api: ApiDouble, start
 
 
 def test_fault_03_used_above_total_is_reported(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 15, 15))
     api.put("pods", make_pod("mib", 4096, "a", 0))
-    client = start()
+    client = start(15, 15)
     node = client.node("a")
     assert (node["totalGPU"], node["usedGPU"]) == (30, 4096)
     assert [(card["totalGPU"], card["usedGPU"]) for card in node["devs"]] == [(15, 4096), (15, 0)]
     assert client.metric('gpushare_card_booked_units{card="0",node="a",uuid="GPU-a-0"}') == 4096
     assert client.metric('gpushare_card_capacity_units{card="0",node="a",uuid="GPU-a-0"}') == 15
     pod = api.put("pods", make_pod("p", 1))
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
     assert api.pod("p")["metadata"]["annotations"][IDX] == "1"
 
 
 def test_fault_04_cards_of_different_sizes(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 1, 10))
-    client = start()
+    client = start(1, 10)
     assert client.filter(make_pod("p", 10), "a")["NodeNames"] == ["a"]
     pod = api.put("pods", make_pod("p", 10))
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
     annotations = api.pod("p")["metadata"]["annotations"]
     assert (annotations[IDX], annotations[contract.POD_CARD_UNITS]) == ("1", "10")
     assert [card["totalGPU"] for card in client.node("a")["devs"]] == [1, 10]
@@ -282,7 +272,7 @@ def test_fault_05_the_card_is_the_annotations_index_and_its_uuid(api: ApiDouble,
     api.put("pods", make_pod("there", 3, "a", 2))
     client = start()
     pod = api.put("pods", make_pod("p", 5))
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
     assert api.pod("p")["metadata"]["annotations"][IDX] == "1"
     shown = [(card["id"], card["uuid"], card["usedGPU"]) for card in client.node("a")["devs"]]
     assert shown == [(1, "GPU-a-1", 5), (2, "GPU-a-0", 3)]
@@ -313,8 +303,7 @@ def test_fault_11_nodes_are_never_stale(api: ApiDouble, start: Start) -> None:
 
 
 def test_fault_11_an_unknown_node_is_404(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    status, value = start().json("GET", "/gpushare-scheduler/inspect/who")
+    status, value = start(8).json("GET", "/gpushare-scheduler/inspect/who")
     assert (status, value["nodes"]) == (404, [])
     assert "who" in value["error"]
 
@@ -380,57 +369,53 @@ def test_fault_11_inspect_and_filter_while_everything_changes(api: ApiDouble, st
 
 
 def test_not_ready_before_nodes_and_pods_are_listed(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("p", 5, "a", 0))
     api.fail("GET", r"/pods\?", 500, times=10**6)
-    client = start(ready=False)
+    client = start(8, ready=False)
     eventually(lambda: client.extender.nodes.synced and client.extender.pods.error)
     status, body, _headers = client.raw("GET", "/readyz")
     assert (status, b"pods" in body, b"injected" in body) == (503, True, True)
     assert client.raw("GET", "/healthz")[0] == 200
     assert "NotReady: " in client.filter(make_pod("q", 1), "a")["Error"]
-    assert "NotReady: " in client.bind(make_pod("q", 1), "a")
+    assert "NotReady: " in client.bind(make_pod("q", 1))
     assert client.json("GET", "/gpushare-scheduler/inspect")[0] == 503
     api.failures.clear()
     eventually(lambda: client.raw("GET", "/readyz")[0] == 200)
-    assert client.used("a") == [5]
+    assert client.used() == [5]
 
 
 def test_a_restart_rebuilds_the_state(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
-    first = start()
+    first = start(16, 16)
     for number, units in enumerate((3, 14, 2, 9)):
-        assert first.bind(api.put("pods", make_pod(f"p{number}", units)), "a") == ""
+        assert first.bind(api.put("pods", make_pod(f"p{number}", units))) == ""
     before = first.node("a")
     first.extender.stop()
     assert start().node("a") == before
 
 
 def test_an_outage_and_lost_history_change_nothing_that_lasts(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 16, 16))
-    client = start()
+    client = start(16, 16)
     pod = api.put("pods", make_pod("p", 5))
-    assert client.bind(pod, "a") == ""
+    assert client.bind(pod) == ""
     eventually(lambda: client.extender.state.holds == 0)
     with api.outage():
         eventually(lambda: client.extender.pods.error and client.extender.nodes.error)
-        assert client.used("a") == [5, 0], "the last state stays"
+        assert client.used() == [5, 0], "the last state stays"
         assert client.filter(make_pod("q", 5), "a")["NodeNames"] == ["a"]
-        assert "can't be read" in client.bind(make_pod("q", 5), "a")
+        assert "can't be read" in client.bind(make_pod("q", 5))
         api.remove("pods", "p", "default")
         api.put("pods", make_pod("r", 7, "a", 1))
         api.compact()
-    eventually(lambda: client.used("a") == [0, 7])
+    eventually(lambda: client.used() == [0, 7])
     assert client.extender.pods.lists == 2
 
 
 def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("plain"))
     api.put("nodes", make_node("b", 10))
-    api.put("nodes", make_node("a", 10, 10))
     placed = api.put("pods", make_pod("binpack-1-0", 3, "a", 0))
     stray = api.put("pods", make_pod("stray", 2, "a"))
-    status, value = start().json("GET", "/gpushare-scheduler/inspect")
+    status, value = start(10, 10).json("GET", "/gpushare-scheduler/inspect")
     assert status == 200
     assert [node["name"] for node in value["nodes"]] == ["a", "b"]
     node = value["nodes"][0]
@@ -450,12 +435,11 @@ def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
 
 
 def test_metrics_count_requests(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("stray", 1, "a"))
-    client = start()
+    client = start(8)
     client.filter(make_pod("p", 5), "a")
     client.filter(make_pod("p", 9), "a")
-    client.bind(api.put("pods", make_pod("p", 5)), "a")
+    client.bind(api.put("pods", make_pod("p", 5)))
     client.raw("POST", "/gpushare-scheduler/filter", b"{")
     for result in ("passed", "refused", "invalid"):
         assert client.metric(f'gpushare_extender_requests_total{{result="{result}",verb="filter"}}') == 1
@@ -482,8 +466,7 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @pytest.fixture
 def served(api: ApiDouble, start: Start) -> Client:
-    api.put("nodes", make_node("a", 8))
-    return start()
+    return start(8)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=FIXTURES)
@@ -550,8 +533,7 @@ def test_names_that_would_change_the_path_are_refused(served: Client, api: ApiDo
 
 
 def test_an_api_that_refuses_everything_is_a_readable_failure(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("a", 8))
-    client = start()
+    client = start(8)
     pod = api.put("pods", make_pod("p", 5))
 
     def refuse(method: str, path: str) -> None:
@@ -559,4 +541,4 @@ def test_an_api_that_refuses_everything_is_a_readable_failure(api: ApiDouble, st
             raise KubeError(403, "Forbidden", "no right to that")
 
     api.hooks.append(refuse)
-    assert "no right to that" in client.bind(pod, "a")
+    assert "no right to that" in client.bind(pod)

@@ -99,9 +99,8 @@ def service(files: Files) -> Iterator[Service]:
 
 
 def test_fault_14_a_scheduler_with_a_certificate_filters_and_binds(api: ApiDouble, start: Start, files: Files) -> None:
-    api.put("nodes", make_node("a", 8))
     pod = api.put("pods", make_pod("p", 5))
-    client = start(tls=files.tls())
+    client = start(8, tls=files.tls())
     port, context = client.extender.service.port, files.client(files.authority)
     body = json.dumps({"Pod": pod, "NodeNames": ["a"]}).encode()
     status, text = ask(port, context, "/gpushare-scheduler/filter", body)
