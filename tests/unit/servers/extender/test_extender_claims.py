@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What others were evicted for is known to every extender, whichever of them had them evicted."""
+"""A claim on freed memory reaches every extender, whichever of them evicted the victims."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, eventually
+from extender_kit import Client, Scheduler, eventually
 from gpushare.extender.claims import claim_of, claim_to_text
-from gpushare.extender.preemption import CLAIM_SECONDS, Preemption
+from gpushare.extender.preemption import CLAIM_SECONDS
 from gpushare.extender.state import Claim
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -21,40 +21,16 @@ from hypothesis import strategies as st
 Start = Callable[..., Client]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Scheduler:
-    """One scheduler's extender, whose preemption runs only on the test's tick."""
-
-    def __init__(self, client: Client) -> None:
-        self.client, self.clock = client, Clock()
-        extender = client.extender
-        extender.preemption.stop()
-        self.preemption = Preemption(
-            extender.binder._kube, extender.state, extender.events, clock=self.clock, claims=extender.claims
-        )
-        extender.api._preemption, extender.api._refused = self.preemption, (self.preemption.refused,)
-
-    def tick(self, seconds: float = 2.0) -> None:
-        self.clock.now += seconds
-        self.preemption.tick()
-
-    def claims(self) -> list[Claim]:
-        return self.client.extender.state.claims()
+Two = tuple[Scheduler, Scheduler]
 
 
 @pytest.fixture
-def two(api: ApiDouble, start: Start) -> tuple[Scheduler, Scheduler]:
+def two(api: ApiDouble, start: Start) -> Two:
     """Two cards of 16 with 7 free each: 14 units are free, and no card has 10."""
     for name, card, priority in (("x", 0, 1), ("y", 1, 2)):
         api.put("pods", make_pod(name, 9, "a", card, priority=priority))
-    return Scheduler(start(16, 16)), Scheduler(start())
+    first, second = start(16, 16), start()
+    return Scheduler(first, claims=first.extender.claims), Scheduler(second, claims=second.extender.claims)
 
 
 def written(api: ApiDouble, name: str) -> tuple[Any, Any]:
@@ -65,19 +41,16 @@ def written(api: ApiDouble, name: str) -> tuple[Any, Any]:
 
 def evicted_for_high(api: ApiDouble, leader: Scheduler) -> JsonObject:
     high = api.put("pods", make_pod("high", 10, priority=10))
-    assert leader.client.filter(high, "a")["NodeNames"] == []
-    leader.tick()
+    leader.refuse(high)
     assert contract.terminating(api.pod("x"))
     return high
 
 
-def test_a_new_leaders_extender_keeps_the_claim_on_a_freed_card(
-    api: ApiDouble, two: tuple[Scheduler, Scheduler]
-) -> None:
+def test_a_new_leaders_extender_keeps_the_claim_on_a_freed_card(api: ApiDouble, two: Two) -> None:
     leader, other = two
     high = evicted_for_high(api, leader)
     eventually(lambda: other.claims() == leader.claims() != [])
-    # The leader is gone, and what it knew; the victim ends.
+    # The leader's process ends before its victim does.
     leader.client.extender.stop()
     api.remove("pods", "x", "default")
     eventually(lambda: other.client.used()[0] == 0)
@@ -86,14 +59,11 @@ def test_a_new_leaders_extender_keeps_the_claim_on_a_freed_card(
         "a": "InsufficientGPUMemory: largest free share on one card is 7 of 10 GiB"
     }
     assert "7 of 10 GiB" in other.client.bind(thief)
-    assert other.client.filter(high, "a")["NodeNames"] == ["a"]
-    assert other.client.bind(high) == ""
+    assert other.client.filter_and_bind(high) == ""
     eventually(lambda: other.claims() == [])
 
 
-def test_a_later_extender_knows_the_claim_before_it_is_ready(
-    api: ApiDouble, two: tuple[Scheduler, Scheduler], start: Start
-) -> None:
+def test_a_later_extender_knows_the_claim_before_it_is_ready(api: ApiDouble, two: Two, start: Start) -> None:
     evicted_for_high(api, two[0])
     api.remove("pods", "x", "default")
     late = start()
@@ -106,70 +76,57 @@ def test_a_later_extender_knows_the_claim_before_it_is_ready(
     eventually(lambda: blind.extender.unsynced() is None)
 
 
-def test_the_claim_is_written_on_the_pod_before_an_eviction(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_the_claim_is_written_on_the_pod_before_an_eviction(api: ApiDouble, two: Two) -> None:
     seen: list[Any] = []
-
-    def look(method: str, path: str) -> None:
-        # Those that only ask come first.
-        if method == "POST" and path.endswith("/eviction"):
-            seen.append(written(api, "high"))
-
-    api.hooks.append(look)
+    # The first eviction is a dry run.
+    api.before("POST", "/eviction$", lambda: seen.append(written(api, "high")), times=2)
     evicted_for_high(api, two[0])
     text, label = seen[-1]
     assert label == "true"
     assert json.loads(text) == {"node": "a", "cards": [0], "victims": [api.pod("x")["metadata"]["uid"]]}
 
 
-def test_evictions_of_the_scheduler_are_claimed_by_every_extender(
-    api: ApiDouble, two: tuple[Scheduler, Scheduler]
-) -> None:
+def test_evictions_of_the_scheduler_are_claimed_by_every_extender(api: ApiDouble, two: Two) -> None:
     leader, other = two
     high = api.put("pods", make_pod("high", 16, priority=10))
     victim = api.pod("x")["metadata"]["uid"]
     body = {"Pod": high, "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": victim}]}}}
     assert leader.client.json("POST", "/gpushare-scheduler/preempt", body)[1]["NodeNameToMetaVictims"]
     leader.tick()
-    assert other.claims() == [], "it was offered and is not used yet"
+    assert other.claims() == [], "an offer is no claim yet"
     api.change("pods", "x", "default", lambda pod: pod["metadata"].update(deletionTimestamp="now"))
     eventually(leader.claims)
     leader.tick(0.1)
     eventually(lambda: other.claims() == leader.claims())
 
 
-def test_a_claim_is_removed_when_the_pod_is_bound(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["writer runs", "writer stopped"])
+def test_a_claim_is_removed_when_the_pod_is_bound(api: ApiDouble, two: Two, stopped: bool) -> None:
     leader, other = two
     high = evicted_for_high(api, leader)
     eventually(other.claims)
-    api.remove("pods", "x", "default")
-    eventually(lambda: other.client.used()[0] == 0)
-    assert other.client.bind(high) == ""
-    eventually(lambda: leader.claims() == other.claims() == [])
-    leader.tick()
-    assert written(api, "high") == (None, None), "who wrote it takes it off"
-    assert contract.booking(api.pod("high")) is not None
-
-
-def test_a_claim_is_removed_when_its_writer_has_stopped(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
-    leader, other = two
-    high = evicted_for_high(api, leader)
-    eventually(other.claims)
-    leader.client.extender.stop()
+    if stopped:
+        leader.client.extender.stop()
     api.remove("pods", "x", "default")
     eventually(lambda: other.client.used()[0] == 0)
     assert other.client.bind(high) == ""
     eventually(lambda: other.claims() == [] and other.client.extender.claims.mirror.items() == [])
-    other.tick(6)
+    if stopped:
+        other.tick(6)
+    else:
+        eventually(lambda: leader.claims() == [])
+        leader.tick()
     assert written(api, "high") == (None, None)
+    assert contract.booking(api.pod("high")) is not None
 
 
-def test_an_unused_claim_ends_in_every_extender(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_an_unused_claim_ends_in_every_extender(api: ApiDouble, two: Two) -> None:
     leader, other = two
     evicted_for_high(api, leader)
     eventually(other.claims)
     api.remove("pods", "x", "default")
     eventually(lambda: leader.client.used()[0] == other.client.used()[0] == 0)
-    # Also where the one that wrote it is no more.
+    # Its writer needn't be running.
     leader.client.extender.stop()
     other.tick(10)
     other.tick(CLAIM_SECONDS - 5)
@@ -178,7 +135,7 @@ def test_an_unused_claim_ends_in_every_extender(api: ApiDouble, two: tuple[Sched
     assert other.claims() == [] and written(api, "high") == (None, None)
 
 
-def test_two_extenders_evict_once_for_one_pod(api: ApiDouble, two: tuple[Scheduler, Scheduler]) -> None:
+def test_two_extenders_evict_once_for_one_pod(api: ApiDouble, two: Two) -> None:
     leader, other = two
     high = api.put("pods", make_pod("high", 10, priority=10))
     for one in two:
@@ -189,15 +146,13 @@ def test_two_extenders_evict_once_for_one_pod(api: ApiDouble, two: tuple[Schedul
     assert not contract.terminating(api.pod("y"))
 
 
-def test_a_claim_that_cannot_be_written_is_kept_and_written_later(
-    api: ApiDouble, two: tuple[Scheduler, Scheduler]
-) -> None:
+def test_a_claim_that_cannot_be_written_is_kept_and_written_later(api: ApiDouble, two: Two) -> None:
     leader, other = two
     api.fail("PATCH", "/pods/high$", 500, times=2)
     evicted_for_high(api, leader)
     assert leader.claims() and written(api, "high") == (None, None)
     leader.tick(1)
-    assert len(api.asked("PATCH", "/pods/high$")) == 1, "not at every look"
+    assert len(api.asked("PATCH", "/pods/high$")) == 1, "not at every tick"
     leader.tick(6)
     leader.tick(6)
     assert written(api, "high")[1] == "true"
@@ -226,34 +181,24 @@ def test_a_claim_round_trips() -> None:
     assert claim_of(claiming(claim_to_text(RIGHT))) == RIGHT
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"cards": [0]},
-        {"cards": [0, 1, 2]},
-        {"cards": [0, 0]},
-        {"cards": [0, True]},
-        {"cards": [0, "1"]},
-        {"cards": 7},
-        {"node": 7},
-        {"node": None},
-        {"victims": [7]},
-        {"victims": None},
-    ],
-)
+BAD_CARDS = ([0], [0, 1, 2], [0, 0], [0, True], [0, "1"], 7)
+BAD_CLAIMS = [*({"cards": cards} for cards in BAD_CARDS), {"node": 7}, {"node": None}, {"victims": [7]}]
+
+
+@pytest.mark.parametrize("change", [*BAD_CLAIMS, {"victims": None}])
 def test_a_claim_above_the_pods_request_is_ignored(change: JsonObject) -> None:
     value = json.loads(claim_to_text(RIGHT)) | change
     assert claim_of(claiming(json.dumps(value))) is None
 
 
-@pytest.mark.parametrize("place", ["bound", "ending", "finished", "wishless"])
-def test_only_a_pending_pod_has_a_claim(place: str) -> None:
+@pytest.mark.parametrize("state", ["bound", "ending", "finished", "invalid request"])
+def test_only_a_pending_pod_has_a_claim(state: str) -> None:
     pod = claiming(claim_to_text(RIGHT))
-    if place == "bound":
+    if state == "bound":
         pod["spec"]["nodeName"] = "a"
-    elif place == "ending":
+    elif state == "ending":
         pod["metadata"]["deletionTimestamp"] = "now"
-    elif place == "finished":
+    elif state == "finished":
         pod["status"]["phase"] = "Failed"
     else:
         pod["metadata"]["annotations"][contract.POD_CARD_COUNT] = "many"
@@ -284,11 +229,10 @@ def test_a_label_without_a_claim_is_ignored(api: ApiDouble, start: Start) -> Non
 
 
 def test_a_claim_binds_no_pod_above_its_pods_priority(api: ApiDouble, start: Start) -> None:
-    """Who writes one himself keeps from others of his rank what his pod could have, and nothing from higher ones."""
+    """A user who writes a claim hides memory from pods of the same or a lower priority, and from no other."""
     api.put("pods", claiming(claim_to_text(RIGHT)))
     client = start(8, 8, 8)
     same, higher = make_pod("same", 8, priority=7), make_pod("higher", 8, priority=8)
-    assert client.filter(api.put("pods", same), "a")["NodeNames"] == ["a"], "one card is unclaimed"
-    assert client.bind(api.pod("same")) == ""
+    assert client.filter_and_bind(api.put("pods", same)) == "", "one card is unclaimed"
     assert contract.booking(api.pod("same")).index == 1  # type: ignore[union-attr]
     assert client.filter(api.put("pods", higher), "a")["NodeNames"] == ["a"]

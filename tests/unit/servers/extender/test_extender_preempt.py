@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, eventually
-from gpushare.extender.preemption import POSTPONEMENTS, Preemption
+from extender_kit import Client, Scheduler, eventually
+from gpushare.extender.preemption import POSTPONEMENTS
 from gpushare.extender.state import PodRow
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -21,187 +21,151 @@ def uid(pod: JsonObject) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def preempt(
-    client: Client, pod: JsonObject, offered: dict[str, list[JsonObject]], violations: int = 0, key: str = "Meta"
-) -> Any:
-    """Ask as kube-scheduler does; the names of the victims by node."""
-    if key == "Meta":
-        victims = {node: [{"UID": uid(one)} for one in pods] for node, pods in offered.items()}
-    else:
-        victims = dict(offered)
-    body = {
-        "Pod": pod,
-        f"NodeNameTo{key}Victims": {
-            node: {"Pods": pods, "NumPDBViolations": violations} for node, pods in victims.items()
-        },
+def preempt(client: Client, pod: JsonObject, offered: dict[str, list[JsonObject]], violations: int = 0) -> Any:
+    """Send kube-scheduler's request: its victims by node."""
+    victims = {
+        node: {"Pods": [{"UID": uid(one)} for one in pods], "NumPDBViolations": violations}
+        for node, pods in offered.items()
     }
+    return answer_to(client, {"Pod": pod, "NodeNameToMetaVictims": victims})
+
+
+def answer_to(client: Client, body: JsonObject) -> Any:
     status, value = client.json("POST", "/gpushare-scheduler/preempt", body)
     assert status == 200
     return value["NodeNameToMetaVictims"]
 
 
 def names(api: ApiDouble, answer: Any) -> dict[str, list[str]]:
+    """The names of the victims by node."""
     by_uid = {uid(pod): pod["metadata"]["name"] for pod in api.pods()}
     return {node: [by_uid[one["UID"]] for one in victims["Pods"]] for node, victims in answer.items()}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def quiet(start: Start) -> Callable[..., tuple[Client, Preemption, Clock]]:
-    """An extender whose preemption runs only on the test's tick."""
-
-    def begin(**options: Any) -> tuple[Client, Preemption, Clock]:
-        client = start(**options)
-        clock = Clock()
-        old = client.extender.preemption
-        old.stop()
-        new = Preemption(
-            client.extender.binder._kube,
-            client.extender.state,
-            client.extender.events,
-            enabled=options.get("preemption", True),
-            clock=clock,
-        )
-        client.extender.preemption = new
-        client.extender.api._preemption, client.extender.api._refused = new, (new.refused,)
-        return client, new, clock
-
-    return begin
+def quiet(start: Start) -> Callable[..., Scheduler]:
+    """Start an extender whose preemption runs only on the test's tick."""
+    return lambda *sizes, **options: Scheduler(start(*sizes, **options), enabled=options.get("preemption", True))
 
 
-Quiet = Callable[..., tuple[Client, Preemption, Clock]]
+Quiet = Callable[..., Scheduler]
 
 
-def gone(api: ApiDouble) -> set[str]:
-    """The names of the terminating pods."""
+def add(api: ApiDouble, name: str, units: int, *where: Any, priority: int = 0, app: str = "") -> JsonObject:
+    """Create a pod: its node and card follow its units where it is bound."""
+    pod = make_pod(name, units, *where, priority=priority)
+    if app:
+        pod["metadata"]["labels"] = {"app": app}
+    return api.put("pods", pod)
+
+
+def add_high(api: ApiDouble, units: int) -> JsonObject:
+    return add(api, "high", units, priority=10)
+
+
+def terminating(api: ApiDouble) -> set[str]:
     return {pod["metadata"]["name"] for pod in api.pods() if contract.terminating(pod)}
 
 
-def end(api: ApiDouble, *which: str) -> None:
-    for name in which:
-        api.remove("pods", name, "default")
+def terminate(api: ApiDouble, name: str) -> None:
+    api.change("pods", name, "default", lambda pod: pod["metadata"].update(deletionTimestamp="x"))
 
 
-# ----------------------------------------------------------------- kube-scheduler asks
+def end(api: ApiDouble, name: str) -> None:
+    api.remove("pods", name, "default")
+
+
+# ----------------------------------------------------------------- requests of kube-scheduler
 
 
 def test_victims_are_chosen_by_card(api: ApiDouble, start: Start) -> None:
-    """The scheduler would take one pod of each card, by the total; all of one card's must go."""
+    """The scheduler would evict one pod of each card, by the total; both of one card must go."""
     pods = {
-        name: api.put("pods", make_pod(name, 8, "a", card, priority=priority))
+        name: add(api, name, 8, "a", card, priority=priority)
         for name, card, priority in (("x", 0, 1), ("y", 0, 2), ("z", 1, 3), ("w", 1, 4))
     }
-    client = start(16, 16)
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    answer = preempt(client, high, {"a": [pods["w"], pods["x"]]})
+    answer = preempt(start(16, 16), add_high(api, 16), {"a": [pods["w"], pods["x"]]})
     assert names(api, answer) == {"a": ["y", "x"]}
     assert answer["a"]["NumPDBViolations"] == 0
-    assert gone(api) == set(), "kube-scheduler evicts them"
+    assert terminating(api) == set(), "kube-scheduler evicts them"
 
 
 def test_victims_chosen_for_other_resources_stay(api: ApiDouble, start: Start) -> None:
-    card = api.put("pods", make_pod("card", 8, "a", 0, priority=1))
-    other = api.put("pods", make_pod("other", 8, "a", 1, priority=4))
-    plain = api.put("pods", make_pod("plain", 0, "a"))
-    client = start(16, 16)
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    # 16 of 32 are free: that one of the two goes is enough for the total, so the other one is for something else.
-    answer = preempt(client, high, {"a": [other, card, plain]})
-    assert names(api, answer)["a"][0] == "other"
-    assert set(names(api, answer)["a"]) == {"other", "card", "plain"}
-    # A pod without GPU memory is unknown here, and isn't ours to spare.
-    api.put("pods", make_pod("third", 16, "a", 1, priority=3))
+    card, other = add(api, "card", 8, "a", 0, priority=1), add(api, "other", 8, "a", 1, priority=4)
+    plain = add(api, "plain", 0, "a")
+    client, high = start(16, 16), add_high(api, 16)
+    # 16 of 32 are free: evicting one of the two is enough for the total, so the other one has another reason.
+    victims = names(api, preempt(client, high, {"a": [other, card, plain]}))["a"]
+    assert victims[0] == "other" and set(victims) == {"other", "card", "plain"}
+    # A pod without GPU memory is unknown here, so it stays a victim.
+    add(api, "third", 16, "a", 1, priority=3)
     eventually(lambda: client.used() == [8, 24])
     assert names(api, preempt(client, high, {"a": [plain]})) == {"a": ["card", "plain"]}
 
 
 def test_nodes_where_no_eviction_helps_are_dropped(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("small", 8, 8))
-    api.put("nodes", make_node("firm", 16))
-    api.put("nodes", make_node("good", 16))
-    small = api.put("pods", make_pod("s", 8, "small", 0))
-    firm = [api.put("pods", make_pod(f"f{number}", 8, "firm", 0, priority=10 * number)) for number in range(2)]
-    good = api.put("pods", make_pod("g", 16, "good", 0))
-    client = start()
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    answer = preempt(client, high, {"small": [small], "firm": firm[:1], "good": [good], "who": [good]})
-    assert names(api, answer) == {"good": ["g"]}
+    for node, sizes in (("small", (8, 8)), ("firm", (16,)), ("good", (16,))):
+        api.put("nodes", make_node(node, *sizes))
+    small, good = add(api, "s", 8, "small", 0), add(api, "g", 16, "good", 0)
+    firm = [add(api, f"f{number}", 8, "firm", 0, priority=10 * number) for number in range(2)]
+    offered = {"small": [small], "firm": firm[:1], "good": [good], "who": [good]}
+    assert names(api, preempt(start(), add_high(api, 16), offered)) == {"good": ["g"]}
 
 
 def test_disruption_budgets_are_queried_and_counted(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("b", 16))
-    guarded = make_pod("guarded", 16, "a", 0)
-    guarded["metadata"]["labels"] = {"app": "web"}
-    pods = [api.put("pods", guarded), api.put("pods", make_pod("free", 16, "a", 1))]
-    only = make_pod("only", 16, "b", 0)
-    only["metadata"]["labels"] = {"app": "web"}
-    pods.append(api.put("pods", only))
+    guarded, only = add(api, "guarded", 16, "a", 0, app="web"), add(api, "only", 16, "b", 0, app="web")
+    add(api, "free", 16, "a", 1)
     api.budgets["web"] = 0
-    client = start(16, 16)
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    answer = preempt(client, high, {"a": pods[:1], "b": pods[2:]}, violations=1)
+    answer = preempt(start(16, 16), add_high(api, 16), {"a": [guarded], "b": [only]}, violations=1)
     assert names(api, answer) == {"a": ["free"], "b": ["only"]}
     assert {node: victims["NumPDBViolations"] for node, victims in answer.items()} == {"a": 0, "b": 1}
-    assert gone(api) == set()
+    assert terminating(api) == set()
 
 
 def test_whole_pods_are_accepted_as_victims(api: ApiDouble, start: Start) -> None:
-    victim = api.put("pods", make_pod("v", 16, "a", 0))
-    client = start(16)
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    assert names(api, preempt(client, high, {"a": [victim]}, key="")) == {"a": ["v"]}
+    victims = {"a": {"Pods": [add(api, "v", 16, "a", 0)], "NumPDBViolations": 0}}
+    body = {"Pod": add_high(api, 16), "NodeNameToVictims": victims}
+    assert names(api, answer_to(start(16), body)) == {"a": ["v"]}
 
 
 def test_terminating_pods_are_waited_for(api: ApiDouble, start: Start) -> None:
-    ending = make_pod("ending", 16, "a", 0)
-    ending["metadata"]["deletionTimestamp"] = "x"
-    api.put("pods", ending)
-    other = api.put("pods", make_pod("other", 16, "a", 1))
+    add(api, "ending", 16, "a", 0)
+    terminate(api, "ending")
+    other = add(api, "other", 16, "a", 1)
     client = start(16, 16)
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    assert preempt(client, high, {"a": [other]}) == {}
+    assert preempt(client, add_high(api, 16), {"a": [other]}) == {}
     assert [one.cards for one in client.extender.state.claims()] == [((0, 16),)]
 
 
 def test_memory_freed_by_kube_scheduler_is_claimed_for_its_pod(api: ApiDouble, start: Start) -> None:
-    victim = api.put("pods", make_pod("v", 16, "a", 0))
+    victim = add(api, "v", 16, "a", 0)
     client = start(16)
-    high, low = api.put("pods", make_pod("high", 12, priority=10)), api.put("pods", make_pod("low", 8, priority=5))
+    high, low = add_high(api, 12), add(api, "low", 8, priority=5)
     preempt(client, high, {"a": [victim]})
     end(api, "v")
     eventually(client.extender.state.claims)
     assert client.filter(low, "a")["FailedNodes"] == {
         "a": "InsufficientGPUMemory: largest free share on one card is 4 of 8 GiB"
     }
-    assert "4 of 8 GiB" in client.bind(low), "a filter of another extender may have let it through"
-    assert client.filter(high, "a")["NodeNames"] == ["a"]
-    assert client.bind(high) == ""
+    assert "4 of 8 GiB" in client.bind(low), "a filter of another extender may have passed it"
+    assert client.filter_and_bind(high) == ""
     # The booking counts at once, the claim ends with the watch's event.
     eventually(lambda: client.extender.state.claims() == [])
     assert client.used() == [12]
 
 
 def test_preemption_can_be_disabled(api: ApiDouble, quiet: Quiet) -> None:
-    victim = api.put("pods", make_pod("v", 9, "a", 0))
-    api.put("pods", make_pod("w", 9, "a", 1))
-    client, preemption, clock = quiet(16, 16, preemption=False)
-    high = api.put("pods", make_pod("high", 14, priority=10))
-    assert names(api, preempt(client, high, {"a": [victim]}, violations=3)) == {"a": ["v"]}
-    client.filter(high, "a")
-    clock.now += 10
-    preemption.tick()
-    assert gone(api) == set()
+    victim = add(api, "v", 9, "a", 0)
+    add(api, "w", 9, "a", 1)
+    scheduler, high = quiet(16, 16, preemption=False), add_high(api, 14)
+    assert names(api, preempt(scheduler.client, high, {"a": [victim]}, violations=3)) == {"a": ["v"]}
+    scheduler.refuse(high)
+    assert terminating(api) == set()
 
 
 def test_an_invalid_annotation_evicts_no_pod(api: ApiDouble, start: Start) -> None:
-    victim = api.put("pods", make_pod("v", 16, "a", 0))
+    victim = add(api, "v", 16, "a", 0)
     high = make_pod("high", 16, priority=10)
     high["metadata"]["annotations"] = {contract.POD_CARD_COUNT: "3"}
     assert preempt(start(16), api.put("pods", high), {"a": [victim]}) == {}
@@ -218,125 +182,111 @@ def test_preemption_before_the_first_list_is_an_error(api: ApiDouble, start: Sta
 # ----------------------------------------------------------------- the extender's own preemption
 
 
-def fragmented(api: ApiDouble) -> None:
-    """Two cards of 16 with 7 free each: 14 units are free, and no card has 10."""
-    api.put("nodes", make_node("a", 16, 16))
+@pytest.fixture
+def fragmented(api: ApiDouble, quiet: Quiet) -> Scheduler:
+    """Two cards of 16 with 7 free each: 14 units are free, and no card has 10. Pod x has the lowest priority."""
     for name, card, priority in (("x", 0, 1), ("y", 1, 2)):
-        api.put("pods", make_pod(name, 9, "a", card, priority=priority))
+        add(api, name, 9, "a", card, priority=priority, app="web")
+    return quiet(16, 16)
 
 
-def test_the_extender_evicts_where_the_total_fits_and_no_card_does(api: ApiDouble, quiet: Quiet) -> None:
-    fragmented(api)
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    assert client.filter(high, "a")["NodeNames"] == []
-    preemption.tick()
-    assert gone(api) == set(), "kube-scheduler comes first"
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == {"x"}
+def test_the_extender_evicts_where_the_total_fits_and_no_card_does(api: ApiDouble, fragmented: Scheduler) -> None:
+    client, high = fragmented.client, add_high(api, 10)
+    assert fragmented.filter(high) == []
+    fragmented.tick(0)
+    assert terminating(api) == set(), "kube-scheduler comes first"
+    fragmented.tick()
+    assert terminating(api) == {"x"}
     evictions = [body for body in api.asked("POST", "/eviction$") if not body["deleteOptions"].get("dryRun")]
     assert [body["deleteOptions"]["preconditions"]["uid"] for body in evictions] == [uid(api.pod("x"))]
-    events = eventually(lambda: {one["reason"]: one for one in api.asked("POST", "/events$")})
     eventually(lambda: len(api.asked("POST", "/events$")) == 2)
     events = {one["reason"]: one for one in api.asked("POST", "/events$")}
     assert events["Preempted"]["involvedObject"]["name"] == "x"
     assert "default/high" in events["Preempted"]["message"]
     assert events["GPUMemoryPreempting"]["involvedObject"]["name"] == "high"
     assert events["GPUMemoryPreempting"]["message"] == "evicted for GPU memory of card 0 of node a: default/x"
-    # While it ends, and after it has, the card is for no other pod of the same or a lower priority.
-    low, same = api.put("pods", make_pod("low", 7)), api.put("pods", make_pod("same", 14, priority=10))
-    eventually(lambda: client.filter(low, "a")["NodeNames"] == ["a"])
+    # While x terminates, and afterwards, no other pod of the same or a lower priority gets the card.
+    low, same = add(api, "low", 7), add(api, "same", 14, priority=10)
+    eventually(lambda: fragmented.filter(low) == ["a"])
     for _again in range(3):
-        client.filter(high, "a")
-        clock.now += 2
-        preemption.tick()
-    assert gone(api) == {"x"}, "never twice while the victims end"
+        fragmented.refuse(high)
+    assert terminating(api) == {"x"}, "never twice while the victims terminate"
     end(api, "x")
     eventually(lambda: client.used()[0] == 0)
     assert client.bind(low) == ""
     assert api.pod("low")["metadata"]["annotations"][contract.POD_INDEX] == "1"
-    assert client.filter(same, "a")["NodeNames"] == []
+    assert fragmented.filter(same) == []
     assert client.bind(high) == ""
     assert api.pod("high")["metadata"]["annotations"][contract.POD_INDEX] == "0"
-    eventually(lambda: client.extender.state.claims() == [])
+    eventually(lambda: fragmented.claims() == [])
 
 
 EAGER = ("eager-0", "eager-1")
 
 
-def crowded(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock, JsonObject]:
+@pytest.fixture
+def crowded(api: ApiDouble, quiet: Quiet) -> Scheduler:
     """Card 1 is the cheaper one to free, once two small pods that are being bound there can be evicted."""
-    api.put("pods", make_pod("stays", 10, "a", 0, priority=5))
-    api.put("pods", make_pod("goes", 9, "a", 1, priority=1))
-    client, preemption, clock = quiet(16, 16)
+    add(api, "stays", 10, "a", 0, priority=5)
+    add(api, "goes", 9, "a", 1, priority=1)
+    scheduler = quiet(16, 16)
     for name in EAGER:
         row = PodRow(f"uid-{name}", "default", name, "a", 3, ((1, 3),), 1)
-        assert client.extender.state.reserve(row.uid, "a", lambda _view, row=row: row, 1).row == row
-    return client, preemption, clock, api.put("pods", make_pod("high", 12, priority=10))
+        assert scheduler.state.reserve(row.uid, "a", lambda _view, row=row: row, 1).row == row
+    return scheduler
 
 
-def test_pending_bookings_are_waited_for_before_a_higher_priority_pod_is_evicted(api: ApiDouble, quiet: Quiet) -> None:
-    client, preemption, clock, high = crowded(api, quiet)
-    client.filter(high, "a")
-    for _look in range(5):
-        clock.now += 2
-        preemption.tick()
-        assert gone(api) == set()
+def test_pending_bookings_are_waited_for_before_a_higher_priority_pod_is_evicted(
+    api: ApiDouble, crowded: Scheduler
+) -> None:
+    assert crowded.filter(add_high(api, 12)) == []
+    for _tick in range(5):
+        crowded.tick()
+        assert terminating(api) == set()
     for name in EAGER:
-        api.put("pods", make_pod(name, 3, "a", 1, priority=1))
-        client.extender.state.release(f"uid-{name}")
-    eventually(lambda: client.used() == [10, 15])
-    clock.now += 2
-    preemption.tick()
-    assert "stays" not in gone(api) and "goes" in gone(api)
+        add(api, name, 3, "a", 1, priority=1)
+        crowded.state.release(f"uid-{name}")
+    eventually(lambda: crowded.client.used() == [10, 15])
+    crowded.tick()
+    assert "stays" not in terminating(api) and "goes" in terminating(api)
 
 
-def test_the_wait_for_pending_bookings_is_limited(api: ApiDouble, quiet: Quiet) -> None:
-    client, preemption, clock, high = crowded(api, quiet)
-    client.filter(high, "a")
-    for _look in range(POSTPONEMENTS + 2):
-        clock.now += 2
-        preemption.tick()
-    assert gone(api) == {"stays"}
+def test_the_wait_for_pending_bookings_is_limited(api: ApiDouble, crowded: Scheduler) -> None:
+    assert crowded.filter(add_high(api, 12)) == []
+    for _tick in range(POSTPONEMENTS + 2):
+        crowded.tick()
+    assert terminating(api) == {"stays"}
 
 
-def test_pending_bookings_that_change_no_victim_are_not_waited_for(api: ApiDouble, quiet: Quiet) -> None:
-    client, preemption, clock, high = crowded(api, quiet)
-    client.extender.state.release(f"uid-{EAGER[1]}")
-    client.filter(high, "a")
-    clock.now += 2
-    preemption.tick()
+def test_pending_bookings_that_change_no_victim_are_not_waited_for(api: ApiDouble, crowded: Scheduler) -> None:
+    crowded.state.release(f"uid-{EAGER[1]}")
+    crowded.refuse(add_high(api, 12))
     # Even without the pending booking the card has enough free memory.
-    assert gone(api) == {"goes"}
+    assert terminating(api) == {"goes"}
 
 
-def test_kube_schedulers_preemption_waits_for_pending_bookings_too(api: ApiDouble, quiet: Quiet) -> None:
-    client, preemption, clock, high = crowded(api, quiet)
-    offered = {"a": [api.pod("goes")]}
-    assert preempt(client, high, offered) == {}
+def test_kube_schedulers_preemption_waits_for_pending_bookings_too(api: ApiDouble, crowded: Scheduler) -> None:
+    assert preempt(crowded.client, add_high(api, 12), {"a": [api.pod("goes")]}) == {}
     # The extender retries without a further request.
     for name in EAGER:
-        client.extender.state.release(f"uid-{name}")
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == {"goes"}
+        crowded.state.release(f"uid-{name}")
+    crowded.tick()
+    assert terminating(api) == {"goes"}
 
 
-def test_the_wait_of_kube_schedulers_preemption_is_limited(api: ApiDouble, quiet: Quiet) -> None:
-    client, _preemption, _clock, high = crowded(api, quiet)
-    offered = {"a": [api.pod("goes")]}
-    for _look in range(POSTPONEMENTS):
-        assert preempt(client, high, offered) == {}
-    assert names(api, preempt(client, high, offered)) == {"a": ["stays"]}
+def test_the_wait_of_kube_schedulers_preemption_is_limited(api: ApiDouble, crowded: Scheduler) -> None:
+    high, offered = add_high(api, 12), {"a": [api.pod("goes")]}
+    for _request in range(POSTPONEMENTS):
+        assert preempt(crowded.client, high, offered) == {}
+    assert names(api, preempt(crowded.client, high, offered)) == {"a": ["stays"]}
 
 
-def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
-    fragmented(api)
-    client = start()
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    client.filter(high, "a")
-    eventually(lambda: gone(api) == {"x"})
+def test_the_preemption_thread_evicts_without_a_tick(api: ApiDouble, start: Start) -> None:
+    for card in (0, 1):
+        add(api, "xy"[card], 9, "a", card, priority=card)
+    client = start(16, 16)
+    client.filter(add_high(api, 10), "a")
+    eventually(lambda: terminating(api) == {"x"})
     assert client.metric('gpushare_extender_evictions_total{result="evicted"}') == 1
 
 
@@ -344,278 +294,196 @@ def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
     ("priority", "policy", "evicts"), [(10, None, True), (10, "Never", False), (1, None, False), (0, None, False)]
 )
 def test_priority_and_policy_decide_whether_a_pod_preempts(
-    api: ApiDouble, quiet: Quiet, priority: int, policy: str | None, evicts: bool
+    api: ApiDouble, fragmented: Scheduler, priority: int, policy: str | None, evicts: bool
 ) -> None:
-    fragmented(api)
-    client, preemption, clock = quiet()
     high = make_pod("high", 10, priority=priority)
     if policy:
         high["spec"]["preemptionPolicy"] = policy
-    client.filter(api.put("pods", high), "a")
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == ({"x"} if evicts else set())
+    fragmented.refuse(api.put("pods", high))
+    assert terminating(api) == ({"x"} if evicts else set())
 
 
-def test_a_pod_bound_or_deleted_meanwhile_evicts_no_pod(api: ApiDouble, quiet: Quiet) -> None:
-    fragmented(api)
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    for prepare in (
-        lambda: api.change("pods", "high", "default", lambda pod: pod["spec"].update(nodeName="b")),
-        lambda: api.change("pods", "high", "default", lambda pod: pod["metadata"].update(uid="another")),
-        lambda: end(api, "high"),
-    ):
-        client.filter(high, "a")
-        prepare()
-        clock.now += 60
-        preemption.tick()
-        api.put("pods", high) if "high" in {one["metadata"]["name"] for one in api.pods()} else None
-    assert gone(api) == set()
+@pytest.mark.parametrize("change", ["bound", "replaced", "deleted"])
+def test_a_pod_bound_or_deleted_meanwhile_evicts_no_pod(api: ApiDouble, fragmented: Scheduler, change: str) -> None:
+    assert fragmented.filter(add_high(api, 10)) == []
+    if change == "bound":
+        api.change("pods", "high", "default", lambda pod: pod["spec"].update(nodeName="b"))
+    else:
+        end(api, "high")
+        if change == "replaced":
+            add_high(api, 10)
+    fragmented.tick(60)
+    assert terminating(api) == set()
 
 
-def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDouble, quiet: Quiet) -> None:
-    fragmented(api)
+def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDouble, fragmented: Scheduler) -> None:
     api.put("nodes", make_node("b", 16))
-    victim = api.put("pods", make_pod("v", 16, "b", 0, priority=3))
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
+    victim, high = add(api, "v", 16, "b", 0, priority=3), add_high(api, 10)
+    eventually(lambda: fragmented.state.bound(uid(victim)))
     # It asks about node b, which its own total refused, while node a was refused here.
-    client.filter(high, "a")
-    assert names(api, preempt(client, high, {"b": [victim]})) == {"b": ["v"]}
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == set()
-    # An extender that wasn't asked sees it by the pod it is nominated for.
-    api.change("pods", "v", "default", lambda pod: pod["metadata"].update(deletionTimestamp="x"))
+    assert fragmented.filter(high) == []
+    assert names(api, preempt(fragmented.client, high, {"b": [victim]})) == {"b": ["v"]}
+    fragmented.tick()
+    assert terminating(api) == set()
+    # An extender without that request knows it by the pod's nominated node.
+    terminate(api, "v")
     api.change("pods", "high", "default", lambda pod: pod["status"].update(nominatedNodeName="b"))
-    eventually(client.extender.state.claims)
-    client.extender.state.unclaim(uid(high))
-    client.filter(high, "a")
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == {"v"}
+    eventually(fragmented.claims)
+    fragmented.state.unclaim(uid(high))
+    fragmented.refuse(high)
+    assert terminating(api) == {"v"}
 
 
-def test_victims_of_another_extender_are_waited_for(api: ApiDouble, quiet: Quiet) -> None:
-    """A new leader's extender knows no claims, but it sees whose memory is coming."""
-    fragmented(api)
-    client, preemption, clock = quiet()
-    api.change("pods", "y", "default", lambda pod: pod["metadata"].update(deletionTimestamp="x"))
-    eventually(lambda: client.extender.state.bound(uid(api.pod("y"))).terminating)
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    client.filter(high, "a")
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == {"y"}
-    assert [one.cards for one in client.extender.state.claims()] == [((1, 10),)]
+def test_victims_of_another_extender_are_waited_for(api: ApiDouble, fragmented: Scheduler) -> None:
+    """A new leader's extender has no claims, but it knows which pods are terminating."""
+    terminate(api, "y")
+    eventually(lambda: fragmented.state.bound(uid(api.pod("y"))).terminating)
+    fragmented.refuse(add_high(api, 10))
+    assert terminating(api) == {"y"}
+    assert [one.cards for one in fragmented.claims()] == [((1, 10),)]
 
 
-def test_unfiltered_nodes_of_a_large_cluster_postpone_preemption(api: ApiDouble, quiet: Quiet) -> None:
-    """kube-scheduler stops looking for nodes when it has a hundred; the next time it starts behind them."""
-    fragmented(api)
+def test_unfiltered_nodes_of_a_large_cluster_postpone_preemption(api: ApiDouble, fragmented: Scheduler) -> None:
+    """kube-scheduler stops at a hundred suitable nodes; the next time it starts behind them."""
     api.put("nodes", make_node("far", 16))
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    asked = ["a", *(f"n{number}" for number in range(99))]
+    eventually(lambda: fragmented.state.view("far"))
+    high, asked = add_high(api, 10), ["a", *(f"n{number}" for number in range(99))]
     for _filter in range(4):
-        client.filter(high, *asked)
-        clock.now += 2
-        preemption.tick()
-        assert gone(api) == set()
-    client.filter(high, *asked)
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == {"x"}, "kube-scheduler never filtered that node: another reason keeps the pod from it"
+        fragmented.refuse(high, *asked)
+        assert terminating(api) == set()
+    fragmented.refuse(high, *asked)
+    assert terminating(api) == {"x"}, "kube-scheduler never filtered that node: it has another reason"
 
 
-def test_disruption_budgets_are_respected(api: ApiDouble, quiet: Quiet) -> None:
-    fragmented(api)
-    for name in "xy":
-        api.change("pods", name, "default", lambda pod: pod["metadata"].update(labels={"app": "web"}))
+def test_disruption_budgets_are_respected(api: ApiDouble, fragmented: Scheduler) -> None:
     api.budgets["web"] = 0
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
+    high = add_high(api, 10)
     for _again in range(3):
-        client.filter(high, "a")
-        clock.now += 2
-        preemption.tick()
-    assert gone(api) == set() and client.extender.state.claims() == []
-    asked = len(api.asked("POST", "/eviction$"))
-    assert asked == 2, "a pod whose victims are all protected is not tried again for a while"
-    # The budget lets one go, and the more important one isn't guarded any more.
+        fragmented.refuse(high)
+    assert terminating(api) == set() and fragmented.claims() == []
+    assert len(api.asked("POST", "/eviction$")) == 2, "retried only after a pause where all victims are protected"
+    # The budget allows one eviction, and the pod of higher priority isn't protected any more.
     api.budgets["web"] = 1
-    clock.now += 60
-    client.filter(high, "a")
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == {"x"}
+    fragmented.clock.now += 60
+    fragmented.refuse(high)
+    assert terminating(api) == {"x"}
 
 
-def test_blocked_preemption_is_retried_with_growing_intervals(api: ApiDouble, quiet: Quiet) -> None:
-    """kube-scheduler knows of no budget and stays silent: the extender retries by itself, at growing intervals."""
-    fragmented(api)
-    for name in "xy":
-        api.change("pods", name, "default", lambda pod: pod["metadata"].update(labels={"app": "web"}))
+def test_blocked_preemption_is_retried_with_growing_intervals(api: ApiDouble, fragmented: Scheduler) -> None:
+    """kube-scheduler doesn't watch budgets: the extender retries by itself, at growing intervals."""
     api.budgets["web"] = 0
-    client, preemption, clock = quiet()
-    client.filter(api.put("pods", make_pod("high", 10, priority=10)), "a")
-    looks, began = [], clock.now
+    assert fragmented.filter(add_high(api, 10)) == []
+    tries, began = [], fragmented.clock.now
     for _second in range(600):
-        clock.now += 1
         before = len(api.asked("GET", "/pods/high$"))
-        preemption.tick()
+        fragmented.tick(1)
         if len(api.asked("GET", "/pods/high$")) > before:
-            looks.append(round(clock.now - began))
-    assert looks == [1, 16, 46, 106, 226], "the last one before kube-scheduler's own five minutes"
-    client.filter(api.pod("high"), "a")
-    clock.now += 2
-    preemption.tick()
+            tries.append(round(fragmented.clock.now - began))
+    assert tries == [1, 16, 46, 106, 226], "the last one before kube-scheduler's own five minutes"
+    fragmented.refuse(api.pod("high"))
     api.budgets["web"] = 1
-    clock.now += 15
-    preemption.tick()
-    assert gone(api) == {"x"}
+    fragmented.tick(15)
+    assert terminating(api) == {"x"}
 
 
 def test_a_budget_for_one_eviction_does_not_allow_two(api: ApiDouble, quiet: Quiet) -> None:
-    """Each alone may go; when the first has gone, the second may not, and another one has to."""
-    for name, units, priority in (("x", 6, 0), ("y", 6, 0), ("z", 4, 2)):
-        pod = make_pod(name, units, "a", 0, priority=priority)
-        pod["metadata"]["labels"] = {"app": name if name == "z" else "web"}
-        api.put("pods", pod)
+    """Each of two alone may be evicted; after the first, the second is protected, and another one has to go."""
+    for name, units, priority, app in (("x", 6, 0, "web"), ("y", 6, 0, "web"), ("z", 4, 2, "z")):
+        add(api, name, units, "a", 0, priority=priority, app=app)
     api.budgets["web"] = 1
-    client, preemption, clock = quiet(16)
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    client.filter(high, "a")
-    clock.now += 2
-    preemption.tick()
-    assert len(gone(api) & {"x", "y"}) == 1 and "z" in gone(api)
-    assert set(client.extender.state.claims()[0].victims) == {uid(api.pod(name)) for name in gone(api)}
+    scheduler = quiet(16)
+    scheduler.refuse(add_high(api, 10))
+    assert len(terminating(api) & {"x", "y"}) == 1 and "z" in terminating(api)
+    assert set(scheduler.claims()[0].victims) == {uid(api.pod(name)) for name in terminating(api)}
 
 
-def test_a_failed_read_of_the_pod_is_retried(api: ApiDouble, quiet: Quiet) -> None:
-    fragmented(api)
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
-    client.filter(high, "a")
-    clock.now += 2
+def test_a_failed_read_of_the_pod_is_retried(api: ApiDouble, fragmented: Scheduler) -> None:
+    high = add_high(api, 10)
     api.fail("GET", "/pods/high$", 500)
-    preemption.tick()
-    assert gone(api) == set()
-    clock.now += 6
-    preemption.tick()
-    assert gone(api) == {"x"}
+    fragmented.refuse(high)
+    assert terminating(api) == set()
+    fragmented.tick(6)
+    assert terminating(api) == {"x"}
 
 
-def test_a_failed_eviction_leaves_no_claim(api: ApiDouble, quiet: Quiet) -> None:
-    fragmented(api)
-    client, preemption, clock = quiet()
-    high = api.put("pods", make_pod("high", 10, priority=10))
+def fail_eviction(api: ApiDouble, status: int, done: bool = False) -> None:
+    """Fail the eviction that follows the dry run for budgets."""
 
-    def refuse(method: str, path: str) -> None:
-        api.failures.clear()
-        if path.endswith("/eviction") and len(api.asked("POST", "/eviction$")) >= 1:
-            api.fail("POST", "/eviction$", 403)
+    def hook(_method: str, path: str) -> None:
+        if path.endswith("/eviction") and len(api.asked("POST", "/eviction$")) == 1 and not api.failures:
+            api.fail("POST", "/eviction$", status, done=done)
 
-    api.hooks.append(refuse)
-    client.filter(high, "a")
-    clock.now += 2
-    preemption.tick()
-    assert gone(api) == set()
-    assert client.extender.state.claims() == []
+    api.hooks.append(hook)
+
+
+def test_a_failed_eviction_leaves_no_claim(api: ApiDouble, fragmented: Scheduler) -> None:
+    fail_eviction(api, 403)
+    fragmented.refuse(add_high(api, 10))
+    assert terminating(api) == set()
+    assert fragmented.claims() == []
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 504])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 def test_an_eviction_of_unknown_result_evicts_no_other_pod(
-    api: ApiDouble, quiet: Quiet, status: int, done: bool
+    api: ApiDouble, fragmented: Scheduler, status: int, done: bool
 ) -> None:
-    """A busy API server or a lost response is no verdict of a disruption budget: no other pod is evicted."""
-    fragmented(api)
-    client, preemption, clock = quiet()
-    client.filter(api.put("pods", make_pod("high", 10, priority=10)), "a")
-    clock.now += 2
-
-    def lose(method: str, path: str) -> None:
-        # The first one is only a question about budgets.
-        if path.endswith("/eviction") and len(api.asked("POST", "/eviction$")) == 1 and not api.failures:
-            api.fail("POST", "/eviction$", status, done=done)
-
-    api.hooks.append(lose)
-    preemption.tick()
-    assert gone(api) == ({"x"} if done else set())
+    """A busy API server or a lost response isn't the refusal of a disruption budget: no other pod is evicted."""
+    fail_eviction(api, status, done)
+    fragmented.refuse(add_high(api, 10))
+    assert terminating(api) == ({"x"} if done else set())
     if done:
-        eventually(lambda: any(row.terminating for row in client.extender.state.evictable("a")))
-    api.hooks.clear()
-    api.failures.clear()
-    for _look in range(5):
-        clock.now += 6
-        preemption.tick()
-    assert gone(api) == {"x"}
-    (claim,) = client.extender.state.claims()
+        eventually(lambda: any(row.terminating for row in fragmented.state.evictable("a")))
+    for _tick in range(5):
+        fragmented.tick(6)
+    assert terminating(api) == {"x"}
+    (claim,) = fragmented.claims()
     assert (claim.name, claim.cards, set(claim.victims)) == ("high", ((0, 10),), {uid(api.pod("x"))})
 
 
 @pytest.mark.parametrize("status", [0, 429, 500])
-def test_a_failed_budget_query_evicts_no_other_pod(api: ApiDouble, quiet: Quiet, status: int) -> None:
-    fragmented(api)
-    client, preemption, clock = quiet()
-    client.filter(api.put("pods", make_pod("high", 10, priority=10)), "a")
-    clock.now += 2
+def test_a_failed_budget_query_evicts_no_other_pod(api: ApiDouble, fragmented: Scheduler, status: int) -> None:
     api.fail("POST", "/eviction$", status)
-    preemption.tick()
-    clock.now += 20
-    preemption.tick()
-    assert gone(api) == {"x"}
+    fragmented.refuse(add_high(api, 10))
+    fragmented.tick(20)
+    assert terminating(api) == {"x"}
 
 
 # ----------------------------------------------------------------- claims end
 
 
-def claimed(api: ApiDouble, quiet: Quiet) -> tuple[Client, Preemption, Clock]:
-    fragmented(api)
-    client, preemption, clock = quiet()
-    client.filter(api.put("pods", make_pod("high", 10, priority=10)), "a")
-    clock.now += 2
-    preemption.tick()
-    assert client.extender.state.claims()
-    return client, preemption, clock
+@pytest.fixture
+def claimed(api: ApiDouble, fragmented: Scheduler) -> Scheduler:
+    fragmented.refuse(add_high(api, 10))
+    assert fragmented.claims()
+    return fragmented
 
 
-def test_a_claim_outlasts_its_victims_by_a_limited_time(api: ApiDouble, quiet: Quiet) -> None:
-    client, preemption, clock = claimed(api, quiet)
-    clock.now += 600
-    preemption.tick()
-    assert client.extender.state.claims(), "a victim that takes long"
+def test_a_claim_outlasts_its_victims_by_a_limited_time(api: ApiDouble, claimed: Scheduler) -> None:
+    claimed.tick(600)
+    assert claimed.claims(), "the victim is still terminating"
     end(api, "x")
-    eventually(lambda: client.used()[0] == 0)
+    eventually(lambda: claimed.client.used()[0] == 0)
     for _sweep in range(2):
-        clock.now += 50
-        preemption.tick()
-    assert client.extender.state.claims()
-    clock.now += 50
-    preemption.tick()
-    assert client.extender.state.claims() == [], "it didn't come for it"
+        claimed.tick(50)
+    assert claimed.claims()
+    claimed.tick(50)
+    assert claimed.claims() == [], "the pod wasn't bound in time"
 
 
-def test_a_claim_ends_with_its_pod(api: ApiDouble, quiet: Quiet) -> None:
-    client, preemption, clock = claimed(api, quiet)
+def test_a_claim_ends_with_its_pod(api: ApiDouble, claimed: Scheduler) -> None:
     with api.outage():
-        clock.now += 10
-        preemption.tick()
-        assert client.extender.state.claims(), "what can't be asked stays"
+        claimed.tick(10)
+        assert claimed.claims(), "a claim of a pod in an unknown state stays"
     end(api, "high")
-    clock.now += 10
-    preemption.tick()
-    assert client.extender.state.claims() == []
+    claimed.tick(10)
+    assert claimed.claims() == []
 
 
 def test_unused_offers_expire(api: ApiDouble, quiet: Quiet) -> None:
-    victim = api.put("pods", make_pod("v", 16, "a", 0))
-    client, preemption, clock = quiet(16)
-    high = api.put("pods", make_pod("high", 16, priority=10))
-    preempt(client, high, {"a": [victim]})
-    assert client.extender.state.offered()
-    clock.now += 40
-    preemption.tick()
-    assert client.extender.state.offered() == []
+    victim = add(api, "v", 16, "a", 0)
+    scheduler = quiet(16)
+    preempt(scheduler.client, add_high(api, 16), {"a": [victim]})
+    assert scheduler.state.offered()
+    scheduler.tick(40)
+    assert scheduler.state.offered() == []

@@ -6,21 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, eventually
+from api_double import ApiDouble, make_pod
+from extender_kit import Client, Clock, eventually
 from gpushare.extender.retry import RetryQueue
 from gpushare.extender.state import Claim
 from gpushare.shared._contracts import gpushare as contract
 
 Start = Callable[..., Client]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -64,14 +56,14 @@ def test_memory_released_just_after_the_refusal_is_a_retry(api: ApiDouble, retri
 def test_without_released_memory_there_is_no_retry(api: ApiDouble, retries: Parts) -> None:
     client, again, clock = retries
     client.filter(api.put("pods", make_pod("p", 10)), "a")
-    for _look in range(5):
+    for _check in range(5):
         clock.now += 1
         again.check()
     api.remove("pods", "there", "default")
     eventually(lambda: client.used() == [0])
     clock.now += 1
     again.check()
-    assert asked_again(api) == [], "the scheduler asks by itself for what it heard of later"
+    assert asked_again(api) == [], "the scheduler retries on later changes by itself"
 
 
 def test_an_ended_claim_is_released_memory(api: ApiDouble, retries: Parts) -> None:
@@ -86,7 +78,7 @@ def test_an_ended_claim_is_released_memory(api: ApiDouble, retries: Parts) -> No
     assert asked_again(api) == ["p"]
 
 
-def test_it_does_so_by_itself(api: ApiDouble, start: Start) -> None:
+def test_the_retry_thread_runs_without_a_call(api: ApiDouble, start: Start) -> None:
     api.put("pods", make_pod("there", 10, "a", 0))
     client = start(16)
     client.filter(api.put("pods", make_pod("p", 10)), "a")
