@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
+"""The choice of cards by strategy."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,47 +9,24 @@ from gpushare.shared._contracts.gpushare import Demand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-CASES = [
-    # strategy, free units by card, wanted, card
-    ("binpack", {0: 16, 1: 16}, 1, 0),
-    ("binpack", {0: 16, 1: 15}, 1, 1),
-    ("binpack", {0: 2, 1: 5, 2: 4}, 3, 2),
-    ("binpack", {0: 3, 1: 3}, 3, 0),
-    ("binpack", {0: 3, 1: 3}, 4, None),
-    ("binpack", {}, 1, None),
-    ("binpack", {3: 5, 1: 5}, 5, 1),
-    ("spread", {0: 15, 1: 16}, 1, 1),
-    ("spread", {0: 16, 1: 16}, 1, 0),
-    ("spread", {0: 2, 1: 1}, 3, None),
-]
-
-
-@pytest.mark.parametrize(("strategy", "free", "units", "card"), CASES)
-def test_choice_of_a_card(strategy: str, free: dict[int, int], units: int, card: int | None) -> None:
-    chosen = choose(strategy, [Slot(index, room) for index, room in free.items()], Demand(units))
-    assert chosen == (() if card is None else (card,))
-
-
-def test_the_pods_placement_precedes_the_clusters() -> None:
-    slots = [Slot(0, 5), Slot(1, 9)]
-    assert choose("binpack", slots, Demand(2, placement="spread")) == (1,)
-    assert choose("spread", slots, Demand(2, placement="binpack")) == (0,)
-
 
 @pytest.mark.parametrize(
-    ("strategy", "free", "units", "count", "cards"),
+    ("strategy", "free", "demand", "cards"),
     [
-        ("binpack", {0: 9, 1: 4, 2: 5, 3: 3}, 8, 2, (1, 2)),
-        ("spread", {0: 9, 1: 4, 2: 5, 3: 3}, 8, 2, (0, 2)),
-        ("binpack", {2: 4, 1: 4, 0: 4}, 8, 2, (0, 1)),
-        ("binpack", {0: 4, 1: 3}, 8, 2, ()),
-        ("binpack", {0: 8}, 8, 2, ()),
-        ("spread", {0: 2, 1: 2, 2: 2}, 6, 3, (0, 1, 2)),
+        ("binpack", {0: 2, 1: 5, 2: 4}, Demand(3), (2,)),
+        ("spread", {0: 15, 1: 16}, Demand(1), (1,)),
+        # The lower index wins a tie.
+        ("binpack", {3: 5, 1: 5}, Demand(5), (1,)),
+        ("spread", {1: 16, 0: 16}, Demand(1), (0,)),
+        ("binpack", {2: 4, 1: 4, 0: 4}, Demand(8, 2), (0, 1)),
+        ("binpack", {0: 8}, Demand(8, 2), ()),
+        # The pod's placement overrides the cluster's.
+        ("binpack", {0: 5, 1: 9}, Demand(2, placement="spread"), (1,)),
+        ("spread", {0: 5, 1: 9}, Demand(2, placement="binpack"), (0,)),
     ],
 )
-def test_several_cards(strategy: str, free: dict[int, int], units: int, count: int, cards: tuple[int, ...]) -> None:
-    slots = [Slot(index, room) for index, room in free.items()]
-    assert choose(strategy, slots, Demand(units, count)) == cards
+def test_choice_of_cards(strategy: str, free: dict[int, int], demand: Demand, cards: tuple[int, ...]) -> None:
+    assert choose(strategy, [Slot(index, units) for index, units in free.items()], demand) == cards
 
 
 @settings(deadline=None)
@@ -60,8 +39,8 @@ def test_several_cards(strategy: str, free: dict[int, int], units: int, count: i
 def test_cards_are_chosen_exactly_if_enough_have_free_memory(
     strategy: str, free: dict[int, int], share: int, count: int
 ) -> None:
-    cards = choose(strategy, [Slot(index, room) for index, room in free.items()], Demand(share * count, count))
-    fitting = sorted(room for room in free.values() if room >= share)
+    cards = choose(strategy, [Slot(index, units) for index, units in free.items()], Demand(share * count, count))
+    fitting = sorted(units for units in free.values() if units >= share)
     assert bool(cards) == (len(fitting) >= count)
     if cards:
         assert len(set(cards)) == count and list(cards) == sorted(cards)

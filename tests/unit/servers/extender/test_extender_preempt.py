@@ -319,7 +319,7 @@ def test_a_pod_bound_or_deleted_meanwhile_evicts_no_pod(api: ApiDouble, fragment
 def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDouble, fragmented: Scheduler) -> None:
     api.put("nodes", make_node("b", 16))
     victim, high = add(api, "v", 16, "b", 0, priority=3), add_high(api, 10)
-    eventually(lambda: fragmented.state.bound(uid(victim)))
+    eventually(lambda: fragmented.state.bound(uid(victim)) and fragmented.state.view("b"))
     # It asks about node b, which its own total refused, while node a was refused here.
     assert fragmented.filter(high) == []
     assert names(api, preempt(fragmented.client, high, {"b": [victim]})) == {"b": ["v"]}

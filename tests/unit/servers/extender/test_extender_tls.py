@@ -21,7 +21,7 @@ from typing import Any
 
 import gpushare
 import pytest
-from api_double import ApiDouble, make_node, make_pod, served
+from api_double import ApiDouble, make_pod, served
 from extender_kit import Client, eventually
 from gpushare.extender import command
 from gpushare.http import tls
