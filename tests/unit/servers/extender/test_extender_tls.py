@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The extender where others can reach it: TLS, client certificates, files that are replaced while it runs."""
+"""The extender on an address that other machines reach: TLS, client certificates, files replaced while it runs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import gpushare
 import pytest
 from api_double import ApiDouble, make_pod, served
-from extender_kit import Client, eventually
-from gpushare.extender import command
+from extender_kit import Client, bind_request, command_process, eventually
 from gpushare.http import tls
-from gpushare.http.service import Request, Response, Service, answer
+from gpushare.http.service import Request, Response, Routes, Service, answer
 from gpushare.http.tls import Tls, is_loopback, tls_options
 from prometheus_client import CollectorRegistry
 from real_apiserver import _Authority
@@ -35,20 +29,16 @@ Start = Callable[..., Client]
 
 
 class Files:
-    """What a Secret mounts for the server, and what clients have."""
+    """The files that a Secret mounts for the server, and the certificates of clients."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        self.authority = self.other = self.new("authority")
-        self.other = self.new("other")
+        self.authority, self.other = (_Authority(folder / name) for name in ("authority", "other"))
         self.cert, self.key, self.ca = (folder / name for name in ("tls.crt", "tls.key", "ca.crt"))
-        self.give()
+        self.renew()
 
-    def new(self, name: str) -> _Authority:
-        return _Authority(self.folder / name)
-
-    def give(self) -> None:
-        """The server gets a new certificate."""
+    def renew(self) -> None:
+        """Give the server a new certificate."""
         self.count += 1
         files = self.authority.sign(f"serving{self.count}", "gpushare-extender", server=True)
         pairs = [(files[0], self.cert), (files[1], self.key), (self.authority.folder / "ca.crt", self.ca)]
@@ -61,7 +51,7 @@ class Files:
         return Tls(str(self.cert), str(self.key), str(self.ca))
 
     def client(self, authority: _Authority | None = None, server: bool = False) -> ssl.SSLContext:
-        """A client of an authority, or one without a certificate."""
+        """Make the TLS context of a client of an authority, or of one without a certificate."""
         context = ssl.create_default_context(cafile=str(self.authority.folder / "ca.crt"))
         if authority is not None:
             context.load_cert_chain(*authority.sign("client", "kube-scheduler", server=server))
@@ -74,13 +64,23 @@ def files(tmp_path: Path) -> Files:
 
 
 def ask(port: int, context: ssl.SSLContext, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
-    try:
+    with contextlib.closing(connect(port, context)) as connection:
         connection.request("POST" if body is not None else "GET", path, body)
         response = connection.getresponse()
         return response.status, response.read()
-    finally:
-        connection.close()
+
+
+def connect(port: int, context: ssl.SSLContext) -> http.client.HTTPSConnection:
+    return http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
+
+
+def wrapped(port: int, files: Files) -> ssl.SSLSocket:
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    return files.client().wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def serve(files: Tls, routes: Routes | None = None) -> Service:
+    return Service("t", "127.0.0.1", 0, lambda: None, routes, CollectorRegistry(), tls=files)
 
 
 @pytest.fixture
@@ -88,14 +88,13 @@ def service(files: Files) -> Iterator[Service]:
     def echo(request: Request) -> Response:
         return answer({"length": len(request.body)})
 
-    routes = {("POST", "/echo"): echo}
-    service = Service("t", "127.0.0.1", 0, lambda: None, routes, CollectorRegistry(), tls=files.tls())
+    service = serve(files.tls(), {("POST", "/echo"): echo})
     service.start()
     yield service
     service.stop()
 
 
-# ----------------------------------------------------------------- who may
+# ----------------------------------------------------------------- authorization
 
 
 def test_fault_14_a_scheduler_with_a_certificate_filters_and_binds(api: ApiDouble, start: Start, files: Files) -> None:
@@ -105,8 +104,7 @@ def test_fault_14_a_scheduler_with_a_certificate_filters_and_binds(api: ApiDoubl
     body = json.dumps({"Pod": pod, "NodeNames": ["a"]}).encode()
     status, text = ask(port, context, "/gpushare-scheduler/filter", body)
     assert (status, json.loads(text)["NodeNames"]) == (200, ["a"])
-    wanted = {"PodName": "p", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
-    status, text = ask(port, context, "/gpushare-scheduler/bind", json.dumps(wanted).encode())
+    status, text = ask(port, context, "/gpushare-scheduler/bind", json.dumps(bind_request(pod)).encode())
     assert (status, json.loads(text)) == (200, {"Error": ""})
     assert api.pod("p")["spec"]["nodeName"] == "a"
 
@@ -123,10 +121,9 @@ def test_fault_14_without_a_certificate_there_is_only_health(service: Service, f
 
 
 def test_fault_14_a_self_declared_identity_is_refused(service: Service, files: Files) -> None:
-    connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=files.client(), timeout=10)
-    connection.request("POST", "/echo", b"x", {"X-Forwarded-For": tls.VERIFIED, "Remote-Addr": tls.VERIFIED})
-    assert connection.getresponse().status == 403
-    connection.close()
+    with contextlib.closing(connect(service.port, files.client())) as connection:
+        connection.request("POST", "/echo", b"x", {"X-Forwarded-For": tls.VERIFIED, "Remote-Addr": tls.VERIFIED})
+        assert connection.getresponse().status == 403
 
 
 @pytest.mark.parametrize("which", ["of another authority", "of a server"])
@@ -137,17 +134,17 @@ def test_fault_14_an_invalid_certificate_ends_the_connection(service: Service, f
         ask(service.port, context, "/healthz")
 
 
-def test_fault_14_plain_http_and_nonsense_get_nothing(service: Service, files: Files) -> None:
-    for words in (b"GET /healthz HTTP/1.0\r\n\r\n", b"\x16\x03\x01", b"\x00" * 1000, b""):
+def test_fault_14_plain_http_and_invalid_bytes_get_no_answer(service: Service, files: Files) -> None:
+    for data in (b"GET /healthz HTTP/1.0\r\n\r\n", b"\x16\x03\x01", b"\x00" * 1000, b""):
         # It may be closed before everything is sent.
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection,
         ):
-            connection.sendall(words)
+            connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
-            while data := connection.recv(1000):
-                assert b"HTTP" not in data
+            while received := connection.recv(1000):
+                assert b"HTTP" not in received
     assert ask(service.port, files.client(), "/healthz")[0] == 200
 
 
@@ -156,27 +153,7 @@ def test_old_versions_of_tls_are_refused(files: Files) -> None:
     assert tls.Context(files.tls()).get().minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_nothing_else_listens(service: Service, files: Files) -> None:
-    """The server behind has no address that anybody could go to."""
-    inodes = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(f"/proc/self/fd/{number}"))
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    assert service.port in ports
-    for port in ports - {service.port}:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.settimeout(1)
-            connection.sendall(b"GET /version HTTP/1.0\r\n\r\n")
-            assert gpushare.__version__.encode() not in connection.recv(1000)
-
-
-# ----------------------------------------------------------------- how it holds
+# ----------------------------------------------------------------- load
 
 
 def test_large_requests_and_many_at_once(service: Service, files: Files) -> None:
@@ -184,16 +161,13 @@ def test_large_requests_and_many_at_once(service: Service, files: Files) -> None
     body = b"x" * (5 * 1024 * 1024)
 
     def one(_number: int) -> int:
-        connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=context, timeout=60)
-        try:
+        # One connection for all requests, as Go's client has.
+        with contextlib.closing(connect(service.port, context)) as connection:
             for size in (len(body), 3, 70_000):
-                # One connection for all of them, as Go's client has.
                 connection.request("POST", "/echo", body[:size])
                 response = connection.getresponse()
                 assert json.loads(response.read()) == {"length": size}
             return response.status
-        finally:
-            connection.close()
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(8))) == [200] * 8
@@ -204,19 +178,18 @@ def test_a_silent_client_times_out(service: Service, files: Files, monkeypatch: 
     monkeypatch.setitem(tls.IDLE_SECONDS, tls.ANONYMOUS, 0.2)
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as silent:
         assert silent.recv(1) == b"", "before its handshake"
-    plain = socket.create_connection(("127.0.0.1", service.port), timeout=10)
-    with files.client().wrap_socket(plain, server_hostname="127.0.0.1") as silent:
+    with wrapped(service.port, files) as silent:
         assert silent.recv(1) == b"", "and after"
 
 
 def test_clients_above_the_limit_free_their_connections(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "CONNECTIONS", 4)
-    service = Service("t", "127.0.0.1", 0, lambda: None, {}, CollectorRegistry(), tls=files.tls())
+    service = serve(files.tls())
     service.start()
     try:
         for _round in range(3):
             silent = [socket.create_connection(("127.0.0.1", service.port), timeout=10) for _number in range(20)]
-            # Four wait for a handshake, the others are sent away.
+            # Four wait for a handshake, the others are closed.
             ended = 0
             for one in silent:
                 one.settimeout(0.3)
@@ -225,19 +198,20 @@ def test_clients_above_the_limit_free_their_connections(files: Files, monkeypatc
             assert ended >= 10
             for one in silent:
                 one.close()
-            eventually(lambda: health(service, files))
+            eventually(lambda: status(service.port, files, "/healthz") == 200)
     finally:
         service.stop()
 
 
-def health(service: Service, files: Files) -> bool:
+def status(port: int, files: Files, path: str, authority: _Authority | None = None) -> int:
+    """The status of an answer; 0 without one."""
     with contextlib.suppress(OSError):
-        return ask(service.port, files.client(), "/healthz")[0] == 200
-    return False
+        return ask(port, files.client(authority), path)[0]
+    return 0
 
 
 def test_stop_ends_connections_and_frees_the_port(service: Service, files: Files) -> None:
-    connection = http.client.HTTPSConnection("127.0.0.1", service.port, context=files.client(), timeout=10)
+    connection = connect(service.port, files.client())
     connection.request("GET", "/healthz")
     assert connection.getresponse().read() == b"ok\n"
     port = service.port
@@ -260,13 +234,12 @@ def free(port: int) -> bool:
 
 def test_fault_10_new_certificates_are_loaded_without_a_restart(service: Service, files: Files) -> None:
     def serial() -> Any:
-        plain = socket.create_connection(("127.0.0.1", service.port), timeout=10)
-        with files.client().wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+        with wrapped(service.port, files) as connection:
             return (connection.getpeercert() or {})["serialNumber"]
 
     before = serial()
     assert serial() == before
-    files.give()
+    files.renew()
     assert serial() != before
 
 
@@ -292,7 +265,7 @@ def test_unreadable_files_keep_the_last_valid_certificates(
         shutil.copy(files.other.sign("another", "x", server=True)[0], files.cert)
     assert ask(service.port, files.client(), "/healthz")[0] == 200
     assert "can't be read again" in caplog.text
-    files.give()
+    files.renew()
     caplog.clear()
     assert ask(service.port, files.client(), "/healthz")[0] == 200
     assert "can't" not in caplog.text
@@ -300,7 +273,7 @@ def test_unreadable_files_keep_the_last_valid_certificates(
 
 def test_invalid_files_at_the_start_are_an_oserror(files: Files) -> None:
     for wrong in (files.tls()._replace(cert=str(files.ca)), files.tls()._replace(key="/nothing/there")):
-        service = Service("t", "127.0.0.1", 0, lambda: None, {}, CollectorRegistry(), tls=wrong)
+        service = serve(wrong)
         with pytest.raises(OSError):
             service.start()
         service.stop()
@@ -309,40 +282,29 @@ def test_invalid_files_at_the_start_are_an_oserror(files: Files) -> None:
 # ----------------------------------------------------------------- its options
 
 
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.9.10", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("", False),
-        ("10.0.0.1", False),
-        ("localhost.example.com", False),
-        ("*", False),
-    ],
-)
-def test_loopback_addresses(address: str, loopback: bool) -> None:
-    assert is_loopback(address) == loopback
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost"])
+def test_loopback_addresses(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "", "10.0.0.1", "localhost.example.com", "*"])
+def test_addresses_that_other_machines_reach(address: str) -> None:
+    assert not is_loopback(address)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "text"),
     [
-        (("0.0.0.0", "", "", ""), "--tls-cert, --tls-key and --tls-client-ca are needed"),
         (("10.0.0.1", "c", "k", ""), "--tls-cert, --tls-key and --tls-client-ca are needed"),
         (("127.0.0.1", "c", "", ""), "--tls-cert and --tls-key go together"),
         (("127.0.0.1", "", "k", ""), "--tls-cert and --tls-key go together"),
         (("127.0.0.1", "", "", "a"), "--tls-client-ca"),
     ],
 )
-def test_fault_14_inconsistent_tls_options_are_one_message(given: tuple[str, str, str, str], words: str) -> None:
+def test_fault_14_inconsistent_tls_options_are_one_message(given: tuple[str, str, str, str], text: str) -> None:
     with pytest.raises(ValueError) as refused:
         tls_options(*given)
-    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert text in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_consistent_tls_options_are_accepted() -> None:
@@ -351,46 +313,12 @@ def test_consistent_tls_options_are_accepted() -> None:
     assert tls_options("0.0.0.0", "c", "k", "a") == Tls("c", "k", "a")
 
 
-def test_fault_14_the_command_refuses_plain_http_on_other_addresses(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        command.parse(["--address=0.0.0.0"])
-    assert refused.value.code == 2
-    assert "--tls-cert, --tls-key and --tls-client-ca are needed" in capsys.readouterr().err
-
-
 def test_the_command_serves_tls(api: ApiDouble, files: Files, tmp_path: Path) -> None:
-    with served(api) as address:
-        options = [f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-client-ca={files.ca}"]
-        options += ["--log-format=json", *service_account(tmp_path, address)]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gpushare.extender.command",
-                "--address=0.0.0.0",
-                "--port=0",
-                "--log-format=json",
-                *options,
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(Path(gpushare.__file__).parents[1]),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stderr is not None
-        try:
-            port = json.loads(process.stderr.readline())["port"]
-            end = time.monotonic() + 20
-            while ask(port, files.client(), "/readyz")[0] != 200:
-                assert time.monotonic() < end
-                time.sleep(0.05)
-            assert ask(port, files.client(), "/gpushare-scheduler/inspect")[0] == 403
-            assert ask(port, files.client(files.authority), "/gpushare-scheduler/inspect")[0] == 200
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0
-        finally:
-            process.kill()
-            process.wait()
-            process.stderr.close()
+    options = [f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-client-ca={files.ca}"]
+    with (
+        served(api) as address,
+        command_process("--address=0.0.0.0", *options, *service_account(tmp_path, address)) as log,
+    ):
+        port, path = log()["port"], "/gpushare-scheduler/inspect"
+        eventually(lambda: status(port, files, "/readyz") == 200, 20)
+        assert (status(port, files, path), status(port, files, path, files.authority)) == (403, 200)

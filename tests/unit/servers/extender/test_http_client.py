@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The client of the API server as bytes: answers of all kinds, connections that die, and a server that is slow."""
+"""The HTTP client at the level of bytes: responses of all kinds, closed connections, and a slow server."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from gpushare.http.client import POOL_SIZE, HttpClient, HttpError
 from real_apiserver import _Authority
 
-WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Script:
-    """A server that sends the given responses, one for each request; an empty one closes the connection."""
+    """A server that sends the given responses, one for each request; an empty one closes the connection.
+
+    It waits before each response until ``on`` is set.
+    """
 
     def __init__(self, context: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
         self.answers: list[bytes] = []
@@ -55,7 +58,7 @@ class Script:
                 while head := self._request(connection):
                     self.asked.append(head)
                     self.on.wait(10)
-                    answer = self.answers.pop(0) if self.answers else WELL
+                    answer = self.answers.pop(0) if self.answers else OK
                     if not answer:
                         return
                     connection.sendall(answer)
@@ -70,10 +73,13 @@ class Script:
                 return b""
             found += data
         head, _end, body = found.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-        while len(body) < length:
+        while len(body) < content_length(head):
             body += connection.recv(1 << 16)
         return head + b"\r\n\r\n" + body
+
+
+def content_length(head: bytes) -> int:
+    return int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_a_connection_is_kept(server: Script, client: HttpClient) -> None:
     ],
 )
 def test_responses_of_every_framing(server: Script, client: HttpClient, response: bytes, body: bytes) -> None:
-    server.answers = [response, WELL]
+    server.answers = [response, OK]
     assert get(client)[2] == body
     assert get(client) == (200, "OK", b"ok")
 
@@ -133,7 +139,7 @@ def test_responses_of_every_framing(server: Script, client: HttpClient, response
     ],
 )
 def test_an_incomplete_response_is_an_error(server: Script, client: HttpClient, response: bytes) -> None:
-    for answers in ([response], [WELL, response]):
+    for answers in ([response], [OK, response]):
         server.answers = [*answers]
         with pytest.raises(HttpError):
             for _answer in answers:
@@ -148,7 +154,7 @@ def test_a_kept_connection_that_closes_during_the_request(
     server: Script, client: HttpClient, method: str, again: bool
 ) -> None:
     """Its result is unknown; so only an idempotent request is sent again, and only once."""
-    server.answers = [WELL, b""]
+    server.answers = [OK, b""]
     get(client)
     if again:
         assert get(client, method) == (200, "OK", b"ok")
@@ -163,7 +169,6 @@ def test_a_kept_connection_that_closes_during_the_request(
 
 
 def test_a_connection_that_was_closed_while_it_was_kept_is_not_used(server: Script, client: HttpClient) -> None:
-    server.answers = [WELL + b"", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"]
     get(client)
     (kept,) = client._pooled
     socket.socket.shutdown(kept, socket.SHUT_RD)
@@ -211,17 +216,17 @@ def test_many_at_once(server: Script, client: HttpClient) -> None:
 def test_shutdown_ends_a_read_in_another_thread(server: Script, client: HttpClient) -> None:
     server.answers = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"]
     answer = client.request("GET", "/", {}, None, 30)
-    heard, ended = threading.Event(), threading.Event()
+    received, ended = threading.Event(), threading.Event()
 
     def read() -> None:
         with contextlib.suppress(HttpError):
             for piece in answer.stream():
                 assert piece == b"ab"
-                heard.set()
+                received.set()
         ended.set()
 
     threading.Thread(target=read, daemon=True).start()
-    assert heard.wait(5) and not ended.wait(0.1)
+    assert received.wait(5) and not ended.wait(0.1)
     answer.shutdown()
     assert ended.wait(5)
 
@@ -229,26 +234,18 @@ def test_shutdown_ends_a_read_in_another_thread(server: Script, client: HttpClie
 # ----------------------------------------------------------------- TLS
 
 
-@pytest.fixture
-def over_tls(tmp_path: Path) -> Iterator[Callable[[str], tuple[Script, Path]]]:
-    running: list[Script] = []
+def over_tls(folder: Path) -> tuple[Script, Path]:
+    """Start a server with a certificate of an authority of its own.
 
-    def begin(name: str) -> tuple[Script, Path]:
-        authority = _Authority(tmp_path / name)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*authority.sign("serving", "kube-apiserver", server=True))
-        running.append(Script(context))
-        return running[-1], tmp_path / name / "ca.crt"
-
-    yield begin
-    for script in running:
-        script.close()
+    :returns: the server, and the file of that authority.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*_Authority(folder).sign("serving", "kube-apiserver", server=True))
+    return Script(context), folder / "ca.crt"
 
 
-def test_only_a_server_with_a_certificate_of_the_authority_is_accepted(
-    over_tls: Callable[[str], tuple[Script, Path]], tmp_path: Path
-) -> None:
-    (ours, authority), (other, another) = over_tls("ours"), over_tls("other")
+def test_only_a_server_with_a_certificate_of_the_authority_is_accepted(tmp_path: Path) -> None:
+    (ours, authority), (other, another) = over_tls(tmp_path / "ours"), over_tls(tmp_path / "other")
     trusted = tmp_path / "trusted"
     shutil.copy(authority, trusted)
     client = HttpClient(ours.url, trusted)
@@ -259,8 +256,7 @@ def test_only_a_server_with_a_certificate_of_the_authority_is_accepted(
     elsewhere = Script(ours._context, "127.0.0.2")
     with pytest.raises(HttpError, match=r"certificate verify failed.*IP address mismatch"):
         get(HttpClient(elsewhere.url, trusted))
-    elsewhere.close()
-    # Another authority is taken with the next connection.
+    # Another authority is used from the next connection on.
     shutil.copy(another, trusted)
     client.close()
     with pytest.raises(HttpError, match="certificate verify failed"):
@@ -268,3 +264,5 @@ def test_only_a_server_with_a_certificate_of_the_authority_is_accepted(
     trusted.unlink()
     with pytest.raises(OSError, match="trusted"):
         get(client)
+    for script in (ours, other, elsewhere):
+        script.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The servers' HTTP as bytes: what clients send, well or badly, and what becomes of connections."""
+"""The HTTP server at the level of bytes: valid and invalid requests, and the life of connections."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from gpushare.http import tls
 from gpushare.http.server import HttpServer, Message, Reply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_http_client import content_length
 
 Serve = Callable[..., HttpServer]
 MOST_BODY = 1000
 
 
 def echo(message: Message) -> Reply:
-    words = f"{message.method} {message.target.decode('latin-1')} ".encode() + message.body
-    return Reply("200 OK", [("Content-Type", "text/plain")], words)
+    body = f"{message.method} {message.target.decode('latin-1')} ".encode() + message.body
+    return Reply("200 OK", [("Content-Type", "text/plain")], body)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def connect(server: HttpServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=10)
 
 
-def heard(connection: socket.socket) -> bytes:
+def received(connection: socket.socket) -> bytes:
     """All bytes until the other side closes."""
     found = b""
     with contextlib.suppress(ConnectionError):
@@ -55,40 +56,43 @@ def heard(connection: socket.socket) -> bytes:
     return found
 
 
-def exchange(server: HttpServer, words: bytes) -> bytes:
+def exchange(server: HttpServer, data: bytes) -> bytes:
     with connect(server) as connection:
-        connection.sendall(words)
+        connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
-        return heard(connection)
+        return received(connection)
 
 
-def bodies(words: bytes) -> list[bytes]:
-    """Of answers that follow on each other."""
+def bodies(data: bytes) -> list[bytes]:
+    """The bodies of consecutive answers."""
     found = []
-    while words:
-        head, _end, rest = words.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        found.append(rest[:length])
-        words = rest[length:]
+    while data:
+        head, _end, rest = data.partition(b"\r\n\r\n")
+        found.append(rest[: content_length(head)])
+        data = rest[content_length(head) :]
     return found
+
+
+def get(server: HttpServer, path: str = "/b") -> list[bytes]:
+    return bodies(exchange(server, f"GET {path} HTTP/1.1\r\n\r\n".encode()))
 
 
 # ----------------------------------------------------------------- requests
 
 
 def test_requests_that_follow_on_each_other_are_answered_in_order(serve: Serve) -> None:
-    words = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nxyGET /b?c=d HTTP/1.1\r\n\r\n"
-    assert bodies(exchange(serve(), words * 3)) == [b"POST /a xy", b"GET /b?c=d "] * 3
+    data = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nxyGET /b?c=d HTTP/1.1\r\n\r\n"
+    assert bodies(exchange(serve(), data * 3)) == [b"POST /a xy", b"GET /b?c=d "] * 3
 
 
 def test_a_body_in_chunks_and_in_single_bytes(serve: Serve) -> None:
-    words = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: t\r\n\r\n"
+    data = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: t\r\n\r\n"
     with connect(serve()) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in words:
+        for byte in data:
             connection.sendall(bytes([byte]))
         connection.shutdown(socket.SHUT_WR)
-        assert bodies(heard(connection)) == [b"POST /a abcde"]
+        assert bodies(received(connection)) == [b"POST /a abcde"]
 
 
 def test_head_has_no_body_and_old_clients_no_second_request(serve: Serve) -> None:
@@ -109,7 +113,7 @@ def test_expect_100_continue_is_answered(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
+    ("data", "status"),
     [
         (b"nonsense\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
@@ -117,7 +121,7 @@ def test_expect_100_continue_is_answered(serve: Serve) -> None:
         (b"GET /a HTTP/1.1\r\nNo colon\r\n\r\n", b"400"),
         (b"GET /a b HTTP/1.1\r\n\r\n", b"400"),
         (b"POST /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
-        # Of two lengths, each of two servers may believe another.
+        # Two servers may use different ones of two lengths.
         (b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nxyz", b"400"),
         (b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
         (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"400"),
@@ -129,11 +133,11 @@ def test_expect_100_continue_is_answered(serve: Serve) -> None:
         (b"GET /" + b"x" * 200_000, b"431"),
     ],
 )
-def test_an_invalid_request_is_refused_and_ends_the_connection(serve: Serve, words: bytes, status: bytes) -> None:
+def test_an_invalid_request_is_refused_and_ends_the_connection(serve: Serve, data: bytes, status: bytes) -> None:
     server = serve()
-    answered = exchange(server, words)
+    answered = exchange(server, data)
     assert answered.startswith(b"HTTP/1.1 " + status) and b"Connection: close" in answered
-    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert get(server) == [b"GET /b "]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -144,11 +148,11 @@ def test_an_invalid_request_is_refused_and_ends_the_connection(serve: Serve, wor
         max_size=12,
     )
 )
-def test_any_input_leaves_the_server_running(serve: Serve, words: list[bytes]) -> None:
+def test_any_input_leaves_the_server_running(serve: Serve, data: list[bytes]) -> None:
     server = serve()
-    answered = exchange(server, b"".join(words))
+    answered = exchange(server, b"".join(data))
     assert not answered or answered.startswith(b"HTTP/1.1 ")
-    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert get(server) == [b"GET /b "]
 
 
 # ----------------------------------------------------------------- connections
@@ -162,13 +166,13 @@ def test_an_unfinished_request_times_out(serve: Serve, monkeypatch: pytest.Monke
             for byte in b"POST /a HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900:
                 connection.sendall(bytes([byte]))
                 time.sleep(0.01)
-        assert heard(connection) == b"" and time.monotonic() - began < 5
+        assert received(connection) == b"" and time.monotonic() - began < 5
 
 
 def test_an_idle_connection_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tls.IDLE_SECONDS, tls.VERIFIED, 0.2)
     with connect(serve()) as connection:
-        assert heard(connection) == b""
+        assert received(connection) == b""
 
 
 def test_the_longest_idle_connection_is_closed_for_a_new_one(serve: Serve) -> None:
@@ -186,21 +190,28 @@ def test_the_longest_idle_connection_is_closed_for_a_new_one(serve: Serve) -> No
             assert second.recv(1000).endswith(b"GET /c ")
 
 
-def test_connections_above_the_limit_wait(serve: Serve) -> None:
-    """kube-scheduler binds as many pods at once as it likes: none of them may be sent away."""
-    on = threading.Event()
+class SlowEcho:
+    """Echoes when ``resume`` is set; ``reached`` is set by the first request."""
 
-    def slow(message: Message) -> Reply:
-        assert on.wait(10)
+    def __init__(self) -> None:
+        self.reached, self.resume = threading.Event(), threading.Event()
+
+    def __call__(self, message: Message) -> Reply:
+        self.reached.set()
+        assert self.resume.wait(10)
         return echo(message)
 
-    server = serve(slow, most=2)
+
+def test_connections_above_the_limit_wait(serve: Serve) -> None:
+    """kube-scheduler binds as many pods at once as it likes: none of them may be refused."""
+    answer = SlowEcho()
+    server = serve(answer, most=2)
     waiting = [connect(server) for _number in range(20)]
     for number, one in enumerate(waiting):
         one.sendall(f"GET /{number} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
     time.sleep(0.2)
-    on.set()
-    assert [bodies(heard(one)) for one in waiting] == [[f"GET /{number} ".encode()] for number in range(20)]
+    answer.resume.set()
+    assert [bodies(received(one)) for one in waiting] == [[f"GET /{number} ".encode()] for number in range(20)]
     for one in waiting:
         one.close()
 
@@ -218,7 +229,7 @@ def test_threads_that_are_not_needed_any_more_end(serve: Serve, monkeypatch: pyt
     for one in open_ones:
         one.close()
     eventually(lambda: not threads())
-    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert get(server) == [b"GET /b "]
 
 
 def test_threads_are_used_again(serve: Serve) -> None:
@@ -231,28 +242,22 @@ def test_threads_are_used_again(serve: Serve) -> None:
 
 
 def test_stop_finishes_running_requests_and_closes_the_rest(serve: Serve) -> None:
-    inside, on = threading.Event(), threading.Event()
-
-    def slow(message: Message) -> Reply:
-        inside.set()
-        assert on.wait(10)
-        return echo(message)
-
-    server = serve(slow)
+    answer = SlowEcho()
+    server = serve(answer)
     with connect(server) as idle, connect(server) as busy:
         busy.sendall(b"GET /a HTTP/1.1\r\n\r\n")
-        assert inside.wait(10)
+        assert answer.reached.wait(10)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        assert heard(idle) == b""
+        assert received(idle) == b""
         assert stopping.is_alive(), "it waits for the other one"
-        on.set()
-        answered = heard(busy)
+        answer.resume.set()
+        answered = received(busy)
         assert answered.endswith(b"GET /a ") and b"Connection: close" in answered
         stopping.join(10)
     with pytest.raises(OSError):
         connect(server)
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "http connection"])
+    eventually(lambda: not threads())
 
 
 def test_a_handler_exception_ends_one_connection(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +269,7 @@ def test_a_handler_exception_ends_one_connection(serve: Serve, caplog: pytest.Lo
     server = serve(fail)
     assert exchange(server, b"GET /bad HTTP/1.1\r\n\r\n") == b""
     assert "a mistake" in caplog.text
-    assert bodies(exchange(server, b"GET /b HTTP/1.1\r\n\r\n")) == [b"GET /b "]
+    assert get(server) == [b"GET /b "]
 
 
 def test_a_name_of_several_addresses_is_one_port(serve: Serve) -> None:

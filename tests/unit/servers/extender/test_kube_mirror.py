@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_double import ApiDouble, make_node, make_pod, served
+from api_double import ApiDouble, make_pod, served
 from extender_kit import eventually
 from gpushare.api import account
 from gpushare.api.account import Account
@@ -32,7 +32,7 @@ def follow(api: ApiDouble) -> Iterator[Follow]:
     mirrors: list[Mirror[Any]] = []
 
     def begin(path: str = "/api/v1/pods", on: Any = None, wait: bool = True, **options: Any) -> Mirror[Any]:
-        mirror: Mirror[Any] = Mirror(on or api, path, backoff=(0.01, 0.05), **options)
+        mirror: Mirror[Any] = Mirror(on or api, path, **{"backoff": (0.01, 0.05), **options})
         mirrors.append(mirror)
         mirror.start()
         if wait:
@@ -44,8 +44,8 @@ def follow(api: ApiDouble) -> Iterator[Follow]:
         mirror.stop()
 
 
-class Heard(list[tuple[str, str]]):
-    """The arguments of a callback: the key, and whether the object is added, changed or removed."""
+class Changes(list[tuple[str, str]]):
+    """A callback that records the key, and whether the object was added, changed or removed."""
 
     def __call__(self, key: str, before: Any, after: Any) -> None:
         self.append((key, "new" if before is None else "gone" if after is None else "other"))
@@ -56,35 +56,30 @@ class Heard(list[tuple[str, str]]):
 
 def test_it_follows_additions_changes_and_removals(api: ApiDouble, follow: Follow) -> None:
     api.put("pods", make_pod("p", 1))
-    heard = Heard()
-    mirror = follow(on_change=heard)
+    changes = Changes()
+    mirror = follow(on_change=changes)
     assert [object_key(pod) for pod in mirror.items()] == ["default/p"]
     api.put("pods", make_pod("q", 1))
     api.change("pods", "p", "default", lambda pod: pod["status"].update(phase="Running"))
     api.remove("pods", "q", "default")
     eventually(lambda: mirror.get("default/q") is None and mirror.get("default/p")["status"]["phase"] == "Running")
-    assert heard == [("default/p", "new"), ("default/q", "new"), ("default/p", "other"), ("default/q", "gone")]
+    assert changes == [("default/p", "new"), ("default/q", "new"), ("default/p", "other"), ("default/q", "gone")]
 
 
-def test_objects_without_a_namespace_go_by_name(api: ApiDouble, follow: Follow) -> None:
-    api.put("nodes", make_node("a", 1))
-    assert follow("/api/v1/nodes").get("a")["metadata"]["name"] == "a"
-
-
-def test_slim_keeps_what_it_gives_and_unchanged_is_no_change(api: ApiDouble, follow: Follow) -> None:
-    heard = Heard()
+def test_only_changes_of_the_trimmed_object_are_reported(api: ApiDouble, follow: Follow) -> None:
+    changes = Changes()
 
     def phase(pod: JsonObject) -> str | None:
         return pod["status"]["phase"] if pod["metadata"]["name"] != "never" else None
 
-    mirror = follow(trim=phase, on_change=heard)
+    mirror = follow(trim=phase, on_change=changes)
     api.put("pods", make_pod("never", 1))
     api.put("pods", make_pod("p", 1))
     api.change("pods", "p", "default", lambda pod: pod["metadata"].update(labels={"a": "b"}))
     api.change("pods", "p", "default", lambda pod: pod["status"].update(phase="Running"))
     eventually(lambda: mirror.get("default/p") == "Running")
     assert mirror.items() == ["Running"]
-    assert heard == [("default/p", "new"), ("default/p", "other")]
+    assert changes == [("default/p", "new"), ("default/p", "other")]
 
 
 def test_a_selector_that_an_object_leaves_is_a_removal(api: ApiDouble, follow: Follow) -> None:
@@ -96,69 +91,50 @@ def test_a_selector_that_an_object_leaves_is_a_removal(api: ApiDouble, follow: F
     eventually(lambda: not mirror.items())
 
 
-def test_prerequisites_are_read_before_the_first_list(api: ApiDouble) -> None:
-    """Not before later ones: what is booked while they are read, they may or may not show."""
+def test_prerequisites_are_read_before_the_first_list(api: ApiDouble, follow: Follow) -> None:
+    """Not before later ones: the mirror may already contain what is booked while they are read."""
     api.put("pods", make_pod("p", 1))
     api.fail("GET", "/api/v1/pods", 500, times=2)
-    calls: list[tuple[int, bool]] = []
-
-    def before() -> None:
-        calls.append((len(api.asked("GET", "/api/v1/pods")), mirror.synced))
-
-    mirror: Mirror[Any] = Mirror(api, "/api/v1/pods", backoff=(0.01, 0.05), before_list=before)
-    mirror.start()
-    try:
-        eventually(lambda: mirror.synced)
-        assert calls == [(0, False), (1, False), (2, False)]
-        with api.outage():
-            api.put("pods", make_pod("q", 1))
-            api.compact()
-        eventually(lambda: mirror.lists == 2)
-        assert len(calls) == 3
-    finally:
-        mirror.stop()
+    calls: list[int] = []
+    mirror = follow(before_list=lambda: calls.append(len(api.asked("GET", "/api/v1/pods"))))
+    assert calls == [0, 1, 2]
+    with api.outage():
+        api.put("pods", make_pod("q", 1))
+        api.compact()
+    eventually(lambda: mirror.lists == 2)
+    assert len(calls) == 3
 
 
-def test_lists_come_in_pages(api: ApiDouble, follow: Follow) -> None:
+@pytest.mark.parametrize("expired", [False, True], ids=["complete", "expired in between"])
+def test_lists_come_in_pages(api: ApiDouble, follow: Follow, expired: bool) -> None:
     for number in range(25):
         api.put("pods", make_pod(f"p{number}", 1))
-    assert len(follow(page=10)) == 25
-    assert len(api.asked("GET", "limit=10")) == 3
-
-
-def test_pages_that_expired_are_listed_again(api: ApiDouble, follow: Follow) -> None:
-    for number in range(25):
-        api.put("pods", make_pod(f"p{number}", 1))
-
-    def expire(method: str, path: str) -> None:
-        if "continue=" in path:
-            api.hooks.remove(expire)
-            api.compact()
-
-    api.hooks.append(expire)
+    if expired:
+        api.before("GET", "continue=", api.compact)
     mirror = follow(page=10)
     assert (len(mirror), mirror.lists) == (25, 1)
+    assert len(api.asked("GET", "limit=10")) == (5 if expired else 3)
 
 
-# ----------------------------------------------------------------- what goes wrong
+# ----------------------------------------------------------------- failures
 
 
-def test_a_broken_watch_goes_on_where_it_was(api: ApiDouble, follow: Follow) -> None:
-    heard = Heard()
-    mirror = follow(on_change=heard)
+def test_a_broken_watch_resumes_at_its_version(api: ApiDouble, follow: Follow) -> None:
+    changes = Changes()
+    mirror = follow(on_change=changes)
     for number in range(5):
         api.cut()
         api.put("pods", make_pod(f"p{number}", 1))
         eventually(lambda number=number: mirror.get(f"default/p{number}"))
     assert mirror.lists == 1
-    assert heard == [(f"default/p{number}", "new") for number in range(5)]
+    assert changes == [(f"default/p{number}", "new") for number in range(5)]
 
 
 def test_an_expired_version_is_listed_again_and_reports_differences_only(api: ApiDouble, follow: Follow) -> None:
-    heard = Heard()
+    changes = Changes()
     api.put("pods", make_pod("stays", 1))
     api.put("pods", make_pod("goes", 1))
-    mirror = follow(on_change=heard)
+    mirror = follow(on_change=changes)
     with api.outage():
         eventually(lambda: mirror.error)
         api.remove("pods", "goes", "default")
@@ -168,7 +144,7 @@ def test_an_expired_version_is_listed_again_and_reports_differences_only(api: Ap
         assert mirror.synced
     eventually(lambda: mirror.get("default/comes") and not mirror.get("default/goes"))
     assert mirror.lists == 2
-    assert heard[2:] == [("default/comes", "new"), ("default/goes", "gone")]
+    assert changes[2:] == [("default/comes", "new"), ("default/goes", "gone")]
     assert mirror.error == ""
 
 
@@ -199,15 +175,15 @@ def test_it_reports_the_seconds_since_the_last_response(api: ApiDouble, follow: 
 
 
 def test_a_failing_callback_leaves_the_watch_running(api: ApiDouble, follow: Follow) -> None:
-    heard = Heard()
+    changes = Changes()
 
     def fails(*_: Any) -> None:
         raise RuntimeError("boom")
 
     mirror: Mirror[JsonObject] = follow(on_change=fails, wait=False)
-    mirror.on_change(heard)
+    mirror.on_change(changes)
     api.put("pods", make_pod("p", 1))
-    eventually(lambda: heard)
+    eventually(lambda: changes)
 
 
 def test_an_unexpected_object_leaves_the_watch_running(api: ApiDouble, follow: Follow) -> None:
@@ -225,16 +201,20 @@ def test_an_unexpected_object_leaves_the_watch_running(api: ApiDouble, follow: F
     eventually(lambda: len(mirror) == 2)
 
 
-def test_stop_ends_a_watch_that_waits(api: ApiDouble, follow: Follow) -> None:
-    mirror = follow()
-    eventually(lambda: mirror._stream is not None)
+def stops_quickly(mirror: Mirror[Any]) -> None:
     began = time.monotonic()
     mirror.stop()
     assert time.monotonic() - began < 3
     assert mirror._thread is not None and not mirror._thread.is_alive()
 
 
-def test_a_watch_that_ends_at_once_is_delayed_before_the_next(api: ApiDouble, follow: Follow) -> None:
+def test_stop_ends_a_watch_that_waits(follow: Follow) -> None:
+    mirror = follow()
+    eventually(lambda: mirror._stream is not None)
+    stops_quickly(mirror)
+
+
+def test_a_watch_that_ends_at_once_is_delayed_before_the_next(follow: Follow) -> None:
     class Short(ApiDouble):
         def watch(self, path: str) -> Any:
             stream = super().watch(path)
@@ -242,11 +222,8 @@ def test_a_watch_that_ends_at_once_is_delayed_before_the_next(api: ApiDouble, fo
             return stream
 
     short = Short()
-    mirror: Mirror[JsonObject] = Mirror(short, "/api/v1/pods", backoff=(0.1, 1.0))
-    mirror.start()
-    assert mirror.wait_synced(5)
+    follow(on=short, backoff=(0.1, 1.0))
     time.sleep(0.5)
-    mirror.stop()
     assert len(short.asked("WATCH", "pods")) < 10
 
 
@@ -274,19 +251,14 @@ def test_requests_over_http(api: ApiDouble, real: KubeApi) -> None:
     patched = real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"annotations": {"a": None}}})
     assert patched["metadata"]["annotations"] == {"c": "d"}, "null must reach the server"
     assert [pod["metadata"]["name"] for pod in real.get("/api/v1/pods?limit=5")["items"]] == ["p"]
+    with pytest.raises(KubeError) as caught:
+        real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"uid": "other"}})
+    assert (caught.value.status, caught.value.outcome_unknown) == (409, False)
     real.delete("/api/v1/namespaces/default/pods/p")
     with pytest.raises(KubeError) as caught:
         real.get("/api/v1/namespaces/default/pods/p")
     assert (caught.value.status, caught.value.reason) == (404, "NotFound")
     assert '"p" not found' in str(caught.value)
-
-
-def test_a_conflict_over_http(api: ApiDouble, real: KubeApi) -> None:
-    api.put("pods", make_pod("p", 3))
-    with pytest.raises(KubeError) as caught:
-        real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"uid": "other", "annotations": {"a": "b"}}})
-    assert caught.value.status == 409
-    assert not caught.value.outcome_unknown
 
 
 def test_an_unreachable_api_is_status_0(api: ApiDouble, tmp_path: Path) -> None:
@@ -316,10 +288,7 @@ def test_a_mirror_over_http(api: ApiDouble, real: KubeApi, follow: Follow) -> No
         api.put("pods", make_pod("late", 1))
         api.compact()
     eventually(lambda: mirror.get("default/late"))
-    began = time.monotonic()
-    mirror.stop()
-    assert time.monotonic() - began < 3
-    assert mirror._thread is not None and not mirror._thread.is_alive()
+    stops_quickly(mirror)
 
 
 def test_closing_a_stream_ends_a_read_that_waits(api: ApiDouble, real: KubeApi) -> None:
@@ -398,15 +367,10 @@ def test_a_service_account_of_a_real_api_server(
         client.get("/api/v1/pods")
     assert refused.value.status == 403
     client.close()
-    # Another authority's server isn't talked to.
-    (tmp_path / "ca.crt").write_text(_other_authority())
+    # A server with a certificate of another authority is refused.
+    shutil.copy(_Authority(tmp_path / "pki").folder / "ca.crt", tmp_path)
     with pytest.raises(KubeError, match="certificate verify failed"):
         connect().get("/api/v1/pods")
-
-
-def _other_authority() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        return (_Authority(Path(folder) / "pki").folder / "ca.crt").read_text()
 
 
 def test_an_api_that_never_responds_times_out_once(tmp_path: Path) -> None:

@@ -1,35 +1,41 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The common HTTP service, its log, Events, the extender's command line, and what the image is made of."""
+"""The common HTTP service, its log, Events, the extender's command line, and the image's files."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
 import logging
-import os
 import re
-import signal
 import subprocess
-import sys
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import gpushare
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
-from extender_kit import eventually
+from extender_kit import COMMAND, command_process, environment, eventually
 from gpushare.api.events import Events
 from gpushare.extender import command
 from gpushare.http.service import BadRequest, Request, Response, Service, answer, logger
 from prometheus_client import CollectorRegistry, Counter
+from service_account import service_account
 
 IMAGE = Path(gpushare.__file__).parents[2]
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def reason() -> list[str | None]:
+    """Why the service isn't ready."""
+    return [None]
+
+
+@pytest.fixture
+def service(reason: list[str | None]) -> Iterator[Service]:
     registry = CollectorRegistry()
     Counter("seen", "Seen", registry=registry).inc()
 
@@ -40,29 +46,22 @@ def service() -> Iterator[Service]:
             raise RuntimeError("secret inside")
         return answer({"rest": request.rest, "query": dict(request.query), "body": request.body.decode("latin-1")})
 
-    service = Service(
-        "t", "127.0.0.1", 0, lambda: reason[0], {("GET", "/echo"): echo, ("POST", "/echo"): echo}, registry, threads=2
-    )
-    reason[:] = [None]
+    routes = {("GET", "/echo"): echo, ("POST", "/echo"): echo}
+    service = Service("t", "127.0.0.1", 0, lambda: reason[0], routes, registry, threads=2)
     service.start()
     yield service
     service.stop()
 
 
-reason: list[str | None] = [None]
-
-
 def ask(service: Service, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
-    try:
+    with contextlib.closing(connection):
         connection.request(method, path, body)
         response = connection.getresponse()
         return response.status, dict(response.headers), response.read()
-    finally:
-        connection.close()
 
 
-def test_common_endpoints(service: Service) -> None:
+def test_common_endpoints(service: Service, reason: list[str | None]) -> None:
     assert ask(service, "GET", "/healthz")[::2] == (200, b"ok\n")
     assert ask(service, "GET", "/version")[::2] == (200, gpushare.__version__.encode() + b"\n")
     assert ask(service, "GET", "/readyz")[::2] == (200, b"ok\n")
@@ -100,18 +99,13 @@ def test_a_port_in_use_is_an_oserror(service: Service) -> None:
 # ----------------------------------------------------------------- log
 
 
-@pytest.fixture
-def log_kept() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-
-
-@pytest.mark.usefixtures("log_kept")
 def test_a_text_log_has_the_fields_after_the_message() -> None:
-    stream = io.StringIO()
-    logger("gpushare.x", stream=stream).info("bound", extra={"data": {"pod": "default/p"}})
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    try:
+        logger("gpushare.x", stream=stream).info("bound", extra={"data": {"pod": "default/p"}})
+    finally:
+        root.handlers[:], root.level = handlers, level
     assert stream.getvalue().endswith(" INFO gpushare.x: bound pod=default/p\n")
 
 
@@ -121,15 +115,15 @@ def test_a_text_log_has_the_fields_after_the_message() -> None:
 def test_events_are_rate_limited(api: ApiDouble) -> None:
     now = [0.0]
     events = Events(api, "c", repeat=60, rate=1, burst=3, clock=lambda: now[0])
-    assert events.pod("default", "p", "u", "Why", "words")
-    assert not events.pod("default", "p", "u", "Why", "words"), "the same again"
-    assert events.pod("default", "p", "u", "Why", "other words")
+    assert events.pod("default", "p", "u", "Why", "text")
+    assert not events.pod("default", "p", "u", "Why", "text"), "the same again"
+    assert events.pod("default", "p", "u", "Why", "other text")
     assert events.pod("default", "q", "v", "Why", "x" * 5000)
-    assert not events.pod("default", "r", "w", "Why", "words"), "the burst is used up"
+    assert not events.pod("default", "r", "w", "Why", "text"), "the burst is used up"
     now[0] = 1.0
-    assert events.pod("default", "r", "w", "Why", "words")
+    assert events.pod("default", "r", "w", "Why", "text")
     now[0] = 100.0
-    assert events.pod("default", "p", "u", "Why", "words")
+    assert events.pod("default", "p", "u", "Why", "text")
     events.start()
     eventually(lambda: len(api.asked("POST", "/namespaces/default/events$")) == 5)
     events.stop()
@@ -153,12 +147,8 @@ def test_an_event_that_cannot_be_written_is_dropped(api: ApiDouble) -> None:
 
 def test_command_line_options_precede_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     options = command.parse([])
-    assert (options.address, options.port, options.placement, options.log_format) == (
-        "127.0.0.1",
-        12345,
-        "binpack",
-        "text",
-    )
+    defaults = (options.address, options.port, options.placement, options.log_format)
+    assert defaults == ("127.0.0.1", 12345, "binpack", "text")
     monkeypatch.setenv("GPUSHARE_PLACEMENT", "spread")
     monkeypatch.setenv("GPUSHARE_PORT", "1234")
     options = command.parse(["--port", "4321"])
@@ -169,18 +159,16 @@ def test_command_line_options_precede_the_environment(monkeypatch: pytest.Monkey
     ("arguments", "variables", "named"),
     [
         (["--placement", "random"], {}, "--placement"),
-        ([], {"GPUSHARE_PLACEMENT": "random"}, "--placement"),
         ([], {"GPUSHARE_LOG_FORMAT": "xml"}, "--log-format"),
-        (["--preemption", "yes"], {}, "--preemption"),
         ([], {"GPUSHARE_PREEMPTION": "true"}, "--preemption"),
-        (["--address", "0.0.0.0"], {}, "--address"),
         (["--tls-cert", "x"], {}, "--tls-key"),
         (["--port", "x"], {}, "--port"),
-        (["--port", "65536"], {}, "--port"),
         (["--metrics-port=65536"], {}, "--metrics-port: 65536 is no port"),
+        # Plain HTTP is for the loopback only.
+        (["--address=0.0.0.0"], {}, "--tls-cert, --tls-key and --tls-client-ca are needed"),
     ],
 )
-def test_bad_options_are_named(
+def test_fault_14_bad_options_are_named(
     arguments: list[str],
     variables: dict[str, str],
     named: str,
@@ -189,53 +177,31 @@ def test_bad_options_are_named(
 ) -> None:
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as refused:
         command.parse(arguments)
+    assert refused.value.code == 2
     assert named in capsys.readouterr().err
 
 
 def test_the_command_serves_and_stops_on_sigterm(api: ApiDouble, tmp_path: Path) -> None:
     api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("p", 3, "a", 0))
-    (tmp_path / "token").write_text("any")
-    with served(api) as address:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.extender.command", "--port=0", "--log-format=json"],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(IMAGE / "src"),
-                "GPUSHARE_API_SERVER": address,
-                "GPUSHARE_SERVICE_ACCOUNT": str(tmp_path),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stderr is not None
-        try:
-            lines = [json.loads(process.stderr.readline()) for _line in range(2)]
-            assert [line["message"] for line in lines] == ["serving", "ready"]
-            assert (lines[1]["nodes"], lines[1]["pods"]) == (1, 1)
-            connection = http.client.HTTPConnection("127.0.0.1", lines[0]["port"], timeout=10)
-            connection.request("GET", "/gpushare-scheduler/inspect/a")
-            assert json.loads(connection.getresponse().read())["nodes"][0]["usedGPU"] == 3
-            connection.close()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0
-        finally:
-            process.kill()
-            process.wait()
-            process.stderr.close()
+    service_account(tmp_path, "")
+    with (
+        served(api) as address,
+        command_process(GPUSHARE_API_SERVER=address, GPUSHARE_SERVICE_ACCOUNT=str(tmp_path)) as log,
+    ):
+        lines = [log() for _line in range(2)]
+        assert [line["message"] for line in lines] == ["serving", "ready"]
+        assert (lines[1]["nodes"], lines[1]["pods"]) == (1, 1)
+        url = f"http://127.0.0.1:{lines[0]['port']}/gpushare-scheduler/inspect/a"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert json.load(response)["nodes"][0]["usedGPU"] == 3
 
 
 def test_the_command_reports_a_missing_option_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpushare.extender.command", f"--service-account={tmp_path / 'nothing'}"],
-        env={**os.environ, "PYTHONPATH": str(IMAGE / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    options = [*COMMAND, f"--service-account={tmp_path / 'nothing'}"]
+    done = subprocess.run(options, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "no way to reach the Kubernetes API" in done.stderr
 
@@ -243,16 +209,17 @@ def test_the_command_reports_a_missing_option_in_one_line(tmp_path: Path) -> Non
 # ----------------------------------------------------------------- the image
 
 
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
 def test_the_versions_agree() -> None:
     project = tomllib.loads((IMAGE / "pyproject.toml").read_text())["project"]
     assert project["version"] == gpushare.__version__
-    pins = {}
-    for line in (IMAGE / "requirements.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            name, version = line.split("==")
-            pins[name.lower().replace("_", "-")] = version
-    wanted = {name.lower().replace("_", "-") for name in project["dependencies"]}
-    assert wanted <= set(pins)
+    lines = (IMAGE / "requirements.txt").read_text().splitlines()
+    pins = {normal(line.partition("==")[0]) for line in lines if line and not line.startswith("#")}
+    wanted = {normal(name) for name in project["dependencies"]}
+    assert wanted <= pins
     assert not [name for name in wanted if not re.fullmatch(r"[a-z0-9-]+", name)], "versions have one place"
 
 
