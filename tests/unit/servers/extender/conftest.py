@@ -11,6 +11,7 @@ from api_double import ApiDouble, make_node
 from extender_kit import Client, eventually
 from gpushare.extender.command import Extender
 from prometheus_client import CollectorRegistry
+from real_apiserver import ApiServer, Missing
 
 
 @pytest.fixture
@@ -40,3 +41,14 @@ def start(api: ApiDouble) -> Iterator[Callable[..., Client]]:
     yield begin
     for extender in running:
         extender.stop()
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[ApiServer]:
+    """A real API server that the tests of one file have for themselves."""
+    try:
+        server = ApiServer()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server

@@ -79,6 +79,11 @@ def bind_request(pod: Any, node: str = "a") -> dict[str, str]:
     return {**names, "PodUID": metadata.get("uid", ""), "Node": node}
 
 
+def content_length(head: bytes) -> int:
+    """The length of the body after an HTTP head, in bytes."""
+    return int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+
+
 class Clock:
     """A clock that only a test moves, in seconds."""
 

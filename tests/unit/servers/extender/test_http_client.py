@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from extender_kit import content_length
 from gpushare.http.client import POOL_SIZE, HttpClient, HttpError
 from real_apiserver import _Authority
 
@@ -76,10 +77,6 @@ class Script:
         while len(body) < content_length(head):
             body += connection.recv(1 << 16)
         return head + b"\r\n\r\n" + body
-
-
-def content_length(head: bytes) -> int:
-    return int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
 
 
 @pytest.fixture

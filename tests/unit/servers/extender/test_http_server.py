@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from extender_kit import eventually
+from extender_kit import content_length, eventually
 from gpushare.http import server as http_server
 from gpushare.http import tls
 from gpushare.http.server import HttpServer, Message, Reply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_http_client import content_length
 
 Serve = Callable[..., HttpServer]
 MOST_BODY = 1000
