@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proxy before a real API server that does to requests what networks and overloaded API servers do.
+"""A proxy in front of a real API server that fails requests as networks and overloaded API servers do.
 
-A request may be refused (409, 429, 500), held up for longer than its client waits and then be done all the same, or
-lose its answer or its connection before or after it was done. Watches break in the middle.
+A request may be refused (409, 429, 500), delayed beyond its client's timeout and executed all the same, or lose its
+answer or its connection before or after it was executed. Watches break in the middle.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-MISHAPS = ("409", "429", "500", "500 after", "slow", "slow after", "dropped", "dropped after")
-HOP = ("transfer-encoding", "connection", "content-length", "date", "server")
+FAULTS = ("409", "429", "500", "500 after", "slow", "slow after", "dropped", "dropped after")
 
 
 class ChaosProxy:
-    """Serves while it is entered; ``rate`` of the requests go wrong, and it may be changed at any time."""
+    """Serves while it is entered; ``rate`` of the requests fail, which may be changed at any time."""
 
     def __init__(self, upstream: str, context: ssl.SSLContext, seed: int, slow: tuple[float, float]) -> None:
         self.upstream, self.context, self.slow = upstream.partition("//")[2], context, slow
@@ -50,19 +49,19 @@ class ChaosProxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def mishap(self, method: str) -> str:
+    def fault(self, method: str) -> str:
         if self.random.random() >= self.rate:
             return ""
-        mishap = self.random.choice(MISHAPS)
+        fault = self.random.choice(FAULTS)
         # A read has no conflict.
-        return "429" if mishap == "409" and method == "GET" else mishap
+        return "429" if fault == "409" and method == "GET" else fault
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """Clients that are killed leave their connections; that is no news here."""
+        """Ignore connections of clients that were killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -94,26 +93,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def one(self) -> None:
         chaos, body = self.chaos, self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        mishap = chaos.mishap(self.command)
-        chaos.done[mishap or "well"] += 1
-        if mishap.isdigit():
-            return self.refuse(int(mishap))
-        if mishap == "dropped":
+        fault = chaos.fault(self.command)
+        chaos.done[fault or "well"] += 1
+        if fault.isdigit():
+            return self.refuse(int(fault))
+        if fault == "dropped":
             return self.drop()
-        if mishap == "slow":
+        if fault == "slow":
             time.sleep(chaos.random.uniform(*chaos.slow))
-        status, answer, kind = self.ask(body)
-        if mishap == "500 after":
-            return self.refuse(500)
-        if mishap == "dropped after":
-            return self.drop()
-        if mishap == "slow after":
-            time.sleep(chaos.random.uniform(*chaos.slow))
-        return self.answer(status, answer, kind)
-
-    def ask(self, body: bytes) -> tuple[int, bytes, str]:
         response = self.forward(body)
-        return response.status, response.read(), response.headers.get("Content-Type", "application/json")
+        answer = response.read()
+        if fault == "500 after":
+            return self.refuse(500)
+        if fault == "dropped after":
+            return self.drop()
+        if fault == "slow after":
+            time.sleep(chaos.random.uniform(*chaos.slow))
+        return self.answer(response.status, answer, response.headers.get("Content-Type", "application/json"))
 
     def forward(self, body: bytes) -> http.client.HTTPResponse:
         headers = {key: value for key, value in self.headers.items() if key.lower() in ("content-type", "accept")}
@@ -136,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def watch(self) -> None:
         chaos = self.chaos
-        if chaos.mishap("GET"):
+        if chaos.fault("GET"):
             return self.refuse(500)
         response = self.forward(b"")
         if response.status != 200:

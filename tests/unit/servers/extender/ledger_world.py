@@ -55,16 +55,16 @@ class DeferredClient:
         self._extender = extender
 
     def get(self, path: str) -> JsonObject:
-        return cast(JsonObject, self._ask(f"GET {path}", lambda api: api.get(path)))
+        return self._ask("get", path)
 
     def post(self, path: str, body: JsonObject) -> JsonObject:
-        return cast(JsonObject, self._ask(f"POST {path}", lambda api: api.post(path, body)))
+        return self._ask("post", path, body)
 
     def put(self, path: str, body: JsonObject) -> JsonObject:
-        return cast(JsonObject, self._ask(f"PUT {path}", lambda api: api.put(path, body)))
+        return self._ask("put", path, body)
 
     def patch(self, path: str, body: Any, kind: str = "merge") -> JsonObject:
-        return cast(JsonObject, self._ask(f"PATCH {path}", lambda api: api.patch(path, body)))
+        return self._ask("patch", path, body)
 
     def delete(self, path: str) -> JsonObject:
         raise AssertionError("no request deletes anything")
@@ -72,9 +72,9 @@ class DeferredClient:
     def watch(self, path: str) -> Any:
         raise AssertionError("the world itself delivers changes")
 
-    def _ask(self, what: str, action: Callable[[ApiDouble], Any]) -> Any:
+    def _ask(self, method: str, path: str, *body: Any) -> Any:
         extender, world = self._extender, self._extender.world
-        call = Call(what, lambda: action(world.api))
+        call = Call(f"{method.upper()} {path}", lambda: getattr(world.api, method)(path, *body))
         extender.call = call
         world.parked.set()
         assert call.go.wait(LIMIT)
@@ -102,25 +102,17 @@ class NoWait(threading.Event):
 
 
 class Extender:
-    """One process: its memory is gone when it is killed."""
+    """One process: its state is lost when it is killed."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.name = world, f"e{number}"
         self.call: Call | None = None
-        self.thread: threading.Thread | None = None
         self.outcome: Outcome | None = None
         self.state = State()
         deferred = DeferredClient(self)
         self.ledger = Ledger(deferred, self.state, "gpushare", self.name, world.clock, world.now_ms)
-        self.binder = Binder(
-            deferred,
-            self.state,
-            "binpack",
-            Events(deferred, "tests"),
-            self.ledger,
-            world.clock,
-            lambda: world.now_ms() * 10**6,
-        )
+        events, now_ns = Events(deferred, "tests"), lambda: world.now_ms() * 10**6
+        self.binder = Binder(deferred, self.state, "binpack", events, self.ledger, world.clock, now_ns)
         self.ledger._stopped = self.ledger._enough = self.binder._stopped = NoWait()
         with world.api.lock:
             if world.random.random() < 0.5:
@@ -142,21 +134,16 @@ class Extender:
 
     def begin(self, action: Callable[[], Any]) -> None:
         def run() -> None:
-            try:
+            with contextlib.suppress(Killed):
                 action()
-            except Killed:
-                pass
-            finally:
-                self.thread = None
-                self.call = None
-                self.world.parked.set()
+            self.call = None
+            self.world.parked.set()
 
         self.world.parked.clear()
-        self.thread = threading.Thread(target=run, daemon=True)
-        self.thread.start()
+        threading.Thread(target=run, daemon=True).start()
         assert self.world.parked.wait(LIMIT)
 
-    def go_on(self, fate: str) -> None:
+    def resume(self, fate: str) -> None:
         call = self.call
         assert call is not None
         self.world.parked.clear()
@@ -167,14 +154,14 @@ class Extender:
 
 
 def initialize(ledger: Ledger, api: ApiDouble) -> None:
-    """At once: no other extender observes the requests that one makes before it serves."""
+    """Read the Lease without waiting: its requests before it serves don't interleave with others'."""
     deferred, ledger._kube = ledger._kube, cast(Any, api)
     ledger.initialize()
     ledger._kube = deferred
 
 
 class World:
-    """All of it; ``history`` lists every step, to explain a failure."""
+    """The API and all extenders; ``history`` lists every step, to explain a failure."""
 
     def __init__(self, seed: int, api: ApiDouble | None = None, extenders: int = 2) -> None:
         self.random, self.api, self.time = random.Random(seed), api or ApiDouble(), 1000.0
@@ -236,7 +223,7 @@ class World:
             if self.random.random() < self.faults:
                 fate = self.random.choice(("lost", "late", "409", "429", "500"))
             self.note(f"{extender.name} {fate}: {extender.call.what}")
-            extender.go_on(fate)
+            extender.resume(fate)
         elif self.random.random() < 0.15:
             self.note(f"{extender.name} resumes the remaining bookings")
             extender.begin(extender.ledger.collect_garbage)
@@ -246,10 +233,13 @@ class World:
             self.bind(extender, pod, self.random.choice(list(NODES)), uid)
 
     def ask(self, extender: Extender, pod: str) -> str:
-        """A scheduler asks about a pod, of which it knows any version that there was; the pod's UID."""
+        """Pass a version of a pod to an extender as a scheduler's filter does, often an old one.
+
+        :returns: the pod's UID.
+        """
         with self.api.lock:
-            all_of_it = [one.after for one in self.api.log if one.after and one.after["metadata"]["name"] == pod]
-        old = self.random.choice(all_of_it) if self.random.random() < 0.3 else all_of_it[-1]
+            versions = [one.after for one in self.api.log if one.after and one.after["metadata"]["name"] == pod]
+        old = self.random.choice(versions) if self.random.random() < 0.3 else versions[-1]
         if contract.pod_node(old):
             return ""
         extender.binder.asked(old)
@@ -275,7 +265,7 @@ class World:
         assert extender.call is not None
         fate = self.random.choice(("killed", "killed late"))
         self.note(f"{extender.name} {fate}: {extender.call.what}")
-        extender.go_on(fate)
+        extender.resume(fate)
         self.extenders[self.extenders.index(extender)] = self.extender()
 
     def check(self) -> None:
@@ -315,14 +305,14 @@ class World:
 
     def finish(self, extender: Extender) -> None:
         while extender.call is not None:
-            extender.go_on("do")
+            extender.resume("do")
             self.check()
 
     def close(self) -> None:
-        """End whatever waits."""
+        """End all threads that wait."""
         for extender in self.extenders:
             while extender.call is not None:
-                extender.go_on("killed")
+                extender.resume("killed")
 
-    def note(self, words: str) -> None:
-        self.history.append(words)
+    def note(self, text: str) -> None:
+        self.history.append(text)

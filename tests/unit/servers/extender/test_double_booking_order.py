@@ -31,12 +31,12 @@ def test_fault_12_no_order_books_memory_twice(extenders: int) -> None:
             world.run(STEPS)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        bound += sum("result='bound'" in words for words in world.history)
+        bound += sum("result='bound'" in text for text in world.history)
     assert bound > RUNS * 5, "too few pods were bound to prove anything"
 
 
 def found(api: type[ApiDouble] = ApiDouble, runs: int = 200) -> bool:
-    """Whether one of some orders books memory twice."""
+    """Whether one of several random orders books memory twice."""
     for seed in range(runs):
         world = World(seed, api())
         try:
@@ -44,7 +44,7 @@ def found(api: type[ApiDouble] = ApiDouble, runs: int = 200) -> bool:
         except Overbooked:
             return True
         except AssertionError:
-            # What a broken ledger does to the rest is another matter.
+            # Other consequences of a broken ledger don't count.
             continue
         finally:
             world.close()
@@ -75,7 +75,7 @@ def test_fault_12_detected_without_compare_and_swap() -> None:
 
 @pytest.mark.parametrize(("api", "held"), [(ApiDouble, 5), (AnyPod, 10)])
 def test_fault_12_the_fence_stops_a_paused_extender(api: type[ApiDouble], held: int) -> None:
-    """Chance comes to this too seldom: a pause just before the Binding, long enough for its memory to be given away."""
+    """A pause just before the Binding, so long that its memory is reassigned; random orders rarely contain it."""
     world = World(0, api())
     for name in ("p0", "p1"):
         world.api.remove("pods", name, "default")
@@ -83,7 +83,7 @@ def test_fault_12_the_fence_stops_a_paused_extender(api: type[ApiDouble], held: 
     paused, other = world.extenders
     world.bind(paused, "p0", "a")
     while paused.call is not None and not paused.call.what.endswith("/binding"):
-        paused.go_on("do")
+        paused.resume("do")
     assert paused.call is not None
     world.bind(other, "p1", "a")
     world.finish(other)
@@ -94,26 +94,26 @@ def test_fault_12_the_fence_stops_a_paused_extender(api: type[ApiDouble], held: 
         world.finish(other)
     assert other.outcome.result == "bound"
     while paused.call is not None:
-        paused.go_on("do")
+        paused.resume("do")
     assert world.used("a") == {0: held}
 
 
 def test_fault_12_detected_without_the_list_after_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    learn = Ledger._refresh_node
+    refresh = Ledger._refresh_node
 
-    def no_list(self: Ledger, node: str) -> None:
+    def without_list(self: Ledger, node: str) -> None:
         kube, self._kube = self._kube, WithoutPods(self._kube)  # type: ignore[assignment]
         try:
-            learn(self, node)
+            refresh(self, node)
         finally:
             self._kube = kube
 
-    monkeypatch.setattr(Ledger, "_refresh_node", no_list)
+    monkeypatch.setattr(Ledger, "_refresh_node", without_list)
     assert found()
 
 
 def test_fault_12_detected_without_the_ledgers_node_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who trusts his watch on a node that others have booked on meanwhile books memory twice."""
+    """An extender that relies on its watch for a node that others have booked on books memory twice."""
     monkeypatch.setattr(Register, "added", lambda _self, _node: 0)
     assert found()
 
@@ -121,7 +121,7 @@ def test_fault_12_detected_without_the_ledgers_node_versions(monkeypatch: pytest
 def test_fault_12_detected_without_reading_the_node_of_a_removed_booking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A booking that was seen and is gone may have come true since."""
+    """The pod of a booking that isn't in the ledger any more may have been bound."""
     read = Ledger._read
 
     def careless(self: Ledger) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whatever a scheduler sends and whatever pods have written on them: an answer, and never a wrong booking."""
+"""Nearly valid requests and any annotations of pods: always an answer, and never a wrong booking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpushare.extender.preemption import Preemption
 from gpushare.extender.retry import RetryQueue
 from gpushare.extender.routes import Api, Metrics
 from gpushare.extender.state import State, node_row, pod_row
-from gpushare.http.service import BadRequest, Request
+from gpushare.http.service import BadRequest, Request, Response
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason, Refusal
 from gpushare.shared._core.types import JsonObject
@@ -40,7 +40,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-def wishing(units: int, **annotations: str) -> JsonObject:
+def requesting(units: int, **annotations: str) -> JsonObject:
     pod = make_pod("p", units, priority=5)
     pod["metadata"] |= {"uid": "p", "annotations": annotations}
     return pod
@@ -48,12 +48,14 @@ def wishing(units: int, **annotations: str) -> JsonObject:
 
 REQUESTS: dict[str, JsonObject] = {
     "filter": {
-        "Pod": wishing(4, **{contract.POD_CARD_COUNT: "2", contract.POD_MODELS: "*", contract.POD_PLACEMENT: "spread"}),
+        "Pod": requesting(
+            4, **{contract.POD_CARD_COUNT: "2", contract.POD_MODELS: "*", contract.POD_PLACEMENT: "spread"}
+        ),
         "NodeNames": ["a", "b"],
         "Nodes": None,
     },
     "preempt": {
-        "Pod": wishing(8),
+        "Pod": requesting(8),
         "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 1}, "who": {"Pods": None}},
         "NodeNameToVictims": None,
     },
@@ -71,7 +73,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def almost(draw: st.DrawFn, verb: str) -> JsonObject:
-    """A request that is right but for one to three places in it."""
+    """A request that is valid except in one to three places."""
     body = copy.deepcopy(REQUESTS[verb])
     for _change in range(draw(st.integers(1, 3))):
         all_places = list(places(body))
@@ -89,7 +91,7 @@ def almost(draw: st.DrawFn, verb: str) -> JsonObject:
 
 
 class Refusing:
-    """An API that has nothing and lets nothing be done."""
+    """An API that has no objects and refuses every change."""
 
     def get(self, _path: str) -> JsonObject:
         raise KubeError(404, "NotFound", "not found")
@@ -99,7 +101,7 @@ class Refusing:
 
 
 @pytest.fixture(scope="module")
-def handlers() -> dict[str, Callable[[Request], Any]]:
+def handlers() -> dict[str, Callable[[Request], Response]]:
     state = State()
     for name in "ab":
         state.node_changed("", None, node_row(make_node(name, 8, 8)))
@@ -120,9 +122,16 @@ def handlers() -> dict[str, Callable[[Request], Any]]:
     return {path.rsplit("/", 1)[1]: handler for (_method, path), handler in api.routes().items()}
 
 
+Handlers = dict[str, Callable[[Request], Response]]
+
+
+def send(handlers: Handlers, verb: str, body: JsonObject) -> Response:
+    return handlers[verb](Request("POST", f"/gpushare-scheduler/{verb}", "", {}, json.dumps(body).encode()))
+
+
 @pytest.mark.parametrize("verb", sorted(REQUESTS))
-def test_valid_requests_are_accepted(handlers: dict[str, Callable[[Request], Any]], verb: str) -> None:
-    answer = handlers[verb](Request("POST", f"/gpushare-scheduler/{verb}", "", {}, json.dumps(REQUESTS[verb]).encode()))
+def test_valid_requests_are_accepted(handlers: Handlers, verb: str) -> None:
+    answer = send(handlers, verb, REQUESTS[verb])
     assert answer.status == 200
     if verb == "preempt":
         assert json.loads(answer.body) == {
@@ -134,19 +143,17 @@ def test_valid_requests_are_accepted(handlers: dict[str, Callable[[Request], Any
 
 @settings(max_examples=600, deadline=None)
 @given(data=st.data(), verb=st.sampled_from(sorted(REQUESTS)))
-def test_nearly_valid_requests_are_answered_or_refused(
-    handlers: dict[str, Callable[[Request], Any]], data: st.DataObject, verb: str
-) -> None:
+def test_nearly_valid_requests_are_answered_or_refused(handlers: Handlers, data: st.DataObject, verb: str) -> None:
     body = data.draw(almost(verb))
     try:
-        answer = handlers[verb](Request("POST", f"/gpushare-scheduler/{verb}", "", {}, json.dumps(body).encode()))
+        answer = send(handlers, verb, body)
     except BadRequest as error:
         assert 400 <= error.status < 500
         return
     value = json.loads(answer.body)
     assert answer.status == 200
     if verb == "filter" and not value["Error"]:
-        # Each node that was asked about is in exactly one of the three.
+        # Each requested node is in exactly one of the three.
         names = body.get("NodeNames", body.get("nODEnAMES"))
         given_names = {*value["FailedNodes"], *value["FailedAndUnresolvableNodes"], *(value["NodeNames"] or [])}
         if isinstance(names, list):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Victims by card: against trying out everything."""
+"""The choice of victims by card, compared with all possible sets of victims."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def victims(
     return None if found is None else {one.uid for one in found.evict}
 
 
-# A node of two cards of 16: kube-scheduler's total does not describe either of them.
+# kube-scheduler compares a node's total only, and never a card.
 CASES: list[tuple[str, tuple[int, ...], list[PodRow], Demand, set[str] | None]] = [
     (
         "the total suffices without an eviction, but no card does",
@@ -125,75 +126,58 @@ def test_victims_that_the_scheduler_chose_for_other_resources(chosen: list[str],
     assert [one.uid for one in kept] == stay
 
 
-# ----------------------------------------------------------------- against trying out everything
+# ----------------------------------------------------------------- compared with all possible sets
 
-ROWS = st.lists(
-    st.tuples(
-        st.integers(0, 3),
-        st.booleans(),
-        st.sampled_from([(0,), (1,), (2,), (0, 1), ()]),
-        st.integers(1, 6),
-    ),
-    max_size=7,
+# Priority, whether it is terminating, its cards, and its units on each (or without a card).
+PODS = st.tuples(st.integers(0, 3), st.booleans(), st.sampled_from([(0,), (1,), (2,), (0, 1), ()]), st.integers(1, 6))
+ROWS = st.lists(PODS, max_size=7).map(
+    lambda pods: [
+        row(str(at), priority, ending, **({f"c{card}": units for card in cards} or {"u": units}))
+        for at, (priority, ending, cards, units) in enumerate(pods)
+    ]
 )
+
+
+def free_after(sizes: list[int], rows: list[PodRow], evicted: set[str]) -> list[int]:
+    """Free units by card when these and the terminating pods are gone."""
+    after = view(tuple(sizes), [one for one in rows if one.uid not in evicted and not one.terminating])
+    return [card.units - after.used[at] - after.unplaced for at, card in enumerate(after.cards)]
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=3), ROWS, st.integers(1, 12), st.sets(st.integers(0, 6)))
-def test_the_cheapest_victims_for_one_card(
-    sizes: list[int], made: list[tuple[int, bool, tuple[int, ...], int]], units: int, budgets: set[int]
-) -> None:
-    rows = []
-    for at, (priority, ending, cards, share) in enumerate(made):
-        shares = {f"c{card}": share for card in cards} or {"u": share}
-        rows.append(row(str(at), priority, ending, **shares))
+def test_the_cheapest_victims_for_one_card(sizes: list[int], rows: list[PodRow], units: int, budgets: set[int]) -> None:
     violating = {str(number) for number in budgets}
-    node, demand = view(tuple(sizes), rows), Demand(units)
-    found = plan(node, rows, demand, 3, violating=violating)
+    found = plan(view(tuple(sizes), rows), rows, Demand(units), 3, violating=violating)
 
-    def fits(gone: set[str]) -> bool:
-        left = [one for one in rows if one.uid not in gone and not one.terminating]
-        after = view(tuple(sizes), left)
-        return any(after.cards[at].units - after.used[at] - after.unplaced >= units for at in range(len(sizes)))
+    def fits(combination: Iterable[PodRow]) -> bool:
+        return max(free_after(sizes, rows, {one.uid for one in combination})) >= units
 
     able = [one for one in rows if one.priority < 3 and not one.terminating]
-    sets = [combo for size in range(len(able) + 1) for combo in itertools.combinations(able, size)]
-    possible = [combo for combo in sets if fits({one.uid for one in combo})]
+    sets = [chosen for size in range(len(able) + 1) for chosen in itertools.combinations(able, size)]
+    possible = [chosen for chosen in sets if fits(chosen)]
     assert (found is None) == (not possible)
     if found is not None:
-        assert fits({one.uid for one in found.evict})
+        assert fits(found.evict)
         assert all(one in able for one in found.evict)
-        assert cost(found.evict, violating) == min(cost(combo, violating) for combo in possible)
-        index = found.cards[0][0]
-        assert found.cards == ((index, units),)
+        assert cost(found.evict, violating) == min(cost(chosen, violating) for chosen in possible)
+        assert found.cards == ((found.cards[0][0], units),)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=4), ROWS, st.integers(1, 8), st.integers(1, 3), st.booleans())
 def test_victims_for_several_cards_are_sufficient_and_minimal(
-    sizes: list[int], made: list[tuple[int, bool, tuple[int, ...], int]], share: int, count: int, exact: bool
+    sizes: list[int], rows: list[PodRow], share: int, count: int, exact: bool
 ) -> None:
-    rows = []
-    for at, (priority, ending, cards, units) in enumerate(made):
-        shares = {f"c{card}": units for card in cards} or {"u": units}
-        rows.append(row(str(at), priority, ending, **shares))
-    node, demand = view(tuple(sizes), rows), Demand(share * count, count)
-    found = plan(node, rows, demand, 3, exact=exact)
-
-    def free(gone: set[str]) -> dict[int, int]:
-        after = view(tuple(sizes), [one for one in rows if one.uid not in gone and not one.terminating])
-        return {card.index: card.units - after.used[at] - after.unplaced for at, card in enumerate(after.cards)}
-
-    everybody = free({one.uid for one in rows if one.priority < 3})
-    assert (found is None) == (sum(room >= share for room in everybody.values()) < count)
-    if found is None:
-        return
-    gone = {one.uid for one in found.evict}
-    assert len(found.cards) == count
-    assert all(free(gone)[index] >= share for index, _units in found.cards)
-    for one in gone:
-        left = free(gone - {one})
-        assert not all(left[index] >= share for index, _units in found.cards)
+    found = plan(view(tuple(sizes), rows), rows, Demand(share * count, count), 3, exact=exact)
+    most = free_after(sizes, rows, {one.uid for one in rows if one.priority < 3})
+    assert (found is None) == (sum(units >= share for units in most) < count)
+    if found is not None:
+        evicted, cards = {one.uid for one in found.evict}, [index for index, _units in found.cards]
+        assert len(cards) == count
+        assert all(free_after(sizes, rows, evicted)[index] >= share for index in cards)
+        for one in evicted:
+            assert not all(free_after(sizes, rows, evicted - {one})[index] >= share for index in cards)
 
 
 def test_many_small_pods_are_planned_quickly() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preemption by card with a real kube-scheduler, API server and Eviction API; what kubelet would do is done here."""
+"""Preemption by card with a real kube-scheduler, API server and Eviction API; kubelet is a stand-in."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from extender_kit import Client, eventually
-from gpushare.api.client import KubeApi, connect
+from gpushare.api.client import connect
 from gpushare.extender.command import Extender
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from prometheus_client import CollectorRegistry
-from real_apiserver import MERGE, ApiServer, Missing, Refused
+from real_apiserver import MERGE, ApiServer, Refused
 
 PODS = "/api/v1/namespaces/default/pods"
 NODE = "gpu1"
@@ -26,29 +26,27 @@ PRIORITIES = {"low": 100, "middle": 200, "raised": 300, "high": 1000}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ApiServer]:
-    try:
-        server = ApiServer()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with server:
-        for name, value in PRIORITIES.items():
-            body = {"metadata": {"name": name}, "value": value}
-            server.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
-        cards = [contract.Card(n, f"GPU-0000000{n}-0000-0000-0000-000000000000", n, 16384, 16) for n in range(2)]
-        annotations = {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
-        server.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "annotations": annotations}})
-        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", contract.RESOURCE_MEMORY: "32"}
-        ready = {"type": "Ready", "status": "True", "reason": "t", "message": "t"}
-        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
-        server.request("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, MERGE)
-        # Every new node is taken for one that isn't ready yet.
-        server.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": None}}, MERGE)
-        yield server
+def server(own_server: ApiServer) -> ApiServer:
+    """The API server, with priority classes and a node of two cards."""
+    server = own_server
+    for name, value in PRIORITIES.items():
+        server.request(
+            "POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": value}
+        )
+    cards = [contract.Card(n, f"GPU-0000000{n}-0000-0000-0000-000000000000", n, 16384, 16) for n in range(2)]
+    annotations = {contract.NODE_CARDS: contract.cards_to_annotation(cards)}
+    server.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "annotations": annotations}})
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", contract.RESOURCE_MEMORY: "32"}
+    ready = {"type": "Ready", "status": "True", "reason": "t", "message": "t"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+    server.request("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, MERGE)
+    # Every new node has the taint of one that isn't ready.
+    server.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": None}}, MERGE)
+    return server
 
 
 class Kubelet:
-    """Its pods run as soon as they are bound, and are gone when the test lets them go."""
+    """A stand-in: pods run as soon as they are bound; terminating pods are deleted unless it is ``slow``."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server, self.slow = server, False
@@ -77,18 +75,23 @@ class Kubelet:
 
 
 def clear(server: ApiServer) -> None:
-    """All pods go at once."""
+    """Delete all pods."""
     for name in there(server):
         with contextlib.suppress(Refused):
             server.request("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
 
 
-def connect_to(server: ApiServer) -> KubeApi:
-    """Connect as a service account that may do everything, one for all tests of this server."""
+def start_extender(server: ApiServer, stack: contextlib.ExitStack) -> Client:
+    """Start an extender with a service account that may do everything, one for all tests of this server."""
     folder = server.folder / "account"
     if not folder.exists():
         server.service_account(folder)
-    return connect(server.url, str(folder))
+    kube = connect(server.url, str(folder))
+    extender = Extender(kube, port=0, registry=CollectorRegistry(), namespace="default")
+    extender.start()
+    stack.callback(extender.stop)
+    eventually(lambda: extender.unready() is None, 30)
+    return Client(extender)
 
 
 @pytest.fixture
@@ -97,10 +100,7 @@ def cluster(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Kubelet
     stack = contextlib.ExitStack()
 
     def start(preempt_verb: bool = True) -> Kubelet:
-        extender = Extender(connect_to(server), port=0, registry=CollectorRegistry(), namespace="default")
-        extender.start()
-        stack.callback(extender.stop)
-        eventually(lambda: extender.unready() is None, 30)
+        extender = start_extender(server, stack).extender
         config = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -168,13 +168,13 @@ def events(server: ApiServer, name: str) -> list[tuple[str, str]]:
 
 
 def test_a_pod_that_fits_the_total_and_no_card_preempts(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
-    """kube-scheduler evicts no pod here, with preemptVerb or without."""
+    """kube-scheduler itself evicts no pod here, with or without preemptVerb."""
     for name, card in (("x", 0), ("y", 1)):
         make(server, name, 9, "low" if name == "x" else "middle", card)
     kubelet = cluster()
     eventually(lambda: there(server)["y"]["status"]["phase"] == "Running", 20)
     kubelet.slow = True
-    # They wait as well, of a lower priority, and would be quicker to take what comes free.
+    # Waiting pods of a lower priority, which would be scheduled first.
     for number in range(3):
         make(server, f"thief-{number}", 10, "low")
     make(server, "high", 10, "high")
@@ -190,27 +190,20 @@ def test_a_pod_that_fits_the_total_and_no_card_preempts(server: ApiServer, clust
 
 
 def test_the_next_leaders_extender_keeps_freed_memory_claimed(server: ApiServer) -> None:
-    """Each scheduler asks its own extender; the claim goes by the API."""
+    """Each scheduler has its own extender; the claim is published through the API."""
     x = make(server, "x", 9, "low", 0)
     make(server, "y", 9, "middle", 1)
     high, thief = make(server, "high", 10, "high"), make(server, "thief", 10, "raised")
     with contextlib.ExitStack() as stack:
         stack.callback(clear, server)
 
-        def start() -> Client:
-            extender = Extender(connect_to(server), port=0, registry=CollectorRegistry(), namespace="default")
-            extender.start()
-            stack.callback(extender.stop)
-            eventually(lambda: extender.unready() is None, 30)
-            return Client(extender)
-
-        first, second = start(), start()
+        first, second = start_extender(server, stack), start_extender(server, stack)
         assert first.filter(high, NODE)["NodeNames"] == []
         eventually(lambda: contract.terminating(there(server)["x"]), 30)
         claim = eventually(second.extender.state.claims, 10)
         assert [(one.uid, one.node, one.cards) for one in claim] == [(high["metadata"]["uid"], NODE, ((0, 10),))]
         assert claim[0].victims == {x["metadata"]["uid"]}
-        # The leader ends before its victim does.
+        # The leader's process ends before its victim does.
         first.extender.stop()
         server.request("DELETE", f"{PODS}/x?gracePeriodSeconds=0")
         eventually(lambda: second.used(NODE)[0] == 0, 10)
@@ -218,35 +211,31 @@ def test_the_next_leaders_extender_keeps_freed_memory_claimed(server: ApiServer)
             NODE: "InsufficientGPUMemory: largest free share on one card is 7 of 10 GiB"
         }
         assert "7 of 10 GiB" in second.bind(thief, NODE)
-        # One that starts now has never heard of the eviction.
-        third = start()
+        # One that starts now has not received the eviction.
+        third = start_extender(server, stack)
         assert third.filter(thief, NODE)["NodeNames"] == []
         assert third.bind(high, NODE) == ""
         assert card_of(server, "high") == 0
         eventually(lambda: second.extender.state.claims() == third.extender.state.claims() == [], 10)
 
 
-def test_the_schedulers_own_preemption_takes_the_pods_of_one_card(
-    server: ApiServer, cluster: Callable[..., Kubelet]
+@pytest.mark.parametrize("preempt_verb", [True, False], ids=["preemptVerb", "without"])
+def test_the_schedulers_own_preemption_gets_the_pod_its_memory(
+    server: ApiServer, cluster: Callable[..., Kubelet], preempt_verb: bool
 ) -> None:
-    """By the total the two pods of the lowest priority would be evicted, which are on two cards; that is no help."""
+    """By the total, the two pods of the lowest priority would be evicted, which are on two cards.
+
+    preemptVerb evicts the pods of one card instead.
+    """
     for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
         make(server, name, 8, priority, card)
-    cluster()
-    make(server, "high", 16, "high")
-    eventually(lambda: card_of(server, "high") == 1, 30)
-    assert set(there(server)) == {"a", "b", "high"}
-    assert any(reason == "Preempted" and "GPU memory" not in text for reason, text in events(server, "c"))
-
-
-def test_without_the_preempt_verb_the_pod_still_gets_its_memory(
-    server: ApiServer, cluster: Callable[..., Kubelet]
-) -> None:
-    for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
-        make(server, name, 8, priority, card)
-    cluster(preempt_verb=False)
+    cluster(preempt_verb)
     make(server, "high", 16, "high")
     eventually(lambda: card_of(server, "high") is not None, 60)
+    if preempt_verb:
+        assert card_of(server, "high") == 1
+        assert set(there(server)) == {"a", "b", "high"}
+        assert any(reason == "Preempted" and "GPU memory" not in text for reason, text in events(server, "c"))
 
 
 def test_a_disruption_budget_is_respected(server: ApiServer, cluster: Callable[..., Kubelet]) -> None:
@@ -255,13 +244,8 @@ def test_a_disruption_budget_is_respected(server: ApiServer, cluster: Callable[.
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
     made = server.request("POST", budgets, {"metadata": {"name": "web"}, "spec": spec})
-    status = {
-        "disruptionsAllowed": 0,
-        "currentHealthy": 1,
-        "desiredHealthy": 1,
-        "expectedPods": 1,
-        "observedGeneration": made["metadata"]["generation"],
-    }
+    status = {"disruptionsAllowed": 0, "observedGeneration": made["metadata"]["generation"]}
+    status |= dict.fromkeys(("currentHealthy", "desiredHealthy", "expectedPods"), 1)
     server.request("PATCH", f"{budgets}/web/status", {"status": status}, MERGE)
     cluster()
     eventually(lambda: there(server)["x"]["status"]["phase"] == "Running", 20)
