@@ -73,6 +73,9 @@ class Client:
         return float(found[0])
 
 
+Start = Callable[..., Client]
+
+
 def bind_request(pod: Any, node: str = "a") -> dict[str, str]:
     metadata = pod["metadata"]
     names = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"]}

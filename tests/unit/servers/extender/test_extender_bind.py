@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, Clock, bind_request, eventually
+from extender_kit import Clock, Start, bind_request, eventually
 from gpushare.extender import bind
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
-Start = Callable[..., Client]
 IDX = contract.POD_INDEX
 
 
@@ -246,16 +244,6 @@ def test_a_pod_deleted_after_its_bind_is_dropped(api: ApiDouble, start: Start, p
     api.remove("pods", "p", "default")
     binder.settle()
     assert client.used() == [0]
-
-
-def test_two_binds_of_one_pod_at_once_book_once(start: Start, pod: JsonObject) -> None:
-    client = start(8, 8)
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: client.bind(pod), range(8)))
-    assert "" in answers
-    assert all(error == "" or "BindInProgress: " in error for error in answers)
-    eventually(lambda: client.extender.state.holds == 0)
-    assert sum(client.used()) == 5
 
 
 def test_concurrent_binds_of_a_pod_run_one_after_the_other(api: ApiDouble, start: Start, pod: JsonObject) -> None:

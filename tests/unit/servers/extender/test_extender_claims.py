@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, Scheduler, eventually
+from extender_kit import Scheduler, Start, eventually
 from gpushare.extender.claims import claim_of, claim_to_text
 from gpushare.extender.preemption import CLAIM_SECONDS
 from gpushare.extender.state import Claim
@@ -17,9 +16,6 @@ from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from hypothesis import given
 from hypothesis import strategies as st
-
-Start = Callable[..., Client]
-
 
 Two = tuple[Scheduler, Scheduler]
 
@@ -218,14 +214,6 @@ def test_any_claim_annotation_is_parsed_or_ignored(text: str) -> None:
     claim = claim_of(claiming(text))
     if claim is not None:
         assert sum(units for _card, units in claim.cards) == 8 and claim.priority == 7
-
-
-def test_a_label_without_a_claim_is_ignored(api: ApiDouble, start: Start) -> None:
-    pod = claiming("{")
-    pod["metadata"]["labels"] = {contract.POD_CLAIM: "true"}
-    api.put("pods", pod)
-    client = start(16)
-    assert client.extender.state.claims() == []
 
 
 def test_a_claim_binds_no_pod_above_its_pods_priority(api: ApiDouble, start: Start) -> None:

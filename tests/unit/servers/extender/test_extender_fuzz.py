@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, eventually
+from extender_kit import Client, Start, eventually
 from gpushare.api.client import KubeError
 from gpushare.extender.bind import Outcome, Wanted
 from gpushare.extender.preemption import Preemption
@@ -24,8 +24,6 @@ from gpushare.shared._core.types import JsonObject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-
-Start = Callable[..., Client]
 
 LEAVES = (
     st.none()

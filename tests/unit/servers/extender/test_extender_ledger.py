@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, eventually
+from extender_kit import Client, Start, eventually
 from gpushare.api.client import KubeError
 from gpushare.extender import bind as extender_bind
 from gpushare.extender import ledger as extender_ledger
@@ -26,7 +26,6 @@ from gpushare.shared._core.types import JsonObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-Start = Callable[..., Client]
 NAMESPACE = "kube-system"
 TEXT = st.text(min_size=1, max_size=20)
 
@@ -347,13 +346,8 @@ def test_without_the_right_to_leases_nothing_is_bound_and_it_is_not_ready(api: A
     api.hooks.clear()
     client.extender.ledger.check()
     assert client.raw("GET", "/readyz")[0] == 200
+    assert not [key for key in api.objects if key[0] == "leases"], "the check itself creates none"
     assert client.bind(api.pod("p")) == ""
-
-
-def test_the_permission_check_leaves_no_lease(api: ApiDouble, start: Start) -> None:
-    client = start()
-    eventually(lambda: client.raw("GET", "/readyz")[0] == 200)
-    assert not [key for key in api.objects if key[0] == "leases"]
 
 
 def test_an_annotation_that_cannot_be_read_is_named(api: ApiDouble, start: Start) -> None:
@@ -450,7 +444,8 @@ def test_fault_12_a_booking_of_one_extender_is_respected_by_the_other(two: Two, 
     assert one.extender.ledger.identity != other.extender.ledger.identity
     paused = pause(one, pods[0])
     assert TOO_LITTLE in other.bind(pods[1])
-    assert other.filter(pods[1], "a")["NodeNames"] == [], "the booking is known now"
+    other.extender.ledger.collect_garbage()
+    assert other.filter(pods[1], "a")["NodeNames"] == [], "the booking is known, and may still take effect"
     assert paused.resume() == ""
     eventually(lambda: other.used() == one.used() == [5])
 
@@ -464,24 +459,6 @@ def test_fault_12_a_bind_of_one_extender_is_known_to_the_other_before_its_watch(
     assert other.filter(pods[1], "a")["NodeNames"] == ["a"], "its watch is late"
     assert TOO_LITTLE in other.bind(pods[1])
     assert bind_new(api, other, "r", 3) == ""
-
-
-def test_fault_12_a_dead_extenders_booking_is_fenced_and_its_late_bind_refused(
-    api: ApiDouble, two: Two, pods: Pods, pause: Pause
-) -> None:
-    one, other = two
-    time, paused = Time(other), pause(one, pods[0])
-    assert other.bind(pods[1]) != ""
-    other.extender.ledger.collect_garbage()
-    assert other.bind(pods[1]) != "", "the other extender may still be binding it"
-    time.passed += extender_ledger.STALE_SECONDS + 1
-    other.extender.ledger.collect_garbage()
-    assert contract.POD_FENCED in api.pod("p")["metadata"]["annotations"]
-    assert other.bind(pods[1]) == ""
-    assert booked(api) == ["q"]
-    assert TOO_LITTLE in paused.resume()
-    assert "nodeName" not in api.pod("p")["spec"]
-    assert api.pod("q")["spec"]["nodeName"] == "a"
 
 
 def test_fault_12_a_pod_that_a_dead_extender_was_binding_is_bound_at_once(
@@ -529,23 +506,6 @@ def test_a_listed_pod_that_was_deleted_unseen_is_dropped(api: ApiDouble, two: Tw
     time.passed += extender_ledger.UNSEEN_SECONDS + 1
     other.extender.ledger.collect_garbage()
     assert other.used() == [2]
-
-
-def test_a_completed_booking_is_counted_once(api: ApiDouble, two: Two, pause: Pause) -> None:
-    one, other = two
-    time, paused = Time(other), pause(one, api.put("pods", make_pod("p", 5)))
-    assert bind_new(api, other, "q") == ""
-    assert paused.resume() == ""
-    eventually(lambda: other.used() == [6])
-    time.passed += extender_ledger.STALE_SECONDS + 1
-    for _time in range(2):
-        other.extender.ledger.collect_garbage()
-    assert other.used() == [6]
-    api.remove("pods", "p", "default")
-    eventually(lambda: other.used() == [1])
-    other.extender.ledger.collect_garbage()
-    assert other.used() == [1]
-    assert contract.POD_FENCED not in api.pod("q")["metadata"]["annotations"]
 
 
 # ----------------------------------------------------------------- the fence

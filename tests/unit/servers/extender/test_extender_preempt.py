@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, Scheduler, eventually
+from extender_kit import Client, Scheduler, Start, eventually
 from gpushare.extender.preemption import POSTPONEMENTS
 from gpushare.extender.state import PodRow
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
-
-Start = Callable[..., Client]
 
 
 def uid(pod: JsonObject) -> str:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from api_double import ApiDouble, make_pod
-from extender_kit import Client, Clock, eventually
+from extender_kit import Client, Clock, Start, eventually
 from gpushare.extender.retry import RetryQueue
 from gpushare.extender.state import Claim
 from gpushare.shared._contracts import gpushare as contract
-
-Start = Callable[..., Client]
 
 
 @pytest.fixture

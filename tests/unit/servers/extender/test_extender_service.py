@@ -10,14 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
-from extender_kit import Client, bind_request, eventually
-from gpushare.api.client import KubeError
+from extender_kit import Client, Start, bind_request, eventually
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-Start = Callable[..., Client]
 IDX, ASSIGNED = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"
 
 
@@ -478,15 +476,3 @@ def test_names_that_would_change_the_path_are_refused(served: Client, api: ApiDo
         body = {"PodName": "p", "PodNamespace": "default", "PodUID": "", "Node": "a", key: name}
         assert served.json("POST", "/gpushare-scheduler/bind", body)[0] == 400
     assert not [path for _method, path, _body in api.requests if "/pods/" in path]
-
-
-def test_an_api_that_refuses_everything_is_a_readable_failure(api: ApiDouble, start: Start) -> None:
-    client = start(8)
-    pod = api.put("pods", make_pod("p", 5))
-
-    def refuse(method: str, path: str) -> None:
-        if "/pods/p" in path:
-            raise KubeError(403, "Forbidden", "no right to that")
-
-    api.hooks.append(refuse)
-    assert "no right to that" in client.bind(pod)

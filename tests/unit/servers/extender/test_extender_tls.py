@@ -10,22 +10,20 @@ import os
 import shutil
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_pod, served
-from extender_kit import Client, bind_request, command_process, eventually
+from extender_kit import Start, bind_request, command_process, eventually
 from gpushare.http import tls
 from gpushare.http.service import Request, Response, Routes, Service, answer
 from gpushare.http.tls import Tls, is_loopback, tls_options
 from prometheus_client import CollectorRegistry
 from real_apiserver import _Authority
 from service_account import service_account
-
-Start = Callable[..., Client]
 
 
 class Files:

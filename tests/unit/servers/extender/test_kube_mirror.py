@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,9 +236,9 @@ def real(api: ApiDouble, tmp_path: Path) -> Iterator[KubeApi]:
         client.close()
 
 
-def client_of(folder: Path, address: str, seconds: float = 8.0) -> KubeApi:
+def client_of(folder: Path, address: str) -> KubeApi:
     service_account(folder, address, "good")
-    return connect(address, str(folder), seconds)
+    return connect(address, str(folder))
 
 
 def test_requests_over_http(api: ApiDouble, real: KubeApi) -> None:
@@ -289,21 +287,6 @@ def test_a_mirror_over_http(api: ApiDouble, real: KubeApi, follow: Follow) -> No
         api.compact()
     eventually(lambda: mirror.get("default/late"))
     stops_quickly(mirror)
-
-
-def test_closing_a_stream_ends_a_read_that_waits(api: ApiDouble, real: KubeApi) -> None:
-    stream = real.watch(f"/api/v1/pods?watch=1&resourceVersion={api.version}")
-    ended = threading.Event()
-
-    def read() -> None:
-        assert list(stream) == []
-        ended.set()
-
-    threading.Thread(target=read, daemon=True).start()
-    time.sleep(0.2)
-    assert not ended.is_set()
-    stream.close()
-    assert ended.wait(5)
 
 
 def test_fault_10_the_service_accounts_token_is_read_again(api: ApiDouble, tmp_path: Path) -> None:
@@ -371,37 +354,3 @@ def test_a_service_account_of_a_real_api_server(
     shutil.copy(_Authority(tmp_path / "pki").folder / "ca.crt", tmp_path)
     with pytest.raises(KubeError, match="certificate verify failed"):
         connect().get("/api/v1/pods")
-
-
-def test_an_api_that_never_responds_times_out_once(tmp_path: Path) -> None:
-    tries = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def accept() -> None:
-            while True:
-                try:
-                    tries.append(listener.accept()[0])
-                except OSError:
-                    return
-
-        threading.Thread(target=accept, daemon=True).start()
-        client = client_of(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}", 0.3)
-        with pytest.raises(KubeError) as caught:
-            client.get("/api/v1/pods")
-        assert caught.value.unreachable and "timed out" in str(caught.value)
-        with pytest.raises(KubeError):
-            client.post("/api/v1/pods", {})
-        assert len(tries) == 2
-        for connection in tries:
-            connection.close()
-
-
-def test_a_write_on_a_dead_connection_is_not_repeated(api: ApiDouble, real: KubeApi) -> None:
-    api.put("pods", make_pod("p", 1))
-    path = "/api/v1/namespaces/default/pods/p"
-    real.get(path)
-    api.fail("PATCH", "/pods/p", 0, done=True)
-    with pytest.raises(KubeError) as caught:
-        real.patch(path, {"metadata": {"annotations": {"a": "b"}}})
-    assert caught.value.outcome_unknown
-    assert len(api.asked("PATCH", "/pods/p")) == 1

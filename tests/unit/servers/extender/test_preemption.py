@@ -40,47 +40,23 @@ def victims(
 
 
 # kube-scheduler compares a node's total only, and never a card.
-CASES: list[tuple[str, tuple[int, ...], list[PodRow], Demand, set[str] | None]] = [
-    (
-        "the total suffices without an eviction, but no card does",
-        (16, 16),
-        [row("a", c0=8), row("b", c1=9)],
-        Demand(9),
-        {"a"},
+CASES: dict[str, tuple[tuple[int, ...], list[PodRow], Demand, set[str] | None]] = {
+    "the total fits, but no card does": ((16, 16), [row("a", c0=8), row("b", c1=9)], Demand(9), {"a"}),
+    "same or higher priority stays": ((16, 16), [row("a", 10, c0=8), row("b", 11, c1=8)], Demand(9), None),
+    "terminating": ((16,), [row("a", terminating=True, c0=8), row("b", c0=8)], Demand(16), {"b"}),
+    "an unknown card": ((16, 16), [row("a", u=8), row("b", c0=8), row("c", c1=8)], Demand(8), {"a"}),
+    "two cards": (
+        (16, 16, 16),
+        [row("a", c0=16), row("b", 5, c1=16), row("c", 1, c2=16)],
+        Demand(16, 2),
+        {"a", "c"},
     ),
-    ("no eviction is necessary", (16, 16), [row("a", c0=8)], Demand(16), set()),
-    ("pods of the same priority stay", (16,), [row("a", 10, c0=8)], Demand(9), None),
-    ("pods of a higher priority stay", (16,), [row("a", 11, c0=8), row("b", c0=4)], Demand(9), None),
-    ("the least important", (16,), [row("a", 5, c0=8), row("b", 1, c0=8)], Demand(8), {"b"}),
-    (
-        "a card with less important pods",
-        (16, 16),
-        [row("a", 5, c0=16), row("b", 1, c1=8), row("c", 1, c1=8)],
-        Demand(16),
-        {"b", "c"},
-    ),
-    ("one instead of two", (16,), [row("a", c0=4), row("b", c0=4), row("c", c0=8)], Demand(8), {"c"}),
-    ("as little as will do", (16,), [row("a", 1, c0=8), row("b", 2, c0=8)], Demand(8), {"a"}),
-    ("a card that is too small never", (8, 16), [row("a", c0=8), row("b", 9, c1=16)], Demand(9), {"b"}),
-    ("what ends anyway is enough", (16,), [row("a", terminating=True, c0=16)], Demand(16), set()),
-    ("what ends anyway counts", (16,), [row("a", terminating=True, c0=8), row("b", c0=8)], Demand(16), {"b"}),
-    (
-        "a pod of an unknown card frees every card",
-        (16, 16),
-        [row("a", u=8), row("b", c0=8), row("c", c1=8)],
-        Demand(8),
-        {"a"},
-    ),
-    ("two cards", (16, 16, 16), [row("a", c0=16), row("b", 5, c1=16), row("c", 1, c2=16)], Demand(16, 2), {"a", "c"}),
-    ("one pod of both cards", (16, 16), [row("a", c0=8, c1=8), row("b", c0=8), row("c", c1=8)], Demand(16, 2), {"a"}),
-    ("more used than there is", (16,), [row("a", c0=30), row("b", c0=2)], Demand(16), {"a", "b"}),
-    ("no such model", (16,), [row("a", c0=16)], Demand(1, models=("x",)), None),
-]
+    "a pod of both cards": ((16, 16), [row("a", c0=8, c1=8), row("b", c0=8), row("c", c1=8)], Demand(16, 2), {"a"}),
+    "no such model": ((16,), [row("a", c0=16)], Demand(1, models=("x",)), None),
+}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "rows", "demand", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
-)
+@pytest.mark.parametrize(("sizes", "rows", "demand", "expected"), CASES.values(), ids=CASES)
 def test_choice_of_victims(
     sizes: tuple[int, ...], rows: list[PodRow], demand: Demand, expected: set[str] | None
 ) -> None:
