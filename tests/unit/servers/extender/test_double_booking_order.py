@@ -118,9 +118,7 @@ def test_fault_12_detected_without_the_ledgers_node_versions(monkeypatch: pytest
     assert found()
 
 
-def test_fault_12_detected_without_reading_the_node_of_a_removed_booking(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fault_12_detected_without_listing_after_a_removed_booking(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod of a booking that isn't in the ledger any more may have been bound."""
     read = Ledger._read
 

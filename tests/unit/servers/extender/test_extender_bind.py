@@ -91,9 +91,7 @@ def test_fault_13_a_failed_bind_leaves_nothing(api: ApiDouble, start: Start, pod
     assert client.used() == [5]
 
 
-def test_fault_13_stale_annotations_of_an_unbound_pod_are_not_counted_and_are_removed(
-    api: ApiDouble, start: Start
-) -> None:
+def test_fault_13_stale_annotations_of_an_unbound_pod_are_removed(api: ApiDouble, start: Start) -> None:
     pod = make_pod("p", 5, card=0)
     pod["metadata"]["annotations"]["mine"] = "stays"
     pod = api.put("pods", pod)
@@ -131,9 +129,7 @@ def test_retries_are_limited(api: ApiDouble, start: Start, pod: JsonObject) -> N
     assert len(api.asked("POST", "/binding$")) == bind.TRIES
 
 
-def test_a_pod_that_changes_while_it_is_being_bound_is_read_again(
-    api: ApiDouble, start: Start, pod: JsonObject
-) -> None:
+def test_a_pod_that_changes_during_its_bind_is_read_again(api: ApiDouble, start: Start, pod: JsonObject) -> None:
     client = start(8)
 
     def change() -> None:
@@ -153,9 +149,7 @@ def test_a_pod_that_is_deleted_during_its_bind(api: ApiDouble, start: Start, pod
     assert client.used() == [0]
 
 
-def test_an_internal_error_keeps_the_reservation(
-    start: Start, pod: JsonObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_internal_error_keeps_the_hold(start: Start, pod: JsonObject, monkeypatch: pytest.MonkeyPatch) -> None:
     client = start(8)
 
     def break_down(*_: Any) -> None:
@@ -182,9 +176,7 @@ def test_a_binding_whose_answer_was_lost_is_success(api: ApiDouble, start: Start
 
 
 @pytest.mark.parametrize("status", [0, 500, 504])
-def test_a_binding_of_unknown_result_is_fenced_and_repeated(
-    api: ApiDouble, start: Start, pod: JsonObject, status: int
-) -> None:
+def test_a_binding_of_unknown_result_is_fenced(api: ApiDouble, start: Start, pod: JsonObject, status: int) -> None:
     client = start(8)
     api.fail("POST", "/binding$", status)
     assert client.bind(pod) == ""
@@ -194,9 +186,7 @@ def test_a_binding_of_unknown_result_is_fenced_and_repeated(
     assert client.used() == [5]
 
 
-def test_a_binding_of_unknown_status_keeps_its_memory_until_it_is_known(
-    api: ApiDouble, start: Start, pod: JsonObject
-) -> None:
+def test_a_binding_of_unknown_status_keeps_its_memory(api: ApiDouble, start: Start, pod: JsonObject) -> None:
     client = start(8)
     state, ledger = client.extender.state, client.extender.ledger
     other = api.put("pods", make_pod("q", 5))

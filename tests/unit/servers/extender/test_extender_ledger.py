@@ -193,9 +193,7 @@ def test_foreign_content_of_the_lease_stays(api: ApiDouble, start: Start) -> Non
 
 
 @pytest.mark.parametrize("status", [200, 409, 0])
-def test_entries_of_bound_pods_are_removed_when_no_bind_runs(
-    api: ApiDouble, start: Start, pause: Pause, status: int
-) -> None:
+def test_finished_entries_are_removed(api: ApiDouble, start: Start, pause: Pause, status: int) -> None:
     """Otherwise another extender would check each of them."""
     client = start(16)
     ledger, time = client.extender.ledger, Time(client)
@@ -318,9 +316,7 @@ def test_a_failed_write_is_retried(api: ApiDouble, start: Start, status: int, do
 
 
 @pytest.mark.parametrize(("status", "text"), [(503, "just now"), (422, "injected failure 422")])
-def test_a_persistent_write_failure_fails_the_bind_and_books_nothing(
-    api: ApiDouble, start: Start, status: int, text: str
-) -> None:
+def test_a_persistent_write_failure_fails_the_bind(api: ApiDouble, start: Start, status: int, text: str) -> None:
     client = start(16)
     api.fail("POST", CREATE, status, times=10**6)
     error = bind_new(api, client, "p", 2)
@@ -361,9 +357,7 @@ def test_an_annotation_that_cannot_be_read_is_named(api: ApiDouble, start: Start
     assert client.bind(api.pod("p")) == ""
 
 
-def test_after_a_deleted_lease_other_pods_wait_and_own_bookings_stay(
-    api: ApiDouble, start: Start, pause: Pause
-) -> None:
+def test_after_a_deleted_lease_own_bookings_stay(api: ApiDouble, start: Start, pause: Pause) -> None:
     client = start(8)
     time = Time(client)
     paused = pause(client, api.put("pods", make_pod("p", 5)))
@@ -450,9 +444,7 @@ def test_fault_12_a_booking_of_one_extender_is_respected_by_the_other(two: Two, 
     eventually(lambda: other.used() == one.used() == [5])
 
 
-def test_fault_12_a_bind_of_one_extender_is_known_to_the_other_before_its_watch(
-    api: ApiDouble, two: Two, pods: Pods
-) -> None:
+def test_fault_12_a_bind_of_another_extender_is_known_before_the_watch(api: ApiDouble, two: Two, pods: Pods) -> None:
     one, other = two
     other.extender.pods.stop()
     assert one.bind(pods[0]) == ""
@@ -461,9 +453,7 @@ def test_fault_12_a_bind_of_one_extender_is_known_to_the_other_before_its_watch(
     assert bind_new(api, other, "r", 3) == ""
 
 
-def test_fault_12_a_pod_that_a_dead_extender_was_binding_is_bound_at_once(
-    api: ApiDouble, two: Two, pods: Pods, pause: Pause
-) -> None:
+def test_fault_12_a_pod_of_a_dead_extender_is_bound_at_once(api: ApiDouble, two: Two, pods: Pods, pause: Pause) -> None:
     one, other = two
     paused = pause(one, pods[0])
     assert other.bind(pods[0]) == "", "whichever extender was binding it before"
@@ -473,9 +463,7 @@ def test_fault_12_a_pod_that_a_dead_extender_was_binding_is_bound_at_once(
     assert [pod["metadata"]["name"] for pod in changes].count("p") == 3, "created, fenced, bound"
 
 
-def test_fault_12_two_extenders_that_bind_one_pod_come_to_an_end(
-    api: ApiDouble, two: Two, pods: Pods, pause: Pause
-) -> None:
+def test_fault_12_two_extenders_bind_one_pod(api: ApiDouble, two: Two, pods: Pods, pause: Pause) -> None:
     one, other = two
     first, second = pause(one, pods[0]), pause(other, pods[0])
     # Fenced, it leaves the pod to the other one, which is still binding it.

@@ -234,9 +234,7 @@ def crowded(api: ApiDouble, quiet: Quiet) -> Scheduler:
     return scheduler
 
 
-def test_pending_bookings_are_waited_for_before_a_higher_priority_pod_is_evicted(
-    api: ApiDouble, crowded: Scheduler
-) -> None:
+def test_pending_bookings_are_waited_for_if_that_is_cheaper(api: ApiDouble, crowded: Scheduler) -> None:
     assert crowded.filter(add_high(api, 12)) == []
     for _tick in range(5):
         crowded.tick()
@@ -291,7 +289,7 @@ def test_the_preemption_thread_evicts_without_a_tick(api: ApiDouble, start: Star
 @pytest.mark.parametrize(
     ("priority", "policy", "evicts"), [(10, None, True), (10, "Never", False), (1, None, False), (0, None, False)]
 )
-def test_priority_and_policy_decide_whether_a_pod_preempts(
+def test_priority_and_policy_allow_preemption(
     api: ApiDouble, fragmented: Scheduler, priority: int, policy: str | None, evicts: bool
 ) -> None:
     high = make_pod("high", 10, priority=priority)
@@ -423,7 +421,7 @@ def test_a_failed_eviction_leaves_no_claim(api: ApiDouble, fragmented: Scheduler
 
 @pytest.mark.parametrize("status", [0, 429, 500, 504])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_an_eviction_of_unknown_result_evicts_no_other_pod(
+def test_an_eviction_of_unknown_result_is_retried(
     api: ApiDouble, fragmented: Scheduler, status: int, done: bool
 ) -> None:
     """A busy API server or a lost response isn't the refusal of a disruption budget: no other pod is evicted."""

@@ -162,9 +162,7 @@ def test_fault_07_an_unhealthy_card_is_assigned_to_no_pod(api: ApiDouble, start:
     assert client.bind(large) == ""
 
 
-def test_several_cards_that_kubelet_could_not_share_equally_are_refused_before_the_bind(
-    api: ApiDouble, start: Start
-) -> None:
+def test_cards_that_kubelet_cannot_share_equally_are_refused(api: ApiDouble, start: Start) -> None:
     """On every node, permanently, and with the annotation's name: the plugin would refuse it after the bind."""
     api.put("nodes", make_node("b", 16, 16))
     client = start(16, 16)
