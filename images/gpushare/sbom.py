@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.exception import CycloneDxException
-from cyclonedx.factory.license import LicenseFactory
 from cyclonedx.model import Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -30,11 +30,12 @@ OURS = "gpushare-servers"
 
 
 def normal(name: str) -> str:
+    """Normalize a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def python_components(site: Path) -> Iterator[Component]:
-    """The Python packages in a folder."""
+    """List the Python packages in a folder."""
     for found in importlib.metadata.distributions(path=[str(site)]):
         about = found.metadata
         name = normal(about["Name"])
@@ -47,16 +48,16 @@ def python_components(site: Path) -> Iterator[Component]:
             type=ComponentType.APPLICATION if name == OURS else ComponentType.LIBRARY,
             description=about.get("Summary") or None,
         )
-        told = about.get("License-Expression") or about.get("License") or ""
-        if told and len(told) < 100:
-            # Words that are no expression are left out; a tool that reads licences looks into the package itself.
+        declared = about.get("License-Expression") or about.get("License") or ""
+        if declared and len(declared) < 100:
+            # Text that is no expression is left out; tools for licences read the package itself.
             with contextlib.suppress(CycloneDxException, ValueError):
-                component.licenses.add(LicenseFactory().make_from_string(told))
+                component.licenses.add(LicenseFactory().make_from_string(declared))
         yield component
 
 
 def debian_components(status: str, distribution: str) -> Iterator[Component]:
-    """The packages that dpkg's status calls installed."""
+    """List the packages that are installed according to dpkg's status."""
     for text in re.split(r"\n\n+", status):
         fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", text, re.MULTILINE))
         if not fields.get("Status", "").endswith(" installed"):
@@ -73,13 +74,14 @@ def debian_components(status: str, distribution: str) -> Iterator[Component]:
 
 
 def bill(site: Path, status: str, os_release: str, base: str, epoch: int) -> str:
-    """The whole document.
+    """Make the document.
 
     :param site: the folder with the Python packages.
     :param status: dpkg's status of the base.
     :param os_release: the base's /usr/lib/os-release.
-    :param base: how the base is called.
-    :param epoch: the time that it tells, in seconds since 1970.
+    :param base: the base image's name.
+    :param epoch: the document's timestamp, in seconds since 1970.
+    :returns: the document as JSON.
     """
     release = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     distribution = f"{release.get('ID', 'unknown')}-{release.get('VERSION_ID', 'unknown')}"

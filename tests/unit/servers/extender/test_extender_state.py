@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_double import make_node, make_pod
-from gpushare.extender.filter import judge, refusal
+from gpushare.extender.filter import evaluate, refusal
 from gpushare.extender.placement import choose
 from gpushare.extender.state import (
     BIND_IN_PROGRESS,
@@ -297,7 +297,7 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
         elif what == "others":
             node, bookings = rest
             rows = {number: booked(str(number), node, 2, *cards) for number, cards in bookings.items()}
-            state.others(node, list(rows.values()))
+            state.set_foreign(node, list(rows.values()))
             others = {key: row for key, row in others.items() if key[1] != node}
             others |= {(number, node): row for number, row in rows.items() if number not in pods}
         elif what == "settle":
@@ -317,9 +317,6 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
         theirs = [
             row for (number, node), row in others.items() if node == name and row.uid not in {one.uid for one in mine}
         ]
-        assert {row.uid for row in state.unseen(name)} == {
-            row.uid for (_number, node), row in others.items() if node == name
-        }
         cards = contract.node_cards(nodes[name])
         used, unknown = contract.used_units(cards, here)
         for index, units in (share for row in (*mine, *theirs) for share in row.cards):
@@ -352,7 +349,7 @@ def test_refusal_messages() -> None:
         pods=(stray, over, half),
     )
     names = ["good", "half", "small", "mib", "none", "ill", "stray", "over", "who"]
-    passed, failed, unresolvable = judge(names, state.view, Demand(5))
+    passed, failed, unresolvable = evaluate(names, state.view, Demand(5))
     assert passed == ["good"]
     assert failed == {
         "half": "InsufficientGPUMemory: largest free share on one card is 4 of 5 GiB",
@@ -372,7 +369,7 @@ def test_refusal_messages() -> None:
 def test_refusal_messages_without_a_known_unit() -> None:
     """Without an annotation, capacity is divided by the number of cards, as upstream does."""
     state = state_of(NO_ANNOTATION, pods=(make_pod("p", 12, "a", 0), make_pod("q", 12, "a", 1)))
-    assert judge(["a"], state.view, Demand(5)).failed == {
+    assert evaluate(["a"], state.view, Demand(5)).failed == {
         "a": "InsufficientGPUMemory: largest free share on one card is 3 of 5"
     }
 
@@ -389,7 +386,7 @@ def test_refusal_messages_for_several_cards_and_models() -> None:
     )
     names = ["both", "one", "small", "mixed", "other", "untold", "who"]
     demand = Demand(6, 2, models=("*a100*",))
-    assert judge(names, state.view, demand) == (
+    assert evaluate(names, state.view, demand) == (
         ["both"],
         {
             "one": "InsufficientGPUMemory: 1 of 2 requested cards have 3 GiB free",
@@ -402,10 +399,10 @@ def test_refusal_messages_for_several_cards_and_models() -> None:
             "untold": "NoMatchingModel: no healthy card is of a model that the pod accepts",
         },
     )
-    assert judge(names, state.view, Demand(17, models=("*a100*",))).unresolvable["mixed"] == (
+    assert evaluate(names, state.view, Demand(17, models=("*a100*",))).unresolvable["mixed"] == (
         "CardTooSmall: largest healthy card of a model that the pod accepts holds 16 of 17 GiB"
     )
-    assert judge(["other", "mixed"], state.view, Demand(6, excluded=("tesla*",))).passed == ["mixed"]
+    assert evaluate(["other", "mixed"], state.view, Demand(6, excluded=("tesla*",))).passed == ["mixed"]
 
 
 def test_refusals_name_the_reason_of_unhealthy_cards() -> None:
@@ -413,7 +410,7 @@ def test_refusals_name_the_reason_of_unhealthy_cards() -> None:
     cards = json.loads(node["metadata"]["annotations"][contract.NODE_CARDS])
     cards[0]["reason"] = "MIG is on"
     node["metadata"]["annotations"][contract.NODE_CARDS] = json.dumps(cards)
-    assert judge(["a"], state_of(node).view, Demand(1)).unresolvable == {
+    assert evaluate(["a"], state_of(node).view, Demand(1)).unresolvable == {
         "a": "NoHealthyCard: no card is healthy: MIG is on"
     }
 
@@ -450,17 +447,17 @@ def test_the_filter_passes_a_node_exactly_if_a_bind_finds_the_cards(
     state, empty = state_of(*made, pods=tuple(pods)), state_of(*made)
     names = [node["metadata"]["name"] for node in made]
     demand = Demand(share * count, count, models=models, excluded=excluded)
-    verdict = judge(names, state.view, demand)
+    result = evaluate(names, state.view, demand)
     for name in names:
-        alone = judge([name], state.view, demand)
-        assert (name in verdict.passed) == (alone.passed == [name])
-        assert verdict.failed.get(name) == alone.failed.get(name)
-        assert verdict.unresolvable.get(name) == alone.unresolvable.get(name)
-        assert (name in verdict.passed) == bool(choose("binpack", shown(state, name).slots(demand), demand))
-        assert (name in verdict.unresolvable) == (not choose("binpack", shown(empty, name).slots(demand), demand))
-        if name not in verdict.passed:
+        alone = evaluate([name], state.view, demand)
+        assert (name in result.passed) == (alone.passed == [name])
+        assert result.failed.get(name) == alone.failed.get(name)
+        assert result.unresolvable.get(name) == alone.unresolvable.get(name)
+        assert (name in result.passed) == bool(choose("binpack", shown(state, name).slots(demand), demand))
+        assert (name in result.unresolvable) == (not choose("binpack", shown(empty, name).slots(demand), demand))
+        if name not in result.passed:
             text = str(refusal(shown(state, name), demand))
-            assert text in (verdict.failed.get(name), verdict.unresolvable.get(name))
+            assert text in (result.failed.get(name), result.unresolvable.get(name))
 
 
 def test_a_filter_iterates_over_no_single_card() -> None:
@@ -473,8 +470,8 @@ def test_a_filter_iterates_over_no_single_card() -> None:
     state = state_of(*(make_node(f"n{number}", *[16] * 8, models=("A",) * 8) for number in range(3)))
     views = {view.name: dataclasses.replace(view, cards=Untouched(view.cards)) for view in state.views()}
     for demand in (Demand(16, 2), Demand(4, models=("a",)), Demand(17, models=("a",)), Demand(8, 8, excluded=("a",))):
-        verdict = judge(views, views.get, demand)
-        assert len(verdict.passed) + len(verdict.failed) + len(verdict.unresolvable) == 3
+        result = evaluate(views, views.get, demand)
+        assert len(result.passed) + len(result.failed) + len(result.unresolvable) == 3
 
 
 def test_nodes_with_memory_released_since_a_version() -> None:

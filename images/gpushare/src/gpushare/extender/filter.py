@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide which nodes can take a pod, and why the others can't. No I/O."""
+"""Select the nodes with enough free GPU memory for a pod, and name the reason for each other node. No I/O."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from gpushare.extender.state import SEPARATOR, NodeView, Room
+from gpushare.extender.state import SEPARATOR, Capacity, NodeView
 from gpushare.shared._contracts.gpushare import Demand, Reason, Refusal
 
 UNKNOWN_NODE = str(Refusal(Reason.NODE_UNKNOWN, "the gpushare extender doesn't know this node yet"))
 NO_MEMORY = Refusal(Reason.NO_GPU_MEMORY, "the node announces no GPU memory")
 NO_MATCHING_MODEL = Refusal(Reason.NO_MATCHING_MODEL, "no healthy card is of a model that the pod accepts")
 
-NO_ROOM = Room((), ())
-
 View = Callable[[str], NodeView | None]
 
 
-class Verdict(NamedTuple):
-    """Names of nodes, with the reason where they can't: ``failed`` may change when pods go, ``hopeless`` doesn't."""
+class FilterResult(NamedTuple):
+    """Names of nodes. ``failed`` nodes may pass when pods end, ``unresolvable`` ones don't; both with the reason."""
 
     passed: list[str]
     failed: dict[str, str]
     unresolvable: dict[str, str]
 
 
-def judge(names: Iterable[str], view: View, demand: Demand) -> Verdict:
-    """Sort nodes by whether they have the cards, and the free memory on them, that a pod requests."""
+def evaluate(names: Iterable[str], view: View, demand: Demand) -> FilterResult:
+    """Divide nodes by whether they have the cards, and the free memory on them, that a pod requests.
+
+    :param view: looks up a node by its name.
+    """
     if demand.count > 1 or demand.models or demand.excluded:
         return _evaluate_cards(names, view, demand)
-    verdict = Verdict([], {}, {})
-    passed, failed, unresolvable = verdict
+    result = FilterResult([], {}, {})
+    passed, failed, unresolvable = result
     units = demand.units
     texts: dict[tuple[int, int, int, str], str] = {}
     for name in names:
@@ -47,23 +48,23 @@ def judge(names: Iterable[str], view: View, demand: Demand) -> Verdict:
         if largest_card <= 0:
             unresolvable[name] = str(refusal(node, demand))
             continue
-        # In large clusters many nodes have the same text; it is built once.
+        # In large clusters many nodes have the same message; it is built once.
         key = largest, largest_card, node.unplaced, node.unit
         text = texts.get(key)
         if text is None:
             text = texts[key] = str(refusal(node, demand))
         (failed if largest_card >= units else unresolvable)[name] = text
-    return verdict
+    return result
 
 
-def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> Verdict:
-    """The same for a pod that wants several cards or is particular about them.
+def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> FilterResult:
+    """Do the same for a pod that requests several cards or certain models.
 
     The accepted models are determined once, not for each card. For each node one element of its sorted free memory is
     compared: that of the last requested card.
     """
-    verdict = Verdict([], {}, {})
-    passed, failed, unresolvable = verdict
+    result = FilterResult([], {}, {})
+    passed, failed, unresolvable = result
     share, count, by_model = demand.share, demand.count, bool(demand.models or demand.excluded)
     chosen: dict[str, _Choice] = {}
     texts: dict[tuple[int, int, int, int, str], str] = {}
@@ -72,14 +73,14 @@ def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> Verdict
         if node is None:
             failed[name] = UNKNOWN_NODE
             continue
-        room = node.room
+        capacity = node.capacity
         if by_model:
             choice = chosen.get(node.kinds)
             if choice is None:
                 choice = chosen[node.kinds] = _choice(node.kinds, demand)
             if choice is not ALL:
-                room = _selected(node, choice)
-        free, sizes = room
+                capacity = _selected(node, choice)
+        free, sizes = capacity
         if len(free) >= count and free[-count] >= share:
             passed.append(name)
             continue
@@ -89,7 +90,7 @@ def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> Verdict
         if not free:
             unresolvable[name] = str(NO_MATCHING_MODEL)
             continue
-        # In large clusters many nodes have the same text; it is built once, by what it depends on.
+        # In large clusters many nodes have the same message; it is built once for all that it depends on.
         unplaced = node.unplaced
         if count == 1:
             key = free[-1], sizes[-1], unplaced, 0, node.unit
@@ -99,37 +100,35 @@ def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> Verdict
             key = cards - bisect_left(free, share), cards - bisect_left(sizes, share), unplaced, settled, node.unit
         text = texts.get(key)
         if text is None:
-            text = texts[key] = str(_lack(node, room, demand))
+            text = texts[key] = str(_insufficient(node, capacity, demand))
         (failed if len(sizes) >= count and sizes[-count] >= share else unresolvable)[name] = text
-    return verdict
+    return result
 
 
-# Which of a node's models a pod takes, by their position.
+# The positions of those of a node's models that a pod accepts.
 _Choice = tuple[int, ...]
 ALL: _Choice = (-1,)
 
 
 def _choice(kinds: str, demand: Demand) -> _Choice:
     models = kinds.split(SEPARATOR)
-    taken = tuple(at for at, model in enumerate(models) if demand.accepts_model(model))
-    return ALL if len(taken) == len(models) else taken
+    accepted = tuple(at for at, model in enumerate(models) if demand.accepts_model(model))
+    return ALL if len(accepted) == len(models) else accepted
 
 
-def _selected(node: NodeView, choice: _Choice) -> Room:
-    """What a node has of the cards of some of its models."""
-    if not choice or not node.rooms:
-        return NO_ROOM
-    rooms = [node.rooms[at] for at in choice]
-    if len(rooms) == 1:
-        return rooms[0]
-    free = sorted(units for room in rooms for units in room.free)
-    return Room(tuple(free), tuple(sorted(units for room in rooms for units in room.sizes)))
+def _selected(node: NodeView, choice: _Choice) -> Capacity:
+    """The capacity of the cards of some of a node's models."""
+    selected = [node.by_model[at] for at in choice] if node.by_model else []
+    if len(selected) == 1:
+        return selected[0]
+    free = sorted(units for one in selected for units in one.free)
+    return Capacity(tuple(free), tuple(sorted(units for one in selected for units in one.sizes)))
 
 
 def refusal(node: NodeView, demand: Demand) -> Refusal:
-    """Why a node doesn't have the room, or the cards, for a pod.
+    """Return why a node doesn't have the free memory, or the cards, for a pod.
 
-    Equal numbers give equal words, because the scheduler puts nodes with equal reasons together.
+    Equal numbers give equal text, because the scheduler groups nodes by it.
     """
     if not node.cards:
         return NO_MEMORY
@@ -137,29 +136,29 @@ def refusal(node: NodeView, demand: Demand) -> Refusal:
         reasons = "; ".join(sorted({card.reason for card in node.cards if card.reason}))
         return Refusal(Reason.NO_HEALTHY_CARD, "no card is healthy" + (f": {reasons}" if reasons else ""))
     choice = _choice(node.kinds, demand)
-    return _lack(node, node.room if choice is ALL else _selected(node, choice), demand)
+    return _insufficient(node, node.capacity if choice is ALL else _selected(node, choice), demand)
 
 
-def _lack(node: NodeView, room: Room, demand: Demand) -> Refusal:
+def _insufficient(node: NodeView, capacity: Capacity, demand: Demand) -> Refusal:
     """
-    :param room: of the healthy cards that the pod takes.
+    :param capacity: of the healthy cards that the pod accepts.
     """
-    if not room.free:
+    if not capacity.free:
         return NO_MATCHING_MODEL
-    share, count, cards = demand.share, demand.count, len(room.free)
+    share, count, cards = demand.share, demand.count, len(capacity.free)
     unit = f" {node.unit}" if node.unit else ""
     which = " of a model that the pod accepts" if demand.models or demand.excluded else ""
     if count > 1:
-        large = cards - bisect_left(room.sizes, share)
+        large = cards - bisect_left(capacity.sizes, share)
         if large < count:
             text = f"{large} of {count} requested cards can hold {share}{unit}"
             return Refusal(Reason.CARD_TOO_SMALL, text)
-        text = f"{cards - bisect_left(room.free, share)} of {count} requested cards have {share}{unit} free"
-    elif room.sizes[-1] < share:
-        text = f"largest healthy card{which} holds {room.sizes[-1]} of {share}{unit}"
+        text = f"{cards - bisect_left(capacity.free, share)} of {count} requested cards have {share}{unit} free"
+    elif capacity.sizes[-1] < share:
+        text = f"largest healthy card{which} holds {capacity.sizes[-1]} of {share}{unit}"
         return Refusal(Reason.CARD_TOO_SMALL, text)
     else:
-        text = f"largest free share on one card{which} is {max(0, room.free[-1])} of {share}{unit}"
-    if node.unplaced and cards - bisect_left(room.free, share - node.unplaced) >= count:
+        text = f"largest free share on one card{which} is {max(0, capacity.free[-1])} of {share}{unit}"
+    if node.unplaced and cards - bisect_left(capacity.free, share - node.unplaced) >= count:
         text += f", with {node.unplaced}{unit} held by pods whose card isn't known yet"
     return Refusal(Reason.INSUFFICIENT_GPU_MEMORY, text)

@@ -558,7 +558,7 @@ class Ledger:
             for one in self._foreign.values()
             if one.node == name
         ]
-        self._state.others(name, [*self._node(name).listed.values(), *booked])
+        self._state.set_foreign(name, [*self._node(name).listed.values(), *booked])
 
     def _remove_foreign(self, entry: Entry, pod: JsonObject) -> None:
         """Another extender's booking is over, the next write leaves it out; ``pod`` is what its pod is now."""

@@ -30,7 +30,7 @@ from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.extender.binding_status import pod_path
 from gpushare.extender.claims import Claims
-from gpushare.extender.filter import judge
+from gpushare.extender.filter import evaluate
 from gpushare.extender.state import LOWEST_PRIORITY, Claim, NodeView, PodRow, State
 from gpushare.extender.victims import Cost, Plan, cost, needed, plan
 from gpushare.shared._contracts import gpushare as contract
@@ -312,7 +312,7 @@ class Preemption:
             return False
         asked = set(one.asked)
         others = [view.name for view in self._state.views() if view.name not in asked]
-        return bool(judge(others, self._state.viewer(one.uid, one.priority), one.demand).passed)
+        return bool(evaluate(others, self._state.viewer(one.uid, one.priority), one.demand).passed)
 
     def _postpone(self, uid: str) -> bool:
         """Whether a pod waits for bookings under way: a few times, for there may always be some."""

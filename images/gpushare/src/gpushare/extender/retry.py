@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.extender.binding_status import pod_path
-from gpushare.extender.filter import judge
+from gpushare.extender.filter import evaluate
 from gpushare.extender.state import State
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Demand
@@ -111,7 +111,7 @@ class RetryQueue:
         view = self._state.viewer(one.uid, one.priority)
         # Only what has changed: in a busy cluster many pods wait, and each was refused by a thousand nodes.
         freed = [name for name in self._state.freed_since(one.freed) if name in one.nodes]
-        for name in judge(freed, view, one.demand).passed:
+        for name in evaluate(freed, view, one.demand).passed:
             node = view(name)
             if node is not None and node.largest - given.get(name, 0) >= one.demand.share:
                 given[name] = given.get(name, 0) + one.demand.share

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gpushare.extender.bind import Outcome, Wanted
-from gpushare.extender.filter import Verdict, judge
+from gpushare.extender.filter import FilterResult, evaluate
 from gpushare.extender.preemption import Victims
 from gpushare.extender.state import NO_CARD, NodeView, PodRow, State
 from gpushare.http.service import BadRequest, Handler, Request, Response, answer
@@ -126,13 +126,13 @@ class Api:
         if reason is not None:
             return "unready", {"Error": str(_not_ready(reason))}
         if isinstance(demand, Refusal):
-            verdict = Verdict([], {}, dict.fromkeys(names, str(demand)))
+            verdict = FilterResult([], {}, dict.fromkeys(names, str(demand)))
         elif demand.units == 0:
             # A pod that names the resource with the quantity 0 is ours to bind, and fits anywhere.
-            verdict = Verdict(names, {}, {})
+            verdict = FilterResult(names, {}, {})
         else:
             freed = self._state.freed
-            verdict = judge(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
+            verdict = evaluate(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
             if not verdict.passed and verdict.failed:
                 for tell in self._refused:
                     tell(pod, demand, list(verdict.failed), names, freed)

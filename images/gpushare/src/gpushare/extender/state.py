@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The extender's state: the nodes' cards and the units held on each, updated by each change.
 
-Everything comes from watches; nothing is stored. Two kinds of bookings are added: *holds*, which this extender is about
-to write, or has written and not received by its watch yet, and *foreign bookings* of other extenders in progress. Both
-count like bound pods, so no two binds can take the same memory.
+The state comes from watches; nothing is stored. Two kinds of bookings are added: *holds* are those that this extender
+is writing, or has written while its watch hasn't delivered the bound pod yet; *foreign bookings* are those that other
+extenders have in progress. Both count like bound pods, so no two binds can use the same memory.
 
 A bound pod whose card isn't known (it was bound without the extender, and the device plugin hasn't named its card yet)
-counts on every card of its node: one of them has that much less, and it isn't known which.
+counts on every card of its node, since any of them may be the one.
 
 A *claim* reserves memory for one pod that others were evicted for: pods of no higher priority see it as used. An
 *offer* lists what the scheduler may choose to evict for a pod; it becomes that pod's claim when the first of its
@@ -33,10 +33,10 @@ BIND_IN_PROGRESS = Refusal(Reason.BIND_IN_PROGRESS, "another bind of this pod is
 # Of the API's priorities, which are 32 bits wide.
 LOWEST_PRIORITY = -(1 << 31)
 HIGHEST_PRIORITY = (1 << 31) - 1
-# On what kubelet made of a file of its node; evicting it ends nothing.
+# On pods that kubelet made from a file of its node; evicting them has no effect.
 MIRROR = "kubernetes.io/config.mirror"
 
-# Between models in ``NodeView.kinds``; of a node without a healthy card that text is empty.
+# Between models in ``NodeView.kinds``, which is empty for a node without a healthy card.
 SEPARATOR = "\n"
 
 # Index of a card, and units on it.
@@ -44,7 +44,7 @@ Shares = tuple[tuple[int, int], ...]
 
 
 class PodRow(NamedTuple):
-    """What is kept of a pod that holds memory of a node; no cards where they aren't known."""
+    """A pod that holds memory of a node; without cards where they aren't known."""
 
     uid: str
     namespace: str
@@ -57,7 +57,7 @@ class PodRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """What is kept of a node; no cards where kubelet announces no GPU memory."""
+    """A node; without cards where kubelet announces no GPU memory."""
 
     name: str
     cards: tuple[Card, ...]
@@ -65,7 +65,7 @@ class NodeRow(NamedTuple):
 
 
 def pod_row(pod: JsonObject) -> PodRow | None:
-    """The row of a pod that counts, else None: not bound, finished, or asking for nothing.
+    """Make the row of a pod that counts; None if it isn't bound, has finished, or requests nothing.
 
     A terminating pod counts: its process may still hold the memory.
     """
@@ -86,14 +86,15 @@ def pod_row(pod: JsonObject) -> PodRow | None:
 
 
 def node_row(node: JsonObject) -> NodeRow:
-    # Without a plugin kubelet announces none, even if an annotation was left behind.
+    """Make the row of a node."""
+    # Without a plugin kubelet announces no memory; an annotation may have remained.
     announced = contract.node_resource(node, contract.RESOURCE_MEMORY) > 0
     cards = tuple(contract.node_cards(node)) if announced else ()
     return NodeRow(sys.intern(str((node.get("metadata") or {}).get("name", ""))), cards, unit_of(cards))
 
 
 def unit_of(cards: Iterable[Card]) -> str:
-    """The memory unit of the cards' sizes; empty if it isn't known."""
+    """Return the memory unit of the cards' sizes; empty if it isn't known."""
     known = [card for card in cards if card.memory_mib > 0]
     for unit in contract.MIB_PER_UNIT:
         if known and all(contract.units_of(card.memory_mib, unit) == card.units for card in known):
@@ -101,10 +102,10 @@ def unit_of(cards: Iterable[Card]) -> str:
     return ""
 
 
-class Room(NamedTuple):
-    """Some healthy cards of a node: what each has free (less than nothing where it is over its size), and their sizes.
+class Capacity(NamedTuple):
+    """Free units and sizes of some healthy cards of a node; free is negative on an overbooked card.
 
-    Both are sorted, so that one element decides whether enough cards have enough.
+    Both are sorted, so that one element shows whether enough cards have enough memory.
     """
 
     free: tuple[int, ...]
@@ -113,13 +114,14 @@ class Room(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node at one moment; never changed, so it may be read without a lock.
+    """A node at one moment; immutable, so it may be read without a lock.
 
     ``used`` is by position in ``cards`` and may be more than a card's size. ``unplaced`` are the units of pods whose
-    card isn't known. ``largest`` is the largest free share on one healthy card, ``biggest`` the largest healthy card.
+    card isn't known. ``largest`` is the largest free share on one healthy card, ``largest_card`` the size of the
+    largest healthy card.
 
-    ``room`` is of all healthy cards, ``rooms`` is the same by model. ``kinds`` names these models, in one text because
-    it is a dictionary key for each node of each filter.
+    ``capacity`` is that of all healthy cards, ``by_model`` the same for each model. ``kinds`` names these models, in
+    one string because it is a dictionary key for each node of each filter.
     """
 
     name: str
@@ -129,46 +131,46 @@ class NodeView:
     unplaced: int
     largest: int
     largest_card: int
-    room: Room
-    rooms: tuple[Room, ...]
+    capacity: Capacity
+    by_model: tuple[Capacity, ...]
     kinds: str
 
-    def free(self, position: int) -> int:
-        """Units that may still be given away; a card that is over its size is full, not worse."""
-        return max(0, self.cards[position].units - self.used[position] - self.unplaced)
-
     def slots(self, demand: Demand) -> list[Slot]:
-        """The cards that a pod may be given, whether or not they have room."""
+        """Return the healthy cards of models that a pod accepts, with their free units."""
         return [
-            Slot(card.index, self.free(at))
-            for at, card in enumerate(self.cards)
+            Slot(card.index, max(0, card.units - used - self.unplaced))
+            for card, used in zip(self.cards, self.used, strict=True)
             if card.healthy and demand.accepts(card)
         ]
 
 
 def view_of(node: NodeRow, used: dict[int, int], unplaced: int) -> NodeView:
+    """Make the view of a node.
+
+    :param used: units by card's index.
+    :param unplaced: units of pods whose card isn't known.
+    """
     held = tuple(used.get(card.index, 0) for card in node.cards)
     free = [(card.units - here - unplaced, card) for card, here in zip(node.cards, held, strict=True) if card.healthy]
-    room = _room(free)
-    # Nearly all nodes have cards of one model.
+    capacity = _capacity(free)
     kinds = tuple(dict.fromkeys(_model_of(card) for _units, card in free))
-    rooms = (
-        (room,)
+    # Nearly all nodes have cards of one model.
+    by_model = (
+        (capacity,)
         if len(kinds) == 1
-        else tuple(_room([one for one in free if _model_of(one[1]) == kind]) for kind in kinds)
+        else tuple(_capacity([one for one in free if _model_of(one[1]) == kind]) for kind in kinds)
     )
-    largest = max(0, room.free[-1]) if free else 0
-    largest_card = room.sizes[-1] if free else 0
+    largest, largest_card = (max(0, capacity.free[-1]), capacity.sizes[-1]) if free else (0, 0)
     text = sys.intern(SEPARATOR.join(kinds))
-    return NodeView(node.name, node.cards, node.unit, held, unplaced, largest, largest_card, room, rooms, text)
+    return NodeView(node.name, node.cards, node.unit, held, unplaced, largest, largest_card, capacity, by_model, text)
 
 
-def _room(cards: list[tuple[int, Card]]) -> Room:
+def _capacity(cards: list[tuple[int, Card]]) -> Capacity:
     """
-    :param cards: what each has free, and the card.
+    :param cards: free units, and the card.
     """
-    free, sizes = sorted(free for free, _card in cards), sorted(card.units for _mark_freed, card in cards)
-    return Room(_interned(tuple(free)), _interned(tuple(sizes)))
+    free, sizes = sorted(free for free, _card in cards), sorted(card.units for _free, card in cards)
+    return Capacity(_interned(tuple(free)), _interned(tuple(sizes)))
 
 
 def _model_of(card: Card) -> str:
@@ -177,12 +179,12 @@ def _model_of(card: Card) -> str:
 
 @functools.lru_cache(4096)
 def _interned(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same object for equal values: most nodes, and most pods, of a large cluster are alike."""
+    """Return the same object for equal values: most nodes and pods of a large cluster are alike."""
     return value
 
 
 class _NodeUsage:
-    """The sums of one node, changed by one pod at a time."""
+    """The sums of one node, updated pod by pod."""
 
     __slots__ = ("pods", "unplaced", "used")
 
@@ -192,7 +194,7 @@ class _NodeUsage:
         self.unplaced = 0
 
     def recount(self, cards: tuple[Card, ...]) -> None:
-        """The cards changed: which pods are on one of them may have, too."""
+        """Compute all sums anew for other cards: a pod's card may exist now, or not any more."""
         self.used, self.unplaced = {card.index: 0 for card in cards}, 0
         for row in self.pods.values():
             self._add(row, 1)
@@ -217,8 +219,8 @@ class _NodeUsage:
 
 @dataclasses.dataclass(slots=True)
 class Hold:
-    """A booking under way. ``working``: a bind is at it just now; else it waits for the watch, and from ``due`` on the
-    API is to be asked about it."""
+    """A booking in progress. ``working``: a bind is writing it; otherwise it waits for the watch, and is to be checked
+    with the API from ``due`` on."""
 
     row: PodRow
     due: float = 0.0
@@ -227,9 +229,9 @@ class Hold:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """Memory kept for a pod that has none yet.
+    """Memory reserved for a pod that isn't bound yet.
 
-    ``victims`` are the UIDs of the pods that make room for it, those that were ending anyway among them.
+    ``victims`` are the UIDs of the pods that free it, including those that were terminating anyway.
     """
 
     uid: str
@@ -242,8 +244,8 @@ class Claim:
 
 
 class Reservation(NamedTuple):
-    """The row that is held now; else the node that the pod is already bound to, or a refusal, or nothing if no card
-    has enough free memory."""
+    """The row that is held now; otherwise the node that the pod is already bound to, or a refusal, or neither if no
+    card has enough free memory."""
 
     row: PodRow | None
     bound_to: str = ""
@@ -251,7 +253,7 @@ class Reservation(NamedTuple):
 
 
 class State:
-    """All nodes and what is held on them; changes come from any thread, each is whole before the next one."""
+    """All nodes and the units held on them; any thread may change it, and changes are atomic."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -259,23 +261,24 @@ class State:
         self._usages: dict[str, _NodeUsage] = {}
         self._pods: dict[str, PodRow] = {}
         self._holds: dict[str, Hold] = {}
-        # Others' bookings by pod, then node; two extenders may want a pod on two nodes. And the pods by node.
-        self._others: dict[str, dict[str, PodRow]] = {}
-        self._others_on: dict[str, tuple[str, ...]] = {}
+        # Foreign bookings by pod, then node: two extenders may bind a pod to two nodes. And the pods by node.
+        self._foreign: dict[str, dict[str, PodRow]] = {}
+        self._foreign_on: dict[str, tuple[str, ...]] = {}
         self._claims: dict[str, Claim] = {}
         self._offers: dict[str, tuple[Claim, ...]] = {}
-        # How many bound pods there are of each priority.
+        # Numbers of bound pods by priority.
         self._priorities: dict[int, int] = {}
         self._freed = 0
-        # By node, the latest last: what ``_freed`` was moved to.
+        # The value of ``_freed`` after a node's last change, the latest last.
         self._freed_on: dict[str, int] = {}
-        # Called under the lock when something is claimed, or isn't any more; must return quickly.
+        # Called under the lock after claims changed; must return quickly.
         self.on_claim: Callable[[], object] = lambda: None
         self._views: dict[str, NodeView] = {}
 
-    # Changes from the watches: the callbacks of two mirrors.
+    # Callbacks of two mirrors.
 
     def node_changed(self, _key: str, before: NodeRow | None, after: NodeRow | None) -> None:
+        """Apply a change from the watch of nodes."""
         with self._lock:
             if after is None:
                 if before is not None:
@@ -289,8 +292,9 @@ class State:
             self._update_view(after.name)
 
     def pod_changed(self, _key: str, before: PodRow | None, after: PodRow | None) -> None:
+        """Apply a change from the watch of pods."""
         with self._lock:
-            # One name may have been taken by another pod since.
+            # Another pod may have the same name by now.
             if before is not None and (after is None or after.uid != before.uid):
                 rows = self._rows(before.uid)
                 self._set_pod(before.uid, None)
@@ -299,14 +303,14 @@ class State:
             if after is not None:
                 rows = self._rows(after.uid)
                 self._holds.pop(after.uid, None)
-                self._others.pop(after.uid, None)
+                self._foreign.pop(after.uid, None)
                 self._set_pod(after.uid, after)
                 self._apply(after.uid, rows)
                 self.unclaim(after.uid)
                 if after.terminating:
                     self._pod_leaves(after.uid)
 
-    # What a bind does.
+    # Holds.
 
     def reserve(
         self,
@@ -315,10 +319,12 @@ class State:
         choose: Callable[[NodeView], PodRow | None],
         priority: int = LOWEST_PRIORITY,
     ) -> Reservation:
-        """Choose cards and hold them, in one step that no other bind can get between.
+        """Choose cards and hold them atomically.
 
-        :param choose: gets the node as this pod sees it: without its own bookings, with others' claims.
-        :param priority: the pod's; claims of lower ones don't bind it.
+        :param uid: the pod's UID.
+        :param node: the node's name.
+        :param choose: receives the node as it is for this pod: without its own bookings, with others' claims.
+        :param priority: the pod's; claims of lower ones don't apply to it.
         """
         with self._lock:
             bound, hold = self._pods.get(uid), self._holds.get(uid)
@@ -330,7 +336,7 @@ class State:
             if view is None:
                 text = f"the gpushare extender doesn't know node {node}"
                 return Reservation(None, refusal=Refusal(Reason.NODE_UNKNOWN, text))
-            # An earlier bind that was never confirmed, and the pod isn't bound: this one takes its place.
+            # Replaces an earlier bind that was never confirmed; the pod isn't bound.
             self.release(uid)
             row = choose(view)
             if row is not None:
@@ -340,25 +346,25 @@ class State:
             return Reservation(row)
 
     def settle(self, uid: str, due: float) -> None:
-        """Hold a booking that was, or may have been, written until the watch delivers its pod or a check decides."""
+        """Hold a booking that may have been written until the watch delivers its pod, or a check after ``due``."""
         with self._lock:
             hold = self._holds.get(uid)
             if hold is not None:
                 hold.working, hold.due = False, due
 
     def release(self, uid: str) -> None:
-        """The booking was not written."""
+        """Release a hold whose booking was not written."""
         with self._lock:
             rows = self._rows(uid)
             if self._holds.pop(uid, None) is not None:
                 self._apply(uid, rows)
 
     def held(self, uid: str) -> bool:
-        """Whether memory is held for a pod by a bind of this extender that the watch hasn't confirmed."""
+        """Return whether a bind of this extender holds memory for a pod that the watch hasn't confirmed."""
         return uid in self._holds
 
     def unconfirmed(self, now: float) -> list[PodRow]:
-        """Bookings that have waited for the watch for too long."""
+        """Return the bookings that the watch should have confirmed by now."""
         with self._lock:
             return [hold.row for hold in self._holds.values() if not hold.working and hold.due <= now]
 
@@ -368,47 +374,41 @@ class State:
 
     @property
     def freed(self) -> int:
-        """Increases whenever memory may have become free: a pod is gone, a node has changed, a claim ended."""
+        """A number that increases whenever memory may have become free: a pod or a claim ended, or a node changed."""
         return self._freed
 
     def freed_since(self, freed: int) -> list[str]:
-        """The nodes where memory may have become free since ``freed`` had this value."""
+        """Return the nodes where memory may have become free since ``freed`` had this value."""
         with self._lock:
             return list(itertools.takewhile(lambda name: self._freed_on[name] > freed, reversed(self._freed_on)))
 
-    def others(self, node: str, rows: Sequence[PodRow]) -> None:
+    def set_foreign(self, node: str, rows: Sequence[PodRow]) -> None:
         """Replace the bookings of other extenders on a node.
 
-        One counts until the watch shows its pod bound, wherever that is; a hold of the same pod on the same node
-        counts in its place, one on another node doesn't: either bind may still come true.
+        Each counts until the watch delivers its pod as bound to any node. A hold of the same pod on the same node
+        counts instead of it; a hold on another node counts in addition, since either bind may still take effect.
         """
         with self._lock:
             current = {row.uid: row for row in rows if row.uid not in self._pods}
-            for uid in {*self._others_on.get(node, ()), *current}:
+            for uid in {*self._foreign_on.get(node, ()), *current}:
                 before = self._rows(uid)
-                after = {name: row for name, row in self._others.get(uid, {}).items() if name != node}
+                after = {name: row for name, row in self._foreign.get(uid, {}).items() if name != node}
                 if uid in current:
                     after[node] = current[uid]
                 if after:
-                    self._others[uid] = after
+                    self._foreign[uid] = after
                 else:
-                    self._others.pop(uid, None)
+                    self._foreign.pop(uid, None)
                 self._apply(uid, before)
             if current:
-                self._others_on[node] = tuple(current)
+                self._foreign_on[node] = tuple(current)
             else:
-                self._others_on.pop(node, None)
+                self._foreign_on.pop(node, None)
 
-    def unseen(self, node: str) -> list[PodRow]:
-        """The bookings of other extenders on a node whose pods the watch hasn't shown yet."""
-        with self._lock:
-            current = self._others_on.get(node, ())
-            return [row for uid in current if (row := self._others.get(uid, {}).get(node)) is not None]
-
-    # What preemption does.
+    # Claims.
 
     def claim(self, claim: Claim) -> None:
-        """Keep memory for a pod, unless it is bound already; one claim for each pod."""
+        """Reserve memory for a pod that isn't bound; in place of its earlier claim."""
         with self._lock:
             self._offers.pop(claim.uid, None)
             if claim.uid not in self._pods:
@@ -416,13 +416,13 @@ class State:
                 self.on_claim()
 
     def offer(self, uid: str, claims: Iterable[Claim]) -> None:
-        """What one of several evictions would free for a pod, in place of earlier offers and of its claim."""
+        """Record the memory that each of several evictions would free for a pod, instead of its offers and claim."""
         with self._lock:
             self.unclaim(uid)
             self._offers[uid] = tuple(claims)
 
     def unclaim(self, uid: str) -> None:
-        """A pod's claim and offers end."""
+        """End a pod's claim and offers."""
         with self._lock:
             claim = self._claims.pop(uid, None)
             if claim is not None:
@@ -435,39 +435,39 @@ class State:
             return list(self._claims.values())
 
     def offered(self) -> list[str]:
-        """The pods that have offers."""
+        """Return the UIDs of pods that have offers."""
         with self._lock:
             return list(self._offers)
 
     def outranks(self, priority: int) -> bool:
-        """Whether any bound pod is of a lower priority."""
+        """Return whether any bound pod has a lower priority."""
         with self._lock:
             return any(one < priority for one in self._priorities)
 
     def bound(self, uid: str) -> PodRow | None:
-        """A pod that the watch shows on a node."""
+        """Return a pod that the watch has delivered as bound."""
         return self._pods.get(uid)
 
     def evictable(self, name: str) -> list[PodRow]:
-        """The pods that the watch shows on a node; bookings under way can't be evicted."""
+        """Return the bound pods of a node; pods of bookings in progress can't be evicted."""
         with self._lock:
             usage = self._usages.get(name)
             return [row for row in usage.pods.values() if row.uid in self._pods] if usage else []
 
     def nodes_with_bookings(self) -> set[str]:
-        """The nodes with bookings under way, and perhaps some that had any a moment ago."""
+        """Return the nodes with bookings in progress, and perhaps some whose bookings have just ended."""
         with self._lock:
-            return {hold.row.node for hold in self._holds.values()}.union(self._others_on)
+            return {hold.row.node for hold in self._holds.values()}.union(self._foreign_on)
 
-    # What is read.
+    # Queries.
 
     def view(self, name: str) -> NodeView | None:
-        """A node as it is now."""
+        """Return a node as it is now; None if it isn't known."""
         return self._views.get(name)
 
     def viewer(self, uid: str, priority: int = LOWEST_PRIORITY) -> Callable[[str], NodeView | None]:
-        """Return a lookup of nodes as one pod sees them: without its own bookings, left by earlier binds, and with what
-        others of its priority or a higher one have claimed. Where there is any of that, all nodes are of this moment.
+        """Return a lookup of nodes for one pod: without its own bookings, which remain of earlier binds, and with the
+        claims of other pods of its priority or a higher one. Where there is any of these, it is a snapshot.
         """
         with self._lock:
             own = {} if uid in self._pods else self._rows(uid)
@@ -483,12 +483,12 @@ class State:
             return mine.get
 
     def views(self) -> list[NodeView]:
-        """All nodes by name."""
+        """Return all nodes, sorted by name."""
         with self._lock:
             return sorted(self._views.values(), key=lambda view: view.name)
 
     def snapshot(self, name: str) -> tuple[NodeView, list[PodRow]] | None:
-        """A node and the pods on it (bound, or about to be), of one moment; None for a node that isn't known."""
+        """Return a node and its pods (bound, or of bookings in progress) at one moment; None if it isn't known."""
         with self._lock:
             view = self._views.get(name)
             if view is None:
@@ -519,15 +519,15 @@ class State:
             counts[row.priority] = counts.get(row.priority, 0) + 1
 
     def _rows(self, uid: str) -> dict[str, PodRow]:
-        """What counts of a pod, by node: where it is bound, and before that all bookings that may come true."""
+        """The rows of a pod that count, by node: the bound one, or all bookings that may still take effect."""
         bound = self._pods.get(uid)
         if bound is not None:
             return {bound.node: bound}
-        rows, hold = self._others.get(uid, {}), self._holds.get(uid)
+        rows, hold = self._foreign.get(uid, {}), self._holds.get(uid)
         return rows if hold is None else {**rows, hold.row.node: hold.row}
 
     def _apply(self, uid: str, before: dict[str, PodRow]) -> None:
-        """Bring the sums from what counted of a pod to what counts now."""
+        """Update the sums from a pod's rows that counted before to those that count now."""
         after = self._rows(uid)
         for node in before:
             if node not in after:
@@ -543,7 +543,7 @@ class State:
                 self._update_view(node)
 
     def _pod_leaves(self, uid: str) -> None:
-        """A pod terminates: an offer that lists it as a victim becomes a claim."""
+        """Turn offers that list a terminating pod as a victim into claims."""
         for claims in list(self._offers.values()):
             chosen = next((claim for claim in claims if uid in claim.victims), None)
             if chosen is not None:
