@@ -19,7 +19,7 @@ from typing import Any, cast
 from api_double import ApiDouble, make_node, make_pod
 from gpushare.api.client import KubeError
 from gpushare.api.events import Events
-from gpushare.extender.bind import Binder, Outcome, Wanted
+from gpushare.extender.bind import Binder, BindRequest, Outcome
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.state import State, node_row, pod_row
 from gpushare.shared._contracts import gpushare as contract
@@ -242,12 +242,12 @@ class World:
         old = self.random.choice(versions) if self.random.random() < 0.3 else versions[-1]
         if contract.pod_node(old):
             return ""
-        extender.binder.asked(old)
+        extender.binder.keep_filtered(old)
         return contract.pod_uid(old)
 
     def bind(self, extender: Extender, pod: str, node: str, uid: str = "") -> None:
         def bind() -> None:
-            extender.outcome = extender.binder.bind(Wanted("default", pod, uid, node))
+            extender.outcome = extender.binder.bind(BindRequest("default", pod, uid, node))
             self.note(f"{extender.name} {pod} on {node}: {extender.outcome}")
 
         self.note(f"{extender.name} binds {pod} to {node}")
@@ -297,7 +297,7 @@ class World:
             for action in (extender.binder.settle, extender.ledger.collect_garbage, extender.ledger.collect_garbage):
                 extender.begin(action)
                 self.finish(extender)
-            assert extender.state.holds == 0 and not extender.ledger._open, "\n".join(self.history[-80:])
+            assert extender.state.holds == 0 and not extender.ledger._unresolved, "\n".join(self.history[-80:])
             for name in NODES:
                 view = extender.state.view(name)
                 assert view is not None and view.unplaced == 0

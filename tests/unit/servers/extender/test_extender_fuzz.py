@@ -12,7 +12,7 @@ import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, Start, eventually
 from gpushare.api.client import KubeError
-from gpushare.extender.bind import Outcome, Wanted
+from gpushare.extender.bind import BindRequest, Outcome
 from gpushare.extender.preemption import Preemption
 from gpushare.extender.retry import RetryQueue
 from gpushare.extender.routes import Api, Metrics
@@ -111,7 +111,7 @@ def handlers() -> dict[str, Callable[[Request], Response]]:
     quiet: Any = type("Quiet", (), {"pod": lambda *_arguments: True})()
     preemption = Preemption(refusing, state, quiet)
 
-    def bind(wanted: Wanted) -> Outcome:
+    def bind(wanted: BindRequest) -> Outcome:
         assert wanted.name and wanted.namespace and wanted.node
         return Outcome("failed", Refusal(Reason.API_ERROR, "no"))
 

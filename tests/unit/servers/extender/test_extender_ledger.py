@@ -18,7 +18,7 @@ from extender_kit import Client, Start, eventually
 from gpushare.api.client import KubeError
 from gpushare.extender import bind as extender_bind
 from gpushare.extender import ledger as extender_ledger
-from gpushare.extender.binding_status import BindingStatus, Entry, fate
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status
 from gpushare.extender.ledger import NAME
 from gpushare.extender.register import NODES, LedgerError, Register
 from gpushare.shared._contracts import gpushare as contract
@@ -259,15 +259,6 @@ def test_five_hundred_pods_at_once_on_fifty_nodes(api: ApiDouble, start: Start) 
         eventually(lambda name=name: client.used(name) == [10])
 
 
-def test_where_there_was_no_ledger_a_nodes_pods_are_read_once(api: ApiDouble, start: Start) -> None:
-    api.put("nodes", make_node("b", 16))
-    client = start(16)
-    for number, name in enumerate("aabba"):
-        assert bind_new(api, client, f"p{number}", node=name) == ""
-    assert len(api.asked("GET", "nodeName%3D[ab]")) == 2
-    assert len(api.asked("GET", f"/leases/{NAME}$")) == 2, "before the watch, and before the first write"
-
-
 def test_only_nodes_that_others_have_booked_on_are_read_again(api: ApiDouble, start: Start) -> None:
     for name in "bc":
         api.put("nodes", make_node(name, 16))
@@ -416,7 +407,7 @@ def test_a_pod_that_changed_since_its_filter_is_read(api: ApiDouble, start: Star
 def test_an_incomplete_pod_is_read_from_the_api(api: ApiDouble, start: Start, wrong: JsonObject) -> None:
     client = start(8)
     pod = api.put("pods", make_pod("p", 5))
-    client.extender.binder.asked({**pod, "metadata": {**pod["metadata"], **wrong}})
+    client.extender.binder.keep_filtered({**pod, "metadata": {**pod["metadata"], **wrong}})
     assert client.bind(pod) == ""
     assert len(api.asked("GET", "/pods/p$")) == 1
 
@@ -507,35 +498,37 @@ def entry_of(pod: JsonObject) -> Entry:
 def test_binding_status_of_each_state_of_a_pod(api: ApiDouble) -> None:
     pod = api.put("pods", make_pod("p", 5))
     entry = entry_of(pod)
-    assert fate(api, entry, fence=False)[0] is BindingStatus.OPEN
+    assert binding_status(api, entry, fence=False)[0] is BindingStatus.OPEN
     assert not api.asked("PATCH", "")
-    found, after = fate(api, entry)
+    found, after = binding_status(api, entry)
     assert found is BindingStatus.VOID and after["metadata"]["resourceVersion"] != entry.version
-    assert fate(api, entry)[0] is BindingStatus.VOID and len(api.asked("PATCH", "")) == 1, "one fence is enough"
+    assert binding_status(api, entry)[0] is BindingStatus.VOID and len(api.asked("PATCH", "")) == 1, (
+        "one fence is enough"
+    )
     newer = entry_of(api.pod("p"))
     api.change("pods", "p", "default", lambda obj: obj["metadata"].update(deletionTimestamp="now"))
-    assert fate(api, newer, fence=False)[0] is BindingStatus.VOID, "a terminating pod can't be bound"
+    assert binding_status(api, newer, fence=False)[0] is BindingStatus.VOID, "a terminating pod can't be bound"
     api.change("pods", "p", "default", lambda obj: obj["spec"].update(nodeName="a"))
-    assert fate(api, entry)[0] is BindingStatus.BOUND
+    assert binding_status(api, entry)[0] is BindingStatus.BOUND
     api.change("pods", "p", "default", lambda obj: obj["status"].update(phase="Failed"))
-    assert fate(api, entry)[0] is BindingStatus.GONE
+    assert binding_status(api, entry)[0] is BindingStatus.GONE
     api.remove("pods", "p", "default")
-    assert fate(api, entry) == (BindingStatus.GONE, {})
+    assert binding_status(api, entry) == (BindingStatus.GONE, {})
     api.put("pods", make_pod("p", 5))
-    assert fate(api, entry)[0] is BindingStatus.GONE, "it is another pod of that name"
+    assert binding_status(api, entry)[0] is BindingStatus.GONE, "it is another pod of that name"
 
 
 def test_a_late_fence_finds_the_pod_bound(api: ApiDouble) -> None:
     entry = entry_of(api.put("pods", make_pod("p", 5)))
     api.before("PATCH", "", lambda: api.change("pods", "p", "default", lambda pod: pod["spec"].update(nodeName="a")))
-    assert fate(api, entry)[0] is BindingStatus.BOUND
+    assert binding_status(api, entry)[0] is BindingStatus.BOUND
 
 
 def test_an_unknown_binding_status_is_an_error(api: ApiDouble) -> None:
     entry = entry_of(api.put("pods", make_pod("p", 5)))
     api.fail("PATCH", "/pods/p", 503)
     with pytest.raises(KubeError):
-        fate(api, entry)
+        binding_status(api, entry)
     api.fail("PATCH", "/pods/p", 409, times=10)
     with pytest.raises(KubeError):
-        fate(api, entry)
+        binding_status(api, entry)

@@ -393,15 +393,6 @@ def test_a_budget_for_one_eviction_does_not_allow_two(api: ApiDouble, quiet: Qui
     assert set(scheduler.claims()[0].victims) == {uid(api.pod(name)) for name in terminating(api)}
 
 
-def test_a_failed_read_of_the_pod_is_retried(api: ApiDouble, fragmented: Scheduler) -> None:
-    high = add_high(api, 10)
-    api.fail("GET", "/pods/high$", 500)
-    fragmented.refuse(high)
-    assert terminating(api) == set()
-    fragmented.tick(6)
-    assert terminating(api) == {"x"}
-
-
 def fail_eviction(api: ApiDouble, status: int, done: bool = False) -> None:
     """Fail the eviction that follows the dry run for budgets."""
 
@@ -437,9 +428,14 @@ def test_an_eviction_of_unknown_result_is_retried(
     assert (claim.name, claim.cards, set(claim.victims)) == ("high", ((0, 10),), {uid(api.pod("x"))})
 
 
-@pytest.mark.parametrize("status", [0, 429, 500])
-def test_a_failed_budget_query_evicts_no_other_pod(api: ApiDouble, fragmented: Scheduler, status: int) -> None:
-    api.fail("POST", "/eviction$", status)
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/pods/high$", 500), *(("POST", "/eviction$", status) for status in (0, 429, 500))],
+)
+def test_a_failed_read_or_budget_query_evicts_no_other_pod(
+    api: ApiDouble, fragmented: Scheduler, method: str, path: str, status: int
+) -> None:
+    api.fail(method, path, status)
     fragmented.refuse(add_high(api, 10))
     fragmented.tick(20)
     assert terminating(api) == {"x"}

@@ -317,13 +317,11 @@ def test_fault_11_inspect_and_filter_while_everything_changes(api: ApiDouble, st
         churner.join()
     assert not errors, errors[:3]
     eventually(lambda: client.extender.state.holds == 0)
-    held: dict[str, dict[str, int]] = {}
-    for pod in api.pods():
-        if contract.pod_node(pod).startswith("n"):
-            card = held.setdefault(contract.pod_node(pod), {"0": 0, "1": 0})
-            card[pod["metadata"]["annotations"][IDX]] += contract.pod_units(pod)
-    assert held and all(units <= 16 for cards in held.values() for units in cards.values())
-    assert all(client.used(node) == [cards["0"], cards["1"]] for node, cards in held.items())
+    for name in names:
+        here = [pod for pod in api.pods() if contract.pod_node(pod) == name]
+        used, unknown = contract.used_units(contract.node_cards(make_node(name, 16, 16)), here)
+        assert here and max(used.values()) <= 16 and unknown == 0
+        assert client.used(name) == list(used.values())
 
 
 # ----------------------------------------------------------------- its state

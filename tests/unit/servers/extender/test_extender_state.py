@@ -73,18 +73,11 @@ def booked(uid: str, node: str, share: int, *cards: int) -> PodRow:
 # ----------------------------------------------------------------- rows
 
 
-@pytest.mark.parametrize(
-    ("edit", "kept"),
-    [
-        ({}, True),
-        ({"status": {"phase": "Succeeded"}}, False),
-        ({"status": {"phase": "Failed"}}, False),
-        ({"spec": {"containers": []}}, False),
-    ],
-)
-def test_only_pods_that_hold_memory_are_kept(edit: JsonObject, kept: bool) -> None:
-    assert (pod_row({**make_pod("p", 3, "a", 0), **edit}) is not None) is kept
-    assert pod_row(make_pod("p", 3)) is None, "not bound"
+@pytest.mark.parametrize("change", [{"status": {"phase": "Failed"}}, {"spec": {"containers": []}}, make_pod("p", 3)])
+def test_only_pods_that_hold_memory_are_kept(change: JsonObject) -> None:
+    """Not those that have finished, request nothing, or aren't bound."""
+    assert pod_row(make_pod("p", 3, "a", 0)) is not None
+    assert pod_row(make_pod("p", 3, "a", 0) | change) is None
 
 
 def test_fault_08_a_terminating_pod_counts_until_it_is_gone() -> None:
@@ -119,30 +112,6 @@ def test_an_annotation_without_announced_memory_is_no_card() -> None:
     node = make_node("a", 16)
     node["status"]["capacity"]["aliyun.com/gpu-mem"] = "0"
     assert node_row(node).cards == ()
-
-
-# ----------------------------------------------------------------- sums
-
-
-def test_a_pod_whose_card_is_unknown_counts_against_every_card() -> None:
-    stray = make_pod("stray", 5, "a")
-    state = state_of(make_node("a", 16, 8), pods=(stray,))
-    view = shown(state, "a")
-    assert (view.used, view.unplaced, view.largest) == ((0, 0), 5, 11)
-    assert [slot.free for slot in view.slots(Demand(1))] == [11, 3]
-    # The device plugin names its card.
-    named = with_uid(make_pod("stray", 5, "a", 1), "u0")
-    state.pod_changed("", pod_row(stray), pod_row(named))
-    view = shown(state, "a")
-    assert (view.used, view.unplaced, view.largest) == ((0, 5), 0, 16)
-
-
-def test_an_unhealthy_card_accepts_no_pod_and_recovers() -> None:
-    state = state_of(make_node("a", 16, 8, unhealthy=(0,)))
-    assert (shown(state, "a").largest, shown(state, "a").largest_card) == (8, 8)
-    assert reserve(state, "p", "a", 9).row is None
-    state.node_changed("", None, node_row(make_node("a", 16, 8)))
-    assert shown(state, "a").largest == 16
 
 
 # ----------------------------------------------------------------- holds

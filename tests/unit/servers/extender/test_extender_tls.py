@@ -208,25 +208,6 @@ def status(port: int, files: Files, path: str, authority: _Authority | None = No
     return 0
 
 
-def test_stop_ends_connections_and_frees_the_port(service: Service, files: Files) -> None:
-    connection = connect(service.port, files.client())
-    connection.request("GET", "/healthz")
-    assert connection.getresponse().read() == b"ok\n"
-    port = service.port
-    service.stop()
-    with pytest.raises((OSError, http.client.HTTPException)):
-        connection.request("GET", "/healthz")
-        connection.getresponse()
-    eventually(lambda: free(port))
-    service.stop()
-
-
-def free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-        return True
-    return False
-
-
 # ----------------------------------------------------------------- files that change
 
 

@@ -34,7 +34,8 @@ class Account:
         :param folder: with the files ``token`` and ``ca.crt``; None: where kubelet mounts them in a pod.
         :param url: of the API server; empty: the one that the environment of a pod names.
         :param connect: seconds that a connection may take to be established.
-        :raises OSError: there is no such account; in one sentence.
+        :param clock: monotonic, in seconds.
+        :raises OSError: there is no such account; the message is one sentence.
         """
         self.url = url or _url_of_pod()
         parts = urlsplit(self.url)
@@ -52,9 +53,10 @@ class Account:
     def request(self, method: str, path: str, headers: dict[str, str], body: t.Any, seconds: float) -> Answer:
         """Send a request.
 
-        :param body: is sent as JSON.
-        :param seconds: how long the server may be silent.
-        :returns: the answer, of which the body isn't read yet.
+        :param path: with its query.
+        :param body: is sent as JSON; None for none.
+        :param seconds: how long the server may send nothing.
+        :returns: the answer, whose body isn't read yet.
         :raises HttpError: there is no answer.
         :raises OSError: the token can't be read.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Client of the Kubernetes API: requests and watches in plain JSON.
 
-There are no model classes: a cluster has tens of thousands of pods, and a dict, or the few fields that a mirror keeps
-of it, is enough.
+There are no model classes: a cluster has tens of thousands of pods, and a dict, or the few fields of it that a mirror
+keeps, is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, Protocol, cast
 
 import gpushare
 from gpushare.api.account import Account
-from gpushare.http.client import HttpError
+from gpushare.http.client import Answer, HttpError
 from gpushare.shared._core.types import JsonObject
 
 PatchKind = Literal["merge", "strategic", "json"]
@@ -34,7 +34,7 @@ WATCH_SILENCE_SECONDS = 150.0
 
 
 class KubeError(Exception):
-    """The API server refused (its HTTP status), or couldn't be reached (status 0)."""
+    """The API server refused a request (``status`` is the HTTP status), or couldn't be reached (status 0)."""
 
     def __init__(self, status: int, reason: str, message: str, causes: Iterable[str] = ()) -> None:
         super().__init__(message or reason)
@@ -49,12 +49,12 @@ class KubeError(Exception):
 
     @property
     def outcome_unknown(self) -> bool:
-        """Whether a write may have been done, or may yet be done, in spite of this error."""
+        """Whether a write may have been executed, or may still be, in spite of this error."""
         return self.status == 0 or self.status >= 500
 
 
 class Stream(Protocol):
-    """The events of one watch, as they come; ``close`` may be called by another thread and ends the iteration."""
+    """The events of one watch; ``close`` may be called by another thread and ends the iteration."""
 
     def __iter__(self) -> Iterator[JsonObject]: ...
 
@@ -62,7 +62,7 @@ class Stream(Protocol):
 
 
 class Kube(Protocol):
-    """What the servers need of the Kubernetes API; a path may carry a query. Every call raises :class:`KubeError`."""
+    """The requests of the servers to the Kubernetes API; a path may have a query. All raise :class:`KubeError`."""
 
     def get(self, path: str) -> JsonObject: ...
 
@@ -80,48 +80,14 @@ class Kube(Protocol):
 # --------------------------------------------------------------------------- the real API
 
 
-class Answer(Protocol):
-    """An HTTP answer whose head has come; reading raises :class:`KubeError`, ``OSError`` or :class:`HttpError`."""
-
-    status: int
-    reason: str
-
-    @property
-    def data(self) -> bytes: ...
-
-    def stream(self) -> Iterator[bytes]: ...
-
-    def close(self) -> None: ...
-
-    def shutdown(self) -> None:
-        """End a read that waits in another thread."""
-
-
-class Connection(Protocol):
-    """Where requests go, and in whose name."""
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: JsonObject | list[JsonObject] | None,
-        seconds: float,
-    ) -> Answer:
-        """The answer, not read yet; raises :class:`KubeError`, ``OSError`` or :class:`HttpError`.
-
-        :param seconds: how long the server may be silent.
-        """
-
-    def close(self) -> None: ...
-
-
 class KubeApi:
-    """:class:`Kube` over a connection."""
+    """:class:`Kube` as a service account.
 
-    def __init__(self, connection: Connection, seconds: float = REQUEST_SECONDS) -> None:
-        self._connection = connection
-        self._seconds = seconds
+    :param seconds: how long the API server may send nothing.
+    """
+
+    def __init__(self, account: Account, seconds: float = REQUEST_SECONDS) -> None:
+        self._account, self._seconds = account, seconds
 
     def get(self, path: str) -> JsonObject:
         return self._json("GET", path)
@@ -146,7 +112,7 @@ class KubeApi:
         return _ResponseStream(response)
 
     def close(self) -> None:
-        self._connection.close()
+        self._account.close()
 
     def _json(
         self, method: str, path: str, body: JsonObject | list[JsonObject] | None = None, kind: str = "application/json"
@@ -168,7 +134,7 @@ class KubeApi:
         if body is not None:
             headers["Content-Type"] = kind
         with _api_errors():
-            return self._connection.request(method, path, headers, body, seconds)
+            return self._account.request(method, path, headers, body, seconds)
 
 
 class _ResponseStream:
@@ -209,13 +175,13 @@ def _event(line: bytes) -> JsonObject:
 
 @contextlib.contextmanager
 def _api_errors() -> Iterator[None]:
-    """Whatever the client raises when the API can't be reached becomes a :class:`KubeError` of status 0."""
+    """Convert the client's exceptions when the API can't be reached to a :class:`KubeError` of status 0."""
     try:
         yield
     except HttpError as error:
         raise KubeError(0, "Unreachable", f"the API server can't be reached: {error}") from error
     except OSError as error:
-        raise KubeError(0, type(error).__name__, f"the API server can't be asked: {error}") from error
+        raise KubeError(0, type(error).__name__, f"the request to the API server failed: {error}") from error
 
 
 def _refusal(status: int, reason: str, data: bytes) -> KubeError:
@@ -235,7 +201,8 @@ def connect(api_server: str = "", folder: str = "", seconds: float = REQUEST_SEC
 
     :param api_server: URL; empty: the one that the environment of a pod names.
     :param folder: with the files ``token`` and ``ca.crt``; empty: where kubelet mounts them in a pod.
-    :param seconds: how long the API server may be silent about a request.
+    :param seconds: how long the API server may send nothing.
+    :returns: the client.
     :raises KubeError: the account can't be used; status 0.
     """
     try:

@@ -24,7 +24,7 @@ class Events:
     """Writes Events in a thread of its own, so that callers don't wait.
 
     The same message about the same object is written once in ``repeat`` seconds; in total ``burst`` at once and
-    ``rate`` a second. Other Events, and those that can't be written, are dropped.
+    ``rate`` per second. Other Events, and those that can't be written, are dropped.
     """
 
     def __init__(
@@ -56,14 +56,18 @@ class Events:
             self._thread.join(2)
 
     def pod(self, namespace: str, name: str, uid: str, reason: str, message: str, kind: str = "Warning") -> bool:
-        """Enqueue an Event about a pod; False if it was dropped."""
+        """Enqueue an Event about a pod.
+
+        :param reason: the Event's reason, in CamelCase.
+        :param kind: ``Warning`` or ``Normal``.
+        :returns: False if it was dropped.
+        """
         about = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
         return self._enqueue(about, namespace, reason, message, kind)
 
     def node(self, name: str, reason: str, message: str, kind: str = "Warning") -> bool:
-        """Enqueue an Event about a node; False if it was dropped."""
-        # A node has no namespace, so its events are in "default"; kubelet gives its name as the UID, and kubectl asks
-        # for that.
+        """Enqueue an Event about a node; see :meth:`pod`."""
+        # A node has no namespace, so its events are in "default"; kubelet and kubectl use its name as the UID.
         return self._enqueue(
             {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}, "default", reason, message, kind
         )

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MeasuredKube:
-    """Passes everything on; a request that couldn't be sent, or got no answer, has the code 0."""
+    """Forwards all requests; one that couldn't be sent, or got no answer, has the code 0."""
 
     def __init__(self, kube: Kube, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
         self._kube, self._clock = kube, clock
@@ -53,10 +53,10 @@ class MeasuredKube:
         # The duration of a watch is meaningless; whether it was opened isn't.
         return self._measured("WATCH", lambda: self._kube.watch(path))
 
-    def _measured(self, method: str, ask: Callable[[], T]) -> T:
+    def _measured(self, method: str, request: Callable[[], T]) -> T:
         began, code = self._clock(), 0
         try:
-            answer = ask()
+            answer = request()
             code = 200
             return answer
         except KubeError as error:

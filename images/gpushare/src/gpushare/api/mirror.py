@@ -23,26 +23,21 @@ log = logging.getLogger("gpushare.kube")
 
 
 def object_key(obj: JsonObject) -> str:
-    """``namespace/name``, or the name alone where there is no namespace."""
+    """Return ``namespace/name``, or the name alone without a namespace."""
     metadata = obj.get("metadata") or {}
     name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace") or "")
     return f"{namespace}/{name}" if namespace else name
 
 
-def _unchanged(obj: JsonObject) -> Any:
-    return obj
-
-
-# Key, what was there before, what is there now; None where there was or is nothing.
+# Called with the key, the object before, and the object now; None where there was or is none.
 OnChange = Callable[[str, T | None, T | None], None]
 
 
 class Mirror(Generic[T]):
     """A collection of the API, kept in memory by list and watch; the last state stays while the API is away.
 
-    ``slim`` turns an object into what is kept of it (the object itself unless told otherwise), or None to keep nothing.
     Callbacks run in the mirror's own thread, in the order of the events, once for each real change: neither a new list
-    nor a repeated event calls them again where what is kept is equal. ``synced`` turns true after the first list's.
+    nor a repeated event calls them for an equal object. ``synced`` becomes true after those of the first list.
     """
 
     def __init__(
@@ -50,7 +45,7 @@ class Mirror(Generic[T]):
         kube: Kube,
         path: str,
         query: Mapping[str, str] | None = None,
-        trim: Callable[[JsonObject], T | None] = _unchanged,
+        trim: Callable[[JsonObject], Any] = lambda obj: obj,
         on_change: OnChange[T] | None = None,
         backoff: tuple[float, float] = (0.2, 10.0),
         before_list: Callable[[], None] | None = None,
@@ -58,7 +53,12 @@ class Mirror(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param before_list: called before each list is asked for that the mirror may be in sync with for the first time.
+        :param query: of the requests, such as selectors.
+        :param trim: converts an object to the value that is kept, or None to keep nothing.
+        :param on_change: the first callback.
+        :param backoff: the first and the longest pause after errors, in seconds.
+        :param before_list: called before each list until the mirror is synced.
+        :param page: the maximum of objects in an answer.
         """
         self._kube, self._path, self._query = kube, path, dict(query or {})
         self._trim, self._page, self._clock, self._before_list = trim, page, clock, before_list
@@ -73,10 +73,8 @@ class Mirror(Generic[T]):
         self._error = ""
         self.lists = 0
 
-    # What callers see.
-
     def on_change(self, callback: OnChange[T]) -> None:
-        """Add a callback; before :meth:`start`, so that it misses nothing."""
+        """Add a callback; before :meth:`start`, so that it receives all changes."""
         self._callbacks.append(callback)
 
     def start(self) -> None:
@@ -94,7 +92,7 @@ class Mirror(Generic[T]):
 
     @property
     def synced(self) -> bool:
-        """The first list is in, and its callbacks have run."""
+        """Whether the first list is read, and its callbacks have run."""
         return self._synced.is_set()
 
     def wait_synced(self, seconds: float | None = None) -> bool:
@@ -102,12 +100,12 @@ class Mirror(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the API server last sent anything about this collection; infinite before it did."""
+        """Seconds since the API server last sent anything about this collection; infinite before the first time."""
         return float("inf") if self._last_contact is None else self._clock() - self._last_contact
 
     @property
     def error(self) -> str:
-        """The API server's last error, while the collection can't be watched; else empty."""
+        """The API server's last error while the collection can't be watched; otherwise empty."""
         return self._error
 
     def items(self) -> list[T]:
@@ -115,7 +113,7 @@ class Mirror(Generic[T]):
             return list(self._items.values())
 
     def get(self, key: str) -> T | None:
-        """The object ``namespace/name`` (or ``name`` where there is no namespace)."""
+        """Return the object with a key (see :func:`object_key`)."""
         with self._lock:
             return self._items.get(key)
 
@@ -133,7 +131,7 @@ class Mirror(Generic[T]):
                     version = self._list()
                 for at in self._watch(version):
                     version, pause = at, self._first_pause
-                # A watch that ends at once would otherwise be asked for again without a break.
+                # A watch that ends at once would otherwise be opened again without a pause.
                 wait = self._first_pause if self._clock() - began < 1 else 0.0
             except KubeError as error:
                 if self._stopped.is_set():
@@ -152,7 +150,10 @@ class Mirror(Generic[T]):
             self._stopped.wait(wait)
 
     def _list(self) -> str:
-        """Bring the mirror to what the API has now, page by page; the version to watch from."""
+        """List the collection page by page.
+
+        :returns: the version to watch from.
+        """
         if self._before_list is not None and not self.synced:
             self._before_list()
         seen: set[str] = set()
@@ -176,7 +177,7 @@ class Mirror(Generic[T]):
         return str(metadata.get("resourceVersion", ""))
 
     def _watch(self, version: str) -> Iterator[str]:
-        """Follow changes from a version on; the version of each event."""
+        """Apply the changes since a version; yields the version of each event."""
         query = {
             **self._query,
             "watch": "1",

@@ -7,9 +7,9 @@ without a node or the reverse. The Binding carries the pod's UID and resourceVer
 changed since; then the decision is made again.
 
 So the pod that the scheduler has just sent to ``filter`` can be used instead of reading it again, and mostly is the
-same. It can't be used if this extender may have bound the pod already, since the scheduler might not know; then it is
-read. That trusts the clients: processes in the host's network without TLS, clients with a certificate otherwise. A
-forged pod needs the pod's UID and resourceVersion, which only clients with the right to read it know.
+same. It is read if this extender may have bound it already without the scheduler's knowledge. This trusts the clients:
+processes in the host's network without TLS, clients with a certificate otherwise. A forged pod needs the pod's UID and
+resourceVersion, which only clients with the right to read it have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
-from gpushare.extender.binding_status import BindingStatus, Entry, fate, pod_path
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, pod_path
 from gpushare.extender.filter import refusal
 from gpushare.extender.ledger import BookingRequest, Ledger
 from gpushare.extender.placement import choose
@@ -34,25 +34,25 @@ from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Card, ContractError, Reason, Refusal
 from gpushare.shared._core.types import JsonObject
 
-# How often a bind is begun anew because the pod has changed, and when it is too late for that.
+# How often a bind is retried because the pod has changed, and for how long.
 TRIES = 6
 BIND_SECONDS = 15.0
 FIRST_PAUSE = 0.02
 SETTLE_SECONDS = 2.0
 CHECK_SECONDS = 60.0
-# Bindings that are sent at once. The API server takes no more of them a second for being asked by hundreds together,
-# and each would take a connection of its own, with a handshake.
+# Bindings that are sent at once. With hundreds of them the API server isn't faster, and each would need a connection
+# with a handshake.
 CONCURRENT_BINDINGS = 16
-# How many pods are remembered from ``filter`` to ``bind``, and for how long.
-ASKED, ASKED_SECONDS = 500, 60.0
+# How many pods are kept from ``filter`` to ``bind``, and for how long.
+MAX_FILTERED, FILTERED_SECONDS = 500, 60.0
 
 EVENT_REFUSED = "GPUMemoryRefused"
 
 log = logging.getLogger("gpushare.extender")
 
 
-class Wanted(NamedTuple):
-    """What the scheduler asks for; an empty UID means whichever pod has that name."""
+class BindRequest(NamedTuple):
+    """A scheduler's request; an empty UID means any pod of that name."""
 
     namespace: str
     name: str
@@ -65,8 +65,10 @@ class Wanted(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """``result``, for the metrics: bound, already (it was), refused (no room, or not this pod), failed (the API said
-    no), unsure (the API's answer got lost). ``error`` is empty for the first two.
+    """How a bind ended: ``result`` is the metrics' label.
+
+    It is bound, already (bound before), refused (no memory, or another pod), failed (the API refused), or unsure (the
+    API's answer was lost). ``error`` is empty for the first two.
     """
 
     result: str
@@ -74,7 +76,7 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The text for kube-scheduler: code and sentence."""
+        """The message for kube-scheduler: code and sentence."""
         return str(self.refusal) if self.refusal else ""
 
 
@@ -83,11 +85,11 @@ def _not_bound(result: str, code: Reason, text: str) -> Outcome:
 
 
 class _RetryBind(Exception):
-    """The pod has changed under our hands; the reason in words."""
+    """The pod has changed meanwhile, and must be read again; the message is the reason."""
 
 
 class Binder:
-    """Binds pods; what it holds for them is in ``state``, what it has booked in ``ledger``."""
+    """Binds pods; their holds are in ``state``, their bookings in ``ledger``."""
 
     def __init__(
         self,
@@ -99,11 +101,16 @@ class Binder:
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """
+        :param strategy: of placement; a pod's own overrides it.
+        :param clock: monotonic, in seconds.
+        :param now_ns: the time in nanoseconds since 1970.
+        """
         self._kube, self._state, self._strategy, self._events, self._ledger = kube, state, strategy, events, ledger
         self._clock, self._now_ns = clock, now_ns
         self._working: set[str] = set()
-        # Pods that schedulers asked about, by UID, and when.
-        self._asked: collections.OrderedDict[str, tuple[float, JsonObject]] = collections.OrderedDict()
+        # Pods of schedulers' filter requests, by UID, and when.
+        self._filtered: collections.OrderedDict[str, tuple[float, JsonObject]] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._sending = threading.Semaphore(CONCURRENT_BINDINGS)
         self._stopped = threading.Event()
@@ -120,21 +127,21 @@ class Binder:
             self._thread.join(5)
         self._ledger.leave()
 
-    def asked(self, pod: JsonObject) -> None:
-        """A scheduler asks where this pod fits; it may want to bind it next."""
+    def keep_filtered(self, pod: JsonObject) -> None:
+        """Keep a pod that passed a filter, since its bind may come next."""
         kept = _trimmed(pod)
         if kept is None:
             return
         uid = contract.pod_uid(kept)
         with self._lock:
-            self._asked[uid] = self._clock(), kept
-            self._asked.move_to_end(uid)
-            if len(self._asked) > ASKED:
-                self._asked.popitem(last=False)
+            self._filtered[uid] = self._clock(), kept
+            self._filtered.move_to_end(uid)
+            if len(self._filtered) > MAX_FILTERED:
+                self._filtered.popitem(last=False)
 
-    def bind(self, wanted: Wanted) -> Outcome:
-        """Bind a pod, or say why not; what is said of a failed bind holds for ever, unless it is ``unsure``."""
-        with self._exclusive(wanted.pod) as exclusive:
+    def bind(self, request: BindRequest) -> Outcome:
+        """Bind a pod. The result of a failed bind is final, unless it is ``unsure``."""
+        with self._exclusive(request.pod) as exclusive:
             if not exclusive:
                 return Outcome("refused", BIND_IN_PROGRESS)
             end, pause, why = self._clock() + BIND_SECONDS, FIRST_PAUSE, ""
@@ -145,10 +152,10 @@ class Binder:
                 if count and self._clock() > end:
                     break
                 try:
-                    return self._bind(wanted, first=count == 0)
+                    return self._bind(request, first=count == 0)
                 except _RetryBind as retry:
                     why = str(retry)
-            return _not_bound("failed", Reason.CONFLICT, f"{_attempt(wanted)}: {why}")
+            return _not_bound("failed", Reason.CONFLICT, f"{_attempt(request)}: {why}")
 
     @contextlib.contextmanager
     def _exclusive(self, pod: str) -> Iterator[bool]:
@@ -163,111 +170,110 @@ class Binder:
                 with self._lock:
                     self._working.discard(pod)
 
-    def _bind(self, wanted: Wanted, first: bool) -> Outcome:
+    def _bind(self, request: BindRequest, first: bool) -> Outcome:
         """
-        :raises _Again: the pod must be read again.
+        :raises _RetryBind: the pod must be read again.
         """
         try:
-            pod = self._known(wanted) or self._kube.get(pod_path(wanted.namespace, wanted.name))
-            wanted = wanted._replace(uid=wanted.uid or contract.pod_uid(pod))
-            done = _bound(pod, wanted)
+            pod = self._known(request) or self._kube.get(pod_path(request.namespace, request.name))
+            request = request._replace(uid=request.uid or contract.pod_uid(pod))
+            done = _bound(pod, request)
             if done is not None:
                 return done
-            if self._ledger.resolve(wanted.uid):
+            if self._ledger.resolve(request.uid):
                 raise _RetryBind("an earlier bind of it had to be resolved")
         except KubeError as error:
             if error.status == 404:
-                return _not_bound("refused", Reason.POD_NOT_FOUND, f"pod {wanted.pod} doesn't exist")
-            return _not_bound("failed", Reason.API_ERROR, f"pod {wanted.pod} can't be read: {error}")
+                return _not_bound("refused", Reason.POD_NOT_FOUND, f"pod {request.pod} doesn't exist")
+            return _not_bound("failed", Reason.API_ERROR, f"pod {request.pod} can't be read: {error}")
         try:
             demand = contract.demand(pod)
         except ContractError as error:
-            return self._refuse(wanted, pod, Refusal(Reason.INVALID_ANNOTATION, str(error)))
+            return self._refuse(request, pod, Refusal(Reason.INVALID_ANNOTATION, str(error)))
         if demand.units == 0:
-            # It names the resource with the quantity 0, so the scheduler leaves its binding to us all the same.
-            return self._bind_without_card(wanted, pod)
+            # It requests the resource with the quantity 0, so the scheduler sends its bind here all the same.
+            return self._bind_without_card(request, pod)
 
         refused: Outcome | None = None
         why: Refusal | None = None
         cards = list[Card]()
+        priority = contract.pod_priority(pod)
 
         def choose_cards(view: NodeView) -> PodRow | None:
             nonlocal why, cards
             indices = choose(self._strategy, view.slots(demand), demand)
             if not indices:
                 found = refusal(view, demand)
-                why = Refusal(found.code, f"node {wanted.node}: {found.text}")
+                why = Refusal(found.code, f"node {request.node}: {found.text}")
                 return None
             cards = [card for card in view.cards if card.index in indices]
             shares = tuple((card.index, demand.share) for card in cards)
-            priority = contract.pod_priority(pod)
-            return PodRow(wanted.uid, wanted.namespace, wanted.name, wanted.node, demand.units, shares, priority)
+            return PodRow(request.uid, request.namespace, request.name, request.node, demand.units, shares, priority)
 
         def place() -> Shares:
             nonlocal why, refused
             why, refused = None, None
-            priority = contract.pod_priority(pod)
-            row, bound_to, denied = self._state.reserve(wanted.uid, wanted.node, choose_cards, priority)
+            row, bound_to, denied = self._state.reserve(request.uid, request.node, choose_cards, priority)
             if bound_to:
-                refused = _bound_to(bound_to, wanted)
+                refused = _bound_to(bound_to, request)
             elif denied:
                 refused = Outcome("refused", denied)
             return row.cards if row is not None else ()
 
-        ticket = BookingRequest(
-            wanted.node,
-            wanted.uid,
-            wanted.namespace,
-            wanted.name,
-            str(pod["metadata"].get("resourceVersion", "")),
-            place,
-            lambda: self._state.release(wanted.uid),
-            first,
+        booking = BookingRequest(
+            node=request.node,
+            uid=request.uid,
+            namespace=request.namespace,
+            name=request.name,
+            version=str(pod["metadata"].get("resourceVersion", "")),
+            place=place,
+            give_up=lambda: self._state.release(request.uid),
+            first=first,
         )
-        self._ledger.book(ticket)
-        if ticket.again:
-            raise _RetryBind("another extender was at it")
-        if ticket.error:
-            return _not_bound("failed", ticket.code, f"{_attempt(wanted)}: {ticket.error}")
-        if ticket.entry is not None:
-            return self._write(wanted, pod, ticket.entry, cards)
+        self._ledger.book(booking)
+        if booking.again:
+            raise _RetryBind("another extender was binding it")
+        if booking.error:
+            return _not_bound("failed", booking.code, f"{_attempt(request)}: {booking.error}")
+        if booking.entry is not None:
+            return self._write(request, pod, booking.entry, cards)
         if refused is not None:
             if refused.refusal:
                 self._clean(pod)
             return refused
         assert why is not None, "no card was chosen, so there is a reason"
-        return self._refuse(wanted, pod, why)
+        return self._refuse(request, pod, why)
 
-    def _known(self, wanted: Wanted) -> JsonObject | None:
-        """The pod as the scheduler has sent it just now; only once, so that a second try reads it."""
+    def _known(self, request: BindRequest) -> JsonObject | None:
+        """Return the scheduler's copy of the pod; only once, so that a retry reads it."""
         with self._lock:
-            at, pod = self._asked.pop(wanted.uid, (0.0, {}))
-        if not pod or self._clock() - at > ASKED_SECONDS:
+            at, pod = self._filtered.pop(request.uid, (0.0, {}))
+        if not pod or self._clock() - at > FILTERED_SECONDS:
             return None
         metadata = pod["metadata"]
-        if (metadata["namespace"], metadata["name"]) != (wanted.namespace, wanted.name):
+        if (metadata["namespace"], metadata["name"]) != (request.namespace, request.name):
             return None
-        # Its memory may be held where it is bound, and must not be released because of a scheduler's copy.
-        return None if self._state.held(wanted.uid) else pod
+        # It may be bound, and a scheduler's copy must not release its memory.
+        return None if self._state.held(request.uid) else pod
 
-    def _refuse(self, wanted: Wanted, pod: JsonObject, why: Refusal) -> Outcome:
+    def _refuse(self, request: BindRequest, pod: JsonObject, why: Refusal) -> Outcome:
         self._clean(pod)
-        self._events.pod(wanted.namespace, wanted.name, wanted.uid, EVENT_REFUSED, str(why))
+        self._events.pod(request.namespace, request.name, request.uid, EVENT_REFUSED, str(why))
         return Outcome("refused", why)
 
     # Writing.
 
-    def _write(self, wanted: Wanted, pod: JsonObject, entry: Entry, cards: list[Card]) -> Outcome:
-        """Bind a pod to the cards that are booked for it: the only place that does.
+    def _write(self, request: BindRequest, pod: JsonObject, entry: Entry, cards: list[Card]) -> Outcome:
+        """Bind a pod to the cards that are booked for it.
 
-        :raises _Again: the pod has changed; nothing is booked any more.
+        :raises _RetryBind: the pod has changed; nothing is booked any more.
         """
         annotations = contract.booking_annotations(cards, pod, self._now_ns(), False)
         try:
             try:
-                self._post(wanted, contract.merge_only(annotations, pod), entry.version)
+                self._post(request, contract.merge_only(annotations, pod), entry.version)
             except KubeError as error:
-                return self._after_failure(wanted, entry, error)
+                return self._after_failure(request, entry, error)
         except _RetryBind:
             raise
         except Exception:
@@ -276,94 +282,85 @@ class Binder:
             raise
         self._ledger.written(entry)
         card = annotations[contract.POD_INDICES] or annotations[contract.POD_INDEX]
-        facts = {"pod": wanted.pod, "node": wanted.node, "card": card}
+        facts = {"pod": request.pod, "node": request.node, "card": card}
         log.info("bound", extra={"data": facts})
         return Outcome("bound")
 
-    def _post(self, wanted: Wanted, annotations: dict[str, str], version: str = "") -> None:
-        metadata: JsonObject = {
-            "name": wanted.name,
-            "namespace": wanted.namespace,
-            "uid": wanted.uid,
+    def _post(self, request: BindRequest, annotations: dict[str, str], version: str = "") -> None:
+        metadata = {
+            "name": request.name,
+            "namespace": request.namespace,
+            "uid": request.uid,
             "annotations": annotations,
         }
         if version:
             metadata["resourceVersion"] = version
-        binding: JsonObject = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": metadata,
-            "target": {"apiVersion": "v1", "kind": "Node", "name": wanted.node},
-        }
+        target = {"apiVersion": "v1", "kind": "Node", "name": request.node}
+        binding: JsonObject = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         with self._sending:
-            self._kube.post(pod_path(wanted.namespace, wanted.name) + "/binding", binding)
+            self._kube.post(pod_path(request.namespace, request.name) + "/binding", binding)
 
-    def _bind_without_card(self, wanted: Wanted, pod: JsonObject) -> Outcome:
+    def _bind_without_card(self, request: BindRequest, pod: JsonObject) -> Outcome:
         try:
-            self._post(wanted, {})
+            self._post(request, {})
         except KubeError as error:
-            message = f"{_attempt(wanted)}: {error}"
+            message = f"{_attempt(request)}: {error}"
             with contextlib.suppress(KubeError):
-                done = _bound(self._kube.get(pod_path(wanted.namespace, wanted.name)), wanted)
+                done = _bound(self._kube.get(pod_path(request.namespace, request.name)), request)
                 if done is not None:
                     return done
             return _failed(error, message)
         return Outcome("bound")
 
-    def _after_failure(self, wanted: Wanted, entry: Entry, error: KubeError) -> Outcome:
-        """What a failed write came to: it may have been done and its answer lost, or may yet be done.
+    def _after_failure(self, request: BindRequest, entry: Entry, error: KubeError) -> Outcome:
+        """Determine the outcome of a failed Binding: its answer may be lost, or it may still take effect.
 
-        :raises _Again: it wasn't, but may be tried again.
+        :raises _RetryBind: it didn't take effect, and may be retried.
         """
-        message = f"{_attempt(wanted)}: {error}"
+        message = f"{_attempt(request)}: {error}"
         log.warning("%s", message, extra={"data": {"code": Reason.API_ERROR.value, "status": error.status}})
         try:
-            found, pod = fate(self._kube, entry, fence=error.outcome_unknown)
+            status, pod = binding_status(self._kube, entry, fence=error.outcome_unknown)
         except KubeError as second:
             if error.outcome_unknown:
                 self._ledger.keep_unresolved(entry)
                 return _not_bound("unsure", Reason.OUTCOME_UNKNOWN, f"{message}; its state can't be read: {second}")
             self._ledger.discard(entry)
             return _not_bound("failed", Reason.API_ERROR, message)
-        if found is BindingStatus.BOUND:
+        if status is BindingStatus.BOUND:
             self._ledger.bound(entry, pod)
-            return _bound_to(contract.pod_node(pod), wanted)
+            return _bound_to(contract.pod_node(pod), request)
         self._ledger.discard(entry)
-        if found is BindingStatus.GONE or error.outcome_unknown or error.status in (409, 429):
+        if status is BindingStatus.GONE or error.outcome_unknown or error.status in (409, 429):
             # Reading the pod again shows the reason; otherwise the error was temporary.
             raise _RetryBind(str(error))
         self._clean(pod)
         return _not_bound("failed", Reason.API_ERROR, message)
 
     def _clean(self, pod: JsonObject) -> None:
-        """Remove a card's annotations from a pod that isn't bound: they are left of an earlier booking."""
+        """Remove a card's annotations from a pod that isn't bound: an earlier booking has left them."""
         metadata = pod.get("metadata") or {}
-        left = [key for key in contract.POD_ANNOTATIONS if key in (metadata.get("annotations") or {})]
-        if not left:
+        stale = [key for key in contract.POD_ANNOTATIONS if key in (metadata.get("annotations") or {})]
+        if not stale:
             return
-        patch: JsonObject = {
-            # If the pod has changed since, it may have been bound, and they may be true.
-            "metadata": {
-                "uid": metadata.get("uid"),
-                "resourceVersion": metadata.get("resourceVersion"),
-                "annotations": dict.fromkeys(left),
-            }
-        }
+        # If the pod has changed since, it may have been bound, and they may be valid.
+        precondition = {key: metadata.get(key) for key in ("uid", "resourceVersion")}
+        patch = {"metadata": {**precondition, "annotations": dict.fromkeys(stale)}}
         try:
             self._kube.patch(pod_path(str(metadata.get("namespace")), str(metadata.get("name"))), patch)
         except KubeError as error:
             log.info("annotations of a card stay on the unbound pod %s: %s", contract.pod_key(pod), error)
 
-    # Bookings whose pod the watch doesn't show.
+    # Bookings whose pod the watch hasn't delivered.
 
     def settle(self) -> None:
-        """Read pods that were bound and that the watch hasn't delivered for too long."""
+        """Read the pods of bookings that the watch should have confirmed by now."""
         for row in self._state.unconfirmed(self._clock()):
             try:
                 pod = self._kube.get(pod_path(row.namespace, row.name))
             except KubeError as error:
                 if error.status != 404:
-                    # Not known to be free, so it isn't given away.
+                    # Of unknown state, so its memory stays held.
                     continue
                 pod = {}
             if contract.pod_uid(pod) != row.uid or not contract.counts(pod):
@@ -386,36 +383,35 @@ class Binder:
                 return
 
 
-# What a bind needs of a pod, besides its resources.
+# The fields of a pod that a bind needs, besides its resources.
 METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 ANNOTATIONS = {*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS}
 
 
 def _trimmed(pod: JsonObject) -> JsonObject | None:
-    """A pod from a scheduler, as far as a bind needs it; None for one that a bind has to read."""
+    """Reduce a scheduler's pod to the fields that a bind needs; None if a bind has to read it."""
     metadata, spec, status = (pod.get(part) or {} for part in ("metadata", "spec", "status"))
     if not all(isinstance(part, dict) for part in (metadata, spec, status, metadata.get("annotations") or {})):
         return None
     if not all(isinstance(metadata.get(key), str) and metadata[key] for key in METADATA[:4]):
         return None
     annotations = metadata.get("annotations") or {}
-    containers = {
-        kind: [{key: one[key] for key in ("name", "resources", "restartPolicy") if key in one} for one in spec[kind]]
-        for kind in ("containers", "initContainers")
-        if spec.get(kind)
-    }
+    kept_spec: JsonObject = {key: spec[key] for key in ("nodeName", "priority") if key in spec}
+    for kind in ("containers", "initContainers"):
+        if spec.get(kind):
+            keys = ("name", "resources", "restartPolicy")
+            kept_spec[kind] = [{key: one[key] for key in keys if key in one} for one in spec[kind]]
+    kept_metadata = {key: metadata[key] for key in METADATA if key in metadata}
+    kept_metadata["annotations"] = {key: annotations[key] for key in ANNOTATIONS.intersection(annotations)}
     return {
-        "metadata": {
-            **{key: metadata[key] for key in METADATA if key in metadata},
-            "annotations": {key: annotations[key] for key in ANNOTATIONS.intersection(annotations)},
-        },
-        "spec": {**containers, **{key: spec[key] for key in ("nodeName", "priority") if key in spec}},
+        "metadata": kept_metadata,
+        "spec": kept_spec,
         "status": {"phase": status["phase"]} if "phase" in status else {},
     }
 
 
-def _attempt(wanted: Wanted) -> str:
-    return f"pod {wanted.pod} can't be bound to node {wanted.node}"
+def _attempt(request: BindRequest) -> str:
+    return f"pod {request.pod} can't be bound to node {request.node}"
 
 
 def _failed(error: KubeError, message: str) -> Outcome:
@@ -424,23 +420,23 @@ def _failed(error: KubeError, message: str) -> Outcome:
     return _not_bound("failed", Reason.API_ERROR, message)
 
 
-def _bound(pod: JsonObject, wanted: Wanted) -> Outcome | None:
-    """How a bind ends by what the pod is already; None where it isn't bound yet and may be."""
-    if contract.pod_uid(pod) != wanted.uid:
-        return _not_bound("refused", Reason.POD_REPLACED, f"another pod has the name {wanted.pod} now")
+def _bound(pod: JsonObject, request: BindRequest) -> Outcome | None:
+    """Return the result of a bind that the pod's current state decides; None if it may be bound."""
+    if contract.pod_uid(pod) != request.uid:
+        return _not_bound("refused", Reason.POD_REPLACED, f"another pod has the name {request.pod} now")
     node = contract.pod_node(pod)
     if node:
-        return _bound_to(node, wanted)
+        return _bound_to(node, request)
     if contract.terminating(pod):
-        return _not_bound("refused", Reason.POD_TERMINATING, f"pod {wanted.pod} is being deleted")
+        return _not_bound("refused", Reason.POD_TERMINATING, f"pod {request.pod} is being deleted")
     if contract.finished(pod):
-        return _not_bound("refused", Reason.POD_FINISHED, f"pod {wanted.pod} has already finished")
+        return _not_bound("refused", Reason.POD_FINISHED, f"pod {request.pod} has already finished")
     return None
 
 
-def _bound_to(node: str, wanted: Wanted) -> Outcome:
-    """A bind that was done before, perhaps by a request whose answer got lost, is done."""
-    if node == wanted.node:
+def _bound_to(node: str, request: BindRequest) -> Outcome:
+    """Return the result of a bind of a bound pod, perhaps by a request whose answer was lost."""
+    if node == request.node:
         return Outcome("already")
-    text = f"pod {wanted.pod} is already bound to node {node}"
+    text = f"pod {request.pod} is already bound to node {node}"
     return _not_bound("refused", Reason.POD_BOUND_ELSEWHERE, text)

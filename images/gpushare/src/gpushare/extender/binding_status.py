@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Determine whether the Binding of a booking has taken effect, or still can.
 
-A Binding carries the resourceVersion of the pod that it was decided on, and the API server takes it as a precondition.
+A Binding carries the resourceVersion of the pod that it was decided for, and the API server takes it as a precondition.
 So a pod that is unbound at another version proves that this Binding can't take effect any more, however long its sender
-was paused and wherever the request is. Where that must be certain, the pod is changed: it is fenced.
+was paused or the request delayed. Where that must be certain, the pod is changed: it is fenced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushare.api.client import Kube, KubeError
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
-# How often a pod may change between looking at it and fencing it.
+# How often a pod may change between reading it and fencing it.
 TRIES = 4
 
 
@@ -42,8 +42,8 @@ class Entry(NamedTuple):
 
 
 class BindingStatus(enum.Enum):
-    """``BOUND``: the pod is bound, by this Binding or another one. ``VOID``: it isn't, and this Binding never will.
-    ``GONE``: there is no such pod any more, or it has finished. ``OPEN``: it may still come true."""
+    """``BOUND``: the pod is bound, by this Binding or another one. ``VOID``: it isn't, and this Binding can't take
+    effect. ``GONE``: the pod doesn't exist any more, or has finished. ``OPEN``: the Binding may still take effect."""
 
     BOUND = "bound"
     VOID = "void"
@@ -51,28 +51,38 @@ class BindingStatus(enum.Enum):
     OPEN = "open"
 
 
+def now_ms() -> int:
+    """Return the time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 def pod_path(namespace: str, name: str) -> str:
+    """Return a pod's path in the API."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
-def fate(
-    kube: Kube, entry: Entry, fence: bool = True, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+def binding_status(
+    kube: Kube, entry: Entry, fence: bool = True, clock_ms: Callable[[], int] = now_ms
 ) -> tuple[BindingStatus, JsonObject]:
-    """Determine the status of a booking's Binding, and the pod as it is now (empty if it is gone).
+    """Determine the status of a booking's Binding.
 
-    :param fence: change the pod if that is what it takes to be sure; without it the answer may be ``OPEN``.
+    :param kube: the client of the API.
+    :param entry: the booking.
+    :param fence: change the pod where only that makes the status certain; without it the status may be ``OPEN``.
+    :param clock_ms: the time in milliseconds since 1970.
+    :returns: the status, and the pod as it is now (empty if it is gone).
     :raises KubeError: it can't be determined now.
     """
     path = pod_path(entry.namespace, entry.name)
     for left in reversed(range(TRIES)):
         try:
             pod = kube.get(path)
-            found = _seen(pod, entry)
-            if found is not BindingStatus.OPEN or not fence:
-                return found, pod
-            # The precondition makes this the last moment at which the pod was unbound.
+            status = _status_of(pod, entry)
+            if status is not BindingStatus.OPEN or not fence:
+                return status, pod
+            # The preconditions prove that the pod was unbound until this change.
             precondition = {"uid": entry.uid, "resourceVersion": entry.version}
-            mark = {"annotations": {contract.POD_FENCED: str(now_ms())}}
+            mark = {"annotations": {contract.POD_FENCED: str(clock_ms())}}
             return BindingStatus.VOID, kube.patch(path, {"metadata": {**precondition, **mark}})
         except KubeError as error:
             if error.status == 404:
@@ -82,7 +92,7 @@ def fate(
     raise AssertionError("unreachable")
 
 
-def _seen(pod: JsonObject, entry: Entry) -> BindingStatus:
+def _status_of(pod: JsonObject, entry: Entry) -> BindingStatus:
     metadata = pod.get("metadata") or {}
     if contract.pod_uid(pod) != entry.uid or contract.finished(pod):
         return BindingStatus.GONE

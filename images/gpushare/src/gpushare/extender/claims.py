@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Publish claims on freed memory to all extenders: each is written on its pod and received by a watch.
 
-A claim reserves what evicted pods leave for the pod that they were evicted for. Only the extender that chose the
-victims knows that, while the pod may next be scheduled by another one, after a change of leadership or behind a
-Service. So it writes an annotation, and a label of the same name, by which a watch selects these pods only.
+A claim reserves the memory of evicted pods for the pod that they were evicted for. Only the extender that chose the
+victims has it, but another extender may schedule the pod next, after a change of leadership or behind a Service. So it
+writes an annotation, and a label of the same name, by which a watch selects these pods only.
 
 No booking depends on a claim. It only hides free memory from other pods; if it is lost or received late, another pod
-may take the freed card, and the preemptor waits or has others evicted.
+may get the freed card, and the preemptor waits or evicts other pods.
 
-A pod's owner gains nothing by writing a claim: only node, cards and victims are read. Its size and priority are those
-of the pod, which counts against quotas like any other.
+The owner of a pod gains nothing by writing a claim: only node, cards and victims are read from it. Its size and
+priority are those of the pod, which counts against quotas like any other.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger("gpushare.extender")
 
 
 def claim_to_text(claim: Claim) -> str:
-    """The annotation's value: compact JSON."""
+    """Format the annotation's value: compact JSON."""
     cards = [index for index, _units in claim.cards]
     value = {"node": claim.node, "cards": cards, "victims": sorted(claim.victims)}
     return json.dumps(value, separators=(",", ":"))
 
 
 def claim_of(pod: JsonObject) -> Claim | None:
-    """What is claimed for a pod; None where that is nothing, or nothing that an extender writes."""
+    """Read a pod's claim; None without one, or if it isn't one that an extender writes."""
     metadata = pod.get("metadata") or {}
     text = (metadata.get("annotations") or {}).get(contract.POD_CLAIM)
     if not text or not contract.wants_a_node(pod):
@@ -51,11 +51,7 @@ def claim_of(pod: JsonObject) -> Claim | None:
         value = json.loads(text)
         node, indices, victims = value["node"], value["cards"], value["victims"]
         demand = contract.demand(pod)
-        if not isinstance(node, str) or not all(
-            isinstance(index, int) and not isinstance(index, bool) for index in indices
-        ):
-            return None
-        if not all(isinstance(uid, str) for uid in victims):
+        if not isinstance(node, str) or {*map(type, indices)} - {int} or {*map(type, victims)} - {str}:
             return None
     except (ValueError, TypeError, KeyError, RecursionError, ContractError):
         return None
@@ -73,23 +69,23 @@ def claim_of(pod: JsonObject) -> Claim | None:
 
 
 class Claims:
-    """Brings claims from the pods to the state, and the state's own to the pods."""
+    """Copies claims from pods to the state, and the state's own to their pods."""
 
     def __init__(self, kube: Kube, state: State, backoff: tuple[float, float] = (0.2, 10.0)) -> None:
         self._kube, self._state = kube, state
         self.mirror: Mirror[Claim] = Mirror(kube, *PODS, claim_of, self._changed, backoff)
         self._lock = threading.Lock()
-        # What was written from here, or tried to be, by the pod's UID.
+        # Claims that were written, or tried to be written, by the pod's UID.
         self._written: dict[str, Claim] = {}
         self._failed: set[str] = set()
-        # Claims of pods that the watch doesn't show any more: bound, mostly, and who wrote them may have ended.
+        # Claims of pods that left the watch, mostly because they were bound; their writers may have ended.
         self._ended: dict[str, Claim] = {}
         self.start, self.stop = self.mirror.start, self.mirror.stop
 
     def publish(self, claim: Claim) -> None:
-        """Write a claim on its pod, unless that was done, or tried; see ``publish_all``."""
+        """Write a claim on its pod, unless that was done or tried before; see ``publish_all``."""
         with self._lock:
-            if self._written.get(claim.uid) == claim or self.mirror.get(_key(claim)) == claim:
+            if self._written.get(claim.uid) == claim or self.mirror.get(f"{claim.namespace}/{claim.name}") == claim:
                 return
             self._written[claim.uid] = claim
             self._failed.discard(claim.uid)
@@ -103,7 +99,7 @@ class Claims:
     def publish_all(self, again: bool = False) -> None:
         """Write all claims of the state that aren't on their pods yet, and remove those that ended.
 
-        :param again: try those that failed once more, and take off bound pods what others wrote.
+        :param again: retry failed writes, and remove the claims of other extenders from bound pods.
         """
         if again:
             with self._lock:
@@ -123,14 +119,14 @@ class Claims:
             self.withdraw(claim)
 
     def withdraw(self, claim: Claim) -> None:
-        """Take a claim off its pod: it was bound, or hasn't come for too long."""
+        """Remove a claim from its pod, which was bound, or wasn't in time."""
         with self._lock:
             self._written.pop(claim.uid, None)
             self._failed.discard(claim.uid)
         try:
             self._patch(claim, None, None)
         except KubeError as error:
-            # Mostly the pod is gone; what stays on it ends by its time, in every extender.
+            # Mostly the pod is gone; otherwise every extender ends the claim after its time.
             log.debug("a claim stays on pod %s/%s: %s", claim.namespace, claim.name, error)
 
     def _patch(self, claim: Claim, text: str | None, label: str | None) -> None:
@@ -142,14 +138,10 @@ class Claims:
         self._kube.patch(pod_path(claim.namespace, claim.name), {"metadata": metadata})
 
     def _changed(self, _key: str, before: Claim | None, after: Claim | None) -> None:
-        # One name may have been taken by another pod since.
+        # Another pod may have the same name by now.
         if before is not None and (after is None or after.uid != before.uid):
             self._state.unclaim(before.uid)
             with self._lock:
                 self._ended[before.uid] = before
         if after is not None:
             self._state.claim(after)
-
-
-def _key(claim: Claim) -> str:
-    return f"{claim.namespace}/{claim.name}"

@@ -33,19 +33,19 @@ from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import REGISTRY, CollectorRegistry
 
 COMPONENT = "gpushare-extender"
-# Only these can hold memory; the API server sends a pod that finishes as deleted.
+# Only these can hold memory; a pod that finishes is a deletion for this watch.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
 NODES = ("/api/v1/nodes", dict[str, str]())
-# A watch is heard of every minute; longer than this, and what is known may be wrong.
+# A watch delivers something every minute; without an event for this time, the state may be wrong.
 STALE_SECONDS = 300.0
-# Where no service account says in which namespace this runs.
+# If the namespace of the service account isn't known.
 LEDGER_NAMESPACE = "kube-system"
 
 log = logging.getLogger("gpushare.extender")
 
 
 class _Part(Protocol):
-    """What has threads of its own."""
+    """A part with threads of its own."""
 
     def start(self) -> None: ...
 
@@ -53,7 +53,7 @@ class _Part(Protocol):
 
 
 class Extender:
-    """All parts of the extender; it serves from its start and is ready when it has read all nodes and pods."""
+    """All parts of the extender; it serves immediately, and is ready when it has read all nodes and pods."""
 
     def __init__(
         self,
@@ -70,15 +70,22 @@ class Extender:
         metrics: tuple[str, int] | None = None,
     ) -> None:
         """
+        :param kube: the client of the API.
+        :param placement: the strategy, a key of ``STRATEGIES``.
+        :param backoff: the first and the longest pause of a watch after errors, in seconds.
+        :param threads: the maximum of connections.
+        :param preemption: whether pods are evicted for pods of a higher priority.
         :param namespace: where the ledger of bookings is; the same for all extenders of a cluster.
-        :param metrics: address and port where the metrics are had as well, and nothing else.
+        :param tls: the certificates' files; None for plain HTTP.
+        :param metrics: address and port of a second server that has the metrics only.
         """
         kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
         self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff)
-        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, self._before_pods)
-        self.events = Events(kube, COMPONENT, socket.gethostname())
         self.ledger = Ledger(kube, self.state, namespace, count=lambda result: work.ledger.labels(result).inc())
+        before = self.ledger.initialize
+        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, before)
+        self.events = Events(kube, COMPONENT, socket.gethostname())
         self.binder = Binder(kube, self.state, placement, self.events, self.ledger)
         self.claims = Claims(kube, self.state, backoff)
         self.preemption = Preemption(
@@ -97,7 +104,7 @@ class Extender:
             Metrics(registry),
             preemption=self.preemption,
             refused=(self.preemption.refused, self.retries.refused),
-            asked=self.binder.asked,
+            passed=self.binder.keep_filtered,
         )
         page = Page(registry, self.state)
         routes = {**self.api.routes(), **page.routes()}
@@ -123,9 +130,6 @@ class Extender:
         for part in parts:
             part.start()
 
-    def _before_pods(self) -> None:
-        self.ledger.initialize()
-
     def stop(self) -> None:
         servers: list[_Part] = [self.service] if self.metrics is None else [self.service, self.metrics]
         parts: list[_Part] = [*self._mirrors.values(), self.retries, self.preemption, self.binder, self.events]
@@ -133,13 +137,14 @@ class Extender:
             part.stop()
 
     def unsynced(self) -> str | None:
-        """Why nothing can be answered yet: without all nodes and pods, memory in use would look free."""
+        """Return why requests can't be answered yet: without all nodes and pods, used memory would count as free."""
         for what, mirror in self._mirrors.items():
             if not mirror.synced:
                 return f"the {what} haven't been read from the API yet" + (f": {mirror.error}" if mirror.error else "")
         return None
 
     def unready(self) -> str | None:
+        """Return why the extender isn't ready; None if it is."""
         reason = self.unsynced()
         if reason is not None:
             return reason
@@ -150,7 +155,7 @@ class Extender:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; what isn't on it comes from the environment, then from the defaults."""
+    """Parse the command line; other options come from the environment, then from the defaults."""
     env = os.environ.get
     parser = argparse.ArgumentParser(prog="gpushare-extender", description=__doc__)
     parser.add_argument("--address", default=env("GPUSHARE_ADDRESS", "127.0.0.1"), help="address to listen on")
@@ -241,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
     else:
         log.info("ready", extra={"data": {"nodes": len(extender.nodes), "pods": len(extender.pods)}})
-        # What was read now mostly stays; looking at it in every collection would be seen in the slowest requests.
+        # Most of these objects stay; checking them in every collection would slow down requests.
         gc.collect()
         gc.freeze()
         signal.sigwait(signals)

@@ -1,43 +1,44 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ledger: shares that are decided and may not be bound yet, so that any number of extenders can live at once.
+"""The ledger: bookings that may not be bound yet, so that any number of extenders can run at once.
 
-It is one Lease in the extenders' namespace. Its annotation lists the bookings that are under way (see
-``extender_register``), its resourceVersion makes it a register with compare-and-swap. Nobody binds a pod to a card
-before the booking stands there. What keeps two extenders from booking the same memory:
+It is one Lease in the extenders' namespace. Its annotation lists the bookings in progress (see ``register``), its
+resourceVersion makes it a register with compare-and-swap. No pod is bound to a card before its booking is in the
+ledger. These rules keep two extenders from booking the same memory:
 
-* Who writes has read the very version that it replaces (or has written that itself), and what it knows of each node
-  that it books on is *exact* as of that version: it has listed the node's pods, consistently and after it read some
-  version of the Lease, and nobody else's booking on that node was added or taken out since that version, as the Lease
-  tells; what it has bound there itself it counts.
-* A booking is only taken out by who has seen its pod bound, or knows that it never will be. So what isn't in the Lease
-  any more is in a list that is made later.
-* A booking names the resourceVersion of the pod that its Binding will carry (see ``extender_fence``). One that somebody
-  else has left lying is taken out after its pod was changed, so that the Binding of an extender that was paused for any
-  time is refused by the API server. That extender then decides anew. No clock is trusted with any of this.
-* Inside a process one thread at a time writes. Writes are some time apart, and binds that wait share the next one,
-  whatever their nodes: a single bind waits for nobody, and hundreds a second cost a few writes.
+* A writer has read the version that it replaces (or has written that itself), and its data of each node that it books
+  on is *exact* as of that version: it has listed the node's pods, consistently and after it read some version of the
+  Lease, and according to the Lease no other extender has added or removed a booking on that node since. Pods that it
+  has bound there itself count as well.
+* A booking is removed only by an extender that has received its pod as bound, or knows that the Binding can't take
+  effect. So a pod whose booking isn't in the Lease any more is in any list that is made later.
+* A booking names the resourceVersion of the pod that its Binding will carry (see ``binding_status``). A stale booking
+  of another extender is removed after its pod was changed, so that the API server refuses the Binding of an extender
+  that was paused for any time. That extender then decides anew. No clock is trusted with any of this.
+* In a process, one thread at a time writes. Writes are some time apart, and binds that wait share the next one,
+  whatever their nodes: a single bind doesn't wait, and hundreds a second need few writes.
 
-The corners:
+Special cases:
 
-* The answer to a write got lost, or the API is slow, or says 429 or 5xx: the ledger is read again, and the write is
-  tried again for some seconds; then the bind fails, with nothing bound. A booking that was written all the same is
-  harmless: it is left out of the next write, or fenced by another extender.
+* The answer to a write was lost, or the API is slow, or answers 429 or 5xx: the ledger is read again, and the write is
+  retried for some seconds; then the bind fails, with nothing bound. A booking that was written all the same is
+  harmless: the next write omits it, or another extender fences it.
 * The same pod at two extenders: the later one fences the earlier one's booking and makes its own. The earlier one, when
-  it is refused by that, leaves the pod alone, so the two don't go on for ever.
-* The right to the Lease, or the namespace, is missing: every bind fails with a sentence that says so, and the extender
-  isn't ready. There is no going on without a ledger.
-* Its annotation can't be read (somebody wrote there): binds fail with a sentence that names it.
-* Somebody deletes the Lease: who made the bookings in it still knows his own; others can't know those. So where a Lease
-  that was there is gone, or there is none although somebody booked on one of the nodes in question within the last
-  minute (with a Lease that is gone, or an extender that has no ledger), nothing is booked for some seconds. That much
-  is hope, not proof: the Lease must not be deleted while pods are being bound.
-* Pods that are bound past all extenders, and pods that kubelet gives another card than was booked, are in no ledger.
-  The watch tells of them as soon as it can.
+  it is refused because of that, stops, so that the two don't continue for ever.
+* The right to the Lease, or the namespace, is missing: every bind fails with a message about it, and the extender
+  isn't ready. It never continues without a ledger.
+* Its annotation can't be read (somebody else has written it): binds fail with a message that names it.
+* Somebody deletes the Lease: each extender still has its own bookings, but not those of the others. So where a Lease
+  that existed is gone, or none exists although somebody booked on one of the nodes in question within the last minute
+  (with a Lease that is gone, or an extender without a ledger), nothing is booked for some seconds. This is no
+  proof: the Lease must not be deleted while pods are being bound.
+* Pods that are bound without an extender, and pods that kubelet gives another card than was booked, are in no ledger.
+  The watch delivers them as soon as it can.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime
 import logging
 import random
@@ -51,7 +52,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpushare.api.client import Kube, KubeError
-from gpushare.extender.binding_status import BindingStatus, Entry, fate, pod_path
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, now_ms, pod_path
 from gpushare.extender.register import LedgerError, Register
 from gpushare.extender.state import PodRow, Shares, State, pod_row
 from gpushare.shared._contracts import gpushare as contract
@@ -60,95 +61,91 @@ from gpushare.shared._core.types import JsonObject
 
 API_VERSION = "coordination.k8s.io/v1"
 NAME = "gpushare-ledger"
-# A scheduler waits 30 s for a bind; what is left is for the Binding itself.
+# A scheduler waits 30 s for a bind; the rest is for the Binding itself.
 WRITE_SECONDS = 12.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
-# From the end of one write to the next one, unless so many binds wait for it.
+# From the end of one write to the next one, unless that many binds wait.
 APART_SECONDS = 0.05
 ENOUGH = 16
-# How many bookings may be under way, so that the Lease stays small; so many that nobody waits for this alone. A write
-# always adds some.
+# The number of bookings in progress, which keeps the Lease small, and at which no bind waits for this reason alone. A
+# write always adds some.
 UNDER_WAY = 64
-# After so long without a bind the bookings that came true are written out.
+# After this time without a bind, finished bookings are removed.
 REST_SECONDS = 1.0
-# A booking of another extender is looked into when it is older: a bind under way takes a fraction of it.
+# An older booking of another extender is checked: a bind takes a fraction of this time.
 STALE_SECONDS = 10.0
-# A booking this young tells that somebody is booking on a node just now.
+# After a younger booking, an extender without this ledger may be booking on the node.
 FRESH_SECONDS = 60.0
-# The watch shows a bound pod within a moment; one that it doesn't show is asked for after this time.
+# The watch delivers a bound pod within a moment; after this time it is checked.
 UNSEEN_SECONDS = 5.0
 ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PROBE = "gpushare-ledger-probe"
-# In place of a version: what was known of a node isn't exact any more.
+# In place of a write's number: a node's data isn't exact any more.
 INEXACT = -1
 
 log = logging.getLogger("gpushare.extender")
 
 
 def default_namespace() -> str:
-    """The namespace of the service account that this process runs as; empty outside of a pod."""
+    """Return the namespace of the process's service account; empty outside of a pod."""
     try:
         return ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
 
+@dataclasses.dataclass(eq=False)
 class BookingRequest:
-    """The request of one bind: choose cards and write the booking.
+    """The request of one bind to choose cards and write the booking.
 
-    ``place`` chooses and holds them, or gives nothing where it refuses (and keeps the reason to itself); it may be
-    called several times, each time after ``give_up`` has undone the last one. Both are called by whichever thread does
-    the writing. ``first``: this bind hasn't been pushed aside by another extender yet.
+    Afterwards either ``entry`` is the booking in the ledger; or ``again`` is true: the pod has changed and must be read
+    again; or ``error`` is the reason of a failure, with ``code``; or else ``place`` has refused.
 
-    Afterwards either ``entry`` is what stands in the ledger; or ``again`` is true: the pod has changed and must be read
-    again; or ``error`` says what is wrong; or else it was refused.
+    :param version: the pod's resourceVersion.
+    :param place: chooses and holds cards; gives none where it refuses. It may be called several times, each time after
+        ``give_up`` has undone the last one. Any thread may call both.
+    :param first: no other extender has fenced this bind yet.
     """
 
-    def __init__(
-        self,
-        node: str,
-        uid: str,
-        namespace: str,
-        name: str,
-        version: str,
-        place: Callable[[], Shares],
-        give_up: Callable[[], None],
-        first: bool = True,
-    ) -> None:
-        self.node, self.uid, self.namespace, self.name, self.version = node, uid, namespace, name, version
-        self.place, self.give_up, self.first = place, give_up, first
-        self.entry: Entry | None = None
-        self.again, self.error = False, ""
-        self.code = Reason.LEDGER_UNAVAILABLE
-        # Set when it is done, or when it is this one's turn to write for all that wait.
-        self.news = threading.Event()
-        self.done = False
+    node: str
+    uid: str
+    namespace: str
+    name: str
+    version: str
+    place: Callable[[], Shares]
+    give_up: Callable[[], None]
+    first: bool = True
+    entry: Entry | None = None
+    again: bool = False
+    error: str = ""
+    code: Reason = Reason.LEDGER_UNAVAILABLE
+    # Set when the request is done, or is the oldest one, whose thread has to write for all that wait.
+    wake: threading.Event = dataclasses.field(default_factory=threading.Event)
+    done: bool = False
 
-    def reset(self, error: str = "") -> None:
+    def reset(self) -> None:
+        """Undo what ``place`` has done."""
         if self.entry is not None:
             self.give_up()
-        self.entry, self.again, self.error = None, False, error
+        self.entry, self.again, self.error = None, False, ""
 
 
+@dataclasses.dataclass
 class _Node:
-    """What is known of one node besides what the watch shows.
+    """The data of a node besides what the watch has delivered.
 
-    :ivar exact: the Lease's write of which that is exact.
-    :ivar listed: pods that were bound when they were listed and that the watch may not have shown yet.
-    :ivar listed_at: when that was.
+    :param exact: the number of the Lease's write as of which it is exact.
+    :param listed: pods that were bound when they were listed and that the watch may not have delivered yet.
+    :param listed_at: the time of that list.
     """
 
-    def __init__(self, exact: int) -> None:
-        self.exact = exact
-        self.listed: dict[str, PodRow] = {}
-        self.listed_at = 0.0
+    exact: int
+    listed: dict[str, PodRow] = dataclasses.field(default_factory=dict)
+    listed_at: float = 0.0
 
 
 class Ledger:
-    """The Lease, as this extender (``identity``, another one for each process) reads and writes it.
-
-    ``count`` is told of each write: ``written``, ``conflict`` (another extender was quicker) or ``failed``.
-    """
+    """The Lease, as read and written by this extender."""
 
     def __init__(
         self,
@@ -157,32 +154,40 @@ class Ledger:
         namespace: str,
         identity: str = "",
         clock: Callable[[], float] = time.monotonic,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
         count: Callable[[str], None] = lambda _result: None,
     ) -> None:
+        """
+        :param kube: the client of the API.
+        :param state: counts the bookings; receives those of other extenders.
+        :param namespace: where the Lease is.
+        :param identity: of this process; unique by default.
+        :param clock: monotonic, in seconds.
+        :param now_ms: the time in milliseconds since 1970.
+        :param count: called for each write: ``written``, ``conflict`` (another extender wrote before) or ``failed``.
+        """
         self._kube, self._state, self._namespace = kube, state, namespace
         self.identity = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._clock, self._now_ms, self._count = clock, now_ms, count
         self._stopped = threading.Event()
         self._problem: str | None = "the ledger hasn't been checked yet"
-        # Who waits for the next write, whether somebody is at one, and bookings of ours of which nobody knows what
-        # became, by pod; under this lock, which is never held for long.
+        # Requests that wait for the next write, whether a thread is writing, and this extender's unresolved bookings by
+        # pod; under this lock, which is never held for long.
         self._lock = threading.RLock()
         self._waiting: list[BookingRequest] = []
         self._writing, self._enough = False, threading.Event()
-        self._open: dict[str, Entry] = {}
+        self._unresolved: dict[str, Entry] = {}
         self._finished: collections.deque[Entry] = collections.deque()
-        # All that follows is of the Lease, and only changed under its lock, which is held for a whole write.
+        # The rest concerns the Lease, and is only changed under its lock, which is held for a whole write.
         self._lease_lock = threading.Lock()
-        # The last version that is known to be there ({} for none at all; None: to be read before the next write).
+        # The last known version ({}: it doesn't exist; None: it must be read before the next write).
         self._lease: JsonObject | None = None
         self._register = Register()
         self._uid = ""
-        # Of which write the watch's first list was; None where that isn't known.
+        # The number of the write as of which the watch's first list is exact; None if it isn't known.
         self._base: int | None = None
         self._nodes: dict[str, _Node] = {}
-        # This extender's bookings that may come true and aren't known to have, those of others, and since when those
-        # have been seen.
+        # Bookings in progress of this extender, those of others, and since when the latter have been known.
         self._own: dict[str, Entry] = {}
         self._foreign: dict[str, Entry] = {}
         self._seen: dict[Entry, float] = {}
@@ -205,11 +210,11 @@ class Ledger:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be booked on any node, in one sentence; None where nothing is known to stand in the way."""
+        """Why nothing can be booked on any node, in one sentence; None if no reason is known."""
         return self._problem
 
     def check(self) -> None:
-        """Find out whether Leases can be read and written, without writing one; see :attr:`trouble`."""
+        """Check whether Leases can be read and written, without writing one; see :attr:`problem`."""
         body = self._body(PROBE, {}, Register())
         try:
             self._kube.post(self._path() + "?dryRun=All", body)
@@ -228,9 +233,9 @@ class Ledger:
         self._problem = None
 
     def initialize(self) -> None:
-        """Read the Lease, before the watch's first list of pods: with that, all nodes are known as of this version.
+        """Read the Lease before the watch's first list of pods, which makes all nodes exact as of this version.
 
-        Where it can't be read, or there is none, each node's pods are listed when something is first booked on it.
+        Where it can't be read, or doesn't exist, each node's pods are listed for the first booking on it.
         """
         with self._lease_lock:
             if self._lease is not None:
@@ -245,19 +250,19 @@ class Ledger:
                 for node in self._nodes.values():
                     node.exact = self._base
             else:
-                # By the first bind there may be one.
+                # It may exist by the first bind.
                 self._lease = None
 
-    def book(self, ticket: BookingRequest) -> None:
-        """Choose cards and write that down; see :class:`Ticket` for what comes of it."""
+    def book(self, request: BookingRequest) -> None:
+        """Choose cards and write the booking; the result is in the request."""
         with self._lock:
-            self._waiting.append(ticket)
+            self._waiting.append(request)
             first, self._writing = not self._writing, True
             if len(self._waiting) >= ENOUGH:
                 self._enough.set()
         if not first:
-            ticket.news.wait()
-            if ticket.done:
+            request.wake.wait()
+            if request.done:
                 return
         # No other thread writes, and this request is the oldest that waits.
         self._enough.wait(self._next_write - self._clock())
@@ -275,13 +280,13 @@ class Ledger:
         finally:
             with self._lock:
                 self._writing = bool(self._waiting)
-                next_leader = self._waiting[:1]
+                next_writer = self._waiting[:1]
             for one in batch:
                 one.done = True
-            for one in (*batch, *next_leader):
-                one.news.set()
+            for one in (*batch, *next_writer):
+                one.wake.set()
 
-    # What became of a booking.
+    # The outcome of a booking.
 
     def written(self, entry: Entry) -> None:
         """Confirm a booking: its pod is bound to these cards."""
@@ -294,43 +299,44 @@ class Ledger:
         self._state.release(entry.uid)
 
     def bound(self, entry: Entry, pod: JsonObject) -> None:
-        """Its pod is bound, perhaps by another extender, somewhere else or to other cards."""
+        """Close a booking whose pod is bound, perhaps by another extender and to another node or other cards."""
         if contract.pod_node(pod) == entry.node and contract.shares(pod) == dict(entry.cards):
             self.written(entry)
         else:
-            # What another extender booked moved the Lease on, so that is read before our next write.
+            # The other extender's booking changed the Lease, so it is read again before the next write.
             self.discard(entry)
 
     def keep_unresolved(self, entry: Entry) -> None:
         """Keep a booking whose outcome isn't known; its memory stays held until it is resolved."""
         with self._lock:
-            self._open[entry.uid] = entry
+            self._unresolved[entry.uid] = entry
         self._state.settle(entry.uid, float("inf"))
 
     def resolve(self, uid: str) -> bool:
-        """Find out what became of an earlier booking of a pod, before another one is made; whether there was any.
+        """Determine the outcome of an earlier booking of a pod, before another one is made.
 
+        :returns: whether there was one.
         :raises KubeError: it can't be determined now.
         """
         with self._lock:
-            entry = self._open.get(uid)
+            entry = self._unresolved.get(uid)
         if entry is None:
             return False
-        found, pod = fate(self._kube, entry, True, self._now_ms)
+        status, pod = binding_status(self._kube, entry, True, self._now_ms)
         with self._lock:
-            if self._open.get(uid) == entry:
-                # Its end and that of its hold are one step: a new bind of the pod may begin right after.
-                if found is BindingStatus.BOUND:
+            if self._unresolved.get(uid) == entry:
+                # Together with its hold: a new bind of the pod may begin right after.
+                if status is BindingStatus.BOUND:
                     self.bound(entry, pod)
                 else:
                     self.discard(entry)
-                del self._open[uid]
+                del self._unresolved[uid]
         return True
 
     def collect_garbage(self) -> None:
-        """Resolve bookings that no extender works on any more; those that can't be resolved now stay."""
+        """Resolve bookings that no extender is binding any more; those that can't be resolved now stay."""
         with self._lock:
-            unresolved = list(self._open)
+            unresolved = list(self._unresolved)
         for uid in unresolved:
             self._try(self.resolve, uid)
         if not self._lease_lock.acquire(blocking=False):
@@ -356,10 +362,10 @@ class Ledger:
         for row in unseen:
             self._try(self._resolve_unseen, row)
 
-    # Under the page's lock: reading and writing.
+    # Reading and writing; under the Lease's lock.
 
     def _remove_finished(self) -> None:
-        """Write the ledger without the bookings that are finished; otherwise other extenders would check them."""
+        """Write the ledger without finished bookings; otherwise other extenders would check them."""
         try:
             self._put(())
         except KubeError as error:
@@ -386,19 +392,19 @@ class Ledger:
             try:
                 if self._lease is None:
                     self._read()
-                for node in sorted({ticket.node for ticket in batch}):
+                for node in sorted({request.node for request in batch}):
                     self._refresh_node(node)
                 self._wait_for_others()
-                for ticket in batch:
-                    self._place(ticket)
-                nodes = {ticket.node for ticket in batch if ticket.entry is not None}
+                for request in batch:
+                    self._place(request)
+                nodes = {request.node for request in batch if request.entry is not None}
                 if nodes:
                     self._put(nodes)
                     self._count("written")
                     self._problem = None
                 return
             except KubeError as error:
-                # Whatever became of that write: what stands there now is to be read.
+                # The write may have succeeded all the same: the Lease is read again.
                 self._undo(batch)
                 self._count("conflict" if error.status == 409 else "failed")
                 if error.status in (401, 403, 404):
@@ -408,12 +414,12 @@ class Ledger:
                     raise LedgerError(f"{self._lease_name} can't be written: {error}") from error
                 if self._clock() + pause > end or self._stopped.is_set():
                     raise LedgerError(f"{self._lease_name} can't be written just now: {error}") from error
-            # Random, so that two extenders that met don't meet again.
+            # Random, so that two extenders don't collide again.
             self._stopped.wait(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _drop_finished(self) -> None:
-        """Take out what was closed since."""
+        """Remove finished bookings from this extender's own."""
         while self._finished:
             entry = self._finished.popleft()
             if self._own.get(entry.uid) == entry:
@@ -422,13 +428,13 @@ class Ledger:
     def _undo(self, batch: Sequence[BookingRequest]) -> None:
         """Undo what was placed for a write that failed, or may have."""
         self._lease = None
-        for ticket in batch:
-            if ticket.entry is not None and self._own.get(ticket.uid) == ticket.entry:
-                del self._own[ticket.uid]
-            ticket.reset()
+        for request in batch:
+            if request.entry is not None and self._own.get(request.uid) == request.entry:
+                del self._own[request.uid]
+            request.reset()
 
     def _read(self) -> None:
-        """What stands in the Lease, and of which nodes that makes what is known inexact."""
+        """Read the Lease, and mark the nodes whose data isn't exact because of it."""
         try:
             lease = self._kube.get(self._path(NAME))
         except KubeError as error:
@@ -442,7 +448,7 @@ class Ledger:
             raise LedgerError(f"{self._lease_name}: {error}") from error
         now, gone = self._clock(), self._uid
         if metadata.get("uid", "") != self._uid or register.count < self._register.count:
-            # Another Lease, whose writes are counted from the start.
+            # Another Lease, whose writes are numbered from the start.
             self._uid, self._base = str(metadata.get("uid", "")), None
             for node in self._nodes.values():
                 node.exact = INEXACT
@@ -454,11 +460,11 @@ class Ledger:
         }
         for entry in before.difference(register.entries):
             if self._state.bound(entry.uid) is None:
-                # Its pod may have been bound, and the watch not have shown it yet.
+                # Its pod may have been bound without being delivered by the watch yet.
                 self._node(entry.node).exact = INEXACT
         self._foreign, self._register, self._lease = entries, register, lease
         self._seen = {entry: self._seen.get(entry, now) for entry in entries.values()}
-        # One that we were about to bind was pushed aside where another's booking of it stands.
+        # Another extender's booking of the same pod replaces one of this extender.
         for uid in [uid for uid in self._own if uid in entries]:
             del self._own[uid]
             self._state.release(uid)
@@ -470,7 +476,7 @@ class Ledger:
             self._publish_foreign(name)
 
     def _refresh_node(self, name: str) -> None:
-        """Make what is known of a node exact as of the Lease that was read: list its pods, where that is needed."""
+        """Make a node's data exact as of the Lease that was read; list its pods if necessary."""
         node = self._node(name)
         if self._register.added(name) <= node.exact:
             return
@@ -481,7 +487,7 @@ class Ledger:
         node.listed_at, node.exact = self._clock(), self._register.count
         for uid in [uid for uid in self._foreign if uid in bound]:
             self._seen.pop(self._foreign.pop(uid), None)
-        # What counts is what was read: a pod may have been bound by another extender, to another card.
+        # The listed pods count: another extender may have bound a pod to another card.
         for uid in bound:
             if self._own.pop(uid, None) is not None or uid in node.listed:
                 self._state.release(uid)
@@ -499,35 +505,30 @@ class Ledger:
                 f"{self._lease_name} is gone; nothing is booked for {left:.0f} s, until all bound pods are listed"
             )
 
-    def _place(self, ticket: BookingRequest) -> None:
-        other = self._foreign.get(ticket.uid)
+    def _place(self, request: BookingRequest) -> None:
+        other = self._foreign.get(request.uid)
         if other is not None:
             try:
-                found, pod = fate(self._kube, other, ticket.first, self._now_ms)
+                status, pod = binding_status(self._kube, other, request.first, self._now_ms)
             except KubeError as error:
-                ticket.code = Reason.API_ERROR
-                ticket.error = f"the state of an earlier booking can't be read: {error}"
+                request.code = Reason.API_ERROR
+                request.error = f"the state of an earlier booking can't be read: {error}"
                 return
-            if found is BindingStatus.OPEN:
-                ticket.code, ticket.error = Reason.BIND_IN_PROGRESS, "another extender is binding the pod"
+            if status is BindingStatus.OPEN:
+                request.code, request.error = Reason.BIND_IN_PROGRESS, "another extender is binding the pod"
                 return
             self._remove_foreign(other, pod)
-            if found is not BindingStatus.VOID or (pod.get("metadata") or {}).get("resourceVersion") != ticket.version:
-                ticket.again = True
+            if (
+                status is not BindingStatus.VOID
+                or (pod.get("metadata") or {}).get("resourceVersion") != request.version
+            ):
+                request.again = True
                 return
-        cards = ticket.place()
+        cards = request.place()
         if cards:
-            ticket.entry = Entry(
-                ticket.uid,
-                ticket.namespace,
-                ticket.name,
-                ticket.node,
-                cards,
-                self._now_ms(),
-                ticket.version,
-                self.identity,
-            )
-            self._own[ticket.uid] = ticket.entry
+            owner = (request.uid, request.namespace, request.name, request.node)
+            request.entry = Entry(*owner, cards, self._now_ms(), request.version, self.identity)
+            self._own[request.uid] = request.entry
 
     def _put(self, nodes: Iterable[str]) -> None:
         self._drop_finished()
@@ -552,7 +553,7 @@ class Ledger:
         return self._nodes.setdefault(name, _Node(INEXACT if self._base is None else self._base))
 
     def _publish_foreign(self, name: str) -> None:
-        """Have the state count what others have booked on a node, and what the watch may not have shown yet."""
+        """Pass other extenders' bookings on a node to the state, and pods that the watch hasn't delivered yet."""
         booked = [
             PodRow(one.uid, one.namespace, one.name, name, sum(units for _index, units in one.cards), one.cards)
             for one in self._foreign.values()
@@ -561,7 +562,7 @@ class Ledger:
         self._state.set_foreign(name, [*self._node(name).listed.values(), *booked])
 
     def _remove_foreign(self, entry: Entry, pod: JsonObject) -> None:
-        """Another extender's booking is over, the next write leaves it out; ``pod`` is what its pod is now."""
+        """Remove another extender's booking from the next write; ``pod`` is its pod's current state."""
         if self._foreign.get(entry.uid) == entry:
             del self._foreign[entry.uid]
             self._seen.pop(entry, None)
@@ -570,17 +571,17 @@ class Ledger:
                 self._node(entry.node).listed[row.uid] = row
             self._publish_foreign(entry.node)
 
-    # Without the page's lock: asking about what seems to be left.
+    # Checks of remaining bookings; without the Lease's lock.
 
     def _resolve_stale(self, entry: Entry) -> None:
-        found, pod = fate(self._kube, entry, True, self._now_ms)
-        facts = {"pod": f"{entry.namespace}/{entry.name}", "node": entry.node, "by": entry.by, "fate": found.value}
+        status, pod = binding_status(self._kube, entry, True, self._now_ms)
+        facts = {"pod": f"{entry.namespace}/{entry.name}", "node": entry.node, "by": entry.by, "fate": status.value}
         log.info("another extender's stale booking is resolved", extra={"data": facts})
         with self._lease_lock:
             self._remove_foreign(entry, pod)
 
     def _resolve_unseen(self, row: PodRow) -> None:
-        """A pod was bound, but the watch doesn't show it: it may have gone before the watch saw it."""
+        """Check a pod that was bound and never delivered by the watch: it may have been deleted before."""
         try:
             pod = self._kube.get(pod_path(row.namespace, row.name))
         except KubeError as error:
@@ -598,8 +599,6 @@ class Ledger:
             action(*arguments)
         except KubeError as error:
             log.info("a booking can't be resolved now: %s", error)
-
-    # Its parts.
 
     def _stale(self, entry: Entry) -> bool:
         now = self._clock()
@@ -620,7 +619,7 @@ class Ledger:
         )
 
     def _body(self, name: str, metadata: JsonObject, register: Register) -> JsonObject:
-        """The object to be written, in place of one with this metadata."""
+        """Make the object that replaces one with this metadata."""
         now = datetime.datetime.fromtimestamp(self._now_ms() / 1000, datetime.UTC)
         kept = {
             key: metadata[key]

@@ -16,19 +16,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, g
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-# Where they are had without the right to bind pods; 9445 is the device plugin's, the next ones are taken on OpenShift.
+# For clients without the right to bind pods; 9445 is the device plugin's, the next ones are used on OpenShift.
 METRICS_PORT = 9456
-# The page is generated at most once in this time, however often a client requests it.
+# The page is generated at most once in this time, however often clients request it.
 KEPT_SECONDS = 1.0
 
 
 class Work:
-    """Counts of what the extender wrote besides bindings.
+    """Counts of the extender's writes besides bindings.
 
-    ``ledger``: writes of the bookings' Lease (all that wait go into one), by ``written``, ``conflict`` (another
-    extender was quicker) and ``failed``.
-    ``evictions``: pods that had to go for one of higher priority, by ``evicted``, ``refused`` (a disruption budget) and
-    ``failed``.
+    ``ledger``: writes of the bookings' Lease, by ``written``, ``conflict`` (another extender wrote before) and
+    ``failed``. ``evictions``: evictions for pods of a higher priority, by ``evicted``, ``refused`` (by a disruption
+    budget) and ``failed``.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -54,11 +53,11 @@ class Work:
 
 
 class StateMetrics(Collector):
-    """What the extender keeps, at the moment of the scrape."""
+    """Gauges of the extender's state at the moment of the scrape."""
 
     def __init__(self, state: State, mirrors: Mapping[str, Mirror[Any]]) -> None:
         """
-        :param mirrors: by what they hold, which is the label.
+        :param mirrors: by the kind of their objects, which is the label.
         """
         self._state, self._mirrors = state, mirrors
 
@@ -91,8 +90,8 @@ class StateMetrics(Collector):
 class Page:
     """``GET /metrics``: the registry's numbers and those of the cards.
 
-    The cards are written here, as text: by way of the registry, thousands of them take a third of a second of a
-    processor for each scrape, and every filter request would wait for that.
+    The cards are formatted here: with the registry, thousands of them take a third of a second of a processor for each
+    scrape, and every filter request would wait for that.
     """
 
     def __init__(self, registry: CollectorRegistry, state: State) -> None:
@@ -102,7 +101,7 @@ class Page:
         return {("GET", "/metrics"): self.page}
 
     def page(self, _request: Request) -> Response:
-        # The last word of the text format 1.0.0, unlike OpenMetrics' end mark, may be followed by more.
+        # Unlike OpenMetrics, the text format 1.0.0 has no end marker, so more may follow.
         body = generate_latest(self._registry) + cards_text(self._state.views()).encode()
         return Response(200, body, CONTENT_TYPE_LATEST)
 
@@ -137,7 +136,7 @@ class MetricsService(Service):
 
 
 def cards_text(views: Iterable[NodeView]) -> str:
-    """The gauges of cards and nodes in Prometheus' text format."""
+    """Format the gauges of cards and nodes as Prometheus' text."""
     capacity = _head("gpushare_card_capacity_units", "Size of a card in units")
     booked = _head("gpushare_card_booked_units", "Units booked; may exceed the size")
     healthy = _head("gpushare_card_healthy", "Whether a card may be given to pods")
@@ -161,5 +160,5 @@ def _head(name: str, help_text: str) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """A label's value: names and UUIDs come from the API, where anybody may have written anything."""
+    """Escape a label's value: names and UUIDs come from the API, so they may contain anything."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

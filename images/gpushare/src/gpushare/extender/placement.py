@@ -10,29 +10,26 @@ from gpushare.shared._contracts.gpushare import Demand
 
 
 class Slot(NamedTuple):
-    """A card (its index) that may be given a pod: healthy, of a model that the pod takes, with so many units free."""
+    """A healthy card of a model that the pod accepts, by its index, and its free units."""
 
     card: int
     free: int
 
 
-def _binpack(slot: Slot) -> tuple[int, int]:
-    return slot.free, slot.card
-
-
-def _spread(slot: Slot) -> tuple[int, int]:
-    return -slot.free, slot.card
-
-
-# The cards with the lowest values are taken.
-STRATEGIES: dict[str, Callable[[Slot], tuple[int, int]]] = {"binpack": _binpack, "spread": _spread}
+# The cards with the lowest values are chosen.
+STRATEGIES: dict[str, Callable[[Slot], tuple[int, int]]] = {
+    "binpack": lambda slot: (slot.free, slot.card),
+    "spread": lambda slot: (-slot.free, slot.card),
+}
 
 
 def choose(strategy: str, slots: Iterable[Slot], demand: Demand) -> tuple[int, ...]:
-    """The cards for a pod, ascending; none where fewer than it wants have room for its share.
+    """Choose the cards for a pod; none where fewer than it requests have enough free memory for its share.
 
-    ``binpack`` takes the fullest cards that still fit, so that large shares stay possible elsewhere; ``spread`` the
-    emptiest. Lower indices win ties. What the pod itself wishes for comes before the cluster's strategy.
+    ``binpack`` takes the fullest cards that still fit, so that large shares stay possible elsewhere; ``spread`` takes
+    the emptiest. Lower indices win ties. The pod's own strategy overrides the cluster's.
+
+    :returns: the cards' indices, ascending.
     """
     share, order = demand.share, STRATEGIES[demand.placement or strategy]
     fitting = [slot for slot in slots if slot.free >= share]

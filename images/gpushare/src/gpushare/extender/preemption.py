@@ -5,16 +5,16 @@ kube-scheduler evicts by a node's total. There are two ways from there to a card
 
 * It finds victims and calls ``preemptVerb`` before it evicts them. :meth:`Preemption.answer` returns the victims by
   card instead, for those nodes where that helps.
-* If the total is enough and only no single card has the memory, it finds no victims and never calls. So when no
+* If the total is enough while no single card has the memory, it finds no victims and never calls. So when no
   node passes a filter, :meth:`Preemption.refused` records it, and a moment later, if kube-scheduler hasn't evicted
-  pods for it, its victims are evicted here: through the Eviction API, so that disruption budgets hold.
+  pods for it, its victims are evicted here: through the Eviction API, so that disruption budgets are respected.
 
-Either way the memory is *claimed* for the pod: pods of its priority or a lower one see it as used until the pod is
-bound, is gone, or hasn't come for it. Other extenders receive the claim (see ``claims``). No pod is evicted while the
-memory of terminating pods would be enough.
+Either way the memory is *claimed* for the pod: it counts as used for pods of its priority or a lower one until the pod
+is bound, is deleted, or isn't bound in time. Other extenders receive the claim (see ``claims``). No pod is evicted
+while the memory of terminating pods would be enough.
 
-Never victims: pods of the same or a higher priority, static pods, and bookings that aren't bound yet. The latter are
-waited for briefly, if evicting them then costs less than evicting bound pods now.
+Never victims: pods of the same or a higher priority, static pods, and pods of bookings in progress. The latter are
+waited for briefly, if evicting them afterwards costs less than evicting bound pods now.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from gpushare.shared._core.types import JsonObject
 
 # kube-scheduler's own preemption comes within this time after a filter that no node passed.
 DELAY_SECONDS = 1.0
-# A pod for which no pod could be evicted is tried again after this time; later tries are further and further apart, and
-# the last one comes before kube-scheduler, which doesn't watch budgets and bookings, retries by itself.
+# A pod for which no pod could be evicted is retried after this time, and then at growing intervals. The last retry is
+# before that of kube-scheduler, which doesn't watch budgets and bookings.
 RETRY_SECONDS, ATTEMPTS = 15.0, 5
-# So long, and so often, bookings under way are waited for that may be better victims.
+# The pause, and the number of pauses, for bookings in progress that may be better victims.
 POSTPONE_SECONDS, POSTPONEMENTS = 0.3, 10
-# What the scheduler was offered, and hasn't taken, is forgotten.
+# Offers to the scheduler that it doesn't use end after this time.
 OFFER_SECONDS = 30.0
-# How long memory is kept for a pod that doesn't come, from when its last victim has gone; and in any case.
+# How long memory stays claimed for a pod after its last victim is gone; and in any case.
 CLAIM_SECONDS = 60.0
 LONGEST_SECONDS = 3600.0
 SWEEP_SECONDS = 5.0
-# kube-scheduler takes one node of those in the answer, and waits for it.
+# kube-scheduler chooses one node of the answer, and waits for it.
 MAX_NODES, ANSWER_SECONDS = 8, 1.0
-# Nodes whose victims are found exactly, and disruption budgets that are asked about, for one pod.
+# Nodes whose victims are found exactly, and pods whose disruption budgets are queried, for one pod.
 CANDIDATES, MAX_BUDGET_CHECKS = 16, 50
 MAX_WAITING = 500
-# In a large cluster kube-scheduler looks for so many nodes at least, and may not look further: the next filter of the
-# same pod shows others. After so many filters nobody waits for them any more.
+# In a large cluster kube-scheduler may filter only so many nodes, and others with the next filter of the same pod.
+# After so many filters the others aren't waited for.
 SAMPLE, SAMPLES = 100, 5
 
-# Of the Status that refuses an eviction; kubernetes v1.36.0, staging/src/k8s.io/api/policy/v1/types.go.
+# The cause in the Status that refuses an eviction; kubernetes v1.36.0, staging/src/k8s.io/api/policy/v1/types.go.
 BUDGET_CAUSE = "DisruptionBudget"
 EVENT_PREEMPTING = "GPUMemoryPreempting"
 EVENT_PREEMPTED = "Preempted"
@@ -75,7 +75,7 @@ class Victims(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A pod that none of ``nodes`` could take; ``asked`` were asked about."""
+    """A refused pod: ``nodes`` could take it after evictions; ``filtered`` are all nodes of the filter request."""
 
     namespace: str
     name: str
@@ -83,12 +83,9 @@ class _Waiting(NamedTuple):
     demand: Demand
     priority: int
     nodes: Sequence[str]
-    asked: Sequence[str]
+    filtered: Sequence[str]
     due: float
     attempts: int = 0
-
-
-def _uncounted(_result: str) -> None: ...
 
 
 class Preemption:
@@ -99,7 +96,7 @@ class Preemption:
         kube: Kube,
         state: State,
         events: Events,
-        count: Callable[[str], None] = _uncounted,
+        count: Callable[[str], None] = lambda _result: None,
         enabled: bool = True,
         delay: float = DELAY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -107,9 +104,10 @@ class Preemption:
     ) -> None:
         """
         :param count: called for each eviction: ``evicted``, ``refused`` (by a disruption budget) or ``failed``.
-        :param enabled: else kube-scheduler's victims are returned unchanged, and no pod is evicted from here.
+        :param enabled: otherwise kube-scheduler's victims are returned unchanged, and no pod is evicted here.
         :param delay: seconds that kube-scheduler has for its own preemption.
-        :param claims: publishes claims to other extenders; without, they stay in this process.
+        :param clock: monotonic, in seconds.
+        :param claims: publishes claims to other extenders; without it, they stay in this process.
         """
         self._kube, self._state, self._events, self._count = kube, state, events, count
         self._enabled, self._delay, self._clock, self._claims = enabled, delay, clock, claims
@@ -137,12 +135,13 @@ class Preemption:
         if self._thread is not None:
             self._thread.join(5)
 
-    # ----------------------------------------------------------------- kube-scheduler's requests
+    # kube-scheduler's requests.
 
     def answer(self, pod: JsonObject, demand: Demand, offered: Mapping[str, Victims]) -> dict[str, Victims]:
-        """The victims by card, for the nodes where evicting helps: the best few of them, by what it costs.
+        """Choose victims by card, for a few nodes where evicting them helps at the lowest cost.
 
-        :param offered: whom kube-scheduler would evict, by node.
+        :param offered: kube-scheduler's own victims, by node.
+        :returns: the victims by node.
         """
         if not self._enabled or not demand.units:
             return dict(offered)
@@ -151,7 +150,7 @@ class Preemption:
             return {}
         view, coming = self._state.viewer(uid, priority), self._state.nodes_with_bookings()
         ranked: list[tuple[Cost, str]] = []
-        later_costs: list[Cost] = []
+        costs_once_bound: list[Cost] = []
         for name, victims in offered.items():
             node, rows = view(name), self._state.evictable(name)
             if node is None:
@@ -159,16 +158,17 @@ class Preemption:
             stay = needed(node, [row for row in rows if row.uid in victims.uids], demand)
             gone = {row.uid for row in stay}
             if name in coming and (then := self._once_bound(node, uid, demand, priority, gone)) is not None:
-                later_costs.append(cost([*then.evict, *stay]))
+                costs_once_bound.append(cost([*then.evict, *stay]))
             found = plan(node, rows, demand, priority, gone=gone, exact=False)
             if found is None:
                 continue
             if not found.evict and not stay and set(victims.uids) <= {row.uid for row in rows}:
-                # Terminating pods free enough: no pod has to be evicted, here or elsewhere.
+                # Terminating pods free enough memory: no pod has to be evicted, here or elsewhere.
                 self._state.claim(_claim(pod, name, found, priority, ()))
                 return {}
             ranked.append((cost([*found.evict, *stay]), name))
-        if later_costs and all(min(later_costs) < price for price, _name in ranked) and self._postpone(uid):
+        cheaper = costs_once_bound and all(min(costs_once_bound) < price for price, _name in ranked)
+        if cheaper and self._postpone(uid):
             with self._lock:
                 self._pauses.pop(uid, None)
             self.refused(pod, demand, list(offered), list(offered), 0)
@@ -177,7 +177,7 @@ class Preemption:
         claims = []
         budgets = _BudgetChecks(self._kube, self._clock, self._clock() + ANSWER_SECONDS)
         for _price, name in sorted(ranked):
-            # Anew, because asking about budgets takes time.
+            # Read again, because querying budgets takes time.
             node, rows = self._state.viewer(uid, priority)(name), self._state.evictable(name)
             if node is None:
                 continue
@@ -204,11 +204,15 @@ class Preemption:
             self._wake.set()
         return answers
 
-    def refused(self, pod: JsonObject, demand: Demand, nodes: Sequence[str], asked: Sequence[str], _freed: int) -> None:
-        """Record that no node had the memory for a pod, and some would if others were evicted; called by every filter.
+    def refused(
+        self, pod: JsonObject, demand: Demand, nodes: Sequence[str], filtered: Sequence[str], _freed: int
+    ) -> None:
+        """Record that no node has the memory for a pod, and some would after evictions.
 
-        :param nodes: those that would have.
-        :param asked: all that kube-scheduler asked about.
+        :param pod: kube-scheduler's copy of it.
+        :param demand: its demand.
+        :param nodes: those that would have the memory.
+        :param filtered: all nodes of the filter request.
         """
         if not self._enabled or not nodes:
             return
@@ -221,18 +225,17 @@ class Preemption:
             known = self._waiting.get(uid)
             if self._pauses.get(uid, now) > now or (known is None and len(self._waiting) >= MAX_WAITING):
                 return
-            later_costs = now + self._delay
-            due = min(known.due, later_costs) if known else later_costs
+            due = min(known.due, now + self._delay) if known else now + self._delay
             name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace", ""))
-            # Requests bring names of their own; the state's are there already.
-            nodes, asked = tuple(map(sys.intern, nodes)), tuple(map(sys.intern, asked))
-            self._waiting[uid] = _Waiting(namespace, name, uid, demand, priority, nodes, asked, due)
+            # The state has equal strings; those of the request are freed.
+            nodes, filtered = tuple(map(sys.intern, nodes)), tuple(map(sys.intern, filtered))
+            self._waiting[uid] = _Waiting(namespace, name, uid, demand, priority, nodes, filtered, due)
         self._wake.set()
 
-    # ----------------------------------------------------------------- our own evictions
+    # The extender's own evictions.
 
     def tick(self) -> None:
-        """Evict for the pods that are due, and end claims that aren't needed."""
+        """Evict for the pods that are due, and end claims that aren't needed any more."""
         now = self._clock()
         with self._lock:
             due = [one for one in self._waiting.values() if one.due <= now]
@@ -258,12 +261,12 @@ class Preemption:
             self._claims.publish_all(again=sweep)
 
     def _victims_terminating(self, uid: str) -> bool:
-        """Whether pods terminate for this one already, so that it only has to wait."""
-        mine = next((claim for claim in self._state.claims() if claim.uid == uid), None)
-        return mine is not None and any(self._state.bound(victim) for victim in mine.victims)
+        """Whether victims of this pod are terminating already, so that it only has to wait."""
+        claims = [claim for claim in self._state.claims() if claim.uid == uid]
+        return any(self._state.bound(victim) for claim in claims for victim in claim.victims)
 
     def _free_memory(self, one: _Waiting) -> bool:
-        """Evict for a pod; False where that can't help it for some time."""
+        """Evict for a pod; False where no eviction can help it for some time."""
         if self._victims_terminating(one.uid):
             return True
         try:
@@ -299,29 +302,29 @@ class Preemption:
         return self._evict(pod, one, name, best)
 
     def _retry_soon(self, one: _Waiting) -> None:
-        """The API's answer decides nothing: try again in a moment."""
+        """Retry in a moment: the API's answer was temporary."""
         with self._lock:
             self._waiting.setdefault(one.uid, one._replace(due=self._clock() + SWEEP_SECONDS))
 
     def _fits_elsewhere(self, one: _Waiting) -> bool:
         """Whether kube-scheduler may still find a node that has enough memory without evictions."""
-        if len(one.asked) < SAMPLE:
+        if len(one.filtered) < SAMPLE:
             return False
         self._tries[one.uid] = self._tries.get(one.uid, 0) + 1
         if self._tries[one.uid] >= SAMPLES:
             return False
-        asked = set(one.asked)
-        others = [view.name for view in self._state.views() if view.name not in asked]
+        filtered = set(one.filtered)
+        others = [view.name for view in self._state.views() if view.name not in filtered]
         return bool(evaluate(others, self._state.viewer(one.uid, one.priority), one.demand).passed)
 
     def _postpone(self, uid: str) -> bool:
-        """Whether a pod waits for bookings under way: a few times, for there may always be some."""
+        """Whether a pod waits for bookings in progress: only a few times, since there may always be some."""
         with self._lock:
             self._postponements[uid] = self._postponements.get(uid, 0) + 1
             return self._postponements[uid] <= POSTPONEMENTS
 
     def _cheaper_once_bound(self, one: _Waiting, now: Plan | None) -> bool:
-        """Whether a node's bookings under way, once they can be evicted, make a plan that costs less."""
+        """Whether a plan costs less once a node's bookings in progress are bound, so that they can be evicted."""
         view, coming = self._state.viewer(one.uid, one.priority), self._state.nodes_with_bookings()
         for name in one.nodes:
             if name in coming and (node := view(name)) is not None:
@@ -333,15 +336,20 @@ class Preemption:
     def _once_bound(
         self, node: NodeView, uid: str, demand: Demand, priority: int, gone: Collection[str] = ()
     ) -> Plan | None:
-        """The plan for a node as if its bookings under way were bound pods; None where there are none, too."""
-        whole = self._state.snapshot(node.name)
-        rows = [row for row in whole[1] if row.uid != uid] if whole else []
+        """The plan for a node as if its bookings in progress were bound pods; None also where it has none.
+
+        :param uid: the preemptor's UID.
+        :param priority: the preemptor's.
+        :param gone: UIDs of pods that are evicted in any case.
+        """
+        snapshot = self._state.snapshot(node.name)
+        rows = [row for row in snapshot[1] if row.uid != uid] if snapshot else []
         if all(self._state.bound(row.uid) for row in rows):
             return None
         return plan(node, rows, demand, priority, gone=gone, exact=False)
 
     def _best(self, one: _Waiting) -> tuple[str, Plan] | None:
-        """Return the node and the plan with the lowest cost, without pods that a budget protects."""
+        """The node and the plan with the lowest cost, without pods that a budget protects."""
         view = self._state.viewer(one.uid, one.priority)
         ranked = []
         for name in one.nodes:
@@ -350,7 +358,7 @@ class Preemption:
                 rough = plan(node, self._state.evictable(name), one.demand, one.priority, exact=False)
                 if rough is not None:
                     ranked.append((rough.cost, name))
-            # Filters are answered by other threads meanwhile.
+            # Let other threads answer filters.
             time.sleep(0)
         budgets = _BudgetChecks(self._kube, self._clock, self._clock() + 10)
         open_plans: dict[str, Plan] = {}
@@ -371,7 +379,7 @@ class Preemption:
         return None
 
     def _evict(self, pod: JsonObject, one: _Waiting, name: str, best: Plan) -> bool:
-        """Evict as planned; False, with the claim given up, where that turns out to be impossible."""
+        """Evict according to a plan; False, without the claim, where that turns out to be impossible."""
         gone: dict[str, PodRow] = {}
         kept: set[str] = set()
         found: Plan | None = best
@@ -385,7 +393,7 @@ class Preemption:
                         kept.add(row.uid)
                         break
                 except KubeError as error:
-                    # The pod may have been evicted all the same; the next try finds out.
+                    # The pod may have been evicted all the same; the next attempt reads its state.
                     self._state.unclaim(one.uid)
                     if error.outcome_unknown or error.status == 429:
                         self._retry_soon(one)
@@ -404,7 +412,7 @@ class Preemption:
                 facts = {"pod": f"{one.namespace}/{one.name}", "node": name, "victims": victims}
                 log.info("preempting", extra={"data": facts})
                 return True
-            # A budget for one may not have been enough for two: others on this node may do.
+            # A budget may have allowed only the first eviction: other pods of this node may be evicted instead.
             node = self._state.viewer(one.uid, one.priority)(name)
             rows = self._state.evictable(name)
             found = plan(node, rows, one.demand, one.priority, gone=gone, kept=kept) if node else None
@@ -414,13 +422,13 @@ class Preemption:
     def _evict_one(self, row: PodRow) -> bool:
         """Evict a pod: True if it terminates or is gone; False if a disruption budget protects it.
 
-        :raises KubeError: nobody knows.
+        :raises KubeError: the outcome isn't known.
         """
         try:
             _post_eviction(self._kube, row, dry=False)
         except KubeError as error:
             if error.status in (404, 409):
-                # Gone, or another one of that name.
+                # Gone, or another pod of that name.
                 return True
             protected = _is_budget_refusal(error)
             self._count("refused" if protected else "failed")
@@ -431,7 +439,7 @@ class Preemption:
         self._count("evicted")
         return True
 
-    # ----------------------------------------------------------------- claims
+    # Claims.
 
     def _publish_claim(self, claim: Claim) -> None:
         self._state.claim(claim)
@@ -456,18 +464,16 @@ class Preemption:
             if late or not self._claim_is_needed(claim):
                 self._state.unclaim(uid)
                 if self._claims is not None:
-                    # In all extenders at once, and in none that starts later.
+                    # In all extenders, and in those that start later.
                     self._claims.withdraw(claim)
 
     def _claim_is_needed(self, claim: Claim) -> bool:
         try:
             pod = self._kube.get(pod_path(claim.namespace, claim.name))
         except KubeError as error:
-            # What can't be asked stays.
+            # The claim stays while the pod can't be read.
             return error.status != 404
         return contract.pod_uid(pod) == claim.uid and contract.wants_a_node(pod)
-
-    # ----------------------------------------------------------------- its thread
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -490,40 +496,40 @@ class Preemption:
 
 
 class _BudgetChecks:
-    """Whom disruption budgets protect, asked of the API by evictions that it only tries."""
+    """Finds pods that disruption budgets protect, by dry runs of evictions."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float], end: float) -> None:
         self._kube, self._clock, self._end = kube, clock, end
-        self._asked: set[str] = set()
+        self._queried: set[str] = set()
         self._closed = False
         self.violating: set[str] = set()
 
     @property
     def exhausted(self) -> bool:
-        """No more is asked: it would take too long."""
-        return self._closed or len(self._asked) >= MAX_BUDGET_CHECKS or self._clock() > self._end
+        """Whether no more is queried, since it would take too long."""
+        return self._closed or len(self._queried) >= MAX_BUDGET_CHECKS or self._clock() > self._end
 
     def found_violation(self, rows: Iterable[PodRow]) -> bool:
-        """Ask about pods; whether any of them, not asked about before, is protected."""
+        """Query pods; whether any of them that wasn't queried before is protected."""
         before = len(self.violating)
         for row in rows:
-            if row.uid in self._asked or self.exhausted:
+            if row.uid in self._queried or self.exhausted:
                 continue
-            self._asked.add(row.uid)
+            self._queried.add(row.uid)
             try:
                 _post_eviction(self._kube, row, dry=True)
             except KubeError as error:
                 if _is_budget_refusal(error):
                     self.violating.add(row.uid)
-                # Gone is as good as evicted.
+                # A pod that is gone needs no eviction.
                 elif error.status not in (404, 409):
-                    log.error("disruption budgets can't be asked about: %s", error)
+                    log.error("disruption budgets can't be queried: %s", error)
                     self._closed = True
         return len(self.violating) > before
 
 
 def _is_budget_refusal(error: KubeError) -> bool:
-    """Whether an eviction was refused by disruption budgets (500 where there are two), not by a server that is busy."""
+    """Whether disruption budgets refused an eviction (500 where there are two), not a busy server."""
     if error.status == 429:
         return BUDGET_CAUSE in error.causes
     # With two budgets for one pod, the API server's answer is an internal error without such a cause.
@@ -531,9 +537,11 @@ def _is_budget_refusal(error: KubeError) -> bool:
 
 
 def _claim(pod: JsonObject, node: str, found: Plan, priority: int, victims: Iterable[str]) -> Claim:
-    """The memory that a plan frees, for the pod that it frees it for.
+    """Make the claim on the memory that a plan frees for a pod.
 
-    :param victims: UIDs of pods that go besides those of the plan.
+    :param node: the node's name.
+    :param priority: the pod's.
+    :param victims: UIDs of victims besides those of the plan.
     """
     metadata = pod.get("metadata") or {}
     return Claim(
@@ -548,11 +556,11 @@ def _claim(pod: JsonObject, node: str, found: Plan, priority: int, victims: Iter
 
 
 def _merged(offered: Victims, rows: Sequence[PodRow], gone: set[str], found: Plan, violating: set[str]) -> Victims:
-    """kube-scheduler's victims without those that it needn't evict, and with ours, the most important first."""
+    """Replace those of kube-scheduler's victims that are needless by those of a plan, the highest priority first."""
     known = {row.uid: row.priority for row in rows}
     ours = {row.uid for row in found.evict}
     ordered = [(row.priority, row.uid) for row in found.evict]
-    # Of a pod that holds no GPU memory nothing is known here but its place in that order.
+    # The priority of a pod without GPU memory follows from its position only.
     least = LOWEST_PRIORITY
     for uid in reversed(offered.uids):
         least = max(least, known.get(uid, least))

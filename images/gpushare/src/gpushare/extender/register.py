@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The content of the ledger's Lease: the bookings in progress, and the nodes with recent bookings. No I/O.
 
-By the second an extender that reads the Lease again knows on which nodes others have booked meanwhile, and lists the
+From the latter, an extender that reads the Lease again learns on which nodes others have booked since, and lists the
 pods of these nodes only.
 """
 
@@ -20,16 +20,17 @@ NODES = 200
 
 
 class LedgerError(Exception):
-    """Nothing can be booked; one sentence."""
+    """Nothing can be booked; the message is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Register:
     """The Lease's content.
 
-    :param count: how many writes there were.
-    :param nodes: by node, the last write that added a booking on it.
-    :param before: on nodes that aren't in ``nodes``, none was added by a later write than this one.
+    :param count: the number of writes so far.
+    :param nodes: the number of the last write that added a booking, by node.
+    :param before: no later write than this one added a booking on a node that isn't in ``nodes``.
+    :param entries: the bookings in progress.
     """
 
     count: int = 0
@@ -38,11 +39,15 @@ class Register:
     entries: tuple[Entry, ...] = ()
 
     def added(self, node: str) -> int:
-        """The last write that may have added a booking on a node."""
+        """Return the number of the last write that may have added a booking on a node."""
         return self.nodes.get(node, self.before)
 
     def next(self, entries: Iterable[Entry], nodes: Iterable[str]) -> Register:
-        """What the next write makes of it: with these bookings, of which those on these nodes are new."""
+        """Make the next write's content.
+
+        :param entries: all bookings.
+        :param nodes: those with new bookings.
+        """
         count, before = self.count + 1, self.before
         latest = {**self.nodes, **dict.fromkeys(nodes, count)}
         if len(latest) > NODES:
@@ -52,27 +57,18 @@ class Register:
         return Register(count, latest, before, tuple(entries))
 
     def to_text(self) -> str:
-        """The annotation's value: compact JSON."""
+        """Format the annotation's value: compact JSON."""
         rows = [
-            {
-                "uid": entry.uid,
-                "namespace": entry.namespace,
-                "name": entry.name,
-                "node": entry.node,
-                "cards": {str(index): units for index, units in entry.cards},
-                "at": entry.at,
-                "version": entry.version,
-                "by": entry.by,
-            }
-            for entry in self.entries
+            {**entry._asdict(), "cards": {str(index): units for index, units in entry.cards}} for entry in self.entries
         ]
         value = {"count": self.count, "before": self.before, "nodes": self.nodes, "bookings": rows}
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> Register:
-        """
-        :raises LedgerError: it is nothing that an extender writes.
+        """Parse the annotation's value.
+
+        :raises LedgerError: no extender writes such a value.
         """
         if not text:
             return cls()
@@ -80,14 +76,9 @@ class Register:
             value = json.loads(text)
             entries = tuple(
                 Entry(
-                    _text(row["uid"]),
-                    _text(row["namespace"]),
-                    _text(row["name"]),
-                    _text(row["node"]),
-                    tuple(sorted((int(index), _number(units, 1)) for index, units in row["cards"].items())),
-                    _number(row["at"]),
-                    _text(row["version"]),
-                    _text(row["by"]),
+                    **{key: _text(row[key]) for key in ("uid", "namespace", "name", "node", "version", "by")},
+                    cards=tuple(sorted((int(index), _number(units, 1)) for index, units in row["cards"].items())),
+                    at=_number(row["at"]),
                 )
                 for row in value["bookings"]
             )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Have kube-scheduler retry pods that were refused just before memory became free.
 
-kube-scheduler and the extender each watch the API. If the scheduler is first to learn that a pod is gone, it asks for
+kube-scheduler and the extender each watch the API. If the scheduler receives the deletion of a pod first, it requests
 memory that isn't free here yet, is refused, and retries only after some other event in the cluster, which may take
-minutes. Nor does it learn when a claim ends. So a refused pod is evaluated again shortly afterwards, and if it fits
-then, an annotation on it is changed: that is an event for the scheduler.
+minutes. It has no event for the end of a claim either. So a refused pod is evaluated again shortly afterwards, and if
+it fits then, an annotation on it is changed, which is an event for the scheduler.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Demand
 from gpushare.shared._core.types import JsonObject
 
-# By then a watch that is behind has caught up, mostly; and surely by then.
-LOOK_SECONDS = 0.5
+# A late watch has mostly caught up after the first time, and certainly after the last.
+FIRST_SECONDS = 0.5
 LAST_SECONDS = 3.0
-MOST = 200
+MAX_REFUSED = 200
 
 log = logging.getLogger("gpushare.extender")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _RefusedPod:
-    """``freed`` is the state's count at that time; where it hasn't moved since, nothing has come free."""
+    """``freed`` is the state's counter at that time: while it is unchanged, no memory has become free."""
 
     namespace: str
     name: str
@@ -57,7 +57,7 @@ class RetryQueue:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="late", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="retry", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -66,12 +66,20 @@ class RetryQueue:
         if self._thread is not None:
             self._thread.join(5)
 
-    def refused(self, pod: JsonObject, demand: Demand, nodes: Sequence[str], _asked: Sequence[str], freed: int) -> None:
-        """Record that none of these nodes has enough free memory for a pod now."""
+    def refused(
+        self, pod: JsonObject, demand: Demand, nodes: Sequence[str], _filtered: Sequence[str], freed: int
+    ) -> None:
+        """Record that a pod was refused.
+
+        :param pod: the scheduler's copy of it.
+        :param demand: its demand.
+        :param nodes: those without enough free memory now.
+        :param freed: the state's counter before the evaluation.
+        """
         metadata = pod.get("metadata") or {}
         uid = contract.pod_uid(pod)
         with self._lock:
-            if uid not in self._refused and len(self._refused) >= MOST:
+            if uid not in self._refused and len(self._refused) >= MAX_REFUSED:
                 return
             self._refused[uid] = _RefusedPod(
                 str(metadata.get("namespace", "")),
@@ -79,7 +87,7 @@ class RetryQueue:
                 uid,
                 demand,
                 contract.pod_priority(pod),
-                # Requests bring names of their own; the state's are there already.
+                # The state has equal strings; those of the request are freed.
                 tuple(map(sys.intern, nodes)),
                 self._clock(),
                 freed,
@@ -90,7 +98,7 @@ class RetryQueue:
         """Evaluate the pods that are due."""
         now, claims, freed = self._clock(), bool(self._state.claims()), self._state.freed
         with self._lock:
-            due = [one for one in self._refused.values() if now - one.at >= LOOK_SECONDS]
+            due = [one for one in self._refused.values() if now - one.at >= FIRST_SECONDS]
         given: dict[str, int] = {}
         for one in due:
             fits = one.freed != freed and self._fits(one, given)
@@ -101,15 +109,18 @@ class RetryQueue:
                 elif fits or (now - one.at > LAST_SECONDS and not claims):
                     del self._refused[one.uid]
                 elif one.freed != freed:
-                    # Looked at; only the next change is of interest.
+                    # Evaluated until here.
                     self._refused[one.uid] = dataclasses.replace(one, freed=freed)
             if fits:
                 self._request_retry(one)
 
     def _fits(self, one: _RefusedPod, given: dict[str, int]) -> bool:
-        """Whether a pod has room that isn't another one's in the same look: not all of them are to come at once."""
+        """Whether a pod fits into memory that no other pod of this check is going to get.
+
+        :param given: units of the largest card of a node that other pods get.
+        """
         view = self._state.viewer(one.uid, one.priority)
-        # Only what has changed: in a busy cluster many pods wait, and each was refused by a thousand nodes.
+        # Only changed nodes: in a busy cluster many pods wait, and each was refused by a thousand nodes.
         freed = [name for name in self._state.freed_since(one.freed) if name in one.nodes]
         for name in evaluate(freed, view, one.demand).passed:
             node = view(name)
@@ -123,15 +134,15 @@ class RetryQueue:
         try:
             self._kube.patch(pod_path(one.namespace, one.name), again)
         except KubeError as error:
-            log.debug("pod %s/%s isn't asked for again: %s", one.namespace, one.name, error)
+            log.debug("pod %s/%s can't be retried: %s", one.namespace, one.name, error)
         else:
             log.info("memory became free just after a refusal", extra={"data": {"pod": f"{one.namespace}/{one.name}"}})
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            # Sleeps where nobody has been refused.
+            # Sleeps while no pod is refused.
             self._wake.wait()
-            self._stopped.wait(LOOK_SECONDS)
+            self._stopped.wait(FIRST_SECONDS)
             try:
                 self.check()
             except Exception:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The extender's HTTP API: kube-scheduler's filter, preempt and bind, and the inspection for ``kubectl inspect``.
 
-kube-scheduler discards the body of any answer but 200, so a refusal is a 200 with its reason in ``Error``; 4xx is
-for requests that no scheduler sends, and 503 for a preemption that can't be decided, whose answer has no ``Error``.
+kube-scheduler discards the body of any answer but 200, so a refusal is a 200 with its reason in ``Error``. 4xx is
+for requests that no scheduler sends, 503 for a preemption that can't be evaluated, since its answer has no ``Error``.
 
 Keys are capitalised as Go writes them; on input their case doesn't matter, as in Go. Source: kubernetes v1.36.0,
 staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from gpushare.extender.bind import Outcome, Wanted
+from gpushare.extender.bind import BindRequest, Outcome
 from gpushare.extender.filter import FilterResult, evaluate
-from gpushare.extender.preemption import Victims
+from gpushare.extender.preemption import Preemption, Victims
 from gpushare.extender.state import NO_CARD, NodeView, PodRow, State
 from gpushare.http.service import BadRequest, Handler, Request, Response, answer
 from gpushare.shared._contracts import gpushare as contract
@@ -33,7 +33,7 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 class Metrics:
-    """Counts and times of what schedulers asked."""
+    """Counts and durations of schedulers' requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram(
@@ -57,40 +57,38 @@ class Metrics:
         )
 
 
-class Preempting(Protocol):
-    """Chooses victims for pods of a higher priority."""
-
-    def answer(self, pod: JsonObject, demand: Demand, offered: Mapping[str, Victims]) -> dict[str, Victims]:
-        """Whom kube-scheduler should evict instead of those that it would, by node."""
-
-
-# None of the requested nodes can take a pod. The arguments: the pod, its demand, the nodes that could if pods were
-# evicted, all requested nodes, and the state's ``freed`` before the evaluation.
+# Called when no requested node can take a pod, with the pod, its demand, the nodes that could after evictions, all
+# requested nodes, and the state's ``freed`` before the evaluation.
 Refused = Callable[[JsonObject, Demand, Sequence[str], Sequence[str], int], None]
 
 
 class Api:
-    """The handlers. ``unsynced`` returns why the state is incomplete, or None."""
+    """The handlers of requests."""
 
     def __init__(
         self,
         state: State,
-        bind: Callable[[Wanted], Outcome],
+        bind: Callable[[BindRequest], Outcome],
         unsynced: Callable[[], str | None],
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
-        preemption: Preempting | None = None,
+        preemption: Preemption | None = None,
         refused: Sequence[Refused] = (),
-        asked: Callable[[JsonObject], None] = lambda _pod: None,
+        passed: Callable[[JsonObject], None] = lambda _pod: None,
     ) -> None:
         """
+        :param bind: binds a pod.
+        :param unsynced: returns why the state is incomplete, or None.
+        :param clock: monotonic, in seconds.
+        :param preemption: chooses victims; without it, kube-scheduler's victims are returned.
         :param refused: called for each pod that no node can take; must return quickly.
-        :param asked: called for each pod that some node can take, with the scheduler's copy of it.
+        :param passed: called for each pod that some node can take, with the scheduler's copy of it.
         """
         self._state, self._bind, self._unsynced, self._metrics, self._clock = state, bind, unsynced, metrics, clock
-        self._preemption, self._refused, self._asked = preemption, refused, asked
+        self._preemption, self._refused, self._passed = preemption, refused, passed
 
     def routes(self) -> dict[tuple[str, str], Handler]:
+        """Return the handlers by method and path."""
         prefix = contract.EXTENDER_PREFIX
         return {
             ("POST", f"{prefix}/filter"): self._timed("filter", self.filter),
@@ -115,9 +113,8 @@ class Api:
 
         return timed
 
-    # filter
-
     def filter(self, request: Request) -> tuple[str, JsonObject]:
+        """Select nodes for a pod."""
         body = _object(request.json(), "the request")
         pod = _object(_field(body, "Pod"), "Pod")
         demand = _demand(pod)
@@ -126,34 +123,33 @@ class Api:
         if reason is not None:
             return "unready", {"Error": str(_not_ready(reason))}
         if isinstance(demand, Refusal):
-            verdict = FilterResult([], {}, dict.fromkeys(names, str(demand)))
+            found = FilterResult([], {}, dict.fromkeys(names, str(demand)))
         elif demand.units == 0:
-            # A pod that names the resource with the quantity 0 is ours to bind, and fits anywhere.
-            verdict = FilterResult(names, {}, {})
+            # A pod that requests the resource with the quantity 0 is bound here, and fits anywhere.
+            found = FilterResult(names, {}, {})
         else:
             freed = self._state.freed
-            verdict = evaluate(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
-            if not verdict.passed and verdict.failed:
-                for tell in self._refused:
-                    tell(pod, demand, list(verdict.failed), names, freed)
-        if verdict.passed:
-            self._asked(pod)
+            found = evaluate(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
+            if not found.passed and found.failed:
+                for refused in self._refused:
+                    refused(pod, demand, list(found.failed), names, freed)
+        if found.passed:
+            self._passed(pod)
         value: JsonObject = {
             "Nodes": None,
-            "NodeNames": verdict.passed,
-            "FailedNodes": verdict.failed,
-            "FailedAndUnresolvableNodes": verdict.unresolvable,
+            "NodeNames": found.passed,
+            "FailedNodes": found.failed,
+            "FailedAndUnresolvableNodes": found.unresolvable,
             "Error": "",
         }
         if nodes is not None:
-            # A scheduler without a node cache takes whole nodes back.
-            value["Nodes"] = {"metadata": {}, "items": [nodes[name] for name in verdict.passed]}
+            # A scheduler without a node cache expects whole nodes.
+            value["Nodes"] = {"metadata": {}, "items": [nodes[name] for name in found.passed]}
             value["NodeNames"] = None
-        return ("passed" if verdict.passed else "refused"), value
-
-    # preempt
+        return ("passed" if found.passed else "refused"), value
 
     def preempt(self, request: Request) -> tuple[str, JsonObject]:
+        """Choose victims for a pod."""
         body = _object(request.json(), "the request")
         pod = _object(_field(body, "Pod"), "Pod")
         demand, offered = _demand(pod), _offered(body)
@@ -162,23 +158,22 @@ class Api:
         if self._preemption is None:
             victims = offered
         elif isinstance(demand, Refusal):
-            # Nothing that could be evicted would help it.
+            # No eviction would help it.
             victims = {}
         else:
             victims = self._preemption.answer(pod, demand, offered)
         value = {
             name: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
             for name, one in victims.items()
-            # kube-scheduler takes a node without victims for an error, and discards the whole answer.
+            # A node without victims makes kube-scheduler discard the whole answer.
             if one.uids
         }
         return ("passed" if value else "refused"), {"NodeNameToMetaVictims": value}
 
-    # bind
-
     def bind(self, request: Request) -> tuple[str, JsonObject]:
+        """Bind a pod to a node and cards."""
         body = _object(request.json(), "the request")
-        wanted = Wanted(
+        wanted = BindRequest(
             _name(body, "PodNamespace"), _name(body, "PodName"), str(_field(body, "PodUID") or ""), _name(body, "Node")
         )
         reason = self._unsynced()
@@ -187,28 +182,23 @@ class Api:
         outcome = self._bind(wanted)
         if outcome.refusal:
             self._metrics.refusals.labels(outcome.refusal.code.value).inc()
-            facts = {
-                "pod": wanted.pod,
-                "node": wanted.node,
-                "result": outcome.result,
-                "code": outcome.refusal.code.value,
-            }
+            facts = {"pod": wanted.pod, "node": wanted.node, "result": outcome.result}
+            facts["code"] = outcome.refusal.code.value
             log.info("not bound: %s", outcome.refusal.text, extra={"data": facts})
         return outcome.result, {"Error": outcome.error}
 
-    # inspect
-
     def inspect(self, request: Request) -> Response:
+        """Show the cards of one node, or of all nodes that have any."""
         reason = self._unsynced()
         if reason is not None:
             return _inspect_error(_not_ready(reason), 503)
         if request.rest:
-            whole = self._state.snapshot(request.rest)
-            if whole is None:
+            snapshot = self._state.snapshot(request.rest)
+            if snapshot is None:
                 return _inspect_error(Refusal(Reason.NODE_UNKNOWN, f"node {request.rest!r} isn't known"), 404)
-            return answer({"nodes": [_inspected(*whole)]})
+            return answer({"nodes": [_inspected(*snapshot)]})
         nodes = [self._state.snapshot(view.name) for view in self._state.views() if view.cards]
-        return answer({"nodes": [_inspected(*whole) for whole in nodes if whole is not None]})
+        return answer({"nodes": [_inspected(*snapshot) for snapshot in nodes if snapshot is not None]})
 
 
 def _not_ready(reason: str) -> Refusal:
@@ -220,7 +210,7 @@ def _inspect_error(refusal: Refusal, status: int) -> Response:
 
 
 def _inspected(view: NodeView, rows: list[PodRow]) -> JsonObject:
-    """A node in upstream's JSON (the values are units, despite their names), with additional fields."""
+    """Format a node as upstream's JSON, whose values are units despite their names, with additional fields."""
     on_card: dict[int, list[JsonObject]] = {card.index: [] for card in view.cards}
     unplaced: list[JsonObject] = []
     for row in rows:
@@ -285,7 +275,7 @@ def _demand(pod: JsonObject) -> Demand | Refusal:
 
 
 def _offered(body: JsonObject) -> dict[str, Victims]:
-    """Whom kube-scheduler would evict, by node: as identifiers, or as whole pods where it thinks that we keep none."""
+    """Read kube-scheduler's victims by node: UIDs, or whole pods for an extender without a node cache."""
     listed = _field(body, "NodeNameToMetaVictims") or _field(body, "NodeNameToVictims") or {}
     offered: dict[str, Victims] = {}
     for node, victims in _object(listed, "NodeNameToMetaVictims").items():
@@ -310,10 +300,10 @@ def _uid(pod: JsonObject) -> str:
 
 
 def _names(body: JsonObject) -> tuple[list[str], dict[str, JsonObject] | None]:
-    """The nodes in question: their names, and the nodes themselves by name where the scheduler sent those."""
+    """Read the names of the requested nodes, and the nodes themselves by name if the scheduler sent them."""
     names = _field(body, "NodeNames")
     if isinstance(names, list):
-        # Of a thousand names, so not one by one.
+        # There may be thousands, so they aren't checked one by one.
         if set(map(type, names)) - {str}:
             raise BadRequest("NodeNames holds something that is no name")
         return names, None

@@ -24,10 +24,10 @@ EXACT_STATES = 2000
 
 
 class Plan(NamedTuple):
-    """How a pod gets its cards on a node.
+    """The evictions by which a pod gets its cards on a node.
 
-    ``cards`` are those it would get, with its share; ``evict`` who must go, the most important first; ``leaving`` the
-    UIDs of pods that are ending anyway and hold memory of those cards.
+    ``cards`` are these cards, with the pod's share; ``evict`` the victims, the highest priority first; ``leaving`` the
+    UIDs of terminating pods that hold memory of these cards.
     """
 
     cards: Shares
@@ -47,15 +47,17 @@ def plan(
     kept: Collection[str] = (),
     exact: bool = True,
 ) -> Plan | None:
-    """The cheapest way to the cards that a pod wants on a node; None where there is none.
+    """Find the cheapest evictions by which a pod gets its cards on a node.
 
-    :param node: as the pod sees it.
-    :param rows: the pods that are bound there.
+    :param node: the node's view for this pod.
+    :param rows: the pods that are bound to it.
+    :param demand: the pod's demand.
     :param priority: the pod's own; only pods of lower ones can be victims.
     :param gone: UIDs of pods that are evicted in any case.
     :param violating: UIDs of pods whose eviction violates a budget.
     :param kept: UIDs of pods that can't be evicted.
-    :param exact: False is faster, and may take a pod more than needed.
+    :param exact: False is faster, and may evict more than necessary.
+    :returns: None if no evictions are sufficient.
     """
     at = {card.index: position for position, card in enumerate(node.cards)}
     usable = [card.index for card in node.cards if card.healthy and card.units >= demand.share and demand.accepts(card)]
@@ -67,14 +69,14 @@ def plan(
     candidates: list[PodRow] = []
     for row in rows:
         if row.terminating or row.uid in gone:
-            _free(row, lacking, at)
+            _remove(row, lacking, at)
         elif row.priority < priority and row.uid not in kept:
             candidates.append(row)
     taken: list[int] = []
     victims: list[PodRow] = []
-    cover = _exact if exact else _nearly
+    cover = _exact if exact else _greedy
     while len(taken) < demand.count:
-        # A victim that was chosen for one card may hold memory of the next one, too.
+        # A victim of one card may hold memory of the next one, too.
         left = [index for index in usable if index not in taken]
         best = _cheapest_card(left, lacking, candidates, at, violating, cover)
         if best is None:
@@ -82,11 +84,11 @@ def plan(
         index, chosen = best
         taken.append(index)
         for row in chosen:
-            _free(row, lacking, at)
+            _remove(row, lacking, at)
         victims += chosen
         candidates = [row for row in candidates if row not in chosen]
     if demand.count > 1:
-        victims = _spare(victims, taken, lacking, at, violating)
+        victims = _without_needless(victims, taken, lacking, at, violating)
     on = set(taken)
     leaving = tuple(row.uid for row in rows if row.terminating and _touches(row, on, at))
     victims.sort(key=lambda row: (-row.priority, row.namespace, row.name))
@@ -95,10 +97,10 @@ def plan(
 
 
 def needed(node: NodeView, chosen: Iterable[PodRow], demand: Demand) -> list[PodRow]:
-    """Of the victims that kube-scheduler chose, those that it can't have chosen for the node's total of GPU memory.
+    """Return those of kube-scheduler's victims that it can't have chosen for the node's total of GPU memory.
 
-    It takes pods back, the most important first, as long as the new one still fits. So one that could stay without the
-    total getting too small is there for something else: CPU, memory, a port.
+    It reprieves pods, the highest priority first, while the new one still fits. So a victim whose memory the total
+    doesn't need was chosen for something else: CPU, memory, a port.
     """
     chosen = list(chosen)
     total = sum(card.units for card in node.cards if card.healthy)
@@ -107,7 +109,7 @@ def needed(node: NodeView, chosen: Iterable[PodRow], demand: Demand) -> list[Pod
 
 
 def cost(rows: Collection[PodRow], violating: Collection[str] = ()) -> Cost:
-    """What evicting these costs, for comparison."""
+    """Return the cost of evicting these pods, for comparison."""
     if not rows:
         return NOTHING
     return (
@@ -131,7 +133,7 @@ def _cheapest_card(
     violating: Collection[str],
     cover: Cover,
 ) -> tuple[int, list[PodRow]] | None:
-    """A card, and whom to evict from it; the lower index wins a tie."""
+    """The card whose victims cost least, and these; the lower index wins a tie."""
     able: list[tuple[int, int, list[tuple[PodRow, int]]]] = []
     for index in indices:
         if lacking[index] <= 0:
@@ -151,7 +153,7 @@ def _cheapest_card(
 
 
 def _highest_needed(holding: list[tuple[PodRow, int]], units: int) -> int | None:
-    """The lowest priority up to which all pods together free so much."""
+    """The lowest priority up to which all pods together free so many units."""
     freed = 0
     for row, here in sorted(holding, key=lambda one: one[0].priority):
         freed += here
@@ -161,12 +163,12 @@ def _highest_needed(holding: list[tuple[PodRow, int]], units: int) -> int | None
 
 
 def _exact(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
-    """The cheapest pods of a card that free so many units; all of them together do.
+    """The cheapest pods of a card that free so many units, which all of them together do.
 
-    A table of what can be freed, at what least cost, grows pod by pod.
+    Dynamic programming over the units that the pods so far can free, with the least cost of each amount.
     """
     if len(holding) > EXACT_PODS:
-        return _nearly(holding, units, violating)
+        return _greedy(holding, units, violating)
     best: dict[int, tuple[tuple[int, int, int], tuple[PodRow, ...]]] = {0: ((0, 0, 0), ())}
     for row, here in holding:
         against, weight = int(row.uid in violating), row.priority - LOWEST_PRIORITY + 1
@@ -179,12 +181,12 @@ def _exact(holding: list[tuple[PodRow, int]], units: int, violating: Collection[
             if known is None or price < known[0]:
                 best[reached] = (price, (*rows, row))
         if len(best) > EXACT_STATES:
-            return _nearly(holding, units, violating)
+            return _greedy(holding, units, violating)
     return list(best[units][1])
 
 
-def _nearly(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
-    """Pods of a card that free so many units: the largest without a budget first, less those not needed then."""
+def _greedy(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
+    """Pods of a card that free so many units: the largest without a budget first, then without needless ones."""
     taken: list[tuple[PodRow, int]] = []
     freed = 0
     for row, here in sorted(holding, key=lambda one: (one[0].uid in violating, -one[1], one[0].priority)):
@@ -199,7 +201,7 @@ def _nearly(holding: list[tuple[PodRow, int]], units: int, violating: Collection
     return [row for row, _here in taken]
 
 
-# --------------------------------------------------------------------------- who holds what
+# --------------------------------------------------------------------------- memory of pods
 
 
 def _shares(row: PodRow) -> Shares:
@@ -207,11 +209,11 @@ def _shares(row: PodRow) -> Shares:
 
 
 def _on(row: PodRow, index: int, at: Collection[int]) -> int:
-    """Units that a card gets back from a pod; memory on a card that isn't known counts against each of them."""
+    """Units that a pod frees on a card; memory on an unknown card counts on each."""
     return sum(units for card, units in _shares(row) if card == index or card not in at)
 
 
-def _free(row: PodRow, lacking: dict[int, int], at: Collection[int]) -> None:
+def _remove(row: PodRow, lacking: dict[int, int], at: Collection[int]) -> None:
     for card, units in _shares(row):
         if card in lacking:
             lacking[card] -= units
@@ -224,10 +226,10 @@ def _touches(row: PodRow, cards: Collection[int], at: Collection[int]) -> bool:
     return any(card in cards or card not in at for card, _units in _shares(row))
 
 
-def _spare(
+def _without_needless(
     victims: list[PodRow], taken: list[int], lacking: dict[int, int], at: Collection[int], violating: Collection[str]
 ) -> list[PodRow]:
-    """Without those that a later card's victims have made needless, the most important first."""
+    """The victims without those that a later card's victims make needless, the highest priority first."""
     left = list(victims)
     for row in sorted(victims, key=lambda row: (row.uid in violating, row.priority), reverse=True):
         trial = {index: lacking[index] for index in taken}

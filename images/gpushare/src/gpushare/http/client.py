@@ -21,12 +21,12 @@ import httptools
 CHUNK = 1 << 16
 # Connections that are kept for the next request.
 POOL_SIZE = 32
-# What may be sent again where a kept connection turns out to be dead: doing it twice comes to the same.
+# Idempotent requests, which are sent again where a pooled connection turns out to be dead.
 REPEATABLE = ("GET", "PUT", "DELETE")
 
 
 class HttpError(Exception):
-    """The server can't be reached, or its answer isn't HTTP; one sentence."""
+    """The server can't be reached, or its answer isn't HTTP; the message is one sentence."""
 
 
 class _Reader:
@@ -55,14 +55,14 @@ class _Reader:
 
     def on_message_complete(self) -> None:
         if self.status < 200:
-            # Said before the answer itself.
+            # An interim response, before the answer itself.
             self.reason, self.in_body, self.bounded = b"", False, False
         else:
             self.complete, self.keep = True, self.parser.should_keep_alive()
 
 
 class Answer:
-    """An answer whose head has come. Read all of it by ``data`` or piece by piece by ``stream``, then close it."""
+    """An answer whose head is read. Read its body by ``data``, or piece by piece by ``stream``, then close it."""
 
     def __init__(self, pool: HttpClient, connection: socket.socket, reader: _Reader) -> None:
         self._pool, self._connection, self._reader = pool, connection, reader
@@ -73,14 +73,14 @@ class Answer:
     def data(self) -> bytes:
         """The whole body.
 
-        :raises HttpError: it doesn't come to its end.
+        :raises HttpError: it is incomplete.
         """
         return b"".join(self.stream())
 
     def stream(self) -> Iterator[bytes]:
-        """The body as it comes.
+        """Yield the body piece by piece.
 
-        :raises HttpError: it doesn't come to its end.
+        :raises HttpError: it is incomplete.
         """
         reader = self._reader
         try:
@@ -101,12 +101,12 @@ class Answer:
     def shutdown(self) -> None:
         """End a read that waits in another thread."""
         with contextlib.suppress(OSError):
-            # Not by the TLS socket, whose state is that thread's.
+            # Not with the TLS socket's method: that thread uses its state.
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
 
 class HttpClient:
-    """Requests to the server of a URL; ``authority`` is a file with who signs its certificate, read when it changes."""
+    """Sends requests to the server of a URL; ``authority`` is a file of CA certificates, read again when it changes."""
 
     def __init__(self, url: str, authority: Path | None = None, connect: float = 5.0) -> None:
         parts = urlsplit(url)
@@ -119,9 +119,13 @@ class HttpClient:
         self._signature: tuple[int, int, int] | None = None
 
     def request(self, method: str, path: str, headers: dict[str, str], body: bytes | None, seconds: float) -> Answer:
-        """
-        :param seconds: how long the server may be silent.
-        :raises HttpError: there is no answer; OSError: a file can't be read.
+        """Send a request.
+
+        :param path: with its query.
+        :param seconds: how long the server may send nothing.
+        :returns: the answer, whose body isn't read yet.
+        :raises HttpError: there is no answer.
+        :raises OSError: the file of CA certificates can't be read.
         """
         head = [f"{method} {path} HTTP/1.1", f"Host: {self._name}"]
         head += [f"{name}: {value}" for name, value in headers.items()]
@@ -155,11 +159,10 @@ class HttpClient:
         for connection in pooled:
             connection.close()
 
-    # What answers need.
-
     def more(self, connection: socket.socket, reader: _Reader) -> None:
-        """
-        :raises HttpError: there is no more, but should be.
+        """Read more of an answer.
+
+        :raises HttpError: it ends too early.
         """
         try:
             self._receive(connection, reader)
@@ -167,6 +170,7 @@ class HttpClient:
             raise HttpError(str(error)) from error
 
     def release_connection(self, connection: socket.socket, reader: _Reader) -> None:
+        """Keep an answer's connection for the next request, or close it."""
         if reader.complete and reader.keep:
             with self._lock:
                 if len(self._pooled) < POOL_SIZE:
@@ -177,7 +181,7 @@ class HttpClient:
     # Connections.
 
     def _get(self) -> tuple[socket.socket, bool]:
-        """A connection, and whether it is one that was kept."""
+        """A connection, and whether it is a pooled one."""
         while True:
             with self._lock:
                 connection = self._pooled.pop() if self._pooled else None
@@ -192,7 +196,7 @@ class HttpClient:
             poll.register(connection, select.POLLIN)
             if not poll.poll(0):
                 return connection, True
-            # The server has closed it: nothing else is to be read where nothing was asked.
+            # The server has closed it: without a request there is nothing else to read.
             connection.close()
 
     def _open(self) -> socket.socket:
@@ -236,7 +240,7 @@ class HttpClient:
 
 
 class _TimedOut(HttpError):
-    """Not to be asked again: it may just be slow."""
+    """The server may only be slow, so the request isn't sent again."""
 
 
 class _UnreadableFile(OSError):

@@ -24,14 +24,14 @@ from gpushare.http.tls import ANONYMOUS, VERIFIED, Context, Tls
 
 HEAD_BYTES = 64 * 1024
 CHUNK = 1 << 16
-# For one request to come, from its first byte to its last, and for its answer to be taken.
+# For reading one request, from its first byte to its last, and for writing its answer.
 REQUEST_SECONDS = 60.0
-# An idle connection may be closed after this time if another one needs its place.
+# After this time, an idle connection may be closed for a new one.
 SILENT_SECONDS = 0.5
 LINGER_SECONDS = 1.0
-# A thread without a connection waits so long for one.
+# A thread without a connection ends after this time.
 SPARE_SECONDS = 30.0
-# For those in work when the server stops.
+# For running requests when the server stops.
 STOP_SECONDS = 5.0
 BACKLOG = 1024
 
@@ -39,7 +39,7 @@ log = logging.getLogger("gpushare.http")
 
 
 class Message(NamedTuple):
-    """A request; ``client`` is ``VERIFIED`` where it has shown a certificate that this server's authority signed."""
+    """A request; ``client`` is ``VERIFIED`` with a certificate that this server's authority has signed."""
 
     method: str
     target: bytes
@@ -48,7 +48,7 @@ class Message(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer; the headers don't hold its length. Nothing is sent of the body where HEAD asked."""
+    """An answer; its length isn't among the headers. The body isn't sent in an answer to HEAD."""
 
     status: str
     headers: list[tuple[str, str]]
@@ -56,20 +56,26 @@ class Reply(NamedTuple):
 
 
 class _Reader:
-    """llhttp's events of one connection; what is complete stands in ``done``."""
+    """llhttp's events of one connection; complete requests are in ``done``.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    :param max_body: the largest body that is accepted, in bytes.
+    """
+
+    def __init__(self, max_body: int) -> None:
+        self._max_body = max_body
         self.parser = httptools.HttpRequestParser(self)
         self.done: list[tuple[str, bytes, bytes, bool]] = []
-        # The request that is just being read: nothing of it yet; its length so far, of the head and of the body.
+        # Whether a request is being read, and the length of its head and of its body so far.
         self.began = False
         self._head = self._size = 0
         self._target, self._body = b"", list[bytes]()
         self._continue = self._in_body = self.too_large = False
 
     def feed(self, data: bytes) -> str:
-        """What is wrong with what comes after all that is ``done``, as a status; empty where nothing is."""
+        """Parse data.
+
+        :returns: the status of an error after the requests in ``done``; empty without one.
+        """
         if not self._in_body:
             self._head += len(data)
         self.began = True
@@ -84,11 +90,11 @@ class _Reader:
         return ""
 
     def expects_continue(self) -> bool:
-        """Whether the client waits for "100 Continue"; once for each request."""
-        told, self._continue = self._continue and self._in_body, False
-        return told
+        """Return whether the client waits for "100 Continue"; once for each request."""
+        expected, self._continue = self._continue and self._in_body, False
+        return expected
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         self._target, self._body, self._size = b"", [], 0
@@ -106,7 +112,7 @@ class _Reader:
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
-        if self._size > self._most:
+        if self._size > self._max_body:
             self.too_large = True
         else:
             self._body.append(body)
@@ -128,7 +134,7 @@ class _Connection:
         self.since, self.busy = time.monotonic(), True
 
     def silent_for(self) -> float:
-        """Seconds for which nothing has come of it."""
+        """Return the seconds since the last data."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return 0.0 if poll.poll(0) else time.monotonic() - self.since
@@ -140,10 +146,12 @@ class _Connection:
 
 
 class HttpServer:
-    """Listens on an address; ``answer`` is called in as many threads as there are connections, at most ``most``.
+    """Listens on an address, with a thread for each connection.
 
-    :param body: the largest body that is taken, in bytes.
-    :param files: those of TLS; without them everything is in the clear.
+    :param answer: called for each request, in its connection's thread.
+    :param most: the maximum of connections.
+    :param body: the largest body that is accepted, in bytes.
+    :param files: those of TLS; None for plain HTTP.
     """
 
     def __init__(
@@ -168,15 +176,16 @@ class HttpServer:
         self._idle = 0
 
     def start(self) -> None:
-        """
-        :raises OSError: the address can't be had, or a file of TLS can't be read or isn't what it should be.
+        """Listen.
+
+        :raises OSError: the address can't be used, or a file of TLS can't be read or is invalid.
         """
         self._stopping.clear()
         self._context = Context(self._tls) if self._tls else None
         found = socket.getaddrinfo(self._address or None, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _kind, _protocol, _name, where in found:
-                # A name may stand for several addresses; on all of them it is the same port.
+                # A name may have several addresses; all use the same port.
                 port = self.port or where[1]
                 self._listeners.append(socket.create_server((where[0], port), family=family, backlog=BACKLOG))
         except OSError:
@@ -192,7 +201,7 @@ class HttpServer:
         return int(self._listeners[0].getsockname()[1]) if self._listeners else self._port
 
     def stop(self) -> None:
-        """Take no more requests; those in work are answered first, for some seconds."""
+        """Stop, after answering running requests for some seconds."""
         self._stopping.set()
         self._close_listeners()
         for thread in self._threads:
@@ -226,7 +235,7 @@ class HttpServer:
             try:
                 connection, _address = listener.accept()
             except OSError:
-                # Out of descriptors, for example: that passes.
+                # Out of file descriptors, for example, which is temporary.
                 self._stopping.wait(0.1)
                 continue
             try:
@@ -235,7 +244,7 @@ class HttpServer:
                 else:
                     connection.close()
             except Exception:
-                # No thread can be had, for example.
+                # No thread can be started, for example.
                 log.exception("a connection couldn't be served")
                 connection.close()
 
@@ -246,12 +255,12 @@ class HttpServer:
             with self._lock:
                 silent = [one for one in self._open if not one.busy]
                 if not silent and self._tls is not None:
-                    # Who hasn't shown who he is doesn't keep others waiting.
+                    # Clients that aren't authenticated must not block others.
                     return False
-                # What was asked a moment after the last answer, or after connecting, may be on its way.
+                # Shortly after the last answer, or after connecting, a request may be on its way.
                 oldest = min(silent, key=lambda one: one.since, default=None)
                 if oldest is not None and oldest.silent_for() > SILENT_SECONDS:
-                    # Not chosen again before it is gone.
+                    # It isn't chosen again before it is closed.
                     oldest.busy = True
                     oldest.end()
             if self._stopping.is_set() or time.monotonic() > end:
@@ -280,7 +289,6 @@ class HttpServer:
                 log.exception("a connection failed")
             finally:
                 with self._lock:
-                    # It isn't checked any more.
                     self._open.discard(connection)
                     ending = self._stopping.is_set()
                     self._idle += not ending
@@ -297,13 +305,13 @@ class HttpServer:
                 return self._work.get(timeout=SPARE_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    # Else one is on its way.
+                    # Otherwise one is being assigned.
                     if self._idle > 0:
                         self._idle -= 1
                         return None
 
     def _serve_requests(self, connection: _Connection) -> None:
-        """Answer a client's requests until one side has had enough."""
+        """Answer a client's requests until one side closes the connection."""
         plain = connection.socket
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client, idle = ANONYMOUS, tls.IDLE_SECONDS[VERIFIED]
@@ -346,7 +354,7 @@ class HttpServer:
 
 
 def _linger(connection: socket.socket) -> None:
-    """Let a client that is still sending read why it is refused: a close with bytes unread would take that away."""
+    """Let a client that is still sending read the refusal: closing with unread bytes would discard it."""
     socket.socket.shutdown(connection, socket.SHUT_WR)
     connection.settimeout(LINGER_SECONDS)
     end = time.monotonic() + LINGER_SECONDS

@@ -35,7 +35,7 @@ COMMON = (*OPEN_TO_ALL, "/metrics", "/version")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """``rest`` is what follows the route's prefix, without slashes at its ends."""
+    """A request; ``rest`` is the path after the route's prefix, without slashes at its ends."""
 
     method: str
     path: str
@@ -44,9 +44,9 @@ class Request:
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON.
+        """Parse the body as JSON.
 
-        :raises BadRequest: it is none.
+        :raises BadRequest: it isn't JSON.
         """
         try:
             return json.loads(self.body)
@@ -63,7 +63,7 @@ class Response:
 
 
 class BadRequest(Exception):
-    """The client's mistake, in one sentence; answered with ``status``."""
+    """A client's error, which is answered with ``status``; the message is one sentence."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -71,23 +71,24 @@ class BadRequest(Exception):
 
 
 Handler = Callable[[Request], Response]
-# A method and the beginning of a path; the longest that fits is taken.
+# Handlers by method and prefix of the path; the longest prefix wins.
 Routes = Mapping[tuple[str, str], Handler]
 
 
 def answer(value: Any, status: int = 200) -> Response:
-    """A value as JSON."""
+    """Make a response of a value as JSON."""
     return Response(status, json.dumps(value, separators=(",", ":")).encode())
 
 
 def text(value: str, status: int = 200) -> Response:
+    """Make a response of plain text."""
     return Response(status, value.encode() + b"\n", TEXT)
 
 
 class Service:
     """An HTTP server with the common endpoints and ``routes`` of its own.
 
-    ``readiness`` gives None when ready, else the reason why not. ``port`` 0 takes a free one; :attr:`port` tells which.
+    ``readiness`` returns None when ready, otherwise the reason. Port 0 is a free one; see :attr:`port`.
     """
 
     def __init__(
@@ -102,7 +103,10 @@ class Service:
         tls: Tls | None = None,
     ) -> None:
         """
-        :param threads: at most as many, one for each connection.
+        :param name: of the logger.
+        :param registry: of the metrics.
+        :param threads: the maximum of connections, each of which has a thread.
+        :param tls: the certificates' files; None for plain HTTP.
         """
         self._log, self._tls = logging.getLogger(name), tls
         self._server = HttpServer(self._reply, address, port, threads, BODY_BYTES, tls)
@@ -117,14 +121,14 @@ class Service:
         self._prefixes = sorted({prefix for _method, prefix in self._routes}, key=len, reverse=True)
 
     def start(self) -> None:
-        """Listen, and serve in a thread.
+        """Listen, and serve in threads.
 
-        :raises OSError: the address can't be had, or a file of TLS isn't what it should be.
+        :raises OSError: the address can't be used, or a file of TLS is invalid.
         """
         self._server.start()
 
     def stop(self) -> None:
-        """Take no more requests; those in work are finished first, for some seconds."""
+        """Stop, after answering running requests for some seconds."""
         self._server.stop()
 
     @property
@@ -149,7 +153,7 @@ class Service:
         method = message.method
         target, _mark, question = message.target.decode("latin-1").partition("?")
         if "://" in target:
-            # As a proxy would be asked; the rest is what it is about.
+            # A request as for a proxy: only the path counts.
             target = "/" + target.partition("://")[2].partition("/")[2]
         path = unquote(target, errors="replace") if "%" in target else target
         fitting = (one for one in self._prefixes if path == one or (one not in COMMON and path.startswith(one + "/")))
@@ -190,14 +194,11 @@ _PHRASES = {
 }
 
 
-# --------------------------------------------------------------------------- its end
-
-
 def termination_signals() -> set[signal.Signals]:
-    """What ends a server, blocked from now on, for ``sigwait``; to be called before there are threads.
+    """Block the signals that end a server, and return them for ``sigwait``; call it before threads are started.
 
-    They are delivered to the thread that waits for them only. A handler that sets an event would deadlock where
-    it interrupts the very wait for that event.
+    They are delivered only to the thread that waits for them. A handler that sets an event would deadlock if it
+    interrupted the wait for that event.
     """
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -231,7 +232,7 @@ class _TextFormatter(logging.Formatter):
 def logger(name: str, log_format: str = "text", level: str = "info", stream: TextIO | None = None) -> logging.Logger:
     """Set up the process's log (standard error by default) and return the logger of this name.
 
-    Facts go beside the message: ``log.info("bound", extra={"data": {"pod": …}})``; JSON has them as keys of their own.
+    Fields are passed beside the message: ``log.info("bound", extra={"data": {"pod": …}})``; in JSON they are keys.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     if log_format == "json":

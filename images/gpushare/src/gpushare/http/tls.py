@@ -14,10 +14,10 @@ import ssl
 import threading
 from typing import NamedTuple
 
-# Kinds of clients; a verified one has shown a certificate of the server's authority.
+# Kinds of clients; a verified one has a certificate of the server's authority.
 VERIFIED, ANONYMOUS = "verified", "anonymous"
 HANDSHAKE_SECONDS = 5.0
-# Longer than a scheduler keeps a connection that it doesn't use; a client without a certificate has no such claim.
+# Longer than a scheduler keeps an unused connection; clients without a certificate get less.
 IDLE_SECONDS = {VERIFIED: 150.0, ANONYMOUS: 10.0}
 CONNECTIONS = 256
 
@@ -33,9 +33,14 @@ class Tls(NamedTuple):
 
 
 def tls_options(address: str, cert: str, key: str, client_ca: str) -> Tls | None:
-    """What the command line's options come to.
+    """Validate the command line's options.
 
-    :raises ValueError: they don't fit together, or something is missing on an address that others can reach.
+    :param address: the address to listen on.
+    :param cert: the server's certificate chain.
+    :param key: its private key.
+    :param client_ca: the authority of clients' certificates.
+    :returns: the files; None for plain HTTP.
+    :raises ValueError: they are inconsistent, or incomplete for an address that other machines can reach.
     """
     if not is_loopback(address) and not (cert and key and client_ca):
         raise ValueError(
@@ -49,7 +54,7 @@ def tls_options(address: str, cert: str, key: str, client_ca: str) -> Tls | None
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is reachable from this machine only; of names only ``localhost`` counts."""
+    """Return whether an address is reachable from this machine only; the only such name is ``localhost``."""
     try:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
@@ -72,7 +77,7 @@ class Context:
                     self._context, self._signature = self._load(), signature
                     log.info("the certificates were read again")
             except OSError as error:
-                # They may be half replaced; the next connection checks again.
+                # They may be partly replaced; the next connection checks again.
                 log.error("the certificates can't be read again: %s", error)
             return self._context
 
@@ -83,13 +88,13 @@ class Context:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A resumed session would outlive the authority that it was made under.
+        # A resumed session would stay valid after its authority was replaced.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
         context.set_alpn_protocols(["http/1.1"])
         context.load_cert_chain(self._tls.cert, self._tls.key)
         if self._tls.client_ca:
             context.load_verify_locations(self._tls.client_ca)
-            # Optional, because kubelet's probes have none; the service checks who needs one.
+            # Optional, because kubelet's probes have none; the service checks which requests need one.
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
