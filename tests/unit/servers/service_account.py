@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The service account that a server started by a test uses at an API server that speaks plain HTTP."""
+"""The service account of a server that a test starts, for an API server with plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of what a pod can try: docs/gpushare.md has the very rows that the lab plays."""
+"""The table of attacks by a pod: docs/gpushare.md has exactly the rows that the lab executes."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class ApiDouble:
         return self._do("POST", path, body, lambda: self._post(path, body))
 
     def patch(self, path: str, body: Any, kind: str = "merge") -> JsonObject:
-        assert kind == "merge", "the double knows merge patches alone"
+        assert kind == "merge", "the double has merge patches only"
         return self._do("PATCH", path, body, lambda: self._patch(path, body))
 
     def delete(self, path: str) -> JsonObject:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command ``gpushare-extender``, with little patience, so that a test of a minute sees what else takes hours.
+"""The command ``gpushare-extender`` with short timeouts, so that rare events occur within a test of a minute.
 
 ``--without-compare-and-swap`` (first) overwrites the ledger whatever it holds.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Extenders over the API double whose every request waits until a test decides its outcome.
 
-One thread runs at any time, so a run is decided by its random numbers alone. A request is done, refused, done with its
-answer lost, or done at some later time by a network that kept it; an extender may be killed at each of them, stands
-still until the test resumes it, and sees the API through a watch that is as late as can be. After each step
-the sums of all bound pods are computed again from the API's objects.
+One thread runs at any time, so a run is determined by its random numbers alone. A request is executed, refused,
+executed with its answer lost, or executed at some later time; an extender may be killed at each of them, pauses until
+the test resumes it, and receives the watch as late as possible. After each step the sums of all bound pods are computed
+again from the API's objects.
 """
 
 from __future__ import annotations

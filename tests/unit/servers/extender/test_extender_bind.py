@@ -71,13 +71,6 @@ def test_an_invalid_annotation_is_refused_with_its_name(api: ApiDouble, start: S
     assert not api.asked("PUT|POST", r"/leases(/gpushare-ledger)?$"), "nothing was booked"
 
 
-def test_a_pods_placement_overrides_the_clusters(api: ApiDouble, start: Start) -> None:
-    api.put("pods", make_pod("there", 4, "a", 0))
-    client = start(16, 16, placement="binpack")
-    assert client.bind(api.put("pods", annotated(6, **{contract.POD_PLACEMENT: "spread"}))) == ""
-    assert client.used() == [4, 6]
-
-
 # ----------------------------------------------------------------- failed binds
 
 

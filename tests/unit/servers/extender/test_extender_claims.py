@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A claim on freed memory reaches every extender, whichever of them evicted the victims."""
+"""A claim on freed memory reaches every extender, whichever of them evicted the victims.
+
+``test_preemption_real`` has a change of leadership between eviction and bind.
+"""
 
 from __future__ import annotations
 
@@ -42,24 +45,7 @@ def evicted_for_high(api: ApiDouble, leader: Scheduler) -> JsonObject:
     return high
 
 
-def test_a_new_leaders_extender_keeps_the_claim_on_a_freed_card(api: ApiDouble, two: Two) -> None:
-    leader, other = two
-    high = evicted_for_high(api, leader)
-    eventually(lambda: other.claims() == leader.claims() != [])
-    # The leader's process ends before its victim does.
-    leader.client.extender.stop()
-    api.remove("pods", "x", "default")
-    eventually(lambda: other.client.used()[0] == 0)
-    thief = api.put("pods", make_pod("thief", 10, priority=3))
-    assert other.client.filter(thief, "a")["FailedNodes"] == {
-        "a": "InsufficientGPUMemory: largest free share on one card is 7 of 10 GiB"
-    }
-    assert "7 of 10 GiB" in other.client.bind(thief)
-    assert other.client.filter_and_bind(high) == ""
-    eventually(lambda: other.claims() == [])
-
-
-def test_a_later_extender_knows_the_claim_before_it_is_ready(api: ApiDouble, two: Two, start: Start) -> None:
+def test_a_later_extender_has_the_claim_before_it_is_ready(api: ApiDouble, two: Two, start: Start) -> None:
     evicted_for_high(api, two[0])
     api.remove("pods", "x", "default")
     late = start()
@@ -161,7 +147,7 @@ def test_without_preemption_no_request_is_made(api: ApiDouble, start: Start) -> 
     assert not [path for _method, path, _body in api.requests if "labelSelector" in path]
 
 
-# ----------------------------------------------------------------- what may be written on a pod
+# ----------------------------------------------------------------- annotations
 
 RIGHT = Claim("u", "default", "p", "a", ((0, 4), (2, 4)), 7, frozenset({"v", "w"}))
 

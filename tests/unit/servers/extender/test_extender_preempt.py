@@ -321,7 +321,7 @@ def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDoubl
     assert names(api, preempt(fragmented.client, high, {"b": [victim]})) == {"b": ["v"]}
     fragmented.tick()
     assert terminating(api) == set()
-    # An extender without that request knows it by the pod's nominated node.
+    # An extender without that request finds the pod's nominated node.
     terminate(api, "v")
     api.change("pods", "high", "default", lambda pod: pod["status"].update(nominatedNodeName="b"))
     eventually(fragmented.claims)
@@ -331,7 +331,7 @@ def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDoubl
 
 
 def test_victims_of_another_extender_are_waited_for(api: ApiDouble, fragmented: Scheduler) -> None:
-    """A new leader's extender has no claims, but it knows which pods are terminating."""
+    """A new leader's extender has no claims, but the terminating pods."""
     terminate(api, "y")
     eventually(lambda: fragmented.state.bound(uid(api.pod("y"))).terminating)
     fragmented.refuse(add_high(api, 10))

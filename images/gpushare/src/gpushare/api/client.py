@@ -34,7 +34,12 @@ WATCH_SILENCE_SECONDS = 150.0
 
 
 class KubeError(Exception):
-    """The API server refused a request (``status`` is the HTTP status), or couldn't be reached (status 0)."""
+    """The API server refused a request, or couldn't be reached.
+
+    :param status: the HTTP status; 0 without an answer.
+    :param reason: the Status object's reason.
+    :param causes: the reasons in the Status object's causes.
+    """
 
     def __init__(self, status: int, reason: str, message: str, causes: Iterable[str] = ()) -> None:
         super().__init__(message or reason)
@@ -45,6 +50,7 @@ class KubeError(Exception):
 
     @property
     def unreachable(self) -> bool:
+        """Whether there is no answer."""
         return self.status == 0
 
     @property

@@ -23,8 +23,14 @@ log = logging.getLogger("gpushare.events")
 class Events:
     """Writes Events in a thread of its own, so that callers don't wait.
 
-    The same message about the same object is written once in ``repeat`` seconds; in total ``burst`` at once and
-    ``rate`` per second. Other Events, and those that can't be written, are dropped.
+    Events above the limits, and those that can't be written, are dropped.
+
+    :param component: the Events' source.
+    :param host: the name of the machine or pod.
+    :param repeat: the same message about the same object is written once in this time, in seconds.
+    :param rate: Events per second.
+    :param burst: Events at once.
+    :param clock: monotonic, in seconds.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ def _choice(kinds: str, demand: Demand) -> _Choice:
 
 
 def _selected(node: NodeView, choice: _Choice) -> Capacity:
-    """The capacity of the cards of some of a node's models."""
+    """Return the capacity of the cards of some of a node's models."""
     selected = [node.by_model[at] for at in choice] if node.by_model else []
     if len(selected) == 1:
         return selected[0]

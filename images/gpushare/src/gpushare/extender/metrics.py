@@ -110,6 +110,9 @@ class MetricsService(Service):
     """``/metrics`` and ``/healthz`` on an address of their own, for a Prometheus elsewhere.
 
     There is no TLS and no client authentication here, and none of the scheduler's requests.
+
+    :param page: generates the metrics.
+    :param clock: monotonic, in seconds.
     """
 
     def __init__(

@@ -529,7 +529,7 @@ class _BudgetChecks:
 
 
 def _is_budget_refusal(error: KubeError) -> bool:
-    """Whether disruption budgets refused an eviction (500 where there are two), not a busy server."""
+    """Return whether disruption budgets refused an eviction (500 where there are two), not a busy server."""
     if error.status == 429:
         return BUDGET_CAUSE in error.causes
     # With two budgets for one pod, the API server's answer is an internal error without such a cause.

@@ -133,7 +133,7 @@ def _cheapest_card(
     violating: Collection[str],
     cover: Cover,
 ) -> tuple[int, list[PodRow]] | None:
-    """The card whose victims cost least, and these; the lower index wins a tie."""
+    """Return the card whose victims cost least, and these; the lower index wins a tie."""
     able: list[tuple[int, int, list[tuple[PodRow, int]]]] = []
     for index in indices:
         if lacking[index] <= 0:
@@ -153,7 +153,7 @@ def _cheapest_card(
 
 
 def _highest_needed(holding: list[tuple[PodRow, int]], units: int) -> int | None:
-    """The lowest priority up to which all pods together free so many units."""
+    """Return the lowest priority up to which all pods together free so many units."""
     freed = 0
     for row, here in sorted(holding, key=lambda one: one[0].priority):
         freed += here
@@ -163,7 +163,7 @@ def _highest_needed(holding: list[tuple[PodRow, int]], units: int) -> int | None
 
 
 def _exact(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
-    """The cheapest pods of a card that free so many units, which all of them together do.
+    """Find the cheapest pods of a card that free so many units, which all of them together do.
 
     Dynamic programming over the units that the pods so far can free, with the least cost of each amount.
     """
@@ -186,7 +186,7 @@ def _exact(holding: list[tuple[PodRow, int]], units: int, violating: Collection[
 
 
 def _greedy(holding: list[tuple[PodRow, int]], units: int, violating: Collection[str]) -> list[PodRow]:
-    """Pods of a card that free so many units: the largest without a budget first, then without needless ones."""
+    """Choose pods of a card that free so many units: the largest without a budget first, then drop needless ones."""
     taken: list[tuple[PodRow, int]] = []
     freed = 0
     for row, here in sorted(holding, key=lambda one: (one[0].uid in violating, -one[1], one[0].priority)):
@@ -209,7 +209,7 @@ def _shares(row: PodRow) -> Shares:
 
 
 def _on(row: PodRow, index: int, at: Collection[int]) -> int:
-    """Units that a pod frees on a card; memory on an unknown card counts on each."""
+    """Return the units that a pod frees on a card; memory on an unknown card counts on each."""
     return sum(units for card, units in _shares(row) if card == index or card not in at)
 
 
@@ -229,7 +229,7 @@ def _touches(row: PodRow, cards: Collection[int], at: Collection[int]) -> bool:
 def _without_needless(
     victims: list[PodRow], taken: list[int], lacking: dict[int, int], at: Collection[int], violating: Collection[str]
 ) -> list[PodRow]:
-    """The victims without those that a later card's victims make needless, the highest priority first."""
+    """Drop the victims that a later card's victims make needless, the highest priority first."""
     left = list(victims)
     for row in sorted(victims, key=lambda row: (row.uid in violating, row.priority), reverse=True):
         trial = {index: lacking[index] for index in taken}

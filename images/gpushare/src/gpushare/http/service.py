@@ -232,6 +232,9 @@ class _TextFormatter(logging.Formatter):
 def logger(name: str, log_format: str = "text", level: str = "info", stream: TextIO | None = None) -> logging.Logger:
     """Set up the process's log (standard error by default) and return the logger of this name.
 
+    :param log_format: ``text`` or ``json``.
+    :param level: ``debug``, ``info``, ``warning`` or ``error``.
+
     Fields are passed beside the message: ``log.info("bound", extra={"data": {"pod": …}})``; in JSON they are keys.
     """
     handler = logging.StreamHandler(stream or sys.stderr)

@@ -70,6 +70,7 @@ class Context:
         self._context = self._load()
 
     def get(self) -> ssl.SSLContext:
+        """Return the context of the current files, or of the last valid ones."""
         with self._lock:
             try:
                 signature = self._stat_files()
