@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gpushare.extender.state import SEPARATOR, Capacity, NodeView
+from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Demand, Reason, Refusal
+from gpushare.shared._core.types import JsonObject
 
 UNKNOWN_NODE = str(Refusal(Reason.NODE_UNKNOWN, "the gpushare extender doesn't know this node yet"))
 NO_MEMORY = Refusal(Reason.NO_GPU_MEMORY, "the node announces no GPU memory")
@@ -23,6 +26,37 @@ class FilterResult(NamedTuple):
     passed: list[str]
     failed: dict[str, str]
     unresolvable: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusedPod:
+    """A pod that no node of a filter request can take now.
+
+    :param nodes: those that may take it when pods end.
+    :param filtered: all nodes of the request.
+    :param freed: the state's counter before the evaluation: while it is unchanged, no memory has become free.
+    :param preempts: whether the pod may have others evicted.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    demand: Demand
+    priority: int
+    nodes: Sequence[str]
+    filtered: Sequence[str]
+    freed: int
+    preempts: bool = True
+
+    @classmethod
+    def of(
+        cls, pod: JsonObject, demand: Demand, nodes: Sequence[str], filtered: Sequence[str], freed: int = 0
+    ) -> RefusedPod:
+        """Make it of a scheduler's copy of the pod."""
+        metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+        names = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+        priority, preempts = contract.pod_priority(pod), spec.get("preemptionPolicy") != "Never"
+        return cls(*names, contract.pod_uid(pod), demand, priority, nodes, filtered, freed, preempts)
 
 
 def evaluate(names: Iterable[str], view: View, demand: Demand) -> FilterResult:

@@ -19,6 +19,7 @@ waited for briefly, if evicting them afterwards costs less than evicting bound p
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import threading
@@ -30,7 +31,7 @@ from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.extender.binding_status import pod_path
 from gpushare.extender.claims import Claims
-from gpushare.extender.filter import evaluate
+from gpushare.extender.filter import RefusedPod, evaluate
 from gpushare.extender.state import LOWEST_PRIORITY, Claim, NodeView, PodRow, State
 from gpushare.extender.victims import Cost, Plan, cost, needed, plan
 from gpushare.shared._contracts import gpushare as contract
@@ -74,17 +75,11 @@ class Victims(NamedTuple):
     violations: int
 
 
-class _Waiting(NamedTuple):
-    """A refused pod: ``nodes`` could take it after evictions; ``filtered`` are all nodes of the filter request."""
+@dataclasses.dataclass(frozen=True)
+class _Waiting(RefusedPod):
+    """A refused pod that is evaluated again when it is due."""
 
-    namespace: str
-    name: str
-    uid: str
-    demand: Demand
-    priority: int
-    nodes: Sequence[str]
-    filtered: Sequence[str]
-    due: float
+    due: float = 0.0
     attempts: int = 0
 
 
@@ -171,7 +166,7 @@ class Preemption:
         if cheaper and self._postpone(uid):
             with self._lock:
                 self._pauses.pop(uid, None)
-            self.refused(pod, demand, list(offered), list(offered), 0)
+            self.refused(RefusedPod.of(pod, demand, list(offered), list(offered)))
             return {}
         answers: dict[str, Victims] = {}
         claims = []
@@ -204,32 +199,19 @@ class Preemption:
             self._wake.set()
         return answers
 
-    def refused(
-        self, pod: JsonObject, demand: Demand, nodes: Sequence[str], filtered: Sequence[str], _freed: int
-    ) -> None:
-        """Record that no node has the memory for a pod, and some would after evictions.
-
-        :param pod: kube-scheduler's copy of it.
-        :param demand: its demand.
-        :param nodes: those that would have the memory.
-        :param filtered: all nodes of the filter request.
-        """
-        if not self._enabled or not nodes:
+    def refused(self, pod: RefusedPod) -> None:
+        """Record a refused pod, unless no eviction can help it."""
+        if not (self._enabled and pod.nodes and pod.preempts and self._state.outranks(pod.priority)):
             return
-        priority = contract.pod_priority(pod)
-        if (pod.get("spec") or {}).get("preemptionPolicy") == "Never" or not self._state.outranks(priority):
-            return
-        metadata = pod.get("metadata") or {}
-        uid, now = contract.pod_uid(pod), self._clock()
+        now = self._clock()
         with self._lock:
-            known = self._waiting.get(uid)
-            if self._pauses.get(uid, now) > now or (known is None and len(self._waiting) >= MAX_WAITING):
+            known = self._waiting.get(pod.uid)
+            if self._pauses.get(pod.uid, now) > now or (known is None and len(self._waiting) >= MAX_WAITING):
                 return
             due = min(known.due, now + self._delay) if known else now + self._delay
-            name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace", ""))
             # The state has equal strings; those of the request are freed.
-            nodes, filtered = tuple(map(sys.intern, nodes)), tuple(map(sys.intern, filtered))
-            self._waiting[uid] = _Waiting(namespace, name, uid, demand, priority, nodes, filtered, due)
+            nodes, filtered = tuple(map(sys.intern, pod.nodes)), tuple(map(sys.intern, pod.filtered))
+            self._waiting[pod.uid] = _Waiting(**{**vars(pod), "nodes": nodes, "filtered": filtered}, due=due)
         self._wake.set()
 
     # The extender's own evictions.
@@ -251,7 +233,7 @@ class Preemption:
                 with self._lock:
                     self._pauses[one.uid] = at + RETRY_SECONDS
                     if attempts < ATTEMPTS:
-                        again = one._replace(due=at + RETRY_SECONDS * 2**one.attempts, attempts=attempts)
+                        again = dataclasses.replace(one, due=at + RETRY_SECONDS * 2**one.attempts, attempts=attempts)
                         self._waiting.setdefault(one.uid, again)
         sweep = now - self._swept >= SWEEP_SECONDS
         if sweep:
@@ -288,7 +270,7 @@ class Preemption:
         found = self._best(one)
         if self._cheaper_once_bound(one, found[1] if found else None) and self._postpone(one.uid):
             with self._lock:
-                self._waiting.setdefault(one.uid, one._replace(due=self._clock() + POSTPONE_SECONDS))
+                self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + POSTPONE_SECONDS))
             return True
         with self._lock:
             self._postponements.pop(one.uid, None)
@@ -304,7 +286,7 @@ class Preemption:
     def _retry_soon(self, one: _Waiting) -> None:
         """Retry in a moment: the API's answer was temporary."""
         with self._lock:
-            self._waiting.setdefault(one.uid, one._replace(due=self._clock() + SWEEP_SECONDS))
+            self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + SWEEP_SECONDS))
 
     def _fits_elsewhere(self, one: _Waiting) -> bool:
         """Whether kube-scheduler may still find a node that has enough memory without evictions."""

@@ -14,15 +14,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.extender.binding_status import pod_path
-from gpushare.extender.filter import evaluate
+from gpushare.extender.filter import RefusedPod, evaluate
 from gpushare.extender.state import State
 from gpushare.shared._contracts import gpushare as contract
-from gpushare.shared._contracts.gpushare import Demand
-from gpushare.shared._core.types import JsonObject
 
 # A late watch has mostly caught up after the first time, and certainly after the last.
 FIRST_SECONDS = 0.5
@@ -32,18 +30,11 @@ MAX_REFUSED = 200
 log = logging.getLogger("gpushare.extender")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _RefusedPod:
-    """``freed`` is the state's counter at that time: while it is unchanged, no memory has become free."""
+@dataclasses.dataclass(frozen=True)
+class _Recorded(RefusedPod):
+    """A refused pod, and the time of its refusal."""
 
-    namespace: str
-    name: str
-    uid: str
-    demand: Demand
-    priority: int
-    nodes: tuple[str, ...]
-    at: float
-    freed: int
+    at: float = 0.0
 
 
 class RetryQueue:
@@ -51,7 +42,7 @@ class RetryQueue:
 
     def __init__(self, kube: Kube, state: State, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube, self._state, self._clock = kube, state, clock
-        self._refused: dict[str, _RefusedPod] = {}
+        self._refused: dict[str, _Recorded] = {}
         self._lock = threading.Lock()
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -66,32 +57,14 @@ class RetryQueue:
         if self._thread is not None:
             self._thread.join(5)
 
-    def refused(
-        self, pod: JsonObject, demand: Demand, nodes: Sequence[str], _filtered: Sequence[str], freed: int
-    ) -> None:
-        """Record that a pod was refused.
-
-        :param pod: the scheduler's copy of it.
-        :param demand: its demand.
-        :param nodes: those without enough free memory now.
-        :param freed: the state's counter before the evaluation.
-        """
-        metadata = pod.get("metadata") or {}
-        uid = contract.pod_uid(pod)
+    def refused(self, pod: RefusedPod) -> None:
+        """Record a refused pod."""
         with self._lock:
-            if uid not in self._refused and len(self._refused) >= MAX_REFUSED:
+            if pod.uid not in self._refused and len(self._refused) >= MAX_REFUSED:
                 return
-            self._refused[uid] = _RefusedPod(
-                str(metadata.get("namespace", "")),
-                str(metadata.get("name", "")),
-                uid,
-                demand,
-                contract.pod_priority(pod),
-                # The state has equal strings; those of the request are freed.
-                tuple(map(sys.intern, nodes)),
-                self._clock(),
-                freed,
-            )
+            # The state has equal strings; those of the request are freed.
+            kept = {**vars(pod), "nodes": tuple(map(sys.intern, pod.nodes)), "filtered": ()}
+            self._refused[pod.uid] = _Recorded(**kept, at=self._clock())
         self._wake.set()
 
     def check(self) -> None:
@@ -114,7 +87,7 @@ class RetryQueue:
             if fits:
                 self._request_retry(one)
 
-    def _fits(self, one: _RefusedPod, given: dict[str, int]) -> bool:
+    def _fits(self, one: _Recorded, given: dict[str, int]) -> bool:
         """Whether a pod fits into memory that no other pod of this check is going to get.
 
         :param given: units of the largest card of a node that other pods get.
@@ -129,7 +102,7 @@ class RetryQueue:
                 return True
         return False
 
-    def _request_retry(self, one: _RefusedPod) -> None:
+    def _request_retry(self, one: _Recorded) -> None:
         again = {"metadata": {"uid": one.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}}
         try:
             self._kube.patch(pod_path(one.namespace, one.name), again)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpushare.extender.bind import BindRequest, Outcome
-from gpushare.extender.filter import FilterResult, evaluate
+from gpushare.extender.filter import FilterResult, RefusedPod, evaluate
 from gpushare.extender.preemption import Preemption, Victims
 from gpushare.extender.state import NO_CARD, NodeView, PodRow, State
 from gpushare.http.service import BadRequest, Handler, Request, Response, answer
@@ -57,11 +57,6 @@ class Metrics:
         )
 
 
-# Called when no requested node can take a pod, with the pod, its demand, the nodes that could after evictions, all
-# requested nodes, and the state's ``freed`` before the evaluation.
-Refused = Callable[[JsonObject, Demand, Sequence[str], Sequence[str], int], None]
-
-
 class Api:
     """The handlers of requests."""
 
@@ -73,7 +68,7 @@ class Api:
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
         preemption: Preemption | None = None,
-        refused: Sequence[Refused] = (),
+        refused: Sequence[Callable[[RefusedPod], None]] = (),
         passed: Callable[[JsonObject], None] = lambda _pod: None,
     ) -> None:
         """
@@ -81,7 +76,7 @@ class Api:
         :param unsynced: returns why the state is incomplete, or None.
         :param clock: monotonic, in seconds.
         :param preemption: chooses victims; without it, kube-scheduler's victims are returned.
-        :param refused: called for each pod that no node can take; must return quickly.
+        :param refused: called for each pod that no node can take, but some may later; must return quickly.
         :param passed: called for each pod that some node can take, with the scheduler's copy of it.
         """
         self._state, self._bind, self._unsynced, self._metrics, self._clock = state, bind, unsynced, metrics, clock
@@ -131,8 +126,9 @@ class Api:
             freed = self._state.freed
             found = evaluate(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
             if not found.passed and found.failed:
-                for refused in self._refused:
-                    refused(pod, demand, list(found.failed), names, freed)
+                refused = RefusedPod.of(pod, demand, list(found.failed), names, freed)
+                for record in self._refused:
+                    record(refused)
         if found.passed:
             self._passed(pod)
         value: JsonObject = {
