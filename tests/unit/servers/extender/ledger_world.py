@@ -23,7 +23,6 @@ from gpushare.extender.bind import Binder, BindRequest, Outcome
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.state import State, node_row, pod_row
 from gpushare.shared._contracts import gpushare as contract
-from gpushare.shared._core.types import JsonObject
 
 NODES = {"a": (8,), "b": (6, 6)}
 PODS = 12
@@ -49,28 +48,14 @@ class Call:
 
 
 class DeferredClient:
-    """An extender's way to the API."""
+    """The API of one extender: get, post, put and patch wait until the test resumes them."""
 
     def __init__(self, extender: Extender) -> None:
         self._extender = extender
 
-    def get(self, path: str) -> JsonObject:
-        return self._ask("get", path)
-
-    def post(self, path: str, body: JsonObject) -> JsonObject:
-        return self._ask("post", path, body)
-
-    def put(self, path: str, body: JsonObject) -> JsonObject:
-        return self._ask("put", path, body)
-
-    def patch(self, path: str, body: Any, kind: str = "merge") -> JsonObject:
-        return self._ask("patch", path, body)
-
-    def delete(self, path: str) -> JsonObject:
-        raise AssertionError("no request deletes anything")
-
-    def watch(self, path: str) -> Any:
-        raise AssertionError("the world itself delivers changes")
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        assert method in ("get", "post", "put", "patch"), "the world itself delivers changes"
+        return lambda path, *body: self._ask(method, path, *body)
 
     def _ask(self, method: str, path: str, *body: Any) -> Any:
         extender, world = self._extender, self._extender.world
@@ -109,7 +94,7 @@ class Extender:
         self.call: Call | None = None
         self.outcome: Outcome | None = None
         self.state = State()
-        deferred = DeferredClient(self)
+        deferred: Any = DeferredClient(self)
         self.ledger = Ledger(deferred, self.state, "gpushare", self.name, world.clock, world.now_ms)
         events, now_ns = Events(deferred, "tests"), lambda: world.now_ms() * 10**6
         self.binder = Binder(deferred, self.state, "binpack", events, self.ledger, world.clock, now_ns)
