@@ -206,12 +206,6 @@ def stops_quickly(mirror: Mirror[Any]) -> None:
     assert mirror._thread is not None and not mirror._thread.is_alive()
 
 
-def test_stop_ends_a_watch_that_waits(follow: Follow) -> None:
-    mirror = follow()
-    eventually(lambda: mirror._stream is not None)
-    stops_quickly(mirror)
-
-
 def test_a_watch_that_ends_at_once_is_delayed_before_the_next(follow: Follow) -> None:
     class Short(ApiDouble):
         def watch(self, path: str) -> Any:
