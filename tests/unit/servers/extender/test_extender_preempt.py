@@ -476,6 +476,6 @@ def test_unused_offers_expire(api: ApiDouble, quiet: Quiet) -> None:
     victim = add(api, "v", 16, "a", 0)
     scheduler = quiet(16)
     preempt(scheduler.client, add_high(api, 16), {"a": [victim]})
-    assert scheduler.state.offered()
+    assert scheduler.state._offers
     scheduler.tick(40)
-    assert scheduler.state.offered() == []
+    assert scheduler.state._offers == {}

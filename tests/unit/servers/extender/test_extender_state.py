@@ -176,7 +176,7 @@ def test_an_offer_is_a_claim_as_soon_as_a_victim_ends(gone: bool) -> None:
     ending["metadata"]["deletionTimestamp"] = "x"
     state.pod_changed("", pod_row(victim), None if gone else pod_row(ending))
     assert [one.node for one in state.claims()] == ["b"]
-    assert state.offered() == []
+    assert state._offers == {}
 
 
 def test_outranks_compares_with_the_lowest_priority() -> None:

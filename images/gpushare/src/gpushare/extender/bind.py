@@ -309,7 +309,9 @@ class Binder:
                 done = _bound(self._kube.get(pod_path(request.namespace, request.name)), request)
                 if done is not None:
                     return done
-            return _failed(error, message)
+            if error.outcome_unknown:
+                return _not_bound("unsure", Reason.OUTCOME_UNKNOWN, message)
+            return _not_bound("failed", Reason.API_ERROR, message)
         return Outcome("bound")
 
     def _after_failure(self, request: BindRequest, entry: Entry, error: KubeError) -> Outcome:
@@ -412,12 +414,6 @@ def _trimmed(pod: JsonObject) -> JsonObject | None:
 
 def _attempt(request: BindRequest) -> str:
     return f"pod {request.pod} can't be bound to node {request.node}"
-
-
-def _failed(error: KubeError, message: str) -> Outcome:
-    if error.outcome_unknown:
-        return _not_bound("unsure", Reason.OUTCOME_UNKNOWN, message)
-    return _not_bound("failed", Reason.API_ERROR, message)
 
 
 def _bound(pod: JsonObject, request: BindRequest) -> Outcome | None:

@@ -210,7 +210,7 @@ def _inspected(view: NodeView, rows: list[PodRow]) -> JsonObject:
     on_card: dict[int, list[JsonObject]] = {card.index: [] for card in view.cards}
     unplaced: list[JsonObject] = []
     for row in rows:
-        for index, units in row.cards or ((NO_CARD, row.units),):
+        for index, units in row.shares:
             shown = {"name": row.name, "namespace": row.namespace, "usedGPU": units, "uid": row.uid}
             on_card.get(index, unplaced).append(shown)
     return {

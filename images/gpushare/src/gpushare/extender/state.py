@@ -55,6 +55,11 @@ class PodRow(NamedTuple):
     priority: int = 0
     terminating: bool = False
 
+    @property
+    def shares(self) -> Shares:
+        """The units by card; a card that isn't known has the index ``NO_CARD``."""
+        return self.cards or ((NO_CARD, self.units),)
+
 
 class NodeRow(NamedTuple):
     """A node; without cards where kubelet announces no GPU memory."""
@@ -210,7 +215,7 @@ class _NodeUsage:
             self._add(before, -1)
 
     def _add(self, row: PodRow, sign: int) -> None:
-        for index, units in row.cards or ((NO_CARD, row.units),):
+        for index, units in row.shares:
             if index in self.used:
                 self.used[index] += sign * units
             else:
@@ -434,11 +439,6 @@ class State:
         with self._lock:
             return list(self._claims.values())
 
-    def offered(self) -> list[str]:
-        """Return the UIDs of pods that have offers."""
-        with self._lock:
-            return list(self._offers)
-
     def outranks(self, priority: int) -> bool:
         """Return whether any bound pod has a lower priority."""
         with self._lock:
@@ -552,7 +552,7 @@ class State:
     def _view_for_pod(self, name: str, own: PodRow | None, claims: list[Claim]) -> NodeView:
         usage = self._usage(name)
         used, unplaced = dict(usage.used), usage.unplaced
-        changes = [(share, -1) for share in (own.cards or ((NO_CARD, own.units),) if own else ())]
+        changes = [(share, -1) for share in (own.shares if own else ())]
         changes += [(share, 1) for claim in claims for share in claim.cards]
         for (index, units), sign in changes:
             if index in used:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from gpushare.extender.state import LOWEST_PRIORITY, NO_CARD, NodeView, PodRow, Shares
+from gpushare.extender.state import LOWEST_PRIORITY, NodeView, PodRow, Shares
 from gpushare.shared._contracts.gpushare import Demand
 
 # Highest priority, violated budgets, sum of priorities (each above 0, so that more pods cost more), number of pods.
@@ -204,17 +204,13 @@ def _greedy(holding: list[tuple[PodRow, int]], units: int, violating: Collection
 # --------------------------------------------------------------------------- memory of pods
 
 
-def _shares(row: PodRow) -> Shares:
-    return row.cards or ((NO_CARD, row.units),)
-
-
 def _on(row: PodRow, index: int, at: Collection[int]) -> int:
     """Return the units that a pod frees on a card; memory on an unknown card counts on each."""
-    return sum(units for card, units in _shares(row) if card == index or card not in at)
+    return sum(units for card, units in row.shares if card == index or card not in at)
 
 
 def _remove(row: PodRow, lacking: dict[int, int], at: Collection[int]) -> None:
-    for card, units in _shares(row):
+    for card, units in row.shares:
         if card in lacking:
             lacking[card] -= units
         elif card not in at:
@@ -223,7 +219,7 @@ def _remove(row: PodRow, lacking: dict[int, int], at: Collection[int]) -> None:
 
 
 def _touches(row: PodRow, cards: Collection[int], at: Collection[int]) -> bool:
-    return any(card in cards or card not in at for card, _units in _shares(row))
+    return any(card in cards or card not in at for card, _units in row.shares)
 
 
 def _without_needless(
@@ -233,7 +229,7 @@ def _without_needless(
     left = list(victims)
     for row in sorted(victims, key=lambda row: (row.uid in violating, row.priority), reverse=True):
         trial = {index: lacking[index] for index in taken}
-        for card, units in _shares(row):
+        for card, units in row.shares:
             for index in [card] if card in at else list(trial):
                 if index in trial:
                     trial[index] += units

@@ -7,7 +7,6 @@ llhttp parses the answers. There are no redirects, no proxies and no compression
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import ssl
@@ -17,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httptools
+from gpushare.http.tls import signature
 
 CHUNK = 1 << 16
 # Connections that are kept for the next request.
@@ -116,7 +116,7 @@ class HttpClient:
         self._pooled: list[socket.socket] = []
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
-        self._signature: tuple[int, int, int] | None = None
+        self._signature: tuple[tuple[int, int, int], ...] = ()
 
     def request(self, method: str, path: str, headers: dict[str, str], body: bytes | None, seconds: float) -> Answer:
         """Send a request.
@@ -212,13 +212,12 @@ class HttpClient:
     def _trust(self) -> ssl.SSLContext:
         with self._lock:
             try:
-                stat = os.stat(self._authority) if self._authority else None
-                signature = (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None
-                if self._context is None or signature != self._signature:
+                now = signature(self._authority or "")
+                if self._context is None or now != self._signature:
                     self._context = ssl.create_default_context(cafile=self._authority)
                     self._context.minimum_version = ssl.TLSVersion.TLSv1_2
                     self._context.set_alpn_protocols(["http/1.1"])
-                    self._signature = signature
+                    self._signature = now
             except OSError as error:
                 raise _UnreadableFile(f"{self._authority}: {error}") from error
             return self._context

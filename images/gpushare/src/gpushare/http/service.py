@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, TextIO, cast
 from urllib.parse import parse_qs, unquote
 
@@ -147,7 +148,7 @@ class Service:
             ("X-Content-Type-Options", "nosniff"),
             *response.headers,
         ]
-        return Reply(f"{response.status} {_PHRASES.get(response.status, 'Status')}", headers, response.body)
+        return Reply(f"{response.status} {HTTPStatus(response.status).phrase}", headers, response.body)
 
     def _respond(self, message: Message) -> Response:
         method = message.method
@@ -181,17 +182,6 @@ class Service:
         except Exception:
             self._log.exception("%s %s", method, path)
             return answer({"error": "internal error; see the log"}, 500)
-
-
-_PHRASES = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 def termination_signals() -> set[signal.Signals]:

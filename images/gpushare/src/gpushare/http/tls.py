@@ -12,6 +12,7 @@ import logging
 import os
 import ssl
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
 # Kinds of clients; a verified one has a certificate of the server's authority.
@@ -61,30 +62,35 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
+def signature(*files: str | Path) -> tuple[tuple[int, int, int], ...]:
+    """Return a value that changes when one of the files is replaced or written; empty names are skipped.
+
+    :raises OSError: one of them can't be read.
+    """
+    stats = [os.stat(file) for file in files if file]
+    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in stats)
+
+
 class Context:
     """The files as an SSL context, recreated when one of them changes."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls, self._lock = tls, threading.Lock()
-        self._signature = self._stat_files()
+        self._signature = signature(*self._tls)
         self._context = self._load()
 
     def get(self) -> ssl.SSLContext:
         """Return the context of the current files, or of the last valid ones."""
         with self._lock:
             try:
-                signature = self._stat_files()
-                if signature != self._signature:
-                    self._context, self._signature = self._load(), signature
+                now = signature(*self._tls)
+                if now != self._signature:
+                    self._context, self._signature = self._load(), now
                     log.info("the certificates were read again")
             except OSError as error:
                 # They may be partly replaced; the next connection checks again.
                 log.error("the certificates can't be read again: %s", error)
             return self._context
-
-    def _stat_files(self) -> tuple[tuple[int, int, int], ...]:
-        stats = [os.stat(file) for file in self._tls if file]
-        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in stats)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
