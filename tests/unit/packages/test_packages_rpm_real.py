@@ -96,6 +96,10 @@ def install_old_tool(tree):
     user(tree, "install", "tool-1-1.el9" if tree.kind == "dnf" else "tool=1")
 
 
+def user_lock(tree, name):
+    user(tree, *(("versionlock", "add") if tree.kind == "dnf" else ("addlock",)), name)
+
+
 def upgrade_all(tree):
     user(tree, "upgrade" if tree.kind == "dnf" else "update")
 
@@ -127,8 +131,7 @@ def test_other_version_changes_the_dependencies_too_and_leaves_the_rest(tree, ve
     go(tree)
     go(tree, packages=[f"nvidia-open={version}*", f"nvidia-driver-cuda={version}*"])
     packages = tree.packages()
-    assert {packages[name] for name in CORE} == {version}
-    assert packages["tool"] == "1"
+    assert {packages[name] for name in CORE} == {version} and packages["tool"] == "1"
     assert not go(tree, packages=[f"nvidia-open={version}*", f"nvidia-driver-cuda={version}*"])["changed"]
 
 
@@ -152,16 +155,10 @@ def test_without_hold_also_an_upgrade_of_everything_fails(dnf):
 @pytest.mark.long
 def test_user_locks_survive_the_tools_rewrites_and_the_removal_of_ours(tree):
     go(tree)
-    if tree.kind == "dnf":
-        user(tree, "install", "tool-1-1.el9")
-        tree.run("dnf", "versionlock", "add", "tool")
-        tree.run("dnf", "versionlock", "add", "tool-lib")
-        tree.run("dnf", "versionlock", "delete", "tool-lib")
-    else:
-        user(tree, "install", "tool=1")
-        user(tree, "addlock", "tool")
-        user(tree, "addlock", "tool-lib")
-        user(tree, "removelock", "tool-lib")
+    install_old_tool(tree)
+    user_lock(tree, "tool")
+    user_lock(tree, "tool-lib")
+    user(tree, *(("versionlock", "delete") if tree.kind == "dnf" else ("removelock",)), "tool-lib")
     assert not go(tree)["changed"]
     go(tree, packages=["nvidia-open=590.44", "nvidia-driver-cuda=590.44"])
     upgrade_all(tree)
@@ -174,10 +171,7 @@ def test_user_locks_survive_the_tools_rewrites_and_the_removal_of_ours(tree):
 @pytest.mark.long
 def test_user_lock_on_our_package_is_refused_and_kept(tree):
     go(tree, hold=False)
-    if tree.kind == "dnf":
-        tree.run("dnf", "versionlock", "add", "nvidia-open")
-    else:
-        user(tree, "addlock", "nvidia-open")
+    user_lock(tree, "nvidia-open")
     with pytest.raises(BadInput, match="a lock that isn't ours keeps nvidia-open"):
         go(tree, packages=["nvidia-open=590.44"])
     assert tree.packages()["nvidia-open"] == "580.95"
@@ -188,20 +182,15 @@ def test_user_lock_on_our_package_is_refused_and_kept(tree):
 def test_other_flavour_is_refused_until_replaces_matches_it(tree):
     go(tree)
     proprietary = ["cuda-drivers=580.95", "kmod-nvidia-latest-dkms=580.95"]
-    with pytest.raises(ShareError) as caught:
+    with pytest.raises(ShareError, match="kmod-nvidia-open-dkms"):
         go(tree, packages=proprietary, hold_also=[])
-    assert "kmod-nvidia-open-dkms" in str(caught.value)
     assert tree.packages() == OPEN_580
     with pytest.raises(ShareError, match=r"would remove .*nvidia-open"):
         go(tree, packages=proprietary, hold_also=["*nvidia*"], replaces=["kmod-nvidia-open-*"])
     assert locked(tree) == set(OPEN_580)
     go(tree, packages=proprietary, replaces=["kmod-nvidia-open-*", "nvidia-open"])
     packages = tree.packages()
-    assert (
-        packages["cuda-drivers"] == "580.95"
-        and "nvidia-open" not in packages
-        and "kmod-nvidia-open-dkms" not in packages
-    )
+    assert packages["cuda-drivers"] == "580.95" and not {"nvidia-open", "kmod-nvidia-open-dkms"} & set(packages)
     assert locked(tree) >= {"cuda-drivers", "kmod-nvidia-latest-dkms"}
 
 
@@ -209,9 +198,8 @@ def test_absent_refuses_to_remove_packages_of_the_user(tree):
     go(tree)
     user(tree, "install", "cuda-toolkit")
     locks = observe(tree)["locks"]
-    with pytest.raises(
-        ShareError, match=r"packages: cuda-toolkit need .*; remove them first: (dnf|zypper) remove cuda-tool"
-    ):
+    message = r"packages: cuda-toolkit need .*; remove them first: (dnf|zypper) remove cuda-tool"
+    with pytest.raises(ShareError, match=message):
         go(tree, state="absent", erase_dependencies=True)
     assert tree.packages() == {**OPEN_580, "cuda-toolkit": "13"}
     assert observe(tree)["locks"] == locks
@@ -224,40 +212,29 @@ def test_absent_refuses_to_remove_packages_of_the_user(tree):
 @pytest.mark.long
 def test_absent_keeps_listed_packages_and_their_dependencies(tree):
     go(tree)
+    go(tree, state="absent")
+    left = OPEN_580.keys() - {"nvidia-open", "nvidia-driver-cuda"}
+    assert tree.packages() == {name: OPEN_580[name] for name in left}
+    go(tree)
     go(tree, state="absent", erase_dependencies=True, keep=["nvidia-persistenced"])
     assert tree.packages() == {"nvidia-persistenced": "590.44", "nvidia-modprobe": "590.44"}
     # It is still marked as a dependency.
     if tree.kind == "dnf":
-        assert "nvidia-persistenced dependency" in tree.run(
-            "dnf", "-q", "repoquery", "--installed", "--qf", "%{name} %{reason}"
-        )
+        reasons = tree.run("dnf", "-q", "repoquery", "--installed", "--qf", "%{name} %{reason}")
+        assert "nvidia-persistenced dependency" in reasons
     else:
         assert "nvidia-persistenced" in tree.read("/var/lib/zypp/AutoInstalled").split()
 
 
 @pytest.mark.long
-def test_absent_without_erase_dependencies_keeps_dependencies(tree):
-    go(tree)
-    go(tree, state="absent")
-    assert tree.packages() == {
-        name: OPEN_580[name] for name in OPEN_580 if name not in ("nvidia-open", "nvidia-driver-cuda")
-    }
-
-
-@pytest.mark.long
 def test_failing_repository_is_rolled_back_with_its_key(tree):
-    url = "http://127.0.0.1:9/cuda/"
-    files = tree.files(*CONFIGURATION)
-    with pytest.raises(ShareError, match="failed: "):
-        go(tree, repository={"url": url})
-    assert tree.files(*CONFIGURATION) == files and tree.keys() == []
-    user(tree, "install", "tool")
-    go(tree)
-    files, keys = tree.files(*CONFIGURATION), tree.keys()
-    with pytest.raises(ShareError, match="failed: "):
-        go(tree, repository={"url": url})
-    assert tree.files(*CONFIGURATION) == files and tree.keys() == keys
-    assert not go(tree)["changed"]
+    for _time in range(2):
+        files, keys = tree.files(*CONFIGURATION), tree.keys()
+        with pytest.raises(ShareError, match="failed: "):
+            go(tree, repository={"url": "http://127.0.0.1:9/cuda/"})
+        assert tree.files(*CONFIGURATION) == files and tree.keys() == keys
+        # The second time it replaces one that works.
+        go(tree)
 
 
 @pytest.mark.long
@@ -293,12 +270,6 @@ def test_packages_signed_by_another_key_are_refused(tree):
     with pytest.raises(ShareError):
         go(tree, repository={"key_text": tree.read("/root/other.asc")})
     assert "nvidia-open" not in tree.packages()
-
-
-def test_unavailable_version_is_refused_with_the_available_ones(tree):
-    with pytest.raises(ShareError, match=r"no repository has nvidia-open=600\*; available: 3:590.44-1.el9, 3:580.95"):
-        go(tree, packages=["nvidia-open=600*"])
-    assert tree.packages() == {}
 
 
 @pytest.mark.long

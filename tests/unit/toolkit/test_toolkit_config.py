@@ -13,6 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import ru
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as toolkit
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.config_apply import CTK, ConfigReconciler
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import ARGUMENTS
 from hypothesis import given
 from hypothesis import strategies as st
 from node_fakes import FakeSystem, Killed
@@ -163,7 +164,7 @@ def node(files=None, rc=0):
 
 
 def work(machine, check=False, **params):
-    usual = {"state": "present", "old_cdi": False, "accept_unprivileged": True, "keep": []}
+    usual = {name: spec.get("default") for name, spec in ARGUMENTS.items()}
     return run(ConfigReconciler({**usual, **params}, machine), check)
 
 
@@ -231,14 +232,12 @@ def facts(env, config=None, specs=()):
 @pytest.mark.parametrize(
     ("args", "observed", "runs"),
     [
-        ({}, facts(None), False),
         ({}, facts(PACKAGED), False),
         ({}, facts(PACKAGED + OURS), True),
         ({"old_cdi": True}, facts(None), True),
         ({"old_cdi": True}, facts(PACKAGED + OURS), False),
         ({"old_cdi": True}, facts(PACKAGED), True),
         ({"accept_unprivileged": False}, facts(None), True),
-        ({"accept_unprivileged": False}, facts(None, config="a = 1\n"), True),
         ({"accept_unprivileged": False}, facts(None, config=toolkit.refusing("a = 1\n")), False),
         ({}, facts(None, config="a = 1\n"), False),
         ({}, facts(None, config=toolkit.refusing("a = 1\n")), True),

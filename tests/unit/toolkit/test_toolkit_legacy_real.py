@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import legacy
-from test_toolkit_legacy import work
+from test_toolkit_legacy import DOCKER_LIST, LISTS, TOOLKIT_LIST, restore, work
+from test_toolkit_legacy import KEY as KEYRING
 
 from lab.paths import cache_root
 
-LISTS = "/etc/apt/sources.list.d"
 # The file of the package nvidia-docker2, and one of a user.
 STOCK = """{
     "runtimes": {
@@ -29,12 +28,7 @@ STOCK = """{
 """
 USERS = """{ "log-driver": "journald", "default-runtime" : "nvidia",
   "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}"""
-NVIDIA = "https://nvidia.github.io"
-DOCKER_LIST = f"""deb {NVIDIA}/libnvidia-container/stable/ubuntu18.04/$(ARCH) /
-deb {NVIDIA}/nvidia-docker/ubuntu18.04/$(ARCH) /
-"""
-KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
-WANT = legacy.LegacyOptions(False, True, ("nvidia-docker2", "nvidia-container-runtime"))
+WANT = ("nvidia-docker2", "nvidia-container-runtime")
 
 
 class Debian(RealSystem):
@@ -88,9 +82,8 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("needs a root filesystem of the lab in the cache (make lab-up makes it)")
     root = tmp_path_factory.mktemp("debian")
     # Most directories aren't needed.
-    useless = [
-        f"--exclude=./usr/{each}" for each in ("share/zoneinfo", "share/doc", "include", "lib/gcc", "lib/python3*")
-    ]
+    folders = ("share/zoneinfo", "share/doc", "include", "lib/gcc", "lib/python3*")
+    useless = [f"--exclude=./usr/{each}" for each in folders]
     subprocess.run(["tar", "-C", str(root), *useless, "-xf", str(archive)], check=True)
     (root / "dev" / "null").touch()
     (root / "etc" / "apt" / "sources.list").write_text("")
@@ -113,8 +106,7 @@ def debian(unpacked: Path) -> Iterator[Debian]:
     )
     node.install("nvidia-container-runtime", "3.13.0-1", {}, "Depends: nvidia-container-toolkit (>= 1.13.0-1)\n")
     node.write(f"{LISTS}/nvidia-docker.list", DOCKER_LIST)
-    entry = f"deb [signed-by={KEYRING}] {NVIDIA}/libnvidia-container/stable/deb/amd64 /\n"
-    node.write(f"{LISTS}/nvidia-container-toolkit.list", entry)
+    node.write(f"{LISTS}/nvidia-container-toolkit.list", TOOLKIT_LIST)
     (unpacked / KEYRING.lstrip("/")).write_bytes(b"\x99\x02\x0d\x04\xff\x00binary")
     yield node
     node.run(["dpkg", "--purge", "nvidia-docker2", "nvidia-container-runtime", "nvidia-container-toolkit"])
@@ -158,7 +150,7 @@ def test_dockers_configuration_is_kept_and_sources_are_restored(debian: Debian, 
     assert debian.do("apt-get", "indextargets") == "", "apt reads its lists"
     assert not work(WANT, False, debian)["changed"]
 
-    work(legacy.LegacyOptions(True, True, ()), False, debian)
+    restore(debian)
     assert snapshot(debian) == before
     assert not (debian.root / "var/lib/kubegpu-share/legacy").exists()
 
@@ -255,7 +247,7 @@ def test_dockers_configuration_that_rpm_deletes_is_restored(package: Path, tmp_p
             assert node.run(["rpm", "-e", "nvidia-docker2"]).rc == 0
             assert not daemon.exists()
             continue
-        done = work(legacy.LegacyOptions(False, True, ("nvidia-docker2", "nvidia-container-runtime")), False, node)
+        done = work(WANT, False, node)
         assert done["packages"] == {"nvidia-docker2": "2.13.0-1"}
         assert daemon.read_text() == text and daemon.stat().st_mode & 0o777 == 0o600
         assert [path.name for path in daemon.parent.iterdir()] == ["daemon.json"]

@@ -193,27 +193,20 @@ def converged(old_cdi: bool) -> dict[str, object]:
     url = DEB + "amd64/"
     machine = AptMachine({url: {name: [VERSION] for name in NAMES}})
     machine.fetched.add(url)
-    repository = {
-        "name": "nvidia-container-toolkit",
-        "url": url,
-        "suites": ["/"],
-        "components": [],
-        "architectures": ["amd64"],
-        "key_url": "https://nvidia.github.io/libnvidia-container/gpgkey",
-    }
+    repository = {"name": "nvidia-container-toolkit", "url": url, "architectures": ["amd64"]}
+    repository["key_url"] = "https://nvidia.github.io/libnvidia-container/gpgkey"
     params = {
         "name": "toolkit",
         "repositories": [repository],
         "packages": [f"{name}={VERSION}" for name in NAMES],
         "never_upgrade": ["nvidia-container-", "libnvidia-container"],
     }
-    key = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc=\n-----END PGP PUBLIC KEY BLOCK-----\n"
-    concern = reconciler(package_set(**params), machine, "debian", fetch=lambda url: key)
-    run(concern, check=False)
+    packages = reconciler(package_set(**params), machine, "debian")
+    run(packages, check=False)
     binaries = ["nvidia-ctk", "nvidia-container-runtime"]
     return {
         **node(**runtimes(containerd="1.6.20" if old_cdi else "2.1.0")),
-        **concern.observe(),
+        **packages.observe(),
         "toolkit": {"version": VERSION.split("-")[0], "binaries": binaries, "operator": False, "config": None},
         "cdi": {"specs": [], "refresh_env": with_flag("# as packaged\n") if old_cdi else "# as packaged\n"},
     }

@@ -11,7 +11,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._node import baselin
 from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline_query import observe
 from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline_record import PATH
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as files
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import reconcile
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.facts import PACKAGES as TOOLKIT
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import ARGUMENTS, reconcile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_fakes import AptMachine, Killed
@@ -20,15 +21,7 @@ from test_toolkit_legacy import DAEMON, DEB822_TWO, DOCKER_LIST, KEY, LISTS, MIX
 from toolkit_kit import add_coreutils
 
 URL = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64/"
-TOOLKIT = [
-    "nvidia-container-toolkit",
-    "nvidia-container-toolkit-base",
-    "libnvidia-container-tools",
-    "libnvidia-container1",
-]
 OLD, NEW = "1.13.5-1", "1.20.1-1"
-ARMOURED = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc=\n-----END PGP PUBLIC KEY BLOCK-----\n"
-
 # Files and packages that a node may have before, each alone or together.
 FILES = {
     f"{LISTS}/nvidia-docker.list": DOCKER_LIST,
@@ -58,13 +51,9 @@ class Machine(AptMachine):
         self.repositories["https://nvidia.github.io/nvidia-docker"] = wrappers
         self.fetched.add(URL)
         add_coreutils(self)
-        self.commands |= {
-            "chmod": Done(0, "", ""),
-            "rmdir": Done(0, "", ""),
-            "date": Done(0, "2026-01-02T03:04:05Z\n", ""),
-            "dpkg-query -W -f ${db:Status-Abbrev}\\t${Package}\\t${Version}\\n": self._named,
-            "systemctl restart": Done(0, "", ""),
-        }
+        self.commands |= dict.fromkeys(("chmod", "rmdir", "systemctl restart"), Done(0, "", ""))
+        self.commands["date"] = Done(0, "2026-01-02T03:04:05Z\n", "")
+        self.commands["dpkg-query -W -f ${db:Status-Abbrev}\\t${Package}\\t${Version}\\n"] = self._named
 
     def _named(self, argv):
         rows = [f"{'h' if n in self.held else 'i'}i \t{n}\t{v}" for n, v in self.installed.items() if n in argv]
@@ -92,40 +81,25 @@ class Machine(AptMachine):
         return {"packages": packages, "services": {}, "runtimes": {}, "nouveau": nouveau}
 
 
-def apt(machine, name, state, packages, hold, **more):
-    spec = package_set(name=name, state=state, packages=packages, hold=hold, **more)
-    apply(spec, machine, "debian", fetch=lambda url: ARMOURED.encode())
+def apt(machine, **params):
+    apply(package_set(**params), machine, "debian")
 
 
 def toolkit(machine, state, keep=()):
-    repository = {
-        "name": "nvidia-container-toolkit",
-        "url": URL,
-        "suites": ["/"],
-        "components": [],
-        "architectures": [],
-    }
+    packages = [f"{name}={NEW}" for name in TOOLKIT if name not in keep]
+    repository = {"name": "nvidia-container-toolkit", "url": URL, "key_url": f"{URL}gpgkey"}
     apt(
         machine,
-        "toolkit",
-        state,
-        [f"{name}={NEW}" for name in TOOLKIT if name not in keep],
-        True,
-        repositories=[{**repository, "key_url": "https://nvidia.github.io/libnvidia-container/gpgkey"}],
+        name="toolkit",
+        state=state,
+        packages=packages,
+        repositories=[repository],
         never_upgrade=["nvidia-container-"],
     )
 
 
 def configure(machine, **params):
-    usual = {
-        "state": "present",
-        "files": True,
-        "old_cdi": False,
-        "accept_unprivileged": True,
-        "keep": [],
-        "remove_sources": False,
-        "remove_packages": [],
-    }
+    usual = {name: spec.get("default") for name, spec in ARGUMENTS.items()}
     return reconcile({**usual, **params}, False, machine)
 
 
@@ -148,14 +122,12 @@ def uninstall(machine):
     toolkit(machine, "absent", kept)
     keep = [*seen["files"], *([files.SPECIFICATION] if kept else [])]
     removed = configure(machine, state="absent", keep=keep)["packages"]
-    back = {
-        **removed,
-        **{name: before[name] for name in (*TOOLKIT, "nvidia-docker2", "nvidia-container-runtime") if name in before},
-    }
+    ours = (*TOOLKIT, "nvidia-docker2", "nvidia-container-runtime")
+    back = {**removed, **{name: before[name] for name in ours if name in before}}
     for hold in (False, True):
         names = [name for name in back if seen["packages"].get(name, {}).get("held", False) is hold]
         if names:
-            apt(machine, "toolkit-before", "present", [f"{name}={back[name]}" for name in names], hold)
+            apt(machine, name="toolkit-before", packages=[f"{name}={back[name]}" for name in names], hold=hold)
     baseline_apply.ensure("compared", [], False, machine)
 
 
