@@ -29,6 +29,8 @@ from .._core.types import JsonObject
 
 CHUNK = 1 << 20
 GZIP = b"\x1f\x8b"
+# These would override a member's own fields.
+OVERRIDING_HEADERS = ("mtime", "atime", "ctime", "uname", "gname")
 # Fields about the build container and the engine.
 VOLATILE = ("container", "container_config", "docker_version", "id", "parent")
 
@@ -41,20 +43,16 @@ def normalize(source: str, target: str, reference: str, epoch: int, mark: str) -
     :param mark: text in the first history entry after the base's layers.
     :raises ShareError: it isn't an archive of one image.
     """
-    try:
-        with tarfile.open(source) as archive:
-            config, layers = _image(archive)
-            count = _own_layers(config, mark)
-            folder = os.path.dirname(os.path.abspath(target))
-            with tempfile.TemporaryDirectory(dir=folder) as work:
-                files = []
-                for number, name in enumerate(layers):
-                    path = os.path.join(work, str(number))
-                    own = number >= len(layers) - count
-                    files.append((_layer(_file(archive, name), path, epoch if own else None), path))
-                _write(target, _config(config, [digest for digest, _path in files], epoch, mark), files, reference)
-    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError, zlib.error) as error:
-        raise ShareError(f"{source} isn't an image archive: {error}") from error
+    folder = os.path.dirname(os.path.abspath(target))
+    with _open(source) as archive, tempfile.TemporaryDirectory(dir=folder) as work:
+        config, layers = _image(archive)
+        count = _own_layers(config, mark)
+        files = []
+        for number, name in enumerate(layers):
+            path = os.path.join(work, str(number))
+            own = number >= len(layers) - count
+            files.append((_layer(_file(archive, name), path, epoch if own else None), path))
+        _write(target, _config(config, [digest for digest, _path in files], epoch, mark), files, reference)
 
 
 def file_in(source: str, path: str) -> str | None:
@@ -63,17 +61,23 @@ def file_in(source: str, path: str) -> str | None:
     :param path: without a leading slash.
     :raises ShareError: it isn't an archive of one image.
     """
+    with _open(source) as archive:
+        _about, layers = _image(archive)
+        for name in reversed(layers):
+            with tarfile.open(fileobj=_file(archive, name)) as layer:
+                for member in layer:
+                    if member.isfile() and member.name.lstrip("./") == path:
+                        return t.cast(t.IO[bytes], layer.extractfile(member)).read().decode()
+    return None
+
+
+@contextlib.contextmanager
+def _open(source: str) -> t.Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(source) as archive:
-            _about, layers = _image(archive)
-            for name in reversed(layers):
-                with tarfile.open(fileobj=_file(archive, name)) as layer:
-                    for member in layer:
-                        if member.isfile() and member.name.lstrip("./") == path:
-                            return t.cast(t.IO[bytes], layer.extractfile(member)).read().decode()
+            yield archive
     except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise ShareError(f"{source} isn't an image archive: {error}") from error
-    return None
 
 
 def digest_of(path: str) -> str | None:
@@ -126,10 +130,9 @@ def _layer(source: t.IO[bytes], path: str, epoch: int | None) -> str:
             for member in old:
                 member.mtime = epoch
                 member.uname = member.gname = ""
-                kept = {
-                    key: value for key, value in member.pax_headers.items() if key not in ("mtime", "atime", "ctime")
+                member.pax_headers = {
+                    key: value for key, value in member.pax_headers.items() if key not in OVERRIDING_HEADERS
                 }
-                member.pax_headers = {key: value for key, value in kept.items() if key not in ("uname", "gname")}
                 new.addfile(member, old.extractfile(member) if member.isfile() else None)
     return str(digest_of(path))
 

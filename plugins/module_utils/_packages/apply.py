@@ -16,7 +16,7 @@ from .._core.errors import ShareError
 from .._core.plan import Plan
 from .._host.system import Done, System
 from .commands import Commands, Sleep
-from .plan import FinishInterrupted, Planner, PutKey, PutRepository, RemoveFile, RemoveRepository, steps_of
+from .plan import Planner, PutKey, PutRepository, RemoveRepository, steps_of
 from .repository_record import (
     created,
     directories_to_record,
@@ -27,6 +27,7 @@ from .repository_record import (
 )
 from .signing_key import Fetch, fetch_key, key_of
 from .spec import PackageSet, Repository
+from .steps import FinishInterrupted, RemoveFile
 from .types import PackageFacts
 
 # Files as they were before, by path; None where there was none.
@@ -99,7 +100,7 @@ class Applier(ABC, t.Generic[AnyPlanner]):
         return
 
     def owned(self, folder: str) -> bool:
-        """Whether a directory belongs to a package by now."""
+        """Return whether a directory belongs to a package by now."""
         return False
 
     # ------------------------------------------------------------------ the same for all

@@ -23,9 +23,10 @@ from .._core.errors import BadInput
 from .._core.plan import Change
 from .names import described
 from .paths import APT_CONFIGURATION, APT_KEYRINGS, APT_PREFERENCES, APT_SOURCES, MARK
-from .plan import WRITTEN_BY, FinishInterrupted, Planner, Release, RemovePackage, SetPackage, set_package
+from .plan import WRITTEN_BY, Planner, Release, SetPackage, set_package
 from .repository_record import KEY_ORIGIN
 from .spec import Package, PackageSet, Repository
+from .steps import FinishInterrupted, RemovePackage
 from .types import AptState, InstalledPackage
 
 DISABLED = "Enabled: no\n"
@@ -126,7 +127,7 @@ class AptPlanner(Planner):
 
 
 def satisfied(package: Package, version: str) -> bool:
-    """Whether a version is one that the set accepts."""
+    """Return whether a version is one that the set accepts."""
     return not package.version or fnmatch.fnmatchcase(version, package.version)
 
 

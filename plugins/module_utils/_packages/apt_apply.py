@@ -17,9 +17,10 @@ from .._host.system import Done
 from .apply import Applier, Before
 from .apt import AptPlanner
 from .commands import LONG, QUIET, last_line, would_remove
-from .plan import PutFile, Release, RemovePackage, SetPackage, steps_of
+from .plan import Release, SetPackage, steps_of
 from .signing_key import key_of
 from .spec import Repository
+from .steps import PutFile, RemovePackage
 from .types import PackageFacts
 
 APT_GET = (*QUIET, "apt-get", "-y", "-o", "DPkg::Lock::Timeout=300")

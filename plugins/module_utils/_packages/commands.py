@@ -84,7 +84,7 @@ class Commands:
 
 
 def shown(argv: t.Sequence[str]) -> str:
-    """The command as a person would type it."""
+    """Return the command as a person would type it."""
     return " ".join(word for before, word in zip(("", *argv), argv) if before != "-o" and not _HIDDEN.fullmatch(word))
 
 
@@ -95,5 +95,5 @@ def would_remove(argv: t.Sequence[str], names: t.Iterable[str]) -> ShareError:
 
 
 def last_line(done: Done) -> str:
-    """The last line that a command printed."""
+    """Return the last line that a command printed."""
     return ((done.err or done.out).strip().splitlines() or [f"exit status {done.rc}"])[-1].strip()

@@ -17,5 +17,5 @@ def matches_any(name: str, patterns: t.Iterable[str]) -> bool:
 
 
 def described(version: str, held: bool) -> str:
-    """A package's line in a diff."""
+    """Return a package's line in a diff."""
     return f"{version}, held\n" if held else f"{version}\n"

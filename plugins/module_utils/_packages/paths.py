@@ -73,5 +73,5 @@ MANAGERS: dict[str, Manager] = {
 
 
 def install_only(name: str) -> bool:
-    """Whether rpm keeps several versions of a package."""
+    """Return whether rpm keeps several versions of a package."""
     return matches_any(name, INSTALL_ONLY)

@@ -22,6 +22,7 @@ from .names import described, matches_any
 from .paths import MARK
 from .repository_record import KEY_ORIGIN, created, imported, without_record
 from .spec import Package, PackageSet, Repository, Stream
+from .steps import PutFile, RemoveFile
 from .types import InstalledPackage
 
 WRITTEN_BY = "Written by kubegpu.share; changes made here by hand are overwritten."
@@ -56,22 +57,6 @@ class RemoveRepository:
 
 
 @dataclasses.dataclass(frozen=True)
-class PutFile:
-    path: str
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoveFile:
-    path: str
-
-
-@dataclasses.dataclass(frozen=True)
-class FinishInterrupted:
-    """Complete what an interrupted run of the package manager left."""
-
-
-@dataclasses.dataclass(frozen=True)
 class SetPackage:
     """Install a package, or only set its hold.
 
@@ -84,15 +69,6 @@ class SetPackage:
     install: bool
     version: str
     held: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class RemovePackage:
-    """``versions``: those of several that are removed; all when empty."""
-
-    name: str
-    held: bool
-    versions: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

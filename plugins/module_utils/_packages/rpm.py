@@ -25,11 +25,9 @@ from .paths import MANAGERS, MARK, RPM_KEY_MARK, RPM_KEYS, install_only
 from .plan import (
     WRITTEN_BY,
     EnableStream,
-    FinishInterrupted,
     InstallLockPlugin,
     Planner,
     Release,
-    RemovePackage,
     ResetStream,
     SetPackage,
     set_package,
@@ -38,6 +36,7 @@ from .repository_record import KEY_ORIGIN
 from .rpm_locks import Lock
 from .rpm_version import matches
 from .spec import Package, PackageSet, Repository, Stream
+from .steps import FinishInterrupted, RemovePackage
 from .types import InstalledPackage, RpmState
 
 

@@ -15,7 +15,7 @@ from .._core.plan import Plan
 from .._host.system import Done
 from . import rpm_files
 from .apply import Applier, Before
-from .plan import EnableStream, InstallLockPlugin, Release, RemovePackage, ResetStream, SetPackage, steps_of
+from .plan import EnableStream, InstallLockPlugin, Release, ResetStream, SetPackage, steps_of
 from .repository_record import imported
 from .rpm import RpmPlanner
 from .rpm_backends import RPM_MANAGERS, Item, RpmManager, reason
@@ -24,6 +24,7 @@ from .rpm_query import QUERY, Installed, emptied_module_file, parse_query
 from .rpm_version import by_version, matches, newest
 from .signing_key import rpm_names
 from .spec import Package, Repository
+from .steps import RemovePackage
 from .types import PackageFacts
 
 
@@ -235,7 +236,7 @@ class RpmApplier(Applier[RpmPlanner]):
 
 
 def _named(name: str, specs: t.Sequence[str]) -> bool:
-    """Whether a package is one of those that are removed by name."""
+    """Return whether a package is one of those that are removed by name."""
     return any(spec == name or spec.startswith(f"{name}-") for spec in specs)
 
 

@@ -41,7 +41,7 @@ class Lock:
         return not self.exclude and fnmatch.fnmatchcase(name, self.name)
 
     def keeps(self, name: str, version: str) -> bool:
-        """Whether the lock keeps an installed package at its version."""
+        """Return whether the lock keeps an installed package at its version."""
         if not self.of(name):
             return False
         have, want = Version.of(version), Version.of(self.version)
@@ -49,7 +49,7 @@ class Lock:
 
     @property
     def exact(self) -> bool:
-        """Whether it keeps one version and no other."""
+        """Return whether it keeps one version and no other."""
         return bool(self.version) and not re.search(r"[*?\[]", self.version)
 
     def json(self) -> LockState:

@@ -33,12 +33,12 @@ class Version(t.NamedTuple):
 
     @property
     def full(self) -> str:
-        """The text with its epoch, even where that is 0."""
+        """Return the text with its epoch, even where that is 0."""
         return f"{self.epoch}:{self.version}-{self.release}"
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a version matches a pattern; an empty pattern matches every version.
+    """Return whether a version matches a pattern; an empty pattern matches every version.
 
     The epoch is compared only where the pattern has a ``:``, the release only where it has a ``-``.
     """

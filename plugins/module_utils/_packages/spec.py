@@ -92,13 +92,13 @@ class PackageSet:
         return frozenset(package.name for package in self.packages)
 
     def manages(self, name: str) -> bool:
-        """Whether a lock of this package belongs to this set."""
+        """Return whether a lock of this package belongs to this set."""
         return name in self.names or matches_any(name, self.hold_also)
 
     def replaceable(self, name: str) -> bool:
-        """Whether an installed package may be removed to make place for the set."""
+        """Return whether an installed package may be removed to make place for the set."""
         return name not in self.names and matches_any(name, self.replaces)
 
     def kept(self, name: str) -> bool:
-        """Whether a package stays installed when the set is removed."""
+        """Return whether a package stays installed when the set is removed."""
         return matches_any(name, self.keep)

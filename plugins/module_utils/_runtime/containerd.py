@@ -25,8 +25,6 @@ Flat = dict[tuple[str, ...], t.Any]
 
 RUNTIME_NAME = "nvidia"
 DROP_IN_NAME = "99-kubegpu-nvidia.toml"
-# A pattern, so that containerd still starts when somebody deletes our file and leaves the import.
-DROP_IN_PATTERN = "99-kubegpu-*.toml"
 PENDING_PATH = "/var/lib/kubegpu-share/containerd.json"
 DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
@@ -40,11 +38,6 @@ CRI_PLUGIN = {
 }
 
 CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
-# The newest format that a release reads; since 2.3 each imported file is migrated by itself.
-NEWEST_FORMAT = (((2, 3), 4), ((2, 0), 3), ((0, 0), 2))
-EACH_FILE_ITS_FORMAT = (2, 3)
-# The dump of 1.4 leaves out every runtime's options.
-DUMP_HAS_OPTIONS = (1, 6)
 # Distributions whose containerd only their own file can configure.
 ELSEWHERE = {
     "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
@@ -99,11 +92,6 @@ def belongs_to(name: str) -> str:
     return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
 
 
-def newest_format(release: tuple[int, int]) -> int:
-    """Return the newest configuration format that a release reads."""
-    return next(number for since, number in NEWEST_FORMAT if release >= since)
-
-
 # --------------------------------------------------------------------------- files
 
 
@@ -152,37 +140,6 @@ def _glob(path: str, names: t.Callable[[str], list[str]]) -> list[str]:
         for one in folders
         for name in sorted(names(one))
         if fnmatch.fnmatchcase(name, pattern)
-    ]
-
-
-def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
-    """Return a configuration's files in the order in which containerd merges them; the later one wins."""
-
-    def names(folder: str) -> list[str]:
-        start = folder.rstrip("/") + "/"
-        return list({path[len(start) :].partition("/")[0] for path in texts if path.startswith(start)})
-
-    order: list[str] = []
-    pending = [main]
-    while pending:
-        path = pending.pop(0)
-        if path in order or path not in texts:
-            continue
-        order.append(path)
-        pending.extend(resolve(path, imports_of(texts[path]), names))
-    return order
-
-
-def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the importing file and the path of each import without a wildcard that doesn't exist.
-
-    containerd doesn't start with them, and since 2.0 its dump doesn't report them.
-    """
-    return [
-        (path, one)
-        for path in load_order(main, texts)
-        for one in resolve(path, [name for name in imports_of(texts[path]) if "*" not in name], lambda _folder: [])
-        if one not in texts
     ]
 
 
@@ -383,22 +340,6 @@ def _differences(seen: EffectiveConfig, binary: str, model: str) -> list[str]:
         for path, value in sorted(runtime_settings(seen, binary, model).items())
         if ours.get(path, False if value is False else None) != value and (path[0] != "options" or seen.shows_options())
     ]
-
-
-def deprecated_settings(seen: EffectiveConfig) -> list[tuple[tuple[str, ...], str]]:
-    """Return the deprecated settings of 1.x with which our runtime can't be the default: key and explanation.
-
-    The dump accepts them; only the daemon fails with them when it starts.
-    """
-    found: list[tuple[tuple[str, ...], str]] = []
-    if seen.value("containerd", "default_runtime", "runtime_type"):
-        reason = "containerd.default_runtime overrides default_runtime_name; make it one of containerd.runtimes"
-        found.append((("containerd", "default_runtime"), reason))
-    for old in ("systemd_cgroup", "no_pivot"):
-        if seen.value(old):
-            reason = f"{old} = true only works with a default runtime of type io.containerd.runtime.v1.linux; "
-            found.append(((old,), reason + "set it in the options of each runtime"))
-    return found
 
 
 def cri_disabled(seen: EffectiveConfig) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 
 from .._core.types import JsonObject
-from .._host.file_transaction import FileTransaction, Replacement
+from .._host.file_transaction import Replacement
 from .._host.system import System
 from .._host.systemd import stale
 from . import containerd, cri
@@ -35,8 +35,6 @@ class ContainerdEngine(Engine):
         unit = service(system)
         self._binary = unit.binary or "containerd"
         self._config = unit.config_path
-        # The dump that the daemon runs with; None where it has to be restarted in any case.
-        self._active_dump: str | None = None
 
     def check_preconditions(self) -> None:
         if self._wanted.present:
@@ -45,7 +43,7 @@ class ContainerdEngine(Engine):
         text, _error = dump(self._system, self._binary, self._config)
         paths = list(read_files(self._system, self._config))
         if unit.active and text and not self._system.exists(self.record) and not stale(self._system, unit.pid, paths):
-            self._active_dump = text
+            self._active = text
 
     def redact(self, text: str) -> str:
         return containerd.mask(text)
@@ -56,7 +54,7 @@ class ContainerdEngine(Engine):
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         if not changes:
             # The plan consists of a restart alone.
-            self._active_dump = None
+            self._active = None
         return changes
 
     def config_on_disk(self) -> ConfigOnDisk:
@@ -69,12 +67,6 @@ class ContainerdEngine(Engine):
             lost = containerd.losses(containerd.effective(before.value), new, self._wanted)
             wrong = [f"{path} would change" for path in lost]
         return wrong
-
-    def activate(self, transaction: FileTransaction, timeout: float) -> str:
-        if self._active_dump is not None and self.config_on_disk().value == self._active_dump:
-            return ""
-        self._active_dump = None
-        return self.restart(timeout)
 
     def health_error(self) -> tuple[str, bool]:
         state = self._cri()

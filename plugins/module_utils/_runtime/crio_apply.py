@@ -13,7 +13,7 @@ import typing as t
 
 from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .._host.file_transaction import FileTransaction, Put, Replacement
+from .._host.file_transaction import Put, Replacement
 from .._host.system import System
 from .._host.systemd import Unit, stale, unit
 from . import cri, crio
@@ -34,8 +34,6 @@ class CrioEngine(Engine):
         self._wanted = wanted
         self._main, self._folder = paths_of(self._daemon())
         self._masks = masks(system, self._daemon())
-        # The configuration that the daemon runs with; None where it has to be restarted in any case.
-        self._active_config: str | None = None
 
     def check_preconditions(self) -> None:
         if self._wanted.present:
@@ -44,7 +42,7 @@ class CrioEngine(Engine):
         paths = list(read_files(self._system, self._main, self._folder))
         fresh = daemon.active and not stale(self._system, daemon.pid, paths)
         if fresh and not self._system.exists(self.record):
-            self._active_config = config_of_files(self._system, daemon)[0] or None
+            self._active = config_of_files(self._system, daemon)[0] or None
 
     def file_writer(self) -> Put | None:
         return self._write
@@ -57,7 +55,7 @@ class CrioEngine(Engine):
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         if not changes or any(one.path == crio.TOOLKIT_CONFIG for one in changes):
-            self._active_config = None
+            self._active = None
         return changes
 
     def config_on_disk(self) -> ConfigOnDisk:
@@ -70,12 +68,6 @@ class CrioEngine(Engine):
         if not wrong and before.value:
             wrong = [f"{path} would change" for path in crio.losses(crio.parse_config(before.value), new)]
         return wrong
-
-    def activate(self, transaction: FileTransaction, timeout: float) -> str:
-        if self._active_config is not None and self.config_on_disk().value == self._active_config:
-            return ""
-        self._active_config = None
-        return self.restart(timeout)
 
     def health_error(self) -> tuple[str, bool]:
         daemon = self._daemon()

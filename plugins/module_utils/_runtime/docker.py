@@ -142,10 +142,15 @@ class FileRuntimes:
         return found.default_runtime == default and (running == ours if ours is not None else running == flags.ours)
 
 
+def _tree(text: str | None) -> t.Any:
+    """Parse a daemon.json; a missing or empty one is an empty object."""
+    return json.loads((text or "").lstrip("\ufeff").strip() or "{}")
+
+
 def runtimes_in(text: str | None) -> FileRuntimes:
     """Read the runtimes of a daemon.json; an unreadable one sets none."""
     try:
-        tree = json.loads((text or "").lstrip("\ufeff").strip() or "{}")
+        tree = _tree(text)
         runtimes = tree.get("runtimes")
         if not isinstance(runtimes, dict):
             runtimes = {}
@@ -160,7 +165,7 @@ def runtimes_in(text: str | None) -> FileRuntimes:
 def hosts(text: str | None) -> list[str]:
     """Return the daemon's addresses in a daemon.json; empty where it can't be read."""
     try:
-        return [str(one) for one in json.loads((text or "{}").lstrip("\ufeff")).get("hosts") or []]
+        return [str(one) for one in _tree(text).get("hosts") or []]
     except (ValueError, AttributeError, TypeError):
         return []
 
@@ -176,7 +181,7 @@ def with_stock_runtime(text: str | None, flags: Flags) -> str:
 
     A default runtime that is a flag must not be in the file too.
     """
-    tree = json.loads((text or "").lstrip("\ufeff").strip() or "{}")
+    tree = _tree(text)
     if not flags.default:
         tree.setdefault("default-runtime", STOCK_RUNTIME)
     tree["runtimes"] = tree.get("runtimes") or {}

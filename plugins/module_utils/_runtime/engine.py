@@ -53,6 +53,8 @@ class Engine:
     def __init__(self, system: System) -> None:
         self._system = system
         self.restarted = False
+        # The configuration that the daemon runs with; None where it has to be restarted in any case.
+        self._active: t.Any = None
 
     def check_preconditions(self) -> None:
         """Refuse a change that can't be made.
@@ -90,6 +92,9 @@ class Engine:
         :param timeout: seconds that a restart may take.
         :returns: the error, or nothing.
         """
+        if self._active is not None and self.config_on_disk().value == self._active:
+            return ""
+        self._active = None
         return self.restart(timeout)
 
     def health_error(self) -> tuple[str, bool]:

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Look at all container runtimes of a node: section ``runtimes`` of the observation."""
+"""Collect the section ``runtimes`` of ``gpu_node``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .types import Runtimes
 
 
 def observe(system: System) -> Runtimes:
-    """What is known of each runtime; None for one that isn't there."""
+    """Return the state of each container runtime; None for one that isn't installed."""
     return {
         "containerd": containerd_query.observe(system),
         "docker": docker_query.observe(system),

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""k3s and RKE2: their paths, and the releases that have the setting ``default-runtime``. Pure.
+"""k3s and RKE2: their paths and settings. Pure.
 
 Both regenerate their containerd's configuration at each start, detect NVIDIA's runtime by themselves and have one
 setting for the default one. https://github.com/k3s-io/k3s/blob/v1.34.1%2Bk3s1/pkg/cli/cmds/agent.go
@@ -15,16 +15,10 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-import typing as t
 
 DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
 KEY = "default-runtime"
 SOCKET = "/run/k3s/containerd/containerd.sock"
-# The name by which they detect it.
-BINARY_NAME = "nvidia-container-runtime"
-
-# The first patch release of each minor one that has the setting; every later minor release has it.
-DEFAULT_RUNTIME_SINCE = {(1, 26): 12, (1, 27): 9, (1, 28): 5, (1, 29): 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,18 +70,6 @@ def version_of(text: str) -> str:
     return found.group(1) if found else ""
 
 
-def has_default_runtime(version: str) -> bool:
-    found = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
-    if not found:
-        return False
-    major, minor, patch = (int(one) for one in found.groups())
-    newest = max(DEFAULT_RUNTIME_SINCE)
-    if (major, minor) > newest:
-        return True
-    first = DEFAULT_RUNTIME_SINCE.get((major, minor))
-    return first is not None and patch >= first
-
-
 def setting(text: str, key: str) -> str:
     """Read a top-level scalar of a configuration file; nodes have no YAML library."""
     found = re.findall(rf"(?m)^[\"']?{re.escape(key)}[\"']?:[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?\r?$", text)
@@ -108,8 +90,3 @@ def rendered(data: str) -> str:
 def renders_default(template: str) -> bool:
     """Return whether a template renders the setting: it includes the base template, or names the setting."""
     return bool(re.search(r'template\s+"base"', template)) or "DefaultRuntime" in template
-
-
-def later_drop_ins(names: t.Sequence[str]) -> list[str]:
-    """Return the drop-ins that are read after ours."""
-    return [name for name in sorted(names) if name > DROP_IN_NAME and name.endswith((".yaml", ".yml"))]

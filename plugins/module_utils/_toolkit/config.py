@@ -20,6 +20,7 @@ import typing as t
 
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._packages.steps import RemoveFile
 from .facts import CONFIG, ENVIRONMENT
 
 SERVICE = "nvidia-cdi-refresh.service"
@@ -55,14 +56,6 @@ class Configure:
     before: str | None
     text: str
     refuses: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoveFile:
-    path: str
-
-
-STEPS = (Refresh, Configure, RemoveFile)
 
 
 def with_flag(text: str, marker: str = MARKER) -> str:

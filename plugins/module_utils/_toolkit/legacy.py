@@ -21,6 +21,8 @@ import typing as t
 from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._packages.names import described
+from .._packages.steps import FinishInterrupted, PutFile, RemoveFile, RemovePackage
 from . import legacy_sources as sources
 from .legacy_paths import RECORD
 
@@ -54,31 +56,6 @@ class Record:
 
     def text(self) -> str:
         return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1, sort_keys=True) + "\n"
-
-
-# --------------------------------------------------------------------------- steps of a plan
-
-
-@dataclasses.dataclass(frozen=True)
-class WriteFile:
-    path: str
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoveFile:
-    path: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RemovePackage:
-    name: str
-    held: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """Finish a run that was killed during a removal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +113,7 @@ def plan(options: LegacyOptions, seen: t.Mapping[str, t.Any]) -> Plan:
         return Plan(tuple(_restorations(record, seen)) if record is not None else ())
     changes = []
     if record is not None and not record.finished:
-        changes.append(Change(RECORD, "unfinished\n", "finished\n", Finish()))
+        changes.append(Change(RECORD, "unfinished\n", "finished\n", FinishInterrupted()))
     if options.sources:
         # Keyrings first: the run after a killed one still finds them by their package sources.
         changes += [Change(path, "a keyring\n", "", RemoveFile(path)) for path in seen.get("keyrings", [])]
@@ -144,14 +121,14 @@ def plan(options: LegacyOptions, seen: t.Mapping[str, t.Any]) -> Plan:
     for name in options.packages:
         have = seen["packages"].get(name)
         if have is not None:
-            before = f"{have['version']}, held\n" if have["held"] else f"{have['version']}\n"
+            before = described(have["version"], have["held"])
             changes.append(Change(f"package {name}", before, "", RemovePackage(name, have["held"])))
     return Plan(tuple(changes))
 
 
 def _source_change(row: JsonObject) -> Change:
     remaining = sources.clean(row["file"], row["text"]).text
-    step = RemoveFile(row["file"]) if remaining is None else WriteFile(row["file"], remaining)
+    step = RemoveFile(row["file"]) if remaining is None else PutFile(row["file"], remaining)
     return Change(row["file"], row["text"], remaining or "", step)
 
 

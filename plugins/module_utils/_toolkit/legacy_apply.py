@@ -16,6 +16,7 @@ from .._core import plan as core_plan
 from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._host.system import System
+from .._packages.steps import PutFile, RemoveFile, RemovePackage
 from . import legacy
 from . import legacy_sources as sources
 from .legacy_paths import RECORD, STORE
@@ -77,12 +78,12 @@ class LegacyReconciler:
             self._protect(path, exclusive=False)
         record = self._back_up(earlier, seen, steps)
         for step in steps:
-            if isinstance(step, legacy.RemoveFile):
+            if isinstance(step, RemoveFile):
                 self._system.remove(step.path)
-            elif isinstance(step, legacy.WriteFile):
+            elif isinstance(step, PutFile):
                 self._edit(step)
         try:
-            self._remove_packages([step for step in steps if isinstance(step, legacy.RemovePackage)])
+            self._remove_packages([step for step in steps if isinstance(step, RemovePackage)])
         except ShareError:
             # The failed removal may have deleted some of them already.
             self._protect_all(record)
@@ -120,8 +121,8 @@ class LegacyReconciler:
 
     def _back_up(self, earlier: legacy.Record, seen: JsonObject, steps: t.Iterable[t.Any]) -> legacy.Record:
         """Copy each file and write the record before anything is changed."""
-        files = [step.path for step in steps if isinstance(step, (legacy.RemoveFile, legacy.WriteFile))]
-        going = [step.name for step in steps if isinstance(step, legacy.RemovePackage)]
+        files = [step.path for step in steps if isinstance(step, (RemoveFile, PutFile))]
+        going = [step.name for step in steps if isinstance(step, RemovePackage)]
         self._must(["mkdir", "-p", "-m", "0700", posixpath.dirname(STORE)])
         self._must(["mkdir", "-p", "-m", "0700", STORE])
         protected = [path for path in legacy.PROTECTED if going and self._system.exists(path)]
@@ -140,7 +141,7 @@ class LegacyReconciler:
         self._system.write(RECORD, record.text(), 0o600)
         return record
 
-    def _edit(self, step: legacy.WriteFile) -> None:
+    def _edit(self, step: PutFile) -> None:
         """Write the new text with the old file's permissions and owner."""
         done = self._system.run(["stat", "-c", "%a %u:%g", step.path])
         mode, _blank, owner = done.out.strip().partition(" ")
@@ -148,7 +149,7 @@ class LegacyReconciler:
         if done.rc == 0 and owner != "0:0":
             self._must(["chown", owner, step.path])
 
-    def _remove_packages(self, steps: t.Sequence[legacy.RemovePackage]) -> None:
+    def _remove_packages(self, steps: t.Sequence[RemovePackage]) -> None:
         if not steps:
             return
         names = [step.name for step in steps]

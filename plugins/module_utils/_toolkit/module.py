@@ -57,11 +57,11 @@ class ToolkitConfig:
         return plan(self._params, seen)
 
     def apply(self, seen: JsonObject, plan: core_plan.Plan) -> None:
-        files = core_plan.Plan(tuple(one for one in plan.changes if isinstance(one.step, config.STEPS)))
-        replaced = core_plan.Plan(tuple(one for one in plan.changes if not isinstance(one.step, config.STEPS)))
-        parts: list[tuple[core_plan.Plan, ConfigReconciler | LegacyReconciler]]
-        parts = [(replaced, self._legacy), (files, self._config)]
-        for part, reconciler in parts if self._params["state"] == "present" else reversed(parts):
+        parts: list[ConfigReconciler | LegacyReconciler] = [self._legacy]
+        if self._params["files"]:
+            parts.insert(1 if self._params["state"] == "present" else 0, self._config)
+        for reconciler in parts:
+            part = reconciler.plan(seen)
             if not part.empty:
                 reconciler.apply(seen, part)
 

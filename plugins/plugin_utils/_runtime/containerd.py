@@ -24,8 +24,13 @@ from ...module_utils._runtime.containerd import CRI_PLUGIN, RUNTIME_NAME, Effect
 from ...module_utils._runtime.types import ContainerdState
 from .._documents import toml_editor as toml
 from .base import HEADER, FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, restart_reason
+from .containerd_files import EACH_FILE_ITS_FORMAT, deprecated_settings, load_order, missing_imports, newest_format
 
 NEW_FILE = f"{toml.MARK}, new file"
+# A pattern, so that containerd still starts when somebody deletes our file and leaves the import.
+DROP_IN_PATTERN = "99-kubegpu-*.toml"
+# The dump of 1.4 leaves out every runtime's options.
+DUMP_HAS_OPTIONS = (1, 6)
 DEEP_MERGE_SINCE = (2, 0)
 # A file without any of these means the same in every format, except for the names in its lists.
 SECTIONS = ("plugins", "proxy_plugins", "stream_processors")
@@ -83,9 +88,9 @@ class _Edit:
         self._release = containerd.release(observed["version"])
         folder = posixpath.join(posixpath.dirname(self._main), "conf.d")
         self.drop_in = posixpath.join(folder, containerd.DROP_IN_NAME)
-        self._pattern = posixpath.join(folder, containerd.DROP_IN_PATTERN)
+        self._pattern = posixpath.join(folder, DROP_IN_PATTERN)
         self._documents = {path: _parse(path, text) for path, text in observed["files"].items()}
-        missing = containerd.missing_imports(self._main, observed["files"])
+        missing = missing_imports(self._main, observed["files"])
         if missing and options.present:
             raise BadInput(
                 f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
@@ -96,14 +101,14 @@ class _Edit:
         if observed["error"] and not missing:
             raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
         self.effective = containerd.effective(observed["dump"])
-        if self._release < containerd.DUMP_HAS_OPTIONS:
+        if self._release < DUMP_HAS_OPTIONS:
             self.effective = self._with_options()
 
     def _order(self, documents: Documents) -> list[str]:
-        return containerd.load_order(self._main, {path: one.text for path, one in documents.items()})
+        return load_order(self._main, {path: one.text for path, one in documents.items()})
 
     def _check_formats(self) -> None:
-        newest, version, release = containerd.newest_format(self._release), 0, _dotted(self._release)
+        newest, version, release = newest_format(self._release), 0, _dotted(self._release)
         for path in self._order(self._documents):
             own = self._documents[path].tree.get("version", 0)
             # To Python, true and false are numbers.
@@ -112,7 +117,7 @@ class _Edit:
             if own > newest:
                 # 1.6 ignores the file without an error.
                 raise BadInput(f"{path} has version {own}, and containerd {release} reads nothing newer than {newest}")
-            if own and version and own != version and self._release < containerd.EACH_FILE_ITS_FORMAT:
+            if own and version and own != version and self._release < EACH_FILE_ITS_FORMAT:
                 raise BadInput(
                     f"{path} has version {own} and a file that is merged with it has version {version}: containerd "
                     f"{release} reads both in one format and loses settings; convert them to the same version"
@@ -140,7 +145,7 @@ class _Edit:
         self._enable_cri(theirs)
         version = self._format(theirs)
         seen = self._as_enabled(theirs, version)
-        for key, why in containerd.deprecated_settings(seen) if self._options.default else []:
+        for key, why in deprecated_settings(seen) if self._options.default else []:
             raise BadInput(f"runtime_set_default: in {self._holder(theirs, key)} {why}")
         settings = containerd.runtime_settings(seen, self._options.binary, self._model(theirs, seen, version))
         drop_in: str | None = None
@@ -167,7 +172,7 @@ class _Edit:
         document = documents.get(self._main)
         if document is None or not document.tree:
             # Every 2.x reads 3; 4 would require 2.3.
-            version = min(containerd.newest_format(self._release), 3)
+            version = min(newest_format(self._release), 3)
             mark = toml.MARK if document is not None else NEW_FILE
             documents.setdefault(self._main, toml.Document(self._main, "")).set(("version",), version, mark)
             return version
@@ -178,7 +183,7 @@ class _Edit:
         # Without a version a file has version 1.
         if self._release < (2, 0):
             return 1
-        if self._release < containerd.EACH_FILE_ITS_FORMAT:
+        if self._release < EACH_FILE_ITS_FORMAT:
             for path in order:
                 if set(SECTIONS) & set(documents[path].tree):
                     raise BadInput(

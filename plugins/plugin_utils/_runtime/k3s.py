@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
+import re
 
 from ...module_utils._core.errors import BadInput
 from ...module_utils._runtime import k3s
@@ -26,8 +28,11 @@ from .base import (
 )
 
 TEXT = f"{HEADER}{k3s.KEY}: {RUNTIME_NAME}\n"
-# Where k3s and RKE2 search for NVIDIA's runtime.
+# Where k3s and RKE2 search for NVIDIA's runtime, and the name by which they detect it.
 SEARCHED = (OPERATOR_TOOLKIT, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+BINARY_NAME = "nvidia-container-runtime"
+# The first patch releases of minor ones that have the setting; every release since 1.29 has it.
+DEFAULT_RUNTIME_SINCE: dict[tuple[int, ...], int] = {(1, 26): 12, (1, 27): 9, (1, 28): 5}
 
 
 def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> RuntimePlan:
@@ -60,14 +65,14 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
     name = kind.title
     refuse_operator(f"{name}'s containerd", observed["operator"], observed["runtimes"].get(RUNTIME_NAME, ""))
     folder, binary = posixpath.split(wanted.binary)
-    if binary != k3s.BINARY_NAME or folder not in SEARCHED:
+    if binary != BINARY_NAME or folder not in SEARCHED:
         raise BadInput(
-            f"runtime_nvidia_binary: {name} detects NVIDIA's runtime by itself, as {k3s.BINARY_NAME} in one of "
+            f"runtime_nvidia_binary: {name} detects NVIDIA's runtime by itself, as {BINARY_NAME} in one of "
             f"{', '.join(SEARCHED[1:])}, and can't be configured with {wanted.binary}"
         )
     if not wanted.default:
         return
-    if not k3s.has_default_runtime(observed["version"]):
+    if not has_default_runtime(observed["version"]):
         raise BadInput(
             f"runtime_set_default: {name} {observed['version']} has no setting {k3s.KEY} (1.26.12, 1.27.9, 1.28.5 and "
             "all since 1.29 have it); upgrade it, or set runtime_set_default: false and give pods a runtime class"
@@ -85,10 +90,17 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
             "all files; remove the flag"
         )
     names = {posixpath.basename(path): path for path in observed["defaults"] if posixpath.dirname(path) == kind.folder}
-    for later in k3s.later_drop_ins(list(names)):
+    for later in sorted(name for name in names if name > k3s.DROP_IN_NAME and name.endswith((".yaml", ".yml"))):
         value = observed["defaults"][names[later]]
         if value != RUNTIME_NAME:
             raise BadInput(
                 f"runtime_set_default: {names[later]} is read after {k3s.DROP_IN_NAME} and sets {k3s.KEY}: {value}; "
                 "remove that setting or rename the file so that it sorts before"
             )
+
+
+def has_default_runtime(version: str) -> bool:
+    """Return whether a release has the setting."""
+    found = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
+    number = tuple(map(int, found.groups())) if found else (0, 0, 0)
+    return number >= (1, 29) or number[2] >= DEFAULT_RUNTIME_SINCE.get(number[:2], math.inf)

@@ -16,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images import names
 from ansible_collections.kubegpu.share.plugins.module_utils._images.import_archive import ensure, make_plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from fake_node import FakeNode
+from runtime_kit import show_unit
 
 SHA = "ab" * 32
 REFERENCE = "localhost/kubegpu/gpushare:1.0.0"
@@ -45,11 +46,8 @@ def test_full_reference(reference: str, full: str) -> None:
 def test_archives_in_a_listing() -> None:
     listing = HEAD + row(REFERENCE, f"io.cri-containerd.image=managed,kubegpu.share/archive={SHA}")
     listing += row("docker.io/library/pulled:1", "-") + row("docker.io/library/odd:1", "x.kubegpu.share/archive=no")
-    assert names.archives(listing, [REFERENCE, "pulled:1", "odd:1", "absent:1"]) == {
-        REFERENCE: SHA,
-        "pulled:1": "",
-        "odd:1": "",
-    }
+    found = names.archives(listing, [REFERENCE, "pulled:1", "odd:1", "absent:1"])
+    assert found == {REFERENCE: SHA, "pulled:1": "", "odd:1": ""}
 
 
 def test_plan() -> None:
@@ -73,12 +71,7 @@ def node(inside: str = REFERENCE, import_rc: int = 0) -> FakeNode:
             images[words[1]] = ",".join(words[2:])
         return Done(0, HEAD + "".join(row(name, labels or "-") for name, labels in images.items()), "")
 
-    made.answers = {
-        "ctr": ctr,
-        "systemctl": lambda argv: Done(
-            0, "ExecStart={ path=/opt/bin/containerd ; argv[]=/opt/bin/containerd ; }\n", ""
-        ),
-    }
+    made.answers = {"ctr": ctr, "systemctl": lambda argv: show_unit(1, "/opt/bin/containerd")}
     return made
 
 

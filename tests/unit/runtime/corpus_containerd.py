@@ -63,7 +63,6 @@ class Row:
 
     name: str
     what: str
-    origin: str
     releases: tuple[str, ...]
     refused: dict[str, str]
     meta: dict[str, t.Any]
@@ -72,22 +71,31 @@ class Row:
         return Options(present=present, binary=BINARY, **self.meta.get("options", {}))
 
     def texts(self, release: str) -> dict[str, bytes]:
-        folder = CORPUS / self.name
-        found = {
-            f"/{path.relative_to(folder)}": path.read_text()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path != folder / "meta.yml"
-        }
+        found = {path: text.decode() for path, text in texts_in(CORPUS / self.name).items() if path != "/meta.yml"}
         if "generate" in self.meta:
             found[MAIN] = default_of(release)
             for old, new in self.meta.get("replace", {}).items():
                 found[MAIN] = found[MAIN].replace(old, new)
-        return {path: self._spelled(text) for path, text in found.items()}
+        return {path: spelled(text, self.meta.get("spelling", [])) for path, text in found.items()}
 
-    def _spelled(self, text: str) -> bytes:
-        ways = self.meta.get("spelling", [])
-        text = text.replace("\n", "\r\n") if "crlf" in ways else text
-        return text.encode("latin-1" if "latin-1" in ways else "utf-8-sig" if "bom" in ways else "utf-8")
+
+def texts_in(root: Path) -> dict[str, bytes]:
+    return {str(path).removeprefix(str(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def put(root: Path, texts: dict[str, bytes]) -> None:
+    """Write these files, and remove all others."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    for name, text in texts.items():
+        path = Path(f"{root}{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+
+
+def spelled(text: str, ways: list[str]) -> bytes:
+    text = text.replace("\n", "\r\n") if "crlf" in ways else text
+    return text.encode("latin-1" if "latin-1" in ways else "utf-8-sig" if "bom" in ways else "utf-8")
 
 
 @cache
@@ -97,7 +105,7 @@ def rows() -> tuple[Row, ...]:
         meta = yaml.safe_load(path.read_text())
         refused = {release: one["words"] for one in meta.get("refused", []) for release in one["releases"]}
         releases = tuple(meta.get("releases", real_containerd.RELEASES))
-        found.append(Row(path.parent.name, meta["what"], meta["origin"], releases, refused, meta))
+        found.append(Row(path.parent.name, meta["what"], releases, refused, meta))
     return tuple(found)
 
 
@@ -117,7 +125,7 @@ def _identity(binary: str) -> str:
 
 
 class Node(real_containerd.Machine):
-    """A made-up node whose containerd is real; what that says of the same files is asked once and kept."""
+    """A simulated node with a real containerd, whose dump of the same files is cached."""
 
     def __init__(self, row: Row, release: str, root: Path) -> None:
         self.release, self.root = release, root
@@ -127,24 +135,15 @@ class Node(real_containerd.Machine):
         super().__init__(self.binary, f"{root}{MAIN}")
 
     def put(self, texts: dict[str, bytes]) -> None:
-        """These files and no others."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        for name, text in texts.items():
-            path = Path(f"{self.root}{name}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text.replace(ETC.encode(), f"{self.root}{ETC}".encode()))
+        here = f"{self.root}{ETC}".encode()
+        put(self.root, {path: text.replace(ETC.encode(), here) for path, text in texts.items()})
 
     def texts(self) -> dict[str, bytes]:
-        return {
-            str(path).removeprefix(str(self.root)): path.read_bytes().replace(
-                f"{self.root}{ETC}".encode(), ETC.encode()
-            )
-            for path in sorted(self.root.rglob("*"))
-            if path.is_file()
-        }
+        here = f"{self.root}{ETC}".encode()
+        return {path: text.replace(here, ETC.encode()) for path, text in texts_in(self.root).items()}
 
     def apply(self, files: tuple[dict[str, t.Any], ...]) -> None:
-        """As the node's part does it: with the credentials of the real file."""
+        """Write the files as the module does, with the credentials of the real ones."""
         real = [
             {**row, "after": row["after"] and containerd.unmask(row["after"], self.read(row["path"]) or "")}
             for row in files
@@ -176,14 +175,11 @@ class Node(real_containerd.Machine):
         return tuple(json.loads(kept.read_text().replace("@ROOT@", str(self.root))))
 
 
-# --------------------------------------------------------------------------- what came of it
-
-
 @dataclasses.dataclass
 class Outcome:
     """What became of one configuration on one release.
 
-    :param refused: the words of the refusal; empty where the files were changed.
+    :param refused: the message of the refusal; empty where the files were changed.
     :param wrong: what is wrong with the result, in a few words each; none where it is right.
     """
 
@@ -260,7 +256,7 @@ def _ours(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcom
         return Outcome(refused=str(error).replace(f"{node.root}/", "/"), wrong=wrong)
     node.apply(planned.files)
     after = node.texts()
-    outcome = judge(node, row, before, dumped)
+    outcome = validate(node, row, before, dumped)
     outcome.wrong += _foreign_lines(before, after)
     try:
         seen = node.observe()
@@ -270,9 +266,9 @@ def _ours(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcom
     except ShareError as error:
         outcome.wrong.append(f"a second run fails: {error}")
     if node.texts() != before:
-        outcome.wrong.append("taking it out doesn't give the files back")
+        outcome.wrong.append("the removal doesn't restore the files")
     elif not make_plan(Options(present=False, binary=""), {**seen, **_files_of(node)}).plan.empty:
-        outcome.wrong.append("taking it out a second time changes something")
+        outcome.wrong.append("a second removal changes something")
     return outcome
 
 
@@ -283,31 +279,36 @@ def _files_of(node: Node) -> dict[str, t.Any]:
 
 def _nvidia_ctk(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
     etc = f"{node.root}{ETC}"
-    command = [nvidia_ctk(), "runtime", "configure", "--runtime=containerd", f"--config={etc}/config.toml"]
-    command += [f"--drop-in-config={etc}/conf.d/99-nvidia.toml", "--set-as-default", "--cdi.enabled"]
-    done = subprocess.run(
-        [*command, f"--nvidia-runtime-path={BINARY}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        words = done.stderr.strip().splitlines()[-1].replace(f"{node.root}/", "/")
-        kept = [] if node.texts() == before else ["and leaves changed files"]
-        return Outcome(refused=re.sub(r'^.*?level=\w+ msg="?|"$', "", words), wrong=kept)
-    outcome = judge(node, row, before, dumped)
-    lost = sum((comments(before) - comments(node.texts())).values())
-    if lost:
-        outcome.wrong.append(f"{lost} comment{'s' if lost > 1 else ''} lost")
+    options = (f"--config={etc}/config.toml", f"--drop-in-config={etc}/conf.d/99-nvidia.toml")
+    refused = run_nvidia_ctk(node.root, "containerd", *options)
+    if refused:
+        return Outcome(refused=refused, wrong=[] if node.texts() == before else ["and leaves changed files"])
+    outcome = validate(node, row, before, dumped)
+    outcome.wrong += lost_comments(before, node.texts())
     return outcome
 
 
-# --------------------------------------------------------------------------- the judge
+def run_nvidia_ctk(root: Path, runtime: str, *options: str) -> str:
+    """Configure a runtime by NVIDIA's tool; return its error, or nothing."""
+    command = [nvidia_ctk(), "runtime", "configure", f"--runtime={runtime}", *options, "--set-as-default"]
+    command += ["--cdi.enabled", f"--nvidia-runtime-path={BINARY}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if not done.returncode:
+        return ""
+    words = "panics" if "panic:" in done.stderr else done.stderr.strip().splitlines()[-1].replace(f"{root}/", "/")
+    return re.sub(r'^.*?level=\w+ msg="?|"$', "", words)
 
 
-def judge(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
-    """What the real containerd makes of the files now."""
+def lost_comments(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    lost = sum((comments(before) - comments(after)).values())
+    return [f"{lost} comment{'s' if lost > 1 else ''} lost"] if lost else []
+
+
+# --------------------------------------------------------------------------- validation
+
+
+def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
+    """Compare what the real containerd reads from the files now with what it read before."""
     text, error = node.dump()
     outcome = Outcome(files=node.texts())
     if error or not text:
@@ -362,7 +363,7 @@ def _cri(dump: dict[str, t.Any]) -> dict[str, t.Any]:
 
 
 def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool) -> list[str]:
-    """Settings of others that aren't what they were."""
+    """List changed settings of others."""
     plugins = (containerd.CRI_PLUGIN[3], containerd.CRI_PLUGIN[2])
     ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
     ours |= {
@@ -401,7 +402,7 @@ _PIECES = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"
 
 
 def comments(files: dict[str, bytes]) -> collections.Counter[str]:
-    """Comments of all files; what we have added to one isn't part of it."""
+    """Count the comments of all files, without what this collection has added to them."""
     found: collections.Counter[str] = collections.Counter()
     for text in files.values():
         pieces = (one.group() for one in _PIECES.finditer(text.decode(errors="replace")))
@@ -410,19 +411,16 @@ def comments(files: dict[str, bytes]) -> collections.Counter[str]:
 
 
 def _foreign_lines(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
-    """Bytes outside our keys that aren't what they were."""
-    wrong = []
-    for path, old in before.items():
-        if path not in after:
-            wrong.append(f"{path} is gone")
-            continue
-        for line in changed_lines(old.decode(errors="replace"), after[path].decode(errors="replace")):
-            wrong.append(f"changed in {path}: {line!r}")
+    """List changed lines outside of our keys."""
+    wrong = [f"{path} is gone" for path in before if path not in after]
+    for path in before.keys() & after.keys():
+        lines = changed_lines(before[path].decode(errors="replace"), after[path].decode(errors="replace"))
+        wrong += [f"changed in {path}: {line!r}" for line in lines]
     return wrong
 
 
 def changed_lines(old: str, new: str) -> Iterator[str]:
-    """Lines of the old text that are neither in the new one nor, with our note beside it, a key of ours there."""
+    """Yield lines of the old text that the new one lacks, except keys of ours with our note beside them."""
     a, b = old.splitlines(), new.splitlines()
     for kind, a1, a2, b1, b2 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind in ("equal", "insert"):
@@ -441,5 +439,5 @@ def changed_lines(old: str, new: str) -> Iterator[str]:
 
 
 def explain(cell: Cell) -> str:
-    """The files of a cell, to be printed when it is wrong."""
+    """Return the files of a cell, for a failed assertion."""
     return "\n".join(f"--- {path}\n{text.decode(errors='replace')}" for path, text in cell.ours.files.items())

@@ -2,8 +2,8 @@
 """Configurations of Docker and CRI-O from practice, beside those of containerd.
 
 ``corpus/docker/<name>/`` and ``corpus/crio/<name>/`` are laid out as containerd's are; ``refused`` is a pattern here.
-Docker's results are judged by real daemons (``dockerd --validate``); CRI-O can't be had as a program of its own, so its
-documented rules of merging are written down once more in ``crio_merged``.
+Docker's results are validated by real daemons (``dockerd --validate``); CRI-O isn't available as a
+program of its own, so ``crio_merged`` implements its documented rules of merging again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import collections
 import dataclasses
 import json
 import os
-import re
-import shutil
-import subprocess
 import tempfile
 import tomllib
 import typing as t
@@ -54,15 +51,10 @@ def rows(engine: str) -> tuple[Row, ...]:
     found = []
     for path in sorted((CORPUS / engine).glob("*/meta.yml")):
         meta = yaml.safe_load(path.read_text())
-        ways = meta.get("spelling", [])
-        code = "latin-1" if "latin-1" in ways else "utf-8-sig" if "bom" in ways else "utf-8"
         texts = {
-            f"/{one.relative_to(path.parent)}": one.read_bytes()
-            .decode()
-            .replace("\n", "\r\n" if "crlf" in ways else "\n")
-            .encode(code)
-            for one in sorted(path.parent.rglob("*"))
-            if one.is_file() and one != path
+            name: corpus_containerd.spelled(text.decode(), meta.get("spelling", []))
+            for name, text in corpus_containerd.texts_in(path.parent).items()
+            if name != "/meta.yml"
         }
         found.append(Row(path.parent.name, meta["what"], meta, texts))
     return tuple(found)
@@ -83,32 +75,14 @@ def results(engine: str) -> dict[str, Cell]:
         return {cell.row.name: cell for cell in done}
 
 
-def _put(root: Path, texts: dict[str, bytes]) -> None:
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
-    for name, text in texts.items():
-        path = Path(f"{root}{name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
-
-
-def _texts(root: Path) -> dict[str, bytes]:
-    return {str(path).removeprefix(str(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
 def _nvidia_ctk(root: Path, row: Row, runtime: str, *options: str) -> tuple[dict[str, bytes], Outcome]:
-    """What NVIDIA's tool makes of the files, and its refusal if it did."""
-    _put(root, row.texts)
-    command = [corpus_containerd.nvidia_ctk(), "runtime", "configure", f"--runtime={runtime}", *options]
-    command += ["--set-as-default", "--cdi.enabled", f"--nvidia-runtime-path={BINARY}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    after = _texts(root)
-    if not done.returncode:
-        return after, Outcome()
-    words = "panics" if "panic:" in done.stderr else done.stderr.strip().splitlines()[-1].replace(f"{root}/", "/")
-    wrong = [words] if words == "panics" else []
-    wrong += [] if after == row.texts else ["leaves changed files"]
-    return after, Outcome(refused=re.sub(r'^.*?level=\w+ msg="?|"$', "", words), wrong=wrong)
+    """Configure by NVIDIA's tool; return the files and its error."""
+    corpus_containerd.put(root, row.texts)
+    refused = corpus_containerd.run_nvidia_ctk(root, runtime, *options)
+    after = corpus_containerd.texts_in(root)
+    wrong = ["panics"] if refused == "panics" else []
+    wrong += ["leaves changed files"] if refused and after != row.texts else []
+    return after, Outcome(refused=refused, wrong=wrong)
 
 
 # --------------------------------------------------------------------------- Docker
@@ -119,7 +93,7 @@ def _docker_cell(row: Row, root: Path) -> Cell:
     if corpus_containerd.nvidia_ctk():
         after, cell.theirs = _nvidia_ctk(root, row, "docker", f"--config={root}{DAEMON_JSON}")
         if not cell.theirs.refused:
-            cell.theirs.wrong = _judge_docker(row.texts.get(DAEMON_JSON), after.get(DAEMON_JSON))
+            cell.theirs.wrong = _validate_docker(row.texts.get(DAEMON_JSON), after.get(DAEMON_JSON))
     return cell
 
 
@@ -139,7 +113,7 @@ def _ours_docker(row: Row) -> Outcome:
     after = before
     for one in planned.files:
         after = docker.unmask(one["after"], (before or b"").decode()).encode()
-    outcome = Outcome(files={DAEMON_JSON: after or b""}, wrong=_judge_docker(before, after))
+    outcome = Outcome(files={DAEMON_JSON: after or b""}, wrong=_validate_docker(before, after))
     was = {"text": None if before is None else docker.mask(before.decode()), "untouched": True}
     again = runtime_docker.make_plan(PRESENT, _docker_state(after, "", was))
     if again.files:
@@ -147,13 +121,13 @@ def _ours_docker(row: Row) -> Outcome:
     (back,) = runtime_docker.make_plan(ABSENT, _docker_state(after, "", was)).files or ({"after": None},)
     text = None if back["after"] is None else docker.unmask(back["after"], (before or b"").decode()).encode()
     if planned.files and text != before:
-        outcome.wrong.append("taking it out doesn't give the file back")
+        outcome.wrong.append("the removal doesn't restore the file")
     return outcome
 
 
 @cache
 def _refuses(text: bytes) -> str:
-    """Why a daemon wouldn't start with a file."""
+    """Return the error with which a daemon refuses a file; nothing where all accept it."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(text)
         file.flush()
@@ -164,7 +138,7 @@ def _refuses(text: bytes) -> str:
     return ""
 
 
-def _judge_docker(before: bytes | None, after: bytes | None) -> list[str]:
+def _validate_docker(before: bytes | None, after: bytes | None) -> list[str]:
     if after is None:
         return ["no daemon.json"]
     error = _refuses(after)
@@ -201,7 +175,7 @@ def _theirs(tree: dict[str, t.Any]) -> dict[tuple[str, ...], t.Any]:
 
 
 def crio_merged(texts: dict[str, bytes]) -> dict[str, t.Any]:
-    """What the files amount to: crio.conf, then the folder by name; keys one by one, a runtime's table as a whole."""
+    """Merge crio.conf and then the folder by name: keys one by one, a runtime's table as a whole."""
     done: dict[str, t.Any] = {}
 
     def lay(over: dict[str, t.Any], under: dict[str, t.Any], path: tuple[str, ...]) -> None:
@@ -225,32 +199,20 @@ def _crio_cell(row: Row, root: Path) -> Cell:
         options = (f"--config={etc}/crio.conf", f"--drop-in-config={etc}/crio.conf.d/99-nvidia.toml")
         after, cell.theirs = _nvidia_ctk(root, row, "crio", *options)
         if not cell.theirs.refused:
-            cell.theirs.wrong = _judge_crio(row, after)
-            lost = sum((corpus_containerd.comments(row.texts) - corpus_containerd.comments(after)).values())
-            cell.theirs.wrong += [f"{lost} comment{'s' if lost > 1 else ''} lost"] if lost else []
+            cell.theirs.wrong = _validate_crio(row, after) + corpus_containerd.lost_comments(row.texts, after)
     return cell
 
 
 def _crio_state(texts: dict[str, bytes]) -> dict[str, t.Any]:
     toolkit = texts.get("/etc/nvidia-container-runtime/config.toml")
+    files = {path: text.decode(errors="replace") for path, text in texts.items() if path.startswith("/etc/crio/")}
+    stopped = dict.fromkeys(("answers", "service_active", "stale", "pending", "operator"), False)
+    empty = dict.fromkeys(("default_runtime", "cgroup_driver", "error"), "")
     return {
-        "version": "1.31.0",
-        "config_path": "/etc/crio/crio.conf",
-        "folder": "/etc/crio/crio.conf.d",
-        "files": {path: text.decode(errors="replace") for path, text in texts.items() if path.startswith("/etc/crio/")},
-        "flags": {},
-        "default_runtime": "",
-        "runtimes": {},
-        "cgroup_driver": "",
-        "answers": False,
-        "error": "",
-        "service_active": False,
-        "stale": False,
+        **{"version": "1.31.0", "config_path": "/etc/crio/crio.conf", "folder": "/etc/crio/crio.conf.d"},
+        **{"files": files, "flags": {}, "runtimes": {}, "on_path": [], **stopped, **empty},
         "toolkit_config": None if toolkit is None else toolkit.decode(),
-        "on_path": [],
         "ours": any("kubegpu" in path for path in texts),
-        "pending": False,
-        "operator": False,
     }
 
 
@@ -260,12 +222,12 @@ def _ours_crio(row: Row) -> Outcome:
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = _with(row.texts, planned.files)
-    outcome = Outcome(files=after, wrong=_judge_crio(row, after))
+    outcome = Outcome(files=after, wrong=_validate_crio(row, after))
     outcome.wrong += [f"{path} changed" for path, text in row.texts.items() if after.get(path) != text]
     if crio.make_plan(PRESENT, _crio_state(after)).files:
         outcome.wrong.append("a second run changes something")
     if _with(after, crio.make_plan(ABSENT, _crio_state(after)).files) != row.texts:
-        outcome.wrong.append("taking it out doesn't give the files back")
+        outcome.wrong.append("the removal doesn't restore the files")
     return outcome
 
 
@@ -279,7 +241,7 @@ def _with(texts: dict[str, bytes], files: t.Iterable[dict[str, t.Any]]) -> dict[
     return done
 
 
-def _judge_crio(row: Row, after: dict[str, bytes]) -> list[str]:
+def _validate_crio(row: Row, after: dict[str, bytes]) -> list[str]:
     try:
         was, now = crio_merged(row.texts), crio_merged(after)
     except tomllib.TOMLDecodeError:

@@ -20,6 +20,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 # What an engine makes outside of the folders that it is given.
 TRACES = ("/etc/docker/key.json", "/etc/docker", "/opt/containerd", "/run/docker")
 
+OWN_PATHS = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
+ISOLATION = "--bridge=none --iptables=false --ip-forward=false --storage-driver=vfs --cgroup-parent=kubegpu-test"
+
 
 class Dockerd:
     """One engine in a folder of its own; ``pid`` is 0 where it doesn't run."""
@@ -39,23 +42,11 @@ class Dockerd:
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def arguments(self) -> list[str]:
-        here = self.folder
-        return [
-            f"--host={self.socket}",
-            f"--config-file={self.config}",
-            f"--data-root={here}/data",
-            f"--exec-root={here}/exec",
-            f"--pidfile={here}/pid",
-            "--bridge=none",
-            "--iptables=false",
-            "--ip-forward=false",
-            "--storage-driver=vfs",
-            "--cgroup-parent=kubegpu-test",
-            *self._flags,
-        ]
+        own = [f"--{name}={self.folder}/{file}" for name, file in OWN_PATHS.items()]
+        return [f"--host={self.socket}", f"--config-file={self.config}", *own, *ISOLATION.split(), *self._flags]
 
     def start(self) -> str:
-        """Start it; why it ended at once, or nothing."""
+        """Start it; return why it ended at once, or nothing."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self.binary, *self.arguments()],
@@ -76,12 +67,8 @@ class Dockerd:
         return "it doesn't answer"
 
     def info(self) -> dict[str, t.Any]:
-        done = subprocess.run(
-            ["docker", "--host", self.socket, "info", "--format", "{{json .}}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["docker", "--host", self.socket, "info", "--format", "{{json .}}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         found: dict[str, t.Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {}
         return found if found.get("ServerVersion") else {}
 
@@ -115,7 +102,7 @@ class Dockerd:
 
 
 def binary() -> str:
-    """This machine's dockerd and docker; the test is skipped where they can't run."""
+    """Return this machine's dockerd; skip the test where it can't run."""
     found = shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin")
     if found is None or shutil.which("docker") is None or os.geteuid() != 0:
         pytest.skip("no dockerd that this user can start")
@@ -123,7 +110,7 @@ def binary() -> str:
 
 
 class Machine(RealSystem):
-    """This machine with a private engine in the place of its own: systemd's word, and our records in its folder."""
+    """This machine with a private engine in the place of its own: simulated systemd, our records in its folder."""
 
     def __init__(self, engine: Dockerd) -> None:
         super().__init__(run_command=self._run_it)

@@ -48,14 +48,14 @@ Acquire::https::Timeout "20";
 
 
 class Missing(Exception):
-    """A program can't be had on this machine; the message says why."""
+    """A program isn't available on this machine; the message has the reason."""
 
 
 @cache
 def debian(suite: str) -> Path:
-    """A folder with the programs of a Debian suite.
+    """Return a folder with the programs of a Debian suite.
 
-    :raises Missing: this machine's apt knows no mirror of Debian, or the mirror can't be reached.
+    :raises Missing: this machine's apt has no mirror of Debian, or the mirror can't be reached.
     """
     key = hashlib.sha256(repr(SUITES[suite]).encode()).hexdigest()[:8]
     target = cache_root() / "bin" / f"debian-{suite}-{key}"
@@ -71,7 +71,7 @@ def debian(suite: str) -> Path:
 
 @contextmanager
 def private_apt(kind: str, suite: str, parent: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder of its own for apt, with fresh lists of a suite of this machine's mirror, and the environment to use it.
+    """Yield a folder for apt with fresh lists of a suite of this machine's mirror, and the environment to use it.
 
     :param kind: ``deb`` or ``deb-src``.
     """
@@ -101,7 +101,7 @@ def _fetch(suite: str, target: Path) -> None:
 
 @cache
 def built(name: str) -> Path:
-    """A folder with programs built from one of the Go modules in lab/go/.
+    """Return a folder with programs built from one of the Go modules in lab/go/.
 
     :raises Missing: it can't be built, for want of Go or of the modules.
     """
@@ -113,7 +113,7 @@ def built(name: str) -> Path:
 
 
 def version_words(binary: str | Path) -> str:
-    """What a program prints for --version; nothing where it doesn't run here."""
+    """Return what a program prints for --version; nothing where it doesn't run here."""
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
     except OSError:

@@ -11,7 +11,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transacti
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
-from fake_node import Clock, FakeNode, killed
+from fake_clock import FakeClock
+from fake_node import FakeNode, killed
 
 BINARY = "/usr/bin/nvidia-container-runtime"
 PRESENT = Options(present=True, binary=BINARY)
@@ -24,44 +25,17 @@ def containerd_state(files: dict[str, str], **changes: t.Any) -> dict[str, t.Any
     """Return the observed state of a containerd 2 with these files, the first of which is the main one."""
     base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
     dump = f"[{base}]\ndefault_runtime_name = 'runc'\n[{base}.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
-    return {
-        "version": "2.2.9",
-        "config_path": next(iter(files), "/etc/containerd/config.toml"),
-        "files": files,
-        "drop_in": None,
-        "dump": dump,
-        "error": "",
-        "service_active": True,
-        "stale": False,
-        "pending": False,
-        "embedded": "",
-        "operator": False,
-        **changes,
-    }
+    usual = {"version": "2.2.9", "config_path": next(iter(files), "/etc/containerd/config.toml"), "files": files}
+    usual |= {"drop_in": None, "dump": dump, "error": "", "embedded": "", "service_active": True}
+    return {**usual, "stale": False, "pending": False, "operator": False, **changes}
 
 
 def docker_state(text: str | None, **changes: t.Any) -> dict[str, t.Any]:
     """Return the observed state of a running Docker with this daemon.json; None stands for no file."""
-    return {
-        "version": "27.3.1",
-        "config_path": DAEMON_JSON,
-        "text": text,
-        "flags": {},
-        "default_runtime": "runc",
-        "runtimes": {"runc": "runc"},
-        "cgroup_driver": "systemd",
-        "live_restore": False,
-        "containers": 0,
-        "rootless": "",
-        "service_active": True,
-        "answers": True,
-        "error": "",
-        "was": None,
-        "ours": False,
-        "pending": False,
-        "operator": False,
-        **changes,
-    }
+    usual = {"version": "27.3.1", "config_path": DAEMON_JSON, "text": text, "flags": {}, "rootless": "", "error": ""}
+    usual |= {"default_runtime": "runc", "runtimes": {"runc": "runc"}, "cgroup_driver": "systemd", "containers": 0}
+    usual |= {"live_restore": False, "service_active": True, "answers": True}
+    return {**usual, "was": None, "ours": False, "pending": False, "operator": False, **changes}
 
 
 def show_unit(pid: int, command: str, **properties: str) -> Done:
@@ -72,10 +46,10 @@ def show_unit(pid: int, command: str, **properties: str) -> Done:
 
 
 def update(
-    node: FakeNode, engine: t.Any, files: Iterable[dict[str, t.Any]], clock: Clock | None = None
+    node: FakeNode, engine: t.Any, files: Iterable[dict[str, t.Any]], clock: FakeClock | None = None
 ) -> dict[str, t.Any]:
     """Apply the files of a plan, with a timeout of 10 s on a clock that passes only by sleeping."""
-    clock = clock or Clock()
+    clock = clock or FakeClock()
     return ConfigUpdate(node, engine, 10, clock.sleep, clock.now).run(replacements(files))
 
 

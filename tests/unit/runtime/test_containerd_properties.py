@@ -14,6 +14,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cont
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runtime_kit import ABSENT, BINARY, PRESENT, containerd_state
@@ -33,7 +34,7 @@ def observed(files: dict[str, str], release: str) -> dict[str, t.Any]:
     if done:
         dump += f"[{base}.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n"
         dump += f"[{base}.runtimes.nvidia.options]\nBinaryName = '{BINARY}'\nSystemdCgroup = false\n"
-    loaded = {path: files[path] for path in containerd.load_order(MAIN, files)}
+    loaded = {path: files[path] for path in load_order(MAIN, files)}
     return containerd_state(loaded, version=release, config_path=MAIN, drop_in=files.get(DROP_IN), dump=dump)
 
 
@@ -62,27 +63,11 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=6,
 )
-TABLES = st.lists(
-    st.sampled_from(
-        [
-            ("grpc",),
-            ("debug",),
-            ("plugins",),
-            ("plugins", "cri"),
-            ("plugins", OLD),
-            ("plugins", NEW),
-            ("plugins", OLD, "containerd"),
-            ("plugins", OLD, "registry", "mirrors", "docker.io"),
-            ("plugins", OLD, "containerd", "runtimes", "runc"),
-            ("plugins", OLD, "containerd", "runtimes", "runc", "options"),
-            ("plugins", OLD, "containerd", "runtimes", "nvidia", "options"),
-            ("plugins", NEW, "containerd", "runtimes", "runc", "options"),
-            ("proxy_plugins", "x"),
-        ]
-    ),
-    max_size=6,
-    unique=True,
-)
+PLUGINS = [("cri",), (OLD,), (NEW,), (OLD, "containerd"), (OLD, "registry", "mirrors", "docker.io")]
+RUNTIMES = [(OLD, "runc"), (OLD, "runc", "options"), (OLD, "nvidia", "options"), (NEW, "runc", "options")]
+NAMES = [("grpc",), ("debug",), ("plugins",), ("proxy_plugins", "x"), *(("plugins", *one) for one in PLUGINS)]
+NAMES += [("plugins", plugin, "containerd", "runtimes", *rest) for plugin, *rest in RUNTIMES]
+TABLES = st.lists(st.sampled_from(NAMES), max_size=6, unique=True)
 NOISE = st.sampled_from(["", "# a comment", "  # ]", "", "\t"])
 
 
@@ -122,13 +107,9 @@ def flat(tree: object, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], obje
 
 
 def ours(path: tuple[str, ...]) -> bool:
-    within = path[:1] == ("plugins",) and path[2:]
-    named = within and within[:3] == ("containerd", "runtimes", "nvidia")
-    return (
-        path in (("imports",), ("version",))
-        or bool(named)
-        or within in (("containerd", "default_runtime_name"), ("enable_cdi",))
-    )
+    within = path[2:] if path[:1] == ("plugins",) else ()
+    key = path in (("imports",), ("version",)) or within in (("containerd", "default_runtime_name"), ("enable_cdi",))
+    return key or within[:3] == ("containerd", "runtimes", "nvidia")
 
 
 # Options in a section that isn't the one of the file's format, and a dump that has none.

@@ -11,6 +11,7 @@ import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import cri_state
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,22 +47,14 @@ def test_imports(text: str, imports: list[str]) -> None:
 
 def test_imports_are_resolved_as_containerd_does() -> None:
     names = {"/etc/containerd/conf.d": ["b.toml", "a.toml", "c.txt"]}
-    assert c.resolve("/etc/containerd/config.toml", ["conf.d/*.toml", "../x.toml"], lambda f: names.get(f, [])) == [
-        "/etc/containerd/conf.d/a.toml",
-        "/etc/containerd/conf.d/b.toml",
-        "/etc/x.toml",
-    ]
+    paths = c.resolve("/etc/containerd/config.toml", ["conf.d/*.toml", "../x.toml"], lambda f: names.get(f, []))
+    assert paths == ["/etc/containerd/conf.d/a.toml", "/etc/containerd/conf.d/b.toml", "/etc/x.toml"]
 
 
 def test_load_order_is_breadth_first_and_each_file_once() -> None:
-    texts = {
-        "/c/m.toml": 'imports = ["b.toml", "a.toml"]\n',
-        "/c/a.toml": "",
-        "/c/b.toml": 'imports = ["z.toml", "m.toml"]\n',
-        "/c/z.toml": "",
-        "/c/other.toml": "",
-    }
-    assert c.load_order("/c/m.toml", texts) == ["/c/m.toml", "/c/b.toml", "/c/a.toml", "/c/z.toml"]
+    texts = dict.fromkeys(("/c/a.toml", "/c/z.toml", "/c/other.toml"), "")
+    texts |= {"/c/m.toml": 'imports = ["b.toml", "a.toml"]\n', "/c/b.toml": 'imports = ["z.toml", "m.toml"]\n'}
+    assert load_order("/c/m.toml", texts) == ["/c/m.toml", "/c/b.toml", "/c/a.toml", "/c/z.toml"]
 
 
 SECRETS = """[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing as t
 from pathlib import Path
 
@@ -79,16 +80,13 @@ def test_an_nvidia_runtime_given_as_a_shim_is_valid(tmp_path: Path) -> None:
         assert real_dockerd.validate(binary, tmp_path / "daemon.json") == (True, "configuration OK")
 
 
-def test_an_older_docker_has_no_cdi() -> None:
-    assert "features" not in (after(make_plan(PRESENT, docker_state("{}", version="24.0.9"))) or "")
-
-
 def test_cdi_waits_for_a_harmless_restart() -> None:
     assert make_plan(PRESENT, docker_state("{}")).restart is True
     assert make_plan(PRESENT, docker_state("{}", containers=3, live_restore=True)).restart is True
     planned = make_plan(PRESENT, docker_state("{}", containers=3))
     assert planned.restart is False and "would stop 3 running container(s)" in planned.warnings[0]
-    assert make_plan(PRESENT, docker_state("{}", version="20.10.24", containers=3)).warnings == ()
+    older = make_plan(PRESENT, docker_state("{}", version="24.0.9", containers=3))
+    assert older.warnings == () and "features" not in str(after(older))
 
 
 def test_removal_from_a_file_changed_since() -> None:
@@ -137,16 +135,12 @@ def test_an_outdated_daemon_is_reloaded() -> None:
 @pytest.mark.parametrize(
     ("observed", "message"),
     [
-        (None, "runtime_name: Docker isn't installed"),
         (docker_state('{"a": 1,}'), "daemon.json, line 1, can't be parsed (a comma stands before the closing })"),
         (docker_state('{"runtimes": []}'), "daemon.json: runtimes isn't an object"),
         (docker_state('{"a": "\ufffd"}'), "isn't UTF-8"),
         (docker_state("", version="20.10.24"), "is empty, and Docker 20.10.24 doesn't start"),
         (docker_state("\ufeff{}", version="20.10.24"), "byte order mark, with which Docker 20.10.24 doesn't start"),
-        (
-            docker_state("{}", rootless="/run/user/1000/docker.sock"),
-            "Docker runs rootless on this node (/run/user/1000",
-        ),
+        (docker_state("{}", rootless="/run/x"), "Docker runs rootless on this node (/run/x)"),
         (docker_state("{}", operator=True), "NVIDIA's GPU Operator configures Docker"),
         (docker_state("{}", runtimes={"nvidia": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}), "GPU Operator"),
         (docker_state("{}", error="no: x"), "Docker can't read its own configuration: no: x"),
@@ -157,42 +151,26 @@ def test_an_outdated_daemon_is_reloaded() -> None:
         ),
     ],
 )
-def test_refusals(observed: dict[str, t.Any] | None, message: str) -> None:
-    with pytest.raises(BadInput) as refused:
+def test_refusals(observed: dict[str, t.Any], message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
         make_plan(PRESENT, observed)
-    assert message in str(refused.value)
 
 
 def test_a_flag_with_nvidia_is_not_repeated_in_the_file() -> None:
-    flags = {
-        "default-runtime": {"values": ["nvidia"], "file": "x"},
-        "add-runtime": {"values": ["nvidia=/o"], "file": "x"},
-    }
+    values = {"default-runtime": ["nvidia"], "add-runtime": ["nvidia=/o"]}
+    flags = {name: {"values": one, "file": "x"} for name, one in values.items()}
     tree = json.loads(after(make_plan(PRESENT, docker_state("{}", flags=flags))) or "")
     assert "default-runtime" not in tree and tree["runtimes"]["nvidia"]["path"] == BINARY
-
-
-def test_removal_without_docker() -> None:
-    assert make_plan(ABSENT, None).plan.empty
 
 
 # --------------------------------------------------------------------------- docker info and credentials
 
 
 def test_parse_docker_info() -> None:
-    found = runtime_docker.read_info(
-        json.dumps(
-            {
-                "ServerVersion": "27.3.1",
-                "DefaultRuntime": "nvidia",
-                "Runtimes": {"io.containerd.runc.v2": {"path": "runc"}, "nvidia": {"path": BINARY}, "kata": {}},
-                "CgroupDriver": "systemd",
-                "LiveRestoreEnabled": True,
-                "ContainersRunning": 2,
-                "SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"],
-            }
-        )
-    )
+    runtimes = {"io.containerd.runc.v2": {"path": "runc"}, "nvidia": {"path": BINARY}, "kata": {}}
+    info = {"ServerVersion": "27.3.1", "DefaultRuntime": "nvidia", "Runtimes": runtimes, "CgroupDriver": "systemd"}
+    info |= {"LiveRestoreEnabled": True, "ContainersRunning": 2, "SecurityOptions": ["name=seccomp", "name=rootless"]}
+    found = runtime_docker.read_info(json.dumps(info))
     assert found is not None and found.state == ("nvidia", {"nvidia": BINARY, "kata": ""})
     assert (found.cgroup_driver, found.live_restore, found.containers, found.rootless) == ("systemd", True, 2, True)
     assert runtime_docker.unmet_requirements(found, PRESENT) == []
@@ -200,15 +178,10 @@ def test_parse_docker_info() -> None:
         assert runtime_docker.read_info(invalid) is None
 
 
-def test_credentials_are_masked_and_restored() -> None:
-    text = (
-        '{"proxies": {"http-proxy": "http://user:hunter2@proxy:3128"}, "log-opts": {"splunk-token": "hunter3"},\n'
-        ' "registry-mirrors": ["https://m.example"], "dns": ["10.0.0.1"]}'
-    )
+def test_credentials_are_restored_in_a_changed_file() -> None:
+    text = '{"proxies": {"http-proxy": "http://user:hunter2@proxy:3128"}, "registry-mirrors": ["https://m.example"]}'
     shown = runtime_docker.mask(text)
-    assert "hunter" not in shown and "https://m.example" in shown and "proxy:3128" in shown
-    json.loads(shown)
-    assert runtime_docker.unmask(shown, text) == text
+    assert "https://m.example" in shown and "proxy:3128" in shown
     planned = make_plan(PRESENT, docker_state(shown))
     assert "hunter2@proxy" in runtime_docker.unmask(after(planned) or "", text)
 
@@ -216,6 +189,7 @@ def test_credentials_are_masked_and_restored() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        '{"log-opts": {"splunk-token": "hunter3"}, "dns": ["10.0.0.1"]}',
         r'{"proxies": {"http-proxy": "http:\/\/u:hunter2@p"}}',
         '{"proxies": {"https-proxy": "u:hunter2@proxy:3128"}}',
         '{"registry-mirrors": ["http://u:hunter2/hunter3@h", "https://u:hunter4@hunter5@h/x"]}',
@@ -230,20 +204,22 @@ def test_credentials_of_any_spelling_are_masked_and_restored(text: str) -> None:
 
 
 def test_the_temporary_file_sets_the_missing_keys() -> None:
-    none = runtime_docker.Flags()
-    assert json.loads(runtime_docker.with_stock_runtime('{"runtimes": null}', none)) == {
-        "runtimes": {},
-        "default-runtime": "runc",
-    }
-    assert json.loads(runtime_docker.with_stock_runtime(None, none)) == {"runtimes": {}, "default-runtime": "runc"}
-    assert runtime_docker.reload_keeps_runtime('{"default-runtime": "x"}', none)
-    assert runtime_docker.reload_keeps_runtime('{"runtimes": {"x": {}}}', none)
-    assert not runtime_docker.reload_keeps_runtime('{"default-runtime": "x", "runtimes": {"x": {}}}', none)
+    none, flag = runtime_docker.Flags(), runtime_docker.Flags("kata")
+    for text in ('{"runtimes": null}', None):
+        stock = {"runtimes": {}, "default-runtime": "runc"}
+        assert json.loads(runtime_docker.with_stock_runtime(text, none)) == stock
+    assert json.loads(runtime_docker.with_stock_runtime(None, flag)) == {"runtimes": {}}, "no contradiction of a flag"
 
 
-def test_the_temporary_file_doesnt_contradict_a_flag() -> None:
-    flag = runtime_docker.Flags("kata")
-    assert json.loads(runtime_docker.with_stock_runtime(None, flag)) == {"runtimes": {}}
-    assert not runtime_docker.reload_keeps_runtime(
-        '{"runtimes": {"x": {}}}', flag
-    ) and runtime_docker.reload_keeps_runtime("{}", flag)
+@pytest.mark.parametrize(
+    ("text", "flag", "keeps"),
+    [
+        ('{"default-runtime": "x"}', "", True),
+        ('{"runtimes": {"x": {}}}', "", True),
+        ('{"default-runtime": "x", "runtimes": {"x": {}}}', "", False),
+        ('{"runtimes": {"x": {}}}', "kata", False),
+        ("{}", "kata", True),
+    ],
+)
+def test_a_reload_keeps_runtimes_that_the_file_lacks(text: str, flag: str, keeps: bool) -> None:
+    assert runtime_docker.reload_keeps_runtime(text, runtime_docker.Flags(flag)) is keeps

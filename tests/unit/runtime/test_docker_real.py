@@ -17,11 +17,11 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_appl
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
+from runtime_kit import ABSENT
 
-# A program that is there and can be asked for its version.
+# An existing program that prints a version.
 BINARY = "/usr/bin/runc"
-PRESENT = Options(True, True, BINARY, True, False)
-ABSENT = Options(False, True, BINARY, True, False)
+PRESENT = Options(True, binary=BINARY)
 TEXT = '{\n  "labels": ["a=b"],\n  "shutdown-timeout": 15,  \n  "features": {"buildkit": true}\n}'
 
 

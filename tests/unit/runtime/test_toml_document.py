@@ -23,63 +23,42 @@ def test_set_replaces_a_value_and_keeps_its_comment() -> None:
     assert document.checked() == "a = 'w'\n"
 
 
-def test_set_adds_a_key_to_its_table_in_its_indentation() -> None:
-    document = toml.Document("/c", "[t]\n    a = 1\n\n[u]\n")
-    document.set(("t", "b"), True)
-    assert document.checked() == "[t]\n    a = 1\n    b = true\n\n[u]\n"
-
-
-def test_set_above_all_tables_stays_above_them() -> None:
-    document = toml.Document("/c", "# head\nversion = 2\n\n[t]\n")
-    document.set(("imports",), ["/a"])
-    assert document.checked() == '# head\nversion = 2\nimports = ["/a"]\n\n[t]\n'
-    document = toml.Document("/c", "[t]\na = 1\n")
-    document.set(("imports",), ["/a"])
-    assert document.checked() == 'imports = ["/a"]\n[t]\na = 1\n'
-
-
-def test_a_table_is_found_with_any_quotes() -> None:
-    document = toml.Document("/c", "[plugins.'a.b'.c]\n")
-    document.set(("plugins", "a.b", "c", "d"), 1)
-    assert document.checked() == "[plugins.'a.b'.c]\n  d = 1\n"
-
-
-def test_a_missing_table_is_appended() -> None:
-    document = toml.Document("/c", "a = 1")
-    document.set(("t", "a.b", "c"), False)
-    assert document.checked() == 'a = 1\n\n[t."a.b"]\n  c = false'
+@pytest.mark.parametrize(
+    ("text", "path", "value", "done"),
+    [
+        ("[t]\n    a = 1\n\n[u]\n", ("t", "b"), True, "[t]\n    a = 1\n    b = true\n\n[u]\n"),
+        ("# head\nv = 2\n\n[t]\n", ("imports",), ["/a"], '# head\nv = 2\nimports = ["/a"]\n\n[t]\n'),
+        ("[t]\na = 1\n", ("imports",), ["/a"], 'imports = ["/a"]\n[t]\na = 1\n'),
+        ("[plugins.'a.b'.c]\n", ("plugins", "a.b", "c", "d"), 1, "[plugins.'a.b'.c]\n  d = 1\n"),
+        ("a = 1", ("t", "a.b", "c"), False, 'a = 1\n\n[t."a.b"]\n  c = false'),
+        ("v = 1\n[[t]]\na = 1 # c\n[[t]]\na = 2\n", ("u",), 1, "v = 1\nu = 1\n[[t]]\na = 1 # c\n[[t]]\na = 2\n"),
+    ],
+)
+def test_set_adds_a_key_to_its_table(text: str, path: tuple[str, ...], value: object, done: str) -> None:
+    document = toml.Document("/c", text)
+    document.set(path, value)
+    assert document.checked() == done
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("present", "old", "new"),
     [
-        ("x = []\n", 'x = ["n"]\n'),
-        ('x = ["a"] # c\n', 'x = ["a", "n"] # c\n'),
-        ('x = ["a", ]\n', 'x = ["a", "n" ]\n'),
-        ('x = [\n  "a",\n]\n', 'x = [\n  "a",\n  "n",\n]\n'),
-        ('x = [\n    "a" # no comma\n]\n', 'x = [\n    "a", # no comma\n    "n"\n]\n'),
-        ('x = [\n  "a", # "quoted" ]\n]\n', 'x = [\n  "a", # "quoted" ]\n  "n",\n]\n'),
+        (True, "x = []\n", 'x = ["n"]\n'),
+        (True, 'x = ["a"] # c\n', 'x = ["a", "n"] # c\n'),
+        (True, 'x = ["a", ]\n', 'x = ["a", "n" ]\n'),
+        (True, 'x = [\n  "a",\n]\n', 'x = [\n  "a",\n  "n",\n]\n'),
+        (True, 'x = [\n    "a" # no comma\n]\n', 'x = [\n    "a", # no comma\n    "n"\n]\n'),
+        (True, 'x = [\n  "a", # "quoted" ]\n]\n', 'x = [\n  "a", # "quoted" ]\n  "n",\n]\n'),
+        (False, 'x = ["n"]\n', "x = []\n"),
+        (False, 'x = ["a", "n"] # c\n', 'x = ["a"] # c\n'),
+        (False, 'x = ["n", "a"]\n', 'x = ["a"]\n'),
+        (False, 'x = [\n  "a",\n  "n",\n]\n', 'x = [\n  "a",\n]\n'),
+        (False, "x = ['a', 'n']\n", "x = ['a']\n"),
     ],
 )
-def test_append(old: str, new: str) -> None:
+def test_append_and_remove(present: bool, old: str, new: str) -> None:
     document = toml.Document("/c", old)
-    document.listed(("x",), "n", present=True)
-    assert document.checked() == new
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('x = ["n"]\n', "x = []\n"),
-        ('x = ["a", "n"] # c\n', 'x = ["a"] # c\n'),
-        ('x = ["n", "a"]\n', 'x = ["a"]\n'),
-        ('x = [\n  "a",\n  "n",\n]\n', 'x = [\n  "a",\n]\n'),
-        ("x = ['a', 'n']\n", "x = ['a']\n"),
-    ],
-)
-def test_remove_from_a_list(old: str, new: str) -> None:
-    document = toml.Document("/c", old)
-    document.listed(("x",), "n", present=False)
+    document.listed(("x",), "n", present=present)
     assert document.checked() == new
 
 
@@ -100,12 +79,6 @@ def test_unsafe_edits_are_refused() -> None:
     document = toml.Document("/c", 'x = "a"\n')
     with pytest.raises(BadInput, match="x isn't an array"):
         document.listed(("x",), "n", present=True)
-
-
-def test_arrays_of_tables_stay() -> None:
-    document = toml.Document("/c", "v = 1\n[[t]]\na = 1 # c\n[[t]]\na = 2\n")
-    document.set(("u",), 1)
-    assert document.checked() == "v = 1\nu = 1\n[[t]]\na = 1 # c\n[[t]]\na = 2\n"
 
 
 def test_a_removed_table_keeps_its_subtables() -> None:

@@ -78,26 +78,22 @@ REFUSALS = {
     ),
 }
 
-OLD_CDI = {
-    "containerd-1.6": (node(**runtimes(containerd="1.6.20~ds1")), {}, True),
-    "containerd-1.7.15": (node(**runtimes(containerd="v1.7.15")), {}, True),
-    "containerd-1.7.16": (node(**runtimes(containerd="1.7.16")), {}, False),
-    "containerd-2": (node(**runtimes(containerd="2.3.0", docker="29.0.1")), {}, False),
-    "docker-26.0": (node(**runtimes(containerd="2.1.0", docker="26.0.2+dfsg1")), {}, True),
-    "docker-26.1": (node(**runtimes(docker="26.1.5+dfsg1")), {}, False),
-    "crio-1.29": (node(**runtimes(crio="1.29.4")), {}, True),
-    "crio-1.30": (node(**runtimes(crio="1.30.0")), {}, False),
-    "none": (node(runtimes={"containerd": None, "docker": None}), {}, False),
-    "no-version": (node(**runtimes(containerd="")), {}, False),
-    "toolkit-1.18": (node(**runtimes(containerd="1.6.20")), {"toolkit_version": "1.18.2-1"}, False),
-    "installed-1.19": (
-        node(**runtimes(containerd="1.6.20"), toolkit={"version": "1.19.1", "binaries": []}),
-        {"toolkit_state": "external"},
-        True,
-    ),
-    "always": (node(**runtimes(containerd="2.1.0")), {"toolkit_old_cdi": "always"}, True),
-    "never": (node(**runtimes(containerd="1.6.20")), {"toolkit_old_cdi": "never"}, False),
-}
+# The runtimes' versions, variables of the host, and whether specifications have to be of an older version.
+OLD_CDI = [
+    ({"containerd": "1.6.20~ds1"}, {}, True),
+    ({"containerd": "v1.7.15"}, {}, True),
+    ({"containerd": "1.7.16"}, {}, False),
+    ({"containerd": "2.3.0", "docker": "29.0.1"}, {}, False),
+    ({"containerd": "2.1.0", "docker": "26.0.2+dfsg1"}, {}, True),
+    ({"docker": "26.1.5+dfsg1"}, {}, False),
+    ({"crio": "1.29.4"}, {}, True),
+    ({"crio": "1.30.0"}, {}, False),
+    ({}, {}, False),
+    ({"containerd": ""}, {}, False),
+    ({"containerd": "1.6.20"}, {"toolkit_version": "1.18.2-1"}, False),
+    ({"containerd": "2.1.0"}, {"toolkit_old_cdi": "always"}, True),
+    ({"containerd": "1.6.20"}, {"toolkit_old_cdi": "never"}, False),
+]
 
 BACK = {
     "nothing": ([], {}),
@@ -151,10 +147,14 @@ def test_unmet_requirements(name):
     assert not message or message in found[0]
 
 
-@pytest.mark.parametrize("name", OLD_CDI)
-def test_older_runtimes_get_older_specifications(name):
-    observed, variables, old = OLD_CDI[name]
-    assert decide("__toolkit_needs_old_cdi", observed, **variables) is old
+@pytest.mark.parametrize(("versions", "variables", "old"), OLD_CDI)
+def test_older_runtimes_get_older_specifications(versions, variables, old):
+    assert decide("__toolkit_needs_old_cdi", node(**runtimes(**versions)), **variables) is old
+
+
+def test_an_external_toolkits_own_version_counts():
+    observed = node(**runtimes(containerd="1.6.20"), toolkit={"version": "1.19.1", "binaries": []})
+    assert decide("__toolkit_needs_old_cdi", observed, toolkit_state="external") is True
 
 
 @pytest.mark.parametrize("name", BACK)
