@@ -22,7 +22,7 @@ import typing as t
 from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
-from .._host.system import Done, System
+from .._host.system import System
 from . import archives
 
 ENGINES = ("podman", "buildah", "docker")
@@ -168,7 +168,10 @@ class ImageBuild:
                 self._write_record("built", change.step.platform, {"key": change.step.key, "sha256": sha256})
         for change in plan.changes:
             if isinstance(change.step, Push):
-                self._push(engine)
+                if engine == "docker":
+                    self._push_docker()
+                else:
+                    self._push_list(engine)
                 self._write_record("pushed", self._params["reference"], change.step.key)
 
     def engine(self) -> str:
@@ -185,8 +188,6 @@ class ImageBuild:
     def _write_record(self, section: str, name: str, value: t.Any) -> None:
         self._record.setdefault(section, {})[name] = value
         self._system.write(record_of(self._params), json.dumps(self._record, indent=2, sort_keys=True) + "\n")
-
-    # ----------------------------------------------------------------- building
 
     def _build(self, engine: str, platform: str) -> str:
         params, archive = self._params, archive_of(self._params, platform)
@@ -225,16 +226,8 @@ class ImageBuild:
     def _local(self, platform: str) -> str:
         return f"{self._params['reference']}-{platform.partition('/')[2]}"
 
-    # ----------------------------------------------------------------- pushing
-
-    def _push(self, engine: str) -> None:
-        """Push the archives to the registry, as one reference for all platforms."""
-        if engine == "docker":
-            self._push_docker()
-        else:
-            self._push_list(engine)
-
     def _push_docker(self) -> None:
+        """Push the archives to the registry, as one reference for all platforms."""
         reference, platforms = self._params["reference"], self._params["platforms"]
         parts = []
         for platform in platforms:
@@ -249,6 +242,7 @@ class ImageBuild:
             self._do(["docker", "manifest", "push", *insecure, "--purge", reference])
 
     def _push_list(self, engine: str) -> None:
+        """Do the same with podman or buildah."""
         reference = self._params["reference"]
         name = f"{reference}-list"
         self._system.run([engine, "manifest", "rm", name])
@@ -260,13 +254,12 @@ class ImageBuild:
         self._do(push, self._params["timeout"])
         self._do([engine, "manifest", "rm", name])
 
-    def _do(self, command: list[str], timeout: float = 60) -> Done:
+    def _do(self, command: list[str], timeout: float = 60) -> None:
         done = self._system.run(command, timeout=timeout)
         if done.rc != 0:
             lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
             why = " | ".join(lines[-3:]) if done.rc != 124 else f"it didn't finish within {timeout:g} s"
             raise NotInEffect(f"{' '.join(command[:2])} failed: {why}")
-        return done
 
 
 def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:

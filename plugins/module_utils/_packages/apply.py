@@ -180,8 +180,8 @@ class Applier(ABC, t.Generic[AnyPlanner]):
         for step in steps_of(plan, RemoveFile):
             self.system.remove(step.path)
         for repository in repositories:
-            self.forget_keys(repository.imported)
-            self.remove_directories(repository.directories)
+            self.forget_keys(imported(repository.text))
+            self.remove_directories(created(repository.text))
             self.system.remove(repository.path)
 
     def remove_directories(self, folders: t.Iterable[str]) -> None:

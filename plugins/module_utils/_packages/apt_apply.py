@@ -50,8 +50,6 @@ class AptApplier(Applier[AptPlanner]):
     def finish_interrupted(self, planner: AptPlanner) -> None:
         self.commands.must([*QUIET, "dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], LONG)
 
-    # ------------------------------------------------------------------ present
-
     def make_present(self, planner: AptPlanner, plan: Plan, keys: t.Mapping[str, str]) -> None:
         self.remove_files(planner, plan)
         before = self.put_repositories(planner, plan, keys)
@@ -122,8 +120,6 @@ class AptApplier(Applier[AptPlanner]):
     def _mark(self, mark: str, names: t.Sequence[str]) -> None:
         if names:
             self.commands.must(["apt-mark", mark, *names])
-
-    # ------------------------------------------------------------------ absent
 
     def make_absent(self, planner: AptPlanner, plan: Plan) -> None:
         removals = steps_of(plan, RemovePackage)

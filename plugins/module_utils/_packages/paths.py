@@ -41,35 +41,19 @@ class Manager:
     streams: bool = False
 
 
-MANAGERS: dict[str, Manager] = {
-    one.name: one
-    for one in (
-        Manager(
-            name="dnf",
-            repositories="/etc/yum.repos.d",
-            locks=ListLocks(),
-            lock_path="/etc/dnf/plugins/versionlock.list",
-            remove_command="dnf remove",
-            lock_plugin="python3-dnf-plugin-versionlock",
-            lock_plugin_file="/etc/dnf/plugins/versionlock.conf",
-            streams=True,
-        ),
-        Manager(
-            name="dnf5",
-            repositories="/etc/yum.repos.d",
-            locks=TomlLocks(),
-            lock_path="/etc/dnf/versionlock.toml",
-            remove_command="dnf remove",
-        ),
-        Manager(
-            name="zypper",
-            repositories="/etc/zypp/repos.d",
-            locks=ZyppLocks(),
-            lock_path="/etc/zypp/locks",
-            remove_command="zypper remove",
-        ),
-    )
-}
+_DNF4 = Manager(
+    name="dnf",
+    repositories="/etc/yum.repos.d",
+    locks=ListLocks(),
+    lock_path="/etc/dnf/plugins/versionlock.list",
+    remove_command="dnf remove",
+    lock_plugin="python3-dnf-plugin-versionlock",
+    lock_plugin_file="/etc/dnf/plugins/versionlock.conf",
+    streams=True,
+)
+_DNF5 = Manager("dnf5", "/etc/yum.repos.d", TomlLocks(), "/etc/dnf/versionlock.toml", "dnf remove")
+_ZYPPER = Manager("zypper", "/etc/zypp/repos.d", ZyppLocks(), "/etc/zypp/locks", "zypper remove")
+MANAGERS = {one.name: one for one in (_DNF4, _DNF5, _ZYPPER)}
 
 
 def install_only(name: str) -> bool:

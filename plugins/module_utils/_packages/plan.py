@@ -20,14 +20,12 @@ from .._core.errors import BadInput
 from .._core.plan import Change, Plan
 from .names import described, matches_any
 from .paths import MARK
-from .repository_record import KEY_ORIGIN, created, imported, without_record
+from .repository_record import KEY_ORIGIN, without_record
 from .spec import Package, PackageSet, Repository, Stream
 from .steps import PutFile, RemoveFile
 from .types import InstalledPackage
 
 WRITTEN_BY = "Written by kubegpu.share; changes made here by hand are overwritten."
-
-# --------------------------------------------------------------------------- steps of a plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +44,6 @@ class RemoveRepository:
 
     path: str
     text: str
-
-    @property
-    def directories(self) -> tuple[str, ...]:
-        return created(self.text)
-
-    @property
-    def imported(self) -> tuple[str, ...]:
-        return imported(self.text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +92,6 @@ Step = t.TypeVar("Step")
 def steps_of(plan: Plan, kind: type[Step]) -> list[Step]:
     """Return a plan's steps of one kind, in order."""
     return [change.step for change in plan.changes if isinstance(change.step, kind)]
-
-
-# --------------------------------------------------------------------------- the plan
 
 
 class Planner(ABC):

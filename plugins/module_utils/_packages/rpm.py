@@ -104,8 +104,6 @@ class RpmPlanner(Planner):
         lines.append(f"gpgkey=file://{self.key_path(repository)}")
         return "\n".join(lines) + "\n"
 
-    # ------------------------------------------------------------------ present
-
     def interrupted(self, packages: bool) -> t.Iterator[Change]:
         # Packages of others may be there twice on purpose.
         twice = self.duplicates()
@@ -202,8 +200,6 @@ class RpmPlanner(Planner):
             if fitting and not any(lock.keeps(name, fitting[0]) for lock in self._locks if not lock.ours):
                 found[name] = fitting[0]
         return found
-
-    # ------------------------------------------------------------------ absent
 
     def package_removals(self) -> t.Iterator[Change]:
         # Also locks of ours whose package is gone.

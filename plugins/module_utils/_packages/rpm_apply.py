@@ -48,8 +48,6 @@ class RpmApplier(Applier[RpmPlanner]):
         # What needs the old version is itself about to be replaced, or already is.
         self.commands.must(["rpm", "-e", "--nodeps", *old], 3600)
 
-    # ------------------------------------------------------------------ present
-
     def make_present(self, planner: RpmPlanner, plan: Plan, keys: t.Mapping[str, str]) -> None:
         manager = self._manager(planner)
         packages, streams = steps_of(plan, SetPackage), steps_of(plan, EnableStream)
@@ -123,8 +121,6 @@ class RpmApplier(Applier[RpmPlanner]):
         new = planner.manager.locks.render(text, self.spec.manages, locks)
         if new != text:
             self.system.write(planner.lock_path, new)
-
-    # ------------------------------------------------------------------ absent
 
     def make_absent(self, planner: RpmPlanner, plan: Plan) -> None:
         manager, path = self._manager(planner), planner.lock_path

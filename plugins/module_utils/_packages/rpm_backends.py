@@ -128,13 +128,13 @@ class Dnf(RpmManager):
         return parse_list(done.out)
 
     def install(self, items: t.Sequence[Item], may_go: t.Callable[[str], bool]) -> None:
-        argv = [*self.COMMAND, self.NO_WEAK, "install", *(self._spec(item) for item in items)]
+        command, install = [*self.COMMAND, self.NO_WEAK], ["install", *(self._spec(item) for item in items)]
+        argv = [*command, *install]
         done = self.commands.run(argv, LONG)
         if done.rc == 0:
             return
         # dnf removes nothing without --allowerasing; a dry run shows first what it would remove.
-        erasing = [word if word != "install" else "--allowerasing" for word in argv]
-        erasing.insert(erasing.index("--allowerasing") + 1, "install")
+        erasing = [*command, "--allowerasing", *install]
         going = parse_removed(self.commands.run([*erasing, "--assumeno"], LONG).out)
         if not going or not all(may_go(name) for name in going):
             foreign = [name for name in going if not may_go(name)]

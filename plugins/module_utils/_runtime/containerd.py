@@ -64,9 +64,6 @@ _MASKING = Masking(_SECRET, '"')
 mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
-# --------------------------------------------------------------------------- versions
-
-
 def version_of(text: str) -> str:
     """Parse the output of ``containerd --version``; empty without a version.
 
@@ -90,9 +87,6 @@ def belongs_to(name: str) -> str:
             f"set the default runtime in {ELSEWHERE[name]}"
         )
     return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
-
-
-# --------------------------------------------------------------------------- files
 
 
 def imports_of(text: str) -> list[str]:
@@ -141,9 +135,6 @@ def _glob(path: str, names: t.Callable[[str], list[str]]) -> list[str]:
         for name in sorted(names(one))
         if fnmatch.fnmatchcase(name, pattern)
     ]
-
-
-# --------------------------------------------------------------------------- the dump
 
 
 def read_dump(text: str) -> Flat:

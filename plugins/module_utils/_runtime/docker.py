@@ -51,9 +51,6 @@ def major(version: str) -> int:
     return release(version)[0]
 
 
-# --------------------------------------------------------------------------- docker info
-
-
 @dataclasses.dataclass(frozen=True)
 class Info:
     """The parts of ``docker info`` that this collection uses.
@@ -108,9 +105,6 @@ def unmet_requirements(found: Info, wanted: Options) -> list[str]:
     elif found.runtimes[RUNTIME_NAME] != wanted.binary:
         wrong.append(f"its runtime {RUNTIME_NAME!r} runs {found.runtimes[RUNTIME_NAME]!r}")
     return wrong
-
-
-# --------------------------------------------------------------------------- the file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,9 +180,6 @@ def with_stock_runtime(text: str | None, flags: Flags) -> str:
         tree.setdefault("default-runtime", STOCK_RUNTIME)
     tree["runtimes"] = tree.get("runtimes") or {}
     return json.dumps(tree)
-
-
-# --------------------------------------------------------------------------- the backup
 
 
 @dataclasses.dataclass(frozen=True)

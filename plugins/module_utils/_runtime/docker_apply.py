@@ -155,8 +155,6 @@ class DockerEngine(Engine):
         effective = {"default_runtime": found.default_runtime, "runtimes": dict(found.runtimes)} if found else {}
         return {"effective": effective, "restarted": self.restarted}
 
-    # ----------------------------------------------------------------- reload
-
     def _daemon(self) -> Unit:
         return unit(self._system, docker.UNIT)
 

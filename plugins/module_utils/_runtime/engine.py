@@ -185,8 +185,6 @@ class ConfigUpdate:
                 self._system.run(["rmdir", posixpath.dirname(one.path)])
         return engine.result()
 
-    # ----------------------------------------------------------------- files
-
     def _redacted(self, path: str) -> str | None:
         text = self._system.read(path)
         return None if text is None else self._engine.redact(text)
@@ -214,8 +212,6 @@ class ConfigUpdate:
             hint = " (immutable? check with lsattr)" if "not permitted" in str(error) else ""
             raise ShareError(f"{error}{hint}; {self._engine.name}'s configuration was rolled back") from error
         return backups
-
-    # ----------------------------------------------------------------- the daemon
 
     def _activate(self, backups: t.Sequence[Backup], ran_with: t.Any) -> None:
         engine = self._engine

@@ -63,9 +63,6 @@ class RestoreFile:
     path: str
 
 
-# --------------------------------------------------------------------------- the plan
-
-
 def options_of(params: JsonObject) -> LegacyOptions:
     """Convert the module's options.
 

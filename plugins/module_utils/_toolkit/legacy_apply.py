@@ -91,8 +91,6 @@ class LegacyReconciler:
         self._protect_all(record)
         self._system.write(RECORD, dataclasses.replace(record, finished=True, protected=()).text(), 0o600)
 
-    # ------------------------------------------------------------------ observe
-
     def _backup_state(self, path: str) -> JsonObject:
         now, was = self._system.read(path), self._system.read(_backup_path(path))
         restorable = was is not None and legacy.restorable(path, now, was)
@@ -116,8 +114,6 @@ class LegacyReconciler:
             for path in sources.named_nowhere(candidates, texts.values())
             if self._system.exists(path) and self._system.run(["dpkg", "-S", path]).rc != 0
         ]
-
-    # ------------------------------------------------------------------ apply
 
     def _back_up(self, earlier: legacy.Record, seen: JsonObject, steps: t.Iterable[t.Any]) -> legacy.Record:
         """Copy each file and write the record before anything is changed."""

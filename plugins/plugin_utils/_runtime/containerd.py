@@ -137,8 +137,6 @@ class _Edit:
                     flat[(*runtimes, name, "options", key)] = value
         return EffectiveConfig(flat, seen.plugin)
 
-    # ----------------------------------------------------------------- present
-
     def present(self) -> dict[str, str | None]:
         """Add our settings; return every file's text."""
         theirs = {path: one for path, one in self._documents.items() if path != self.drop_in}
@@ -349,8 +347,6 @@ class _Edit:
         if self._options.cdi and seen.cdi is False:
             # After the tables below it: tomlkit doesn't parse such a table after the one above it.
             document.put((*plugin, "enable_cdi"), True)
-
-    # ----------------------------------------------------------------- absent
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return every file's text, None for one to delete."""

@@ -66,9 +66,6 @@ def _mismatch(wanted: Options, observed: CrioState) -> list[str]:
     return crio.unmet_requirements(crio.CrioConfig(flat), wanted)
 
 
-# --------------------------------------------------------------------------- the effective configuration of the files
-
-
 def merged(trees: t.Iterable[JsonObject]) -> JsonObject:
     """Merge files as CRI-O does, in its order."""
     done: JsonObject = {}
@@ -132,9 +129,6 @@ def settings(table: JsonObject, binary: str) -> JsonObject:
         "runtime_type": "oci",
         **{key: value for key, value in sorted(table.items()) if key not in (*NOT_COPIED, "runtime_type")},
     }
-
-
-# --------------------------------------------------------------------------- present
 
 
 def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, str | None]:
@@ -217,9 +211,6 @@ def _without_low_level(document: toml.Document) -> dict[str, str | None]:
     else:
         document.restore(LOW_LEVEL)
     return {crio.TOOLKIT_CONFIG: document.checked() or None}
-
-
-# --------------------------------------------------------------------------- absent
 
 
 def _absent(observed: CrioState, drop_in: str) -> dict[str, str | None]:

@@ -109,9 +109,6 @@ def _refuse(wanted: Options, observed: DockerState) -> None:
         )
 
 
-# --------------------------------------------------------------------------- present
-
-
 def _present(wanted: Options, observed: DockerState) -> str:
     path, was = observed["config_path"], observed["was"]
     if was is not None and was["untouched"]:
@@ -149,9 +146,6 @@ def _put(document: Document, path: Path, value: t.Any) -> None:
 
 def _cdi(text: str | None) -> bool:
     return Document("daemon.json", text or "").get(CDI) is True
-
-
-# --------------------------------------------------------------------------- absent
 
 
 def _absent(observed: DockerState) -> str | None:

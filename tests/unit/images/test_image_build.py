@@ -33,9 +33,6 @@ REFERENCE = "registry.example.org/kubegpu/gpushare:1.0.0"
 EPOCH = 1767225600
 
 
-# --------------------------------------------------------------------------- archives
-
-
 def tar(members, mtime=0):
     """Return an archive of files (bytes), links (text) and directories (None) by name."""
     target = io.BytesIO()
@@ -135,9 +132,6 @@ def test_a_foreign_image_is_refused(tmp_path):
     source = saved(tmp_path / "saved.tar", 1)
     with pytest.raises(ShareError, match="where the base ends"):
         archives.normalize(str(source), str(tmp_path / "x"), REFERENCE, EPOCH, "somebody else's")
-
-
-# --------------------------------------------------------------------------- the module
 
 
 class Machine(RealSystem):
@@ -308,9 +302,6 @@ def test_an_image_without_bill_of_materials_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(FILES, subject.BILL, b"")
     with pytest.raises(NotInEffect, match=r"has no opt/gpushare/sbom\.cdx\.json"):
         work(Machine(tmp_path), params(tmp_path))
-
-
-# --------------------------------------------------------------------------- the sources
 
 
 def test_the_packed_sources_are_reproducible_and_complete(tmp_path):

@@ -110,9 +110,6 @@ def test_without_containerd_there_are_no_images() -> None:
     assert query.observe(made, [REFERENCE]) == {}
 
 
-# --------------------------------------------------------------------------- the archive
-
-
 def archive(path: Path, **members: object) -> str:
     with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
         for name, content in members.items():

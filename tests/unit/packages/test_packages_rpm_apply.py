@@ -296,14 +296,6 @@ def test_waits_while_another_manager_holds_the_lock(node):
         go(node, packages=["nvidia-modprobe"])
 
 
-def test_failing_repository_is_rolled_back(node):
-    before = node.state()
-    node.broken = "Cannot download repomd.xml"
-    with pytest.raises(ShareError, match=r"makecache failed: Error: Failed to download .*Cannot download repomd.xml"):
-        go(node)
-    assert node.state() == before
-
-
 def test_failed_install_leaves_the_old_version_locked(node):
     go(node)
     before = node.state()

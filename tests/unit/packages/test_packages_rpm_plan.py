@@ -17,10 +17,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._packages import (
     signing_key,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.steps import RemovePackage
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner as planner_of
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_apply import replaced
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_version import Version, compare, matches
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.steps import RemovePackage
 from hypothesis import given
 from hypothesis import strategies as st
 from node_fakes import FakeSystem
@@ -34,9 +34,6 @@ def desired(**changes):
     repository = {"name": "cuda", "url": "http://repo.example.org/x/", "key_text": KEY, **changes.pop("repository", {})}
     params = {"name": "driver", "repositories": [repository], "packages": ["nvidia-open=580.95.05", "dkms"], **changes}
     return package_set(**params)
-
-
-# --------------------------------------------------------------------------- versions
 
 
 @pytest.mark.parametrize(
@@ -72,8 +69,6 @@ def test_version_keeps_its_parts():
     assert Version.of("3:580.95-1.el9") == ("3", "580.95", "1.el9")
     assert str(Version.of("0:1-1")) == "1-1" and Version.of("1-1").full == "0:1-1"
 
-
-# --------------------------------------------------------------------------- locks
 
 TOML = MANAGERS["dnf5"].locks
 MINE = {
@@ -228,9 +223,6 @@ def test_unreadable_list_of_packages_is_an_error():
         rpm_query.observe(system)
 
 
-# --------------------------------------------------------------------------- the plan
-
-
 @pytest.mark.parametrize(
     ("manager", "folder", "lines"),
     [
@@ -365,8 +357,6 @@ def test_invalid_option_of_rpm_is_named(changes, words):
         plan_of(desired(**changes), rpm_facts())
     assert words in str(caught.value)
 
-
-# --------------------------------------------------------------------------- keys
 
 ARMOURED = """-----BEGIN PGP PUBLIC KEY BLOCK-----
 Version: generated for this test

@@ -109,9 +109,6 @@ def rows() -> tuple[Row, ...]:
     return tuple(found)
 
 
-# --------------------------------------------------------------------------- a node
-
-
 @cache
 def default_of(release: str) -> str:
     binary = real_containerd.find(release)
@@ -302,9 +299,6 @@ def run_nvidia_ctk(root: Path, runtime: str, *options: str) -> str:
 def lost_comments(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
     lost = sum((comments(before) - comments(after)).values())
     return [f"{lost} comment{'s' if lost > 1 else ''} lost"] if lost else []
-
-
-# --------------------------------------------------------------------------- validation
 
 
 def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:

@@ -172,14 +172,3 @@ def test_a_different_effective_configuration_is_reported() -> None:
     seen = containerd_state({**files, **ours}, drop_in=ours["/conf.d/99-kubegpu-nvidia.toml"])
     with pytest.raises(NotInEffect, match=r"default_runtime_name is 'runc'.*check /x"):
         make_plan(PRESENT, seen)
-
-
-def test_credentials_arent_in_the_plan(tmp_path: Path) -> None:
-    binary = real_containerd.of("1.7")
-    config = tmp_path / "config.toml"
-    secret = '\n[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]\n  password = "hunter2"\n'
-    config.write_text(V2 + secret)
-    seen = real_containerd.observe(binary, config)
-    assert "hunter2" not in repr(seen)
-    planned = make_plan(PRESENT, seen)
-    assert planned.files and "hunter2" not in repr(planned)

@@ -58,9 +58,6 @@ OURS = {
 OPERATORS = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/local/nvidia/toolkit/nvidia-container-runtime"\n'
 
 
-# --------------------------------------------------------------------------- a node
-
-
 class Daemon:
     """A simulated CRI-O: it reads all files at its start, and prints them as one."""
 
@@ -142,9 +139,6 @@ def planned_runtime(made: FakeNode, wanted: Options = PRESENT) -> dict[str, t.An
 
 def restarts(made: FakeNode) -> int:
     return made.log.count("systemctl restart crio.service")
-
-
-# --------------------------------------------------------------------------- the plan
 
 
 def test_our_runtime_has_all_settings_of_the_default_one() -> None:
@@ -243,9 +237,6 @@ def test_refusals(files: dict[str, str], changes: dict[str, t.Any], message: str
     with pytest.raises(BadInput) as refused:
         make_plan(PRESENT, {**observe(made), **changes})
     assert message in str(refused.value)
-
-
-# --------------------------------------------------------------------------- the update
 
 
 def test_files_are_written_and_crio_restarted_once() -> None:

@@ -144,15 +144,6 @@ def test_removal_restores_the_bytes(text: str | None) -> None:
     assert runtime_docker.BACKUP_PATH not in made.files and restarts(made) == 0
 
 
-def test_cdi_restarts_docker_if_that_stops_no_container() -> None:
-    made, daemon = node(version="27.3.1")
-    run(made, PRESENT)
-    assert restarts(made) == 0 and '"cdi": true' in made.files[PATH]
-    made, daemon = node(version="27.3.1")
-    daemon.live_restore = True
-    assert run(made, PRESENT)["restarted"] is True and restarts(made) == 1
-
-
 def test_a_reload_without_effect_doesnt_stop_containers() -> None:
     made, daemon = node()
     daemon.ignores_reloads = True

@@ -163,9 +163,6 @@ def test_a_flag_with_nvidia_is_not_repeated_in_the_file() -> None:
     assert "default-runtime" not in tree and tree["runtimes"]["nvidia"]["path"] == BINARY
 
 
-# --------------------------------------------------------------------------- docker info and credentials
-
-
 def test_parse_docker_info() -> None:
     runtimes = {"io.containerd.runc.v2": {"path": "runc"}, "nvidia": {"path": BINARY}, "kata": {}}
     info = {"ServerVersion": "27.3.1", "DefaultRuntime": "nvidia", "Runtimes": runtimes, "CgroupDriver": "systemd"}

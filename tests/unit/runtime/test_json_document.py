@@ -115,9 +115,6 @@ def test_an_edit_that_would_change_more_is_refused() -> None:
         document.checked()
 
 
-# --------------------------------------------------------------------------- random texts
-
-
 blank = st.text(" \t\r\n", max_size=3)
 numbers = st.sampled_from(["0", "-1", "12345678901234567890", "1.0e3", "-0.0", "1E-5", "3.140"])
 texts = st.text(max_size=8).map(lambda one: json.dumps(one, ensure_ascii=False))

@@ -188,9 +188,6 @@ def test_a_node_without_runtimes() -> None:
     assert runtime_kubelet.observe(made) is None
 
 
-# --------------------------------------------------------------------------- the plan and the task
-
-
 CONTAINERD = """
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
