@@ -37,7 +37,6 @@ CRI_PLUGIN = {
     4: "io.containerd.cri.v1.runtime",
 }
 
-CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
 # Distributions whose containerd only their own file can configure.
 ELSEWHERE = {
     "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
@@ -218,11 +217,11 @@ class EffectiveConfig:
     plugin: str
 
     @property
-    def _base(self) -> tuple[str, ...]:
+    def base(self) -> tuple[str, ...]:
         return ("plugins", self.plugin)
 
     def value(self, *path: str) -> t.Any:
-        return self.flat.get((*self._base, *path))
+        return self.flat.get((*self.base, *path))
 
     @property
     def default_runtime(self) -> str:
@@ -239,7 +238,7 @@ class EffectiveConfig:
 
     def shows_options(self) -> bool:
         """Return whether the dump has the runtimes' options; containerd 1.4 prints such tables empty."""
-        base = (*self._base, "containerd", "runtimes")
+        base = (*self.base, "containerd", "runtimes")
         return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in self.flat)
 
     @property
@@ -249,12 +248,12 @@ class EffectiveConfig:
         return found if isinstance(found, bool) else None
 
     def runtimes(self) -> list[str]:
-        base = (*self._base, "containerd", "runtimes")
+        base = (*self.base, "containerd", "runtimes")
         return sorted({path[len(base)] for path in self.flat if path[: len(base)] == base and len(path) > len(base)})
 
     def runtime(self, name: str) -> Flat:
         """Return one runtime's settings without empty strings, zeros and empty lists."""
-        base = (*self._base, "containerd", "runtimes", name)
+        base = (*self.base, "containerd", "runtimes", name)
         found = {_spelled(path[len(base) :]): value for path, value in self.flat.items() if path[: len(base)] == base}
         return {path: value for path, value in found.items() if path and value not in ("", 0, [], {})}
 
@@ -287,80 +286,3 @@ def effective(dump: str) -> EffectiveConfig:
     plugins = {path[1] for path in flat if path[0] == "plugins" and len(path) > 1}
     known = [name for name in (CRI_PLUGIN[3], CRI_PLUGIN[2]) if name in plugins]
     return EffectiveConfig(flat, known[0] if known else "")
-
-
-def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
-    """Return the settings of our runtime: those of its model, with another binary."""
-    settings = dict(seen.runtime(model)) if model else {}
-    # Settings of older shims: with any other shim the CRI plugin doesn't load.
-    for old in ("runtime_engine", "runtime_root"):
-        settings.pop((old,), None)
-    if settings.get(("sandboxer",)) == "podsandbox":
-        # The built-in value, which only the dump has.
-        del settings[("sandboxer",)]
-    if settings.get(("runtime_type",)) not in RUNC_SHIMS:
-        settings[("runtime_type",)] = RUNC_SHIMS[0]
-    settings[("options", "BinaryName")] = binary
-    settings[("options", "SystemdCgroup")] = bool(settings.get(("options", "SystemdCgroup"), False))
-    return settings
-
-
-def unmet_requirements(seen: EffectiveConfig, wanted: Options) -> list[str]:
-    """List how a dump differs from the requested state."""
-    if not wanted.present:
-        return []
-    if not seen.plugin:
-        return ["the CRI plugin isn't in containerd's configuration"]
-    found = []
-    if wanted.default and seen.default_runtime != RUNTIME_NAME:
-        found.append(f"default_runtime_name is {seen.default_runtime!r}")
-    # A copy of any runtime; of itself, where no other is configured.
-    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() else [])
-    found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
-    if wanted.cdi and seen.cdi is False:
-        found.append("enable_cdi is false")
-    if cri_disabled(seen):
-        found.append('disabled_plugins holds "cri"')
-    return found
-
-
-def _differences(seen: EffectiveConfig, binary: str, model: str) -> list[str]:
-    ours = seen.runtime(RUNTIME_NAME)
-    return [
-        f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
-        for path, value in sorted(runtime_settings(seen, binary, model).items())
-        if ours.get(path, False if value is False else None) != value and (path[0] != "options" or seen.shows_options())
-    ]
-
-
-def cri_disabled(seen: EffectiveConfig) -> bool:
-    """Return whether the CRI plugin is disabled, under any of its names."""
-    disabled = seen.flat.get(("disabled_plugins",)) or []
-    return any(name in ("cri", *CRI_PLUGIN.values()) for name in disabled)
-
-
-def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> list[str]:
-    """List the user's settings that a change removed or altered, as paths."""
-    ours = {
-        (*after._base, "containerd", "default_runtime_name"),
-        (*after._base, "enable_cdi"),
-        # The files and the format's number aren't settings.
-        ("imports",),
-        ("version",),
-    }
-    if wanted.enable_cri:
-        ours.add(("disabled_plugins",))
-    hidden = [(*after._base, "containerd", "runtimes", RUNTIME_NAME)]
-    if wanted.enable_cri and (cri_disabled(before) or not before.plugin):
-        # A dump leaves out disabled plugins.
-        hidden += [("plugins", name) for name in CRI_PARTS]
-
-    def theirs(flat: Flat) -> Flat:
-        return {
-            path: value
-            for path, value in flat.items()
-            if path not in ours and not any(path[: len(one)] == one for one in hidden) and value not in ("", 0, [], {})
-        }
-
-    old, new = theirs(before.flat), theirs(after.flat)
-    return sorted(".".join(path) for path in set(old) | set(new) if old.get(path) != new.get(path))

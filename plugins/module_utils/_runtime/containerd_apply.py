@@ -16,6 +16,7 @@ from .._host.system import System
 from .._host.systemd import stale
 from . import containerd, cri
 from .containerd_query import UNIT, dump, read_files, service
+from .containerd_requirements import cri_disabled, losses, unmet_requirements
 from .engine import ConfigOnDisk, Engine, require_binary
 
 
@@ -62,9 +63,9 @@ class ContainerdEngine(Engine):
 
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
         new = containerd.effective(after.value)
-        wrong = containerd.unmet_requirements(new, self._wanted)
+        wrong = unmet_requirements(new, self._wanted)
         if not wrong and before.value:
-            lost = containerd.losses(containerd.effective(before.value), new, self._wanted)
+            lost = losses(containerd.effective(before.value), new, self._wanted)
             wrong = [f"{path} would change" for path in lost]
         return wrong
 
@@ -93,7 +94,7 @@ class ContainerdEngine(Engine):
         done = self._system.run(command, timeout=10)
         state = cri_state(done.out) if done.rc == 0 else ""
         # With the CRI plugin disabled on purpose (and only our settings removed), its absence is healthy.
-        off = state == "missing" and containerd.cri_disabled(containerd.effective(self.config_on_disk().value or ""))
+        off = state == "missing" and cri_disabled(containerd.effective(self.config_on_disk().value or ""))
         return "ok" if off else state
 
 

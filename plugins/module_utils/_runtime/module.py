@@ -12,8 +12,9 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._host.file_transaction import replacements
 from .._host.system import System
-from .containerd import ELSEWHERE, Options, belongs_to, cri_disabled, effective
+from .containerd import ELSEWHERE, Options, belongs_to, effective
 from .containerd_apply import ContainerdEngine
+from .containerd_requirements import cri_disabled
 from .crio_apply import CrioEngine
 from .docker_apply import DockerEngine
 from .engine import ConfigUpdate, Engine

@@ -21,6 +21,7 @@ from ...module_utils._core.errors import BadInput, NotInEffect
 from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime import containerd
 from ...module_utils._runtime.containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
+from ...module_utils._runtime.containerd_requirements import runtime_settings, unmet_requirements
 from ...module_utils._runtime.types import ContainerdState
 from .._documents import toml_editor as toml
 from .base import HEADER, FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, restart_reason
@@ -61,7 +62,7 @@ def make_plan(options: Options, observed: ContainerdState | None) -> RuntimePlan
     # An empty main file is none.
     files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
     changed = any(one.before != one.after for one in files)
-    wrong = [] if changed or not options.present else containerd.unmet_requirements(edit.effective, options)
+    wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options)
     if wrong:
         others = [
             path for path, text in observed["files"].items() if path != edit.drop_in and "default_runtime" in text
@@ -145,7 +146,7 @@ class _Edit:
         seen = self._as_enabled(theirs, version)
         for key, why in deprecated_settings(seen) if self._options.default else []:
             raise BadInput(f"runtime_set_default: in {self._holder(theirs, key)} {why}")
-        settings = containerd.runtime_settings(seen, self._options.binary, self._model(theirs, seen, version))
+        settings = runtime_settings(seen, self._options.binary, self._model(theirs, seen, version))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():

@@ -45,6 +45,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
 
@@ -365,7 +366,7 @@ def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool) -> list[st
     }
     tables = [("plugins", one, "containerd", "runtimes", "nvidia") for one in plugins]
     if hidden:
-        tables += [("plugins", one) for one in containerd.CRI_PARTS]
+        tables += [("plugins", one) for one in CRI_PARTS]
 
     def theirs(tree: dict[str, t.Any]) -> Flat:
         return {

@@ -10,6 +10,10 @@ import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import (
+    losses,
+    unmet_requirements,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import UNIT, make_plan
 from runtime_kit import ABSENT, PRESENT, containerd_state
 
@@ -64,8 +68,8 @@ def test_our_runtime_copies_the_options_of_runc(release: str, text: str, tmp_pat
     after = real_containerd.observe(binary, config)
     old, new = containerd.effective(str(before["dump"])), containerd.effective(str(after["dump"]))
     assert after["error"] == ""
-    assert containerd.unmet_requirements(new, PRESENT) == []
-    assert containerd.losses(old, new, PRESENT) == []
+    assert unmet_requirements(new, PRESENT) == []
+    assert losses(old, new, PRESENT) == []
     assert new.runtime("nvidia")[("options", "BinaryName")] == PRESENT.binary
     assert new.runtime("nvidia").get(("options", "ShimCgroup")) == new.runtime("runc").get(("options", "ShimCgroup"))
 
@@ -109,7 +113,7 @@ def test_before_2_0_the_importing_file_with_the_section_counts(tmp_path: Path) -
     assert [row["path"] for row in planned.files] == [str(other)]
     real_containerd.apply(planned.files)
     seen = real_containerd.observe(binary, config)
-    assert containerd.unmet_requirements(containerd.effective(str(seen["dump"])), PRESENT) == []
+    assert unmet_requirements(containerd.effective(str(seen["dump"])), PRESENT) == []
 
 
 @pytest.mark.parametrize(

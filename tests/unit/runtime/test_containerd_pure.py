@@ -10,6 +10,10 @@ import pytest
 import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import cri_state
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import (
+    losses,
+    unmet_requirements,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import given, settings
@@ -136,9 +140,9 @@ WANTED = c.Options(present=True, binary="/b")
 
 
 def test_a_dump_without_unmet_requirements() -> None:
-    assert c.unmet_requirements(c.effective(dump("nvidia", NVIDIA)), WANTED) == []
-    assert c.unmet_requirements(c.effective(dump("runc", NVIDIA)), c.Options(True, default=False, binary="/b")) == []
-    assert c.unmet_requirements(c.effective(dump()), c.Options(present=False)) == []
+    assert unmet_requirements(c.effective(dump("nvidia", NVIDIA)), WANTED) == []
+    assert unmet_requirements(c.effective(dump("runc", NVIDIA)), c.Options(True, default=False, binary="/b")) == []
+    assert unmet_requirements(c.effective(dump()), c.Options(present=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -157,14 +161,14 @@ def test_a_dump_without_unmet_requirements() -> None:
     ],
 )
 def test_unmet_requirements_of_a_dump(text: str, words: str) -> None:
-    assert any(words in one for one in c.unmet_requirements(c.effective(text), WANTED))
+    assert any(words in one for one in unmet_requirements(c.effective(text), WANTED))
 
 
 def test_losses_are_settings_of_the_user_only() -> None:
     before, after = c.effective(dump()), c.effective(dump("nvidia", NVIDIA))
-    assert c.losses(before, after, WANTED) == []
+    assert losses(before, after, WANTED) == []
     lost = c.effective(dump("nvidia", NVIDIA, systemd="false").replace("'pause:3'", "'other:1'"))
-    assert c.losses(before, lost, WANTED) == [
+    assert losses(before, lost, WANTED) == [
         "plugins.io.containerd.cri.v1.images.pinned_images.sandbox",
         "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.runc.options.SystemdCgroup",
     ]

@@ -1,0 +1,90 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Compare containerd's effective configuration with the requested state, and with the one before a change. Pure."""
+
+from __future__ import annotations
+
+from .containerd import CRI_PLUGIN, RUNC_SHIMS, RUNTIME_NAME, EffectiveConfig, Flat, Options
+
+CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
+
+
+def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
+    """Return the settings of our runtime: those of its model, with another binary."""
+    settings = dict(seen.runtime(model)) if model else {}
+    # Settings of older shims: with any other shim the CRI plugin doesn't load.
+    for old in ("runtime_engine", "runtime_root"):
+        settings.pop((old,), None)
+    if settings.get(("sandboxer",)) == "podsandbox":
+        # The built-in value, which only the dump has.
+        del settings[("sandboxer",)]
+    if settings.get(("runtime_type",)) not in RUNC_SHIMS:
+        settings[("runtime_type",)] = RUNC_SHIMS[0]
+    settings[("options", "BinaryName")] = binary
+    settings[("options", "SystemdCgroup")] = bool(settings.get(("options", "SystemdCgroup"), False))
+    return settings
+
+
+def unmet_requirements(seen: EffectiveConfig, wanted: Options) -> list[str]:
+    """List how a dump differs from the requested state."""
+    if not wanted.present:
+        return []
+    if not seen.plugin:
+        return ["the CRI plugin isn't in containerd's configuration"]
+    found = []
+    if wanted.default and seen.default_runtime != RUNTIME_NAME:
+        found.append(f"default_runtime_name is {seen.default_runtime!r}")
+    # A copy of any runtime; of itself, where no other is configured.
+    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() else [])
+    found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
+    if wanted.cdi and seen.cdi is False:
+        found.append("enable_cdi is false")
+    if cri_disabled(seen):
+        found.append('disabled_plugins holds "cri"')
+    return found
+
+
+def _differences(seen: EffectiveConfig, binary: str, model: str) -> list[str]:
+    ours = seen.runtime(RUNTIME_NAME)
+    return [
+        f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
+        for path, value in sorted(runtime_settings(seen, binary, model).items())
+        if ours.get(path, False if value is False else None) != value and (path[0] != "options" or seen.shows_options())
+    ]
+
+
+def cri_disabled(seen: EffectiveConfig) -> bool:
+    """Return whether the CRI plugin is disabled, under any of its names."""
+    disabled = seen.flat.get(("disabled_plugins",)) or []
+    return any(name in ("cri", *CRI_PLUGIN.values()) for name in disabled)
+
+
+def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> list[str]:
+    """List the user's settings that a change removed or altered, as paths."""
+    ours = {
+        (*after.base, "containerd", "default_runtime_name"),
+        (*after.base, "enable_cdi"),
+        # The files and the format's number aren't settings.
+        ("imports",),
+        ("version",),
+    }
+    if wanted.enable_cri:
+        ours.add(("disabled_plugins",))
+    hidden = [(*after.base, "containerd", "runtimes", RUNTIME_NAME)]
+    if wanted.enable_cri and (cri_disabled(before) or not before.plugin):
+        # A dump leaves out disabled plugins.
+        hidden += [("plugins", name) for name in CRI_PARTS]
+
+    def theirs(flat: Flat) -> Flat:
+        return {
+            path: value
+            for path, value in flat.items()
+            if path not in ours and not any(path[: len(one)] == one for one in hidden) and value not in ("", 0, [], {})
+        }
+
+    old, new = theirs(before.flat), theirs(after.flat)
+    return sorted(".".join(path) for path in set(old) | set(new) if old.get(path) != new.get(path))
