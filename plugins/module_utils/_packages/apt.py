@@ -121,9 +121,9 @@ class AptPlanner(Planner):
                 continue
             before = described(have["version"], have["held"])
             if not self.spec.kept(name):
-                yield self.package_change(name, before, "", RemovePackage(name, have["held"]))
+                yield Change(f"package {name}", before, "", RemovePackage(name, have["held"]))
             elif have["held"] and self.spec.hold:
-                yield self.package_change(name, before, described(have["version"], False), Release(name))
+                yield Change(f"package {name}", before, described(have["version"], False), Release(name))
 
 
 def satisfied(package: Package, version: str) -> bool:

@@ -229,10 +229,6 @@ class Planner(ABC):
         if text != (have or "") or (have is not None and not text):
             yield Change(path, have or "", text, PutFile(path, text) if text else RemoveFile(path))
 
-    @staticmethod
-    def package_change(name: str, before: str, after: str, step: t.Any) -> Change:
-        return Change(f"package {name}", before, after, step)
-
 
 def set_package(package: Package, step: SetPackage, hold: bool, latest: str) -> Change:
     """Return the change that installs a package or sets its hold.

@@ -121,7 +121,7 @@ class RpmPlanner(Planner):
             if self._rpm["lock_plugin"] == "disabled":
                 raise BadInput(f"hold: the plugin is disabled in {self.manager.lock_plugin_file} (enabled = 0)")
             if not self._rpm["lock_plugin"]:
-                yield self.package_change(plugin, "", "latest\n", InstallLockPlugin(plugin))
+                yield Change(f"package {plugin}", "", "latest\n", InstallLockPlugin(plugin))
         for stream in self.spec.streams:
             yield from self._stream_changes(stream)
 
@@ -224,7 +224,7 @@ class RpmPlanner(Planner):
             if going:
                 held = any(lock.keeps(package.name, row["version"]) for lock in locks)
                 step = RemovePackage(package.name, held, tuple(going) if len(going) < len(versions) else ())
-                yield self.package_change(package.name, described(", ".join(going), held), "", step)
+                yield Change(f"package {package.name}", described(", ".join(going), held), "", step)
         for lock in locks:
             yield Change(f"lock of {lock.name}", f"{lock.version or 'the installed version'}\n", "", Release(lock.name))
         for stream in self.spec.streams:

@@ -41,7 +41,10 @@ def info(system: System, daemon: Unit) -> docker.Info | None:
 
 
 def validate(system: System, daemon: Unit, path: str, version: str) -> str:
-    """Have dockerd validate its file; return its error, or nothing. Releases before 23 can't do that."""
+    """Have dockerd validate a file; return its error, or nothing.
+
+    :param version: of Docker; releases before 23 can't do that.
+    """
     if docker.major(version) < docker.VALIDATE_SINCE or not system.exists(path):
         return ""
     done = system.run([daemon.binary or "dockerd", "--validate", "--config-file", path], timeout=20)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import typing as t
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
+from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import container_runtime
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
@@ -214,16 +214,9 @@ def test_cgroup_drivers(name: str, observed: dict[str, t.Any] | None, theirs: st
 
 
 def test_the_task_warns_and_passes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible.plugins.action import ActionBase
-
-    monkeypatch.setattr(ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
-    executed = []
-    made = object.__new__(container_runtime.ActionModule)
     docker = docker_state(None, cgroup_driver="cgroupfs", containers=1)
     node = {"runtimes": {"docker": docker}, "kubelet": kubelet("docker")}
-    made._task = SimpleNamespace(args={"observed": node}, check_mode=False, diff=True, action="x")
-    made._execute_module = lambda **given: executed.append(given["module_args"]) or {"changed": True}
-    result = made.run()
+    result, executed = act(container_runtime, {"observed": node}, monkeypatch)
     assert result["changed"] and len(result["warnings"]) == 2
     assert "features.cdi takes effect" in result["warnings"][0] and "cgroupDriver" in result["warnings"][1]
     assert executed[0]["plan"]["runtime"] == "docker" and executed[0]["plan"]["restart"] is False

@@ -310,17 +310,6 @@ def test_a_keyring_of_a_package_stays():
     assert node.files[KEY] == "key"
 
 
-def test_a_failed_removal_is_reported_and_the_file_restored():
-    node = Node(BEFORE, PACKAGES)
-    node.commands["apt-get"] = Done(100, "", "E: Could not get lock\nE: more")
-    with pytest.raises(ShareError, match="nvidia-docker2 failed: E: Could not get lock"):
-        work(WANT, False, node)
-    assert node.files["/etc/docker/daemon.json"] == DAEMON
-    assert node.packages == PACKAGES, "its hold is set again"
-    node.commands["apt-get"] = node._remove
-    assert work(WANT, False, node)["changed"] and node.files["/etc/docker/daemon.json"] == DAEMON
-
-
 @pytest.mark.parametrize("dpkg", [True, False])
 def test_a_removal_that_fails_halfway_restores_dockers_file(dpkg):
     packages = {"nvidia-docker2": ("2.13.0-1", dpkg), "other": ("1", dpkg)}
