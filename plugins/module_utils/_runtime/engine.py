@@ -11,6 +11,7 @@ What is the same for every daemon is in ``ConfigUpdate``; how one is queried, ac
 
 from __future__ import annotations
 
+import errno
 import posixpath
 import re
 import time
@@ -209,7 +210,8 @@ class ConfigUpdate:
                 ) from error
             self._transaction.commit()
             # Only an immutable file refuses root.
-            hint = " (immutable? check with lsattr)" if "not permitted" in str(error) else ""
+            immutable = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EPERM
+            hint = " (immutable? check with lsattr)" if immutable else ""
             raise ShareError(f"{error}{hint}; {self._engine.name}'s configuration was rolled back") from error
         return backups
 
