@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing as t
 
 from .._core.errors import BadInput, NotInEffect
@@ -47,35 +48,35 @@ def make_plan(reference: str, sha256: str, present: t.Mapping[str, str]) -> Plan
     return Plan((Change(f"image {reference}", before, f"archive: {sha256}\n"),))
 
 
+@dataclasses.dataclass(frozen=True)
 class ImageImport:
     """The ``Reconciler`` of one image in containerd's store.
 
     :param archive: the archive's path on the node.
     """
 
-    def __init__(self, system: System, reference: str, archive: str, sha256: str) -> None:
-        self._system = system
-        self._reference = reference
-        self._archive = archive
-        self._sha256 = sha256
+    system: System
+    reference: str
+    archive: str
+    sha256: str
 
     def observe(self) -> dict[str, str]:
-        return observe(self._system, [self._reference])
+        return observe(self.system, [self.reference])
 
     def plan(self, state: dict[str, str]) -> Plan:
-        return make_plan(self._reference, self._sha256, state)
+        return make_plan(self.reference, self.sha256, state)
 
     def apply(self, state: dict[str, str], plan: Plan) -> None:
-        ctr = images_command(self._system)
-        name = names.full_reference(self._reference)
-        done = self._system.run([*ctr, "import", self._archive], timeout=IMPORT_SECONDS)
+        ctr = images_command(self.system)
+        name = names.full_reference(self.reference)
+        done = self.system.run([*ctr, "import", self.archive], timeout=IMPORT_SECONDS)
         if done.rc != 0:
-            raise NotInEffect(f"containerd didn't import {self._reference}: {_last_lines(done.err or done.out)}")
-        if self._reference not in self.observe():
+            raise NotInEffect(f"containerd didn't import {self.reference}: {_last_lines(done.err or done.out)}")
+        if self.reference not in self.observe():
             raise BadInput(f"image_archive: it doesn't contain the image {name}")
         # Last, because the label marks a complete import.
-        labels = [f"{names.PINNED_LABEL}=pinned", f"{names.ARCHIVE_LABEL}={self._sha256}"]
-        done = self._system.run([*ctr, "label", name, *labels])
+        labels = [f"{names.PINNED_LABEL}=pinned", f"{names.ARCHIVE_LABEL}={self.sha256}"]
+        done = self.system.run([*ctr, "label", name, *labels])
         if done.rc != 0:
             raise NotInEffect(f"image {name} was imported but can't be labelled: {_last_lines(done.err)}")
 

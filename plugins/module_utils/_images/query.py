@@ -12,13 +12,14 @@ import posixpath
 import typing as t
 
 from .._host.system import System
-from .._runtime.containerd_query import service
+from .._host.systemd import unit
+from .._runtime.containerd_query import UNIT
 from .names import archives
 
 
 def images_command(system: System) -> list[str]:
     """Return the command ``ctr images`` for Kubernetes' images; ctr is in the daemon's folder."""
-    ctr = posixpath.join(posixpath.dirname(service(system).binary), "ctr")
+    ctr = posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr")
     return [ctr, "--connect-timeout", "5s", "-n", "k8s.io", "images"]
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from .._core.plan import Plan
@@ -22,6 +23,7 @@ from .spec import PackageSet
 from .types import PackageFacts
 
 
+@dataclasses.dataclass(frozen=True)
 class PackagesReconciler:
     """One package set.
 
@@ -30,28 +32,19 @@ class PackagesReconciler:
     :param fetch: downloads a key.
     """
 
-    def __init__(
-        self,
-        spec: PackageSet,
-        system: System,
-        family: str,
-        native: str,
-        fetch: Fetch = fetch_key,
-        sleep: Sleep = time.sleep,
-    ) -> None:
-        self._spec = spec
-        self._system = system
-        self._family = family
-        self._native = native
-        self._fetch = fetch
-        self._sleep = sleep
+    spec: PackageSet
+    system: System
+    family: str
+    native: str
+    fetch: Fetch = fetch_key
+    sleep: Sleep = time.sleep
 
     def observe(self) -> PackageFacts:
-        return installed.observe(self._system, self._family, self._native)
+        return installed.observe(self.system, self.family, self.native)
 
     def plan(self, seen: PackageFacts) -> Plan:
-        return planner(self._spec, seen).plan()
+        return planner(self.spec, seen).plan()
 
     def apply(self, seen: PackageFacts, plan: Plan) -> None:
         applier = AptApplier if seen["rpm"] is None else RpmApplier
-        applier(self._spec, self._system, self.observe, self._fetch, self._sleep).apply(seen, plan)
+        applier(self.spec, self.system, self.observe, self.fetch, self.sleep).apply(seen, plan)

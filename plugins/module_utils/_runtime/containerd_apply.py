@@ -13,9 +13,9 @@ import posixpath
 from .._core.types import JsonObject
 from .._host.file_transaction import Replacement
 from .._host.system import System
-from .._host.systemd import stale
+from .._host.systemd import stale, unit
 from . import containerd, cri
-from .containerd_query import UNIT, dump, read_files, service
+from .containerd_query import UNIT, config_path, dump, read_files
 from .containerd_requirements import cri_disabled, losses, unmet_requirements
 from .engine import ConfigOnDisk, Engine, require_binary
 
@@ -33,17 +33,18 @@ class ContainerdEngine(Engine):
     def __init__(self, system: System, wanted: containerd.Options) -> None:
         super().__init__(system)
         self._wanted = wanted
-        unit = service(system)
-        self._binary = unit.binary or "containerd"
-        self._config = unit.config_path
+        daemon = unit(system, UNIT)
+        self._binary = daemon.binary or "containerd"
+        self._config = config_path(daemon)
 
     def check_preconditions(self) -> None:
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, "without which containerd couldn't start any pod")
-        unit = service(self._system)
+        daemon = unit(self._system, UNIT)
         text, _error = dump(self._system, self._binary, self._config)
         paths = list(read_files(self._system, self._config))
-        if unit.active and text and not self._system.exists(self.record) and not stale(self._system, unit.pid, paths):
+        fresh = daemon.active and not stale(self._system, daemon.pid, paths)
+        if fresh and text and not self._system.exists(self.record):
             self._active = text
 
     def redact(self, text: str) -> str:
@@ -71,7 +72,7 @@ class ContainerdEngine(Engine):
 
     def health_error(self) -> tuple[str, bool]:
         state = self._cri()
-        if state == "ok" and service(self._system).active:
+        if state == "ok" and unit(self._system, UNIT).active:
             return "", True
         return ("its CRI plugin failed to load", True) if state == "error" else ("its CRI plugin didn't answer", False)
 

@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 
 from .._host.system import System
-from .._host.systemd import stale, unit
+from .._host.systemd import Unit, stale, unit
 from . import containerd
 from .types import ContainerdState
 
@@ -27,21 +26,9 @@ EMBEDDED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Service:
-    """containerd's systemd unit; ``pid`` is 0 while it doesn't run, ``binary`` is empty without a unit."""
-
-    binary: str
-    config_path: str
-    active: bool
-    pid: int
-
-
-def service(system: System) -> Service:
-    """Query the unit: its program, configuration file and state."""
-    found = unit(system, UNIT)
-    config = found.values("--config", "-c")
-    return Service(found.binary, config[-1] if config else containerd.DEFAULT_CONFIG, found.active, found.pid)
+def config_path(daemon: Unit) -> str:
+    """Return the path of the daemon's main configuration file."""
+    return (daemon.values("--config", "-c") or [containerd.DEFAULT_CONFIG])[-1]
 
 
 def read_files(system: System, main: str) -> dict[str, str]:
@@ -77,20 +64,19 @@ def dump(system: System, binary: str, config_path: str) -> tuple[str, str]:
 def observe(system: System) -> ContainerdState | None:
     """Collect containerd's facts; None where it isn't installed."""
     embedded = next((name for name, path in EMBEDDED.items() if system.exists(path)), "")
-    daemon = service(system)
+    daemon = unit(system, UNIT)
     binary = daemon.binary or "containerd"
     version = containerd.version_of(system.run([binary, "--version"]).out)
     if not version and not embedded:
         return None
-    texts = read_files(system, daemon.config_path)
-    text, error = dump(system, binary, daemon.config_path) if version else ("", "")
+    config = config_path(daemon)
+    texts = read_files(system, config)
+    text, error = dump(system, binary, config) if version else ("", "")
     return {
         "version": version,
-        "config_path": daemon.config_path,
+        "config_path": config,
         "files": {path: containerd.mask(one) for path, one in texts.items()},
-        "drop_in": system.read(
-            posixpath.join(posixpath.dirname(daemon.config_path), "conf.d", containerd.DROP_IN_NAME)
-        ),
+        "drop_in": system.read(posixpath.join(posixpath.dirname(config), "conf.d", containerd.DROP_IN_NAME)),
         "dump": containerd.mask(text),
         "error": error,
         "service_active": daemon.active,
