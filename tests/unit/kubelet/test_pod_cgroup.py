@@ -22,6 +22,8 @@ NODE = "badcab1e" * 8
 INNER = "feedface" * 8
 OTHER = "11111111-2222-3333-4444-555555555555"
 SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
+SCOPE = f"cri-containerd-{CID}.scope"
+KUBELET = "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods"
 
 
 def v1(path: str) -> str:
@@ -36,78 +38,62 @@ def pod(uid=UID, cid=CID, runtime="", static=False):
 
 HOST = ("host", "", "", "", False)
 UNKNOWN = ("unknown", "", "", "", False)
-
+CONTAINERD, CRIO, DOCKER = (pod(runtime=name) for name in ("containerd", "cri-o", "docker"))
+NO_CONTAINER = pod(cid="")
+CONTAINER, DOCKER_ALONE = ("container", "", CID, "", False), ("container", "", CID, "docker", False)
+# A path of cgroup version 2, or the whole text.
 TABLE = {
     # kubelet and runtime both with systemd
-    "systemd containerd burstable": (f"0::{SLICE}/cri-containerd-{CID}.scope\n", pod(runtime="containerd")),
-    "systemd containerd besteffort": (
-        f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice/cri-containerd-{CID}.scope\n",
-        pod(runtime="containerd"),
-    ),
-    "systemd containerd guaranteed": (
-        f"0::/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope\n",
-        pod(runtime="containerd"),
-    ),
-    "systemd containerd v1": (v1(f"{SLICE}/cri-containerd-{CID}.scope"), pod(runtime="containerd")),
-    "systemd crio runc": (f"0::{SLICE}/crio-{CID}.scope\n", pod(runtime="cri-o")),
-    "systemd crio crun": (f"0::{SLICE}/crio-{CID}.scope/container\n", pod(runtime="cri-o")),
-    "crio monitor in the pod": (f"0::{SLICE}/crio-conmon-{CID}.scope\n", HOST),
-    "crio monitor beside it": (f"0::/system.slice/crio-conmon-{CID}.scope\n", HOST),
-    "crio monitor cgroupfs": (f"0::/kubepods/burstable/pod{UID}/crio-conmon-{CID}\n", HOST),
-    "systemd docker": (f"0::{SLICE}/docker-{CID}.scope\n", pod(runtime="docker")),
-    "an init system in the container": (
-        f"0::{SLICE}/cri-containerd-{CID}.scope/system.slice/nginx.service\n",
-        pod(runtime="containerd"),
-    ),
+    "systemd containerd burstable": (f"{SLICE}/{SCOPE}", CONTAINERD),
+    "systemd containerd guaranteed": (f"/kubepods.slice/kubepods-pod{UID_}.slice/{SCOPE}", CONTAINERD),
+    "systemd containerd v1": (v1(f"{SLICE}/{SCOPE}"), CONTAINERD),
+    "systemd crio runc": (f"{SLICE}/crio-{CID}.scope", CRIO),
+    "systemd crio crun": (f"{SLICE}/crio-{CID}.scope/container", CRIO),
+    "crio monitor in the pod": (f"{SLICE}/crio-conmon-{CID}.scope", HOST),
+    "crio monitor beside it": (f"/system.slice/crio-conmon-{CID}.scope", HOST),
+    "crio monitor cgroupfs": (f"/kubepods/burstable/pod{UID}/crio-conmon-{CID}", HOST),
+    "systemd docker": (f"{SLICE}/docker-{CID}.scope", DOCKER),
+    "an init system in the container": (f"{SLICE}/{SCOPE}/system.slice/nginx.service", CONTAINERD),
     # cgroupfs
-    "cgroupfs guaranteed": (f"0::/kubepods/pod{UID}/{CID}\n", pod()),
+    "cgroupfs guaranteed": (f"/kubepods/pod{UID}/{CID}", pod()),
     "cgroupfs burstable v1": (v1(f"/kubepods/burstable/pod{UID}/{CID}"), pod()),
-    "cgroupfs besteffort": (f"0::/kubepods/besteffort/pod{UID}/{CID}\n", pod()),
-    "cgroupfs crio": (f"0::/kubepods/burstable/pod{UID}/crio-{CID}\n", pod(runtime="cri-o")),
-    "cgroupfs crio crun": (f"0::/kubepods/burstable/pod{UID}/crio-{CID}/container\n", pod(runtime="cri-o")),
+    "cgroupfs crio": (f"/kubepods/burstable/pod{UID}/crio-{CID}", CRIO),
     # kubelet with driver systemd, the runtime with cgroupfs
     "mixed under containerd": (
-        f"0::/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{CID}\n",
-        pod(runtime="containerd"),
+        f"/system.slice/containerd.service/kubepods-pod{UID_}.slice:cri-containerd:{CID}",
+        CONTAINERD,
     ),
-    "mixed at the root": (v1(f"/kubepods-besteffort-pod{UID_}.slice:cri-containerd:{CID}"), pod(runtime="containerd")),
-    "mixed crio": (f"0::/kubepods-pod{UID_}.slice:crio:{CID}\n", pod(runtime="cri-o")),
-    "mixed docker": (f"0::/kubepods-pod{UID_}.slice:docker:{CID}\n", pod(runtime="docker")),
+    "mixed at the root": (v1(f"/kubepods-besteffort-pod{UID_}.slice:cri-containerd:{CID}"), CONTAINERD),
+    "mixed crio": (f"/kubepods-pod{UID_}.slice:crio:{CID}", CRIO),
+    "mixed docker": (f"/kubepods-pod{UID_}.slice:docker:{CID}", DOCKER),
     # static pods
     "static systemd": (
-        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{HASH}.slice/cri-containerd-{CID}.scope\n",
+        f"/kubepods.slice/kubepods-pod{HASH}.slice/{SCOPE}",
         pod(uid=HASH, runtime="containerd", static=True),
     ),
     "static cgroupfs": (v1(f"/kubepods/burstable/pod{HASH}/{CID}"), pod(uid=HASH, static=True)),
     # kubelet below something else
     "kind systemd from the host": (
-        f"0::/system.slice/docker-{NODE}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
-        f"/kubelet-kubepods-burstable-pod{UID_}.slice/cri-containerd-{CID}.scope\n",
-        pod(runtime="containerd"),
+        f"/system.slice/docker-{NODE}.scope{KUBELET}-burstable.slice/kubelet-kubepods-burstable-pod{UID_}.slice/{SCOPE}",
+        CONTAINERD,
     ),
     "kind cgroupfs from the host": (v1(f"/docker/{NODE}/kubelet/kubepods/besteffort/pod{UID}/{CID}"), pod()),
-    "kind from its node": (
-        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope\n",
-        pod(runtime="containerd"),
-    ),
-    "cgroup-root": (f"0::/gpu/team/kubepods/burstable/pod{UID}/{CID}\n", pod()),
+    "kind from its node": (f"{KUBELET}-pod{UID_}.slice/{SCOPE}", CONTAINERD),
+    "cgroup-root": (f"/gpu/team/kubepods/burstable/pod{UID}/{CID}", pod()),
     "kind's own kubelet": (
-        f"0::/system.slice/docker-{NODE}.scope/kubelet.slice/kubelet.service\n",
+        f"/system.slice/docker-{NODE}.scope/kubelet.slice/kubelet.service",
         ("container", "", NODE, "docker", False),
     ),
     # containers in a pod's container, and one that impersonates a pod
-    "docker in a pod": (f"0::/kubepods/burstable/pod{UID}/{CID}/docker/{INNER}\n", pod()),
-    "a pod's cgroup created within a pod": (
-        f"0::{SLICE}/cri-containerd-{CID}.scope/kubepods/pod{OTHER}/{INNER}\n",
-        pod(runtime="containerd"),
-    ),
+    "docker in a pod": (f"/kubepods/burstable/pod{UID}/{CID}/docker/{INNER}", pod()),
+    "a pod's cgroup created within a pod": (f"{SLICE}/{SCOPE}/kubepods/pod{OTHER}/{INNER}", CONTAINERD),
     # in the pod, in none of its containers
-    "the pod itself": (f"0::{SLICE}\n", pod(cid="")),
-    "kata": (f"0::/kubepods/burstable/pod{UID}/kata_{CID}\n", pod(cid="")),
+    "the pod itself": (f"{SLICE}", NO_CONTAINER),
+    "kata": (f"/kubepods/burstable/pod{UID}/kata_{CID}", NO_CONTAINER),
     # several hierarchies
     "hybrid, v2 without information": (
-        f"12:memory:{SLICE}/cri-containerd-{CID}.scope\n1:name=systemd:/system.slice/x.service\n0::/\n",
-        pod(runtime="containerd"),
+        f"12:memory:{SLICE}/{SCOPE}\n1:name=systemd:/system.slice/x.service\n0::/\n",
+        CONTAINERD,
     ),
     "memory without information": (
         f"9:memory:/\n8:devices:/kubepods/pod{UID}/{CID}\n1:name=systemd:/user.slice\n",
@@ -116,95 +102,62 @@ TABLE = {
     "only a lesser controller": (f"3:cpu,cpuacct:/kubepods/pod{UID}/{CID}\n", pod()),
     "memory before devices": (f"2:devices:/kubepods/pod{OTHER}/{INNER}\n1:memory:/kubepods/pod{UID}/{CID}\n", pod()),
     "joint controllers": (f"2:cpu,memory:/kubepods/pod{UID}/{CID}\n1:pids:/kubepods/pod{OTHER}/{INNER}\n", pod()),
-    "one hierarchy without information": (
-        f"2:memory:/../..\n1:pids:/docker/{CID}\n",
-        ("container", "", CID, "docker", False),
-    ),
+    "one hierarchy without information": (f"2:memory:/../..\n1:pids:/docker/{CID}\n", DOCKER_ALONE),
     "no conclusive hierarchy": ("2:memory:/system.slice/x.service\n0::/../..\n", UNKNOWN),
     # containers that no kubelet created
-    "docker": (f"0::/system.slice/docker-{CID}.scope\n", ("container", "", CID, "docker", False)),
-    "docker v1": (v1(f"/docker/{CID}"), ("container", "", CID, "docker", False)),
-    "docker with a parent slice": (f"0::/gpu.slice:docker:{CID}\n", ("container", "", CID, "docker", False)),
-    "podman": (f"0::/machine.slice/libpod-{CID}.scope/container\n", ("container", "", CID, "", False)),
-    "podman pod": (
-        f"0::/machine.slice/machine-libpod_pod_{NODE}.slice/libpod-{CID}.scope/container\n",
-        ("container", "", CID, "", False),
-    ),
-    "podman of a user": (
-        f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{CID}.scope\n",
-        ("container", "", CID, "", False),
-    ),
-    "podman monitor": (f"0::/machine.slice/libpod-conmon-{CID}.scope\n", HOST),
-    "nerdctl": (f"0::/system.slice/nerdctl-{CID}.scope\n", ("container", "", CID, "containerd", False)),
-    "nerdctl cgroupfs": (f"0::/default/{CID}\n", ("container", "", CID, "", False)),
-    "lxc": ("0::/lxc.payload.web/system.slice/ssh.service\n", ("container", "", "", "", False)),
-    "nspawn": ("0::/machine.slice/systemd-nspawn@web.service/payload\n", ("container", "", "", "", False)),
+    "docker": (f"/system.slice/docker-{CID}.scope", DOCKER_ALONE),
+    "docker v1": (v1(f"/docker/{CID}"), DOCKER_ALONE),
+    "docker with a parent slice": (f"/gpu.slice:docker:{CID}", DOCKER_ALONE),
+    "podman": (f"/machine.slice/libpod-{CID}.scope/container", CONTAINER),
+    "podman of a user": (f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{CID}.scope", CONTAINER),
+    "podman monitor": (f"/machine.slice/libpod-conmon-{CID}.scope", HOST),
+    "nerdctl": (f"/system.slice/nerdctl-{CID}.scope", ("container", "", CID, "containerd", False)),
+    "nerdctl cgroupfs": (f"/default/{CID}", CONTAINER),
+    "lxc": ("/lxc.payload.web/system.slice/ssh.service", ("container", "", "", "", False)),
+    "nspawn": ("/machine.slice/systemd-nspawn@web.service/payload", ("container", "", "", "", False)),
     # the machine's own
-    "service": ("0::/system.slice/nvidia-persistenced.service\n", HOST),
+    "service": ("/system.slice/nvidia-persistenced.service", HOST),
     "session": (v1("/user.slice/user-0.slice/session-3.scope"), HOST),
-    "root": ("0::/\n", HOST),
-    "shim": ("0::/system.slice/containerd.service\n", HOST),
+    "root": ("/", HOST),
+    "shim": ("/system.slice/containerd.service", HOST),
     # unknown
-    "another namespace": ("0::/../..\n", UNKNOWN),
+    "another namespace": ("/../..", UNKNOWN),
     "another namespace's service": (v1("/../../../system.slice/ssh.service"), UNKNOWN),
-    "the pod's other container": (f"0::/../cri-containerd-{CID}.scope\n", ("unknown", "", CID, "containerd", False)),
-    "another pod, seen from a container": (
-        f"0::/../../kubepods-burstable-pod{UID_}.slice/cri-containerd-{CID}.scope\n",
-        pod(runtime="containerd"),
-    ),
-    "a pod with no UID": (f"0::/kubepods/burstable/podmine/{CID}\n", ("unknown", "", CID, "", False)),
-    "kubelet's, no pod": ("0::/kubepods.slice/kubepods-burstable.slice\n", UNKNOWN),
-    "kind's, no pod": (f"0::/docker/{NODE}/kubelet.slice/kubelet-kubepods.slice\n", UNKNOWN),
+    "the pod's other container": (f"/../{SCOPE}", ("unknown", "", CID, "containerd", False)),
+    "another pod, seen from a container": (f"/../../kubepods-burstable-pod{UID_}.slice/{SCOPE}", CONTAINERD),
+    "a pod with no UID": (f"/kubepods/burstable/podmine/{CID}", ("unknown", "", CID, "", False)),
+    "kubelet's, no pod": ("/kubepods.slice/kubepods-burstable.slice", UNKNOWN),
+    "kind's, no pod": (f"/docker/{NODE}/kubelet.slice/kubelet-kubepods.slice", UNKNOWN),
     "gone": ("", UNKNOWN),
     "junk": ("\n::\n0:\nx\n0::relative\n", UNKNOWN),
     # removed while the process was in it
-    "removed": (f"0::{SLICE}/cri-containerd-{CID}.scope (deleted)\n", pod(runtime="containerd")),
-    "removed pod": (f"0::/kubepods/pod{UID} (deleted)\n", pod(cid="")),
+    "removed": (f"{SLICE}/{SCOPE} (deleted)", CONTAINERD),
+    "removed pod": (f"/kubepods/pod{UID} (deleted)", NO_CONTAINER),
     # similar names
-    "64 digits and more": (f"0::/kubepods/pod{UID}/{CID}0\n", pod(cid="")),
-    "a UID and more": (f"0::/kubepods/pod{UID}0/{CID}\n", ("unknown", "", CID, "", False)),
-    "a service named after a pod": (f"0::/system.slice/mypod{UID}.service\n", HOST),
-    "capital letters": (f"0::/system.slice/docker-{CID.upper()}.scope\n", HOST),
+    "64 digits and more": (f"/kubepods/pod{UID}/{CID}0", NO_CONTAINER),
+    "a UID and more": (f"/kubepods/pod{UID}0/{CID}", ("unknown", "", CID, "", False)),
+    "a service named after a pod": (f"/system.slice/mypod{UID}.service", HOST),
+    "capital letters": (f"/system.slice/docker-{CID.upper()}.scope", HOST),
 }
 
 
 @pytest.mark.parametrize("name", list(TABLE))
 def test_owner(name):
-    text, expected = TABLE[name]
+    given, expected = TABLE[name]
+    text = given if "\n" in given or not given else f"0::{given}\n"
     found = process_owner(text)
     assert dataclasses.astuple(found)[:-1] == expected
     assert found.path in text and not found.path.endswith("(deleted)")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        CID,
-        f"cri-containerd-{CID}.scope",
-        f"crio-{CID}.scope",
-        f"docker-{CID}.scope",
-        f"crio-{CID}",
-        f"kubepods-pod{UID_}.slice:cri-containerd:{CID}",
-        f"kubepods-pod{UID_}.slice:docker:{CID}",
-    ],
+    "name", [CID, f"cri-containerd-{CID}.scope", f"crio-{CID}", f"kubepods-pod{UID_}.slice:cri-containerd:{CID}"]
 )
 def test_container_id_of_a_directory(name):
     assert container_id(name) == CID
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "container",
-        CID[1:],
-        f"{CID}0",
-        f"crio-conmon-{CID}.scope",
-        f"libpod-{CID}.scope",
-        f"x:{CID}",
-        f"{CID}.slice",
-    ],
-)
+@pytest.mark.parametrize("name", ["", CID[1:], f"{CID}0", f"crio-conmon-{CID}.scope", f"x:{CID}", f"{CID}.slice"])
 def test_directories_of_no_kubelet_container(name):
     assert container_id(name) == ""
 

@@ -21,28 +21,15 @@ def test_pods_with_their_devices():
             "a/one": {"main": {"intel.com/fpga": ["secret"]}, "other": {MEMORY: ["s-2"]}},
         }
     )
+    one = {"name": "other", "devices": [{"resource": MEMORY, "ids": ["s-2"]}]}
+    mig = {"resource": "nvidia.com/mig-1g.5gb", "ids": ["MIG-1"]}
+    two = {"name": "main", "devices": [{"resource": MEMORY, "ids": ["s-1", "s-0"]}, mig]}
     assert parse_pod_resources(data, GPUS) == {
         "state": "ok",
         "problem": "",
         "pods": [
-            {
-                "namespace": "a",
-                "name": "one",
-                "containers": [{"name": "other", "devices": [{"resource": MEMORY, "ids": ["s-2"]}]}],
-            },
-            {
-                "namespace": "b",
-                "name": "two",
-                "containers": [
-                    {
-                        "name": "main",
-                        "devices": [
-                            {"resource": MEMORY, "ids": ["s-1", "s-0"]},
-                            {"resource": "nvidia.com/mig-1g.5gb", "ids": ["MIG-1"]},
-                        ],
-                    }
-                ],
-            },
+            {"namespace": "a", "name": "one", "containers": [one]},
+            {"namespace": "b", "name": "two", "containers": [two]},
         ],
     }
     assert "secret" not in str(parse_pod_resources(data, GPUS))

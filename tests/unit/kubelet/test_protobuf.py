@@ -111,15 +111,9 @@ def test_other_fields_are_skipped():
 
 
 def test_strings():
-    assert (
-        decode_string(None) == decode_string([]) == ""
-        and decode_string([b"a", b"\xc3\xa9"]) == "é"
-        and decode_strings(None) == []
-    )
-    assert decode_string_map([b"", b"\x0a\x01a", b"\x0a\x01b\x12\x01c", b"\x0a\x01b\x12\x01d"]) == {
-        "": "",
-        "a": "",
-        "b": "d",
-    }
+    assert (decode_string(None), decode_string([]), decode_strings(None)) == ("", "", [])
+    assert decode_string([b"a", b"\xc3\xa9"]) == "é"
+    rows = [b"", b"\x0a\x01a", b"\x0a\x01b\x12\x01c", b"\x0a\x01b\x12\x01d"]
+    assert decode_string_map(rows) == {"": "", "a": "", "b": "d"}
     with pytest.raises(MalformedMessage, match="UTF-8"):
         decode_string([b"\xff"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which archive nodes are made from, in both of apt's formats."""
+"""The archive from which nodes are created, in both of apt's formats."""
 
 from __future__ import annotations
 
@@ -42,16 +42,10 @@ Signed-By:
 
 
 def test_deb822() -> None:
+    mirror, keyring = "http://mirror.example.org/debian", "/usr/share/keyrings/debian-archive-keyring.gpg"
     assert parse_deb822(DEB822) == [
-        Source(
-            "http://mirror.example.org/debian", "bookworm", ("main",), "/usr/share/keyrings/debian-archive-keyring.gpg"
-        ),
-        Source(
-            "http://mirror.example.org/debian",
-            "bookworm-updates",
-            ("main",),
-            "/usr/share/keyrings/debian-archive-keyring.gpg",
-        ),
+        Source(mirror, "bookworm", ("main",), keyring),
+        Source(mirror, "bookworm-updates", ("main",), keyring),
         Source("http://inline.example/debian", "bookworm", ("main",), ""),
     ]
 
@@ -83,12 +77,9 @@ def test_the_machines_own_release_is_chosen_among_others() -> None:
         choose(others, "bookworm")
 
 
-def test_codename() -> None:
+def test_read_machine(tmp_path: Path) -> None:
     assert codename('ID=debian\nVERSION_CODENAME=trixie\nVERSION="13 (x)"\n') == "trixie"
     assert codename("ID=alpine\n") == ""
-
-
-def test_read_machine(tmp_path: Path) -> None:
     folder = tmp_path / "apt" / "sources.list.d"
     folder.mkdir(parents=True)
     (tmp_path / "os-release").write_text("VERSION_CODENAME=bookworm\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who looks on in the lab: a watch is read whole, a card that is given away twice is found, a container's sight is."""
+"""The lab's auditor: watches are read completely, double bookings are found, and containers' visible cards are read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pod(
 
 
 class Script:
-    """An API whose watch says what a test wants."""
+    """An API whose watch returns given events."""
 
     def __init__(self, *events: tuple[str, JsonObject]) -> None:
         self.events = events
@@ -49,7 +49,7 @@ def audited(*events: tuple[str, JsonObject]) -> Auditor:
     return auditor
 
 
-def test_cards_that_are_just_full_are_fine() -> None:
+def test_full_cards_are_no_double_booking() -> None:
     auditor = audited(
         ("ADDED", pod("a", 9, "0")),
         ("MODIFIED", pod("a", 9, "0")),
@@ -65,7 +65,7 @@ def test_cards_that_are_just_full_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("one", "problem"),
     [
         (pod("b", 8, "0"), "b: card 0 of gpu1 has 17 of 16"),
         (pod("b", 18, "0,1"), "b: card 0 of gpu1 has 18 of 16"),
@@ -74,18 +74,18 @@ def test_cards_that_are_just_full_are_fine() -> None:
     ],
     ids=["one card", "two cards", "no such card", "no card"],
 )
-def test_what_cannot_be_is_found_even_if_it_is_gone_at_once(one: JsonObject, said: str) -> None:
+def test_a_double_booking_is_found_even_if_it_ends_at_once(one: JsonObject, problem: str) -> None:
     auditor = audited(("ADDED", pod("a", 9, "0")), ("ADDED", one), ("DELETED", one))
-    assert said in auditor.wrong
+    assert problem in auditor.wrong
 
 
-def test_a_watch_that_fails_is_no_watch() -> None:
+def test_a_failed_watch_is_reported() -> None:
     auditor = Auditor(Script(("ADDED", {})), {})  # type: ignore[arg-type]
     auditor._follow()
     assert auditor.failed
 
 
-def test_a_watch_is_read_whole_however_it_comes() -> None:
+def test_a_watch_is_read_completely_from_any_chunks() -> None:
     """Events cut anywhere, several at once, and the next watch begins where the last one ended."""
     asked: list[str] = []
     lines = [json.dumps({"type": "MODIFIED", "object": pod("a", n, version=n)}) + "\n" for n in range(2, 6)]
@@ -129,17 +129,6 @@ def test_a_watch_is_read_whole_however_it_comes() -> None:
         server.server_close()
 
 
-def test_cdi_names_of_an_answer() -> None:
-    def field(number: int, value: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(value)]) + value
-
-    message = field(1, field(1, b"A") + field(2, b"B")) + field(5, field(1, b"nvidia.com/gpu=GPU-1"))
-    assert _lab.cdi_of(message + field(5, field(1, b"nvidia.com/gpu=GPU-2"))) == [
-        "nvidia.com/gpu=GPU-1",
-        "nvidia.com/gpu=GPU-2",
-    ]
-
-
 def test_shares_of_several_cards() -> None:
     assert _pods.shares_of(pod("a", 12, "0,3")) == {0: 6, 3: 6}
     assert _pods.shares_of(pod("a", 5, "1")) == {1: 5}
@@ -147,7 +136,7 @@ def test_shares_of_several_cards() -> None:
 
 
 class Node:
-    """What a node's shell prints."""
+    """A node whose shell prints a text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -156,13 +145,13 @@ class Node:
         return self.text
 
 
-def test_what_containers_see() -> None:
+def test_visible_cards_of_containers() -> None:
     first, second = "0f4a2f1e-0000-4000-8000-00000000000a", "0f4a2f1e-0000-4000-8000-00000000000b"
     text = f"pod{first.replace('-', '_')} nvidia0 nvidia12\npod{second} nvidia[0-9]*\npod{second} nvidia1\n"
     assert attacks.visible(Node(text), "gpu1") == {first: {0, 12}, second: {1}}  # type: ignore[arg-type]
 
 
-def test_the_loads_cards_are_enough_for_its_largest_pod() -> None:
-    """Otherwise a pod waits for ever, and the test with it."""
+def test_the_load_tests_cards_hold_its_largest_pod() -> None:
+    """Otherwise a pod stays pending, and the load test never ends."""
     widest = [sorted(sizes, reverse=True)[1] for sizes in _load.SIZES.values()]
     assert max(widest) >= 6 and all(max(sizes) >= 6 for sizes in _load.SIZES.values())

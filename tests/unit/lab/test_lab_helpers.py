@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the end-to-end tests read with: a witness that can't read proves nothing."""
+"""Parsers and waits of the lab's tests."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ def field(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2, len(value)]) + value
 
 
-def test_alloc_resp() -> None:
-    """ContainerAllocateResponse: envs are field 1, a map; mounts, devices and CDI names are passed over."""
+def test_container_allocate_response() -> None:
+    """Environment variables are field 1, a map; CDI names are field 5; the others are skipped."""
     entries = {"NVIDIA_VISIBLE_DEVICES": "GPU-1", "EMPTY": ""}
     message = b"".join(field(1, field(1, key.encode()) + field(2, value.encode())) for key, value in entries.items())
-    message += field(2, field(1, b"/in") + field(2, b"/out") + b"\x18\x01") + field(5, field(1, b"nvidia.com/gpu=0"))
+    message += field(2, field(1, b"/in") + field(2, b"/out") + b"\x18\x01")
+    message += field(5, field(1, b"nvidia.com/gpu=0")) + field(5, field(1, b"nvidia.com/gpu=1"))
     assert _lab.environment_of(message) == entries
-
-
-def test_alloc_resp_with_long_values() -> None:
-    value = b"x" * 300
-    inner = field(1, b"K") + b"\x12\xac\x02" + value
-    assert _lab.environment_of(b"\x0a" + b"\xb2\x02" + inner) == {"K": value.decode()}
-    assert len(inner) == 0x132
+    assert _lab.cdi_of(message) == ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]
+    # Lengths above 127 have two bytes.
+    inner = field(1, b"K") + b"\x12\xac\x02" + b"x" * 300
+    assert _lab.environment_of(b"\x0a\xb2\x02" + inner) == {"K": "x" * 300}
 
 
 def test_recap() -> None:
@@ -50,7 +48,7 @@ def test_recap() -> None:
     Done(0, RECAP.replace("changed=3", "changed=0")).assert_unchanged()
 
 
-def test_until_gives_up_with_the_last_error() -> None:
+def test_until_fails_with_the_last_error() -> None:
     def never() -> bool:
         raise AssertionError("the reason")
 
@@ -73,14 +71,14 @@ def test_kill_tree_reaches_other_sessions() -> None:
 
 
 def ended(pid: int) -> bool:
-    """Gone, or a zombie that nobody has waited for."""
+    """Whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 
 
-def test_command_lines_are_seen() -> None:
+def test_command_lines_of_this_machine_are_recorded() -> None:
     commands = Commands()
     commands.look()
     assert any("pytest" in one for one in commands.seen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Machines without a cluster: which there are, what they have of their own, and how Ansible finds them."""
+"""Machines without a cluster: their kinds, their own files, and the lab's inventories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.shell import LabError
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_kinds_cover_what_the_roles_know_of() -> None:
+def test_kinds_cover_the_distributions_of_the_roles() -> None:
     assert {(kind.family, kind.distribution) for kind in KINDS.values()} == {
         ("debian", "debian11"),
         ("debian", "debian12"),
@@ -59,7 +59,7 @@ def test_every_group_has_a_scenario_and_its_inventory() -> None:
         assert sequence.index("idempotence") < sequence.index("side_effect") < sequence.index("verify tests_after")
 
 
-def test_addresses_are_distinct_and_nobody_elses() -> None:
+def test_addresses_differ_from_each_other_and_from_the_nodes() -> None:
     subnet = "172.30.77.0/24"
     taken = network.addresses(subnet, ["cp1", "cp2", "cp3"], [f"gpu{number}" for number in range(1, 10)])
     own = [network.machine_address(subnet, machines.number(kind)) for kind in KINDS.values()]
@@ -67,7 +67,7 @@ def test_addresses_are_distinct_and_nobody_elses() -> None:
     assert len({*own, *taken.values()}) == len(own) + len(taken)
 
 
-def test_older_releases_need_programs_of_their_own() -> None:
+def test_older_releases_are_detected() -> None:
     assert machines.is_older("bullseye", "bookworm") and not machines.is_older("trixie", "bookworm")
     assert not machines.is_older("bookworm", "bookworm")
     with pytest.raises(LabError, match="sid"):
@@ -79,12 +79,12 @@ def test_another_release_comes_from_the_same_archive() -> None:
     assert of_suite(own, "trixie") == Source("http://mirror.example/debian", "trixie", ("main",), "/k.gpg")
 
 
-def test_an_el_machine_knows_its_distributions_repositories() -> None:
+def test_an_el_machine_has_its_distributions_repositories() -> None:
     (_routes, (path, mode, text)) = machines.files(KINDS["el9-containerd"], "http://r:8080/")
     assert (path, mode) == ("etc/yum.repos.d/rocky.repo", 0o644)
     found = configparser.ConfigParser(interpolation=None)
     found.read_string(text)
-    # By these names the driver's role looks whether dkms can be had.
+    # The driver's role checks by these names whether dkms is available.
     assert found.sections() == ["baseos", "crb", "epel"]
     for name in found.sections():
         assert found[name]["baseurl"] == f"http://r:8080/distribution/rhel9/{os.uname().machine}/"
@@ -93,14 +93,14 @@ def test_an_el_machine_knows_its_distributions_repositories() -> None:
 
 
 @pytest.mark.parametrize(("family", "identity"), [("el", "rocky"), ("suse", "opensuse-leap")])
-def test_what_a_machine_says_that_it_is(family: str, identity: str) -> None:
+def test_identity_of_a_machine(family: str, identity: str) -> None:
     text = (ROOT / "lab" / "machine" / family / "usr" / "lib" / "os-release").read_text()
     found = dict(line.split("=", 1) for line in text.splitlines())
     assert found["ID"].strip('"') == identity
     assert "debian" not in text.lower()
 
 
-def test_programs_of_rpm_are_asked_for_only_where_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_rpm_are_required_only_for_rpm_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, path=None: None if "rpm" in name or "createrepo" in name else name)
     monkeypatch.setattr(host, "FILES", {})
     assert host.missing_packages() == []
@@ -116,9 +116,19 @@ STATE = {
     "ssh": {"user": "root", "key": ".lab/ssh/id", "known_hosts": ".lab/ssh/known_hosts"},
     "repository": {"url": "http://10.0.0.2:8080/"},
     "settings": {"driver_version": "580.95.05"},
-    "nodes": {},
+    "nodes": {
+        "cp1": {"role": "control_plane", "address": "10.0.0.1"},
+        "gpu1": {"role": "gpu_node", "address": "10.0.0.3"},
+    },
     "machines": {"one": machine("docker", "10.0.0.44"), "two": machine("suse", "10.0.0.46")},
 }
+
+
+def test_inventory_of_a_cluster() -> None:
+    found = inventory.inventory({**STATE, "gpushare_image": "localhost/i:1"})
+    assert (found["gpu_nodes"]["hosts"], found["control_plane"]["hosts"]) == (["gpu1"], ["cp1"])
+    assert found["_meta"]["hostvars"]["gpu1"]["ansible_host"] == "10.0.0.3"
+    assert found["all"]["vars"]["lab_repository"] == "http://10.0.0.2:8080"
 
 
 def test_inventory_of_machines() -> None:
@@ -128,9 +138,7 @@ def test_inventory_of_machines() -> None:
     assert found["_meta"]["hostvars"]["two"]["ansible_host"] == "10.0.0.46"
     assert found["_meta"]["hostvars"]["two"]["lab_packages"] == {"driver": "cuda/x/"}
     assert found["all"]["vars"]["lab_repository"] == "http://10.0.0.2:8080"
-
-
-def test_a_scenario_sees_its_own_machines_only() -> None:
+    # A scenario has its own machines only.
     found = inventory.machines(STATE, "suse")
     assert found["gpu_nodes"]["hosts"] == ["two"] and "docker" not in found
     assert inventory.machines({}, "suse")["gpu_nodes"]["hosts"] == []
@@ -144,7 +152,7 @@ def test_a_cluster_beside_machines_shares_their_network_and_driver() -> None:
         commands._beside_machines(known, Settings(driver_version="570.86.15"), {"driver_version"})
 
 
-def test_a_grown_system_is_known_by_all_that_goes_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grown_system_is_keyed_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEGPU_CACHE", str(tmp_path / "cache"))
     made: list[str] = []
 
@@ -174,7 +182,7 @@ def test_a_grown_system_is_known_by_all_that_goes_into_it(tmp_path: Path, monkey
     assert third.exists()
 
 
-def test_cards_of_machines_are_no_nodes_cards() -> None:
+def test_uuids_of_machines_and_nodes_differ() -> None:
     nodes = [*(f"gpu{number}" for number in range(1, 10)), *KINDS]
     uuids = {hardware.card_uuid(node, index) for node in nodes for index in range(machines.CARDS)}
     assert len(uuids) == len(nodes) * machines.CARDS

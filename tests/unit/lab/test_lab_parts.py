@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's other pure parts: hardware, rights, versions, images, what is taken off the machine again."""
+"""The lab's hardware files, capabilities, versions, images and changes of the machine."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import tarfile
 import tomllib
 from pathlib import Path
@@ -13,24 +12,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab import archive, build, cluster, components, engine, hardware, host, images, inventory, nodes, paths
+from lab import archive, build, cluster, components, engine, hardware, host, images, nodes, paths
 from lab.settings import Settings
 from lab.shell import LabError
 
 
-def test_cards_file_says_what_each_card_is() -> None:
+def test_the_file_of_cards_describes_each_card() -> None:
     lines = hardware.cards_file("gpu1", 2, 16384, "580.95.05").splitlines()
     assert lines[1:3] == ["driver 580.95.05", "cuda 13000"]
-    assert re.fullmatch(
-        r"card 1 uuid=GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12} minor=1 memory=16384"
-        r" bus=0000:02:00.0 name=Simulated_NVIDIA_GPU_16GiB",
-        lines[4],
-    )
-
-
-def test_uuids_are_stable_and_distinct() -> None:
-    assert hardware.card_uuid("gpu1", 0) == "GPU-de614f79-82f2-5091-a43e-710dd89930d0"
-    assert len({hardware.card_uuid(node, index) for node in ("gpu1", "gpu2") for index in range(16)}) == 32
+    uuid = "GPU-de614f79-82f2-5091-a43e-710dd89930d0"
+    name = "name=Simulated_NVIDIA_GPU_16GiB"
+    assert lines[3] == f"card 0 uuid={uuid} minor=0 memory=16384 bus=0000:01:00.0 {name}"
 
 
 def test_hardware_folders(tmp_path: Path) -> None:
@@ -42,19 +34,16 @@ def test_hardware_folders(tmp_path: Path) -> None:
     assert not (tmp_path / "cp1/hardware").exists()
 
 
-@pytest.mark.parametrize(("bounding", "privileged"), [(0x1FFFFFFFFFF, True), (0x1FFFEFFFFFF, False), (0, False)])
-def test_privileged_only_where_the_machine_can(bounding: int, privileged: bool) -> None:
-    flags = engine.node_flags(bounding, unified=False)
-    assert ("--privileged" in flags) is privileged
-    assert ("--cap-drop=SYS_RESOURCE" in flags) is not privileged
-
-
-def test_v1_cgroups_get_a_place_to_be_mounted_in() -> None:
+def test_flags_of_a_node_follow_the_machines_capabilities_and_cgroups() -> None:
+    for bounding, privileged in ((0x1FFFFFFFFFF, True), (0x1FFFEFFFFFF, False), (0, False)):
+        flags = engine.node_flags(bounding, unified=False)
+        assert ("--privileged" in flags) is privileged
+        assert ("--cap-drop=SYS_RESOURCE" in flags) is not privileged
     assert "--tmpfs=/sys/fs/cgroup:rw,exec,dev" in engine.node_flags(0, unified=False)
     assert not any("cgroup:" in flag for flag in engine.node_flags(0, unified=True))
 
 
-def test_chain_removal_takes_the_engines_rules_and_no_others() -> None:
+def test_chain_removal_removes_the_engines_rules_and_no_others() -> None:
     rules = """\
 -P INPUT ACCEPT
 -P FORWARD DROP
@@ -77,31 +66,15 @@ def test_chain_removal_takes_the_engines_rules_and_no_others() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("go version go1.26.8 linux/amd64", (1, 26)),
-        ("go version go1.27rc1 linux/arm64", (1, 27)),
-        ("go: cannot find GOROOT", None),
-    ],
-)
-def test_go_version(text: str, version: tuple[int, int] | None) -> None:
-    assert build.go_version(text) == version
-
-
-def test_tool_sets_are_pinned() -> None:
-    assert {name: tools.version for name, tools in build.SETS.items()} == {
-        "kubernetes": "1.36.3",
-        "containerd": "2.2.9",
-        "etcd": "3.6.16",
-        "toolkit": "1.20.1",
-    }
-    assert "gitVersion=v1.36.3" in build.SETS["kubernetes"].flags()[-1]
-    assert "gitMinor=36 " in build.SETS["kubernetes"].flags()[-1]
+def test_go_version() -> None:
+    assert build.go_version("go version go1.26.8 linux/amd64") == (1, 26)
+    assert build.go_version("go version go1.27rc1 linux/arm64") == (1, 27)
+    assert build.go_version("go: cannot find GOROOT") is None
 
 
 def test_versions_of_kubernetes() -> None:
     assert build.kubernetes(Settings().kubernetes_version) == build.SETS["kubernetes"]
+    assert "gitMinor=36 " in build.SETS["kubernetes"].flags()[-1]
     older = build.kubernetes("1.36.1")
     assert "gitVersion=v1.36.1" in older.flags()[-1]
     assert "1.36.3" not in (older.folder / "go.mod").read_text()
@@ -109,7 +82,7 @@ def test_versions_of_kubernetes() -> None:
         build.kubernetes("1.35.0")
 
 
-def test_ready_binaries_must_be_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_binaries_must_be_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_BIN", str(tmp_path))
     with pytest.raises(LabError, match=r"LAB_BIN: .* has no etcd of etcd"):
         build.binaries("etcd")
@@ -118,23 +91,16 @@ def test_ready_binaries_must_be_all_there(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_component_images() -> None:
-    listed = "".join(
-        f"registry.k8s.io/{name}\n"
-        for name in (
-            *(f"{each}:v1.36.3" for each in (*components.CONTROL_PLANE, "kube-proxy")),
-            "coredns/coredns:v1.14.2",
-            "pause:3.10.2",
-            "etcd:3.6.8-0",
-        )
-    )
-    names = components.references(listed, "3.6.16")
+    listed = [f"{each}:v1.36.3" for each in (*components.CONTROL_PLANE, "kube-proxy")]
+    listed += ["coredns/coredns:v1.14.2", "pause:3.10.2", "etcd:3.6.8-0"]
+    names = components.references("".join(f"registry.k8s.io/{name}\n" for name in listed), "3.6.16")
     assert names["etcd"] == "registry.k8s.io/etcd:3.6.16-0"
     assert names["pause"] == "registry.k8s.io/pause:3.10.2"
     with pytest.raises(LabError):
         components.references("registry.k8s.io/pause:3.10.2\n", "3.6.16")
 
 
-def test_archive_is_one_that_runtimes_import(tmp_path: Path) -> None:
+def test_an_archive_has_the_layout_that_runtimes_import(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("hello")
     layer = archive.layer_of({"usr/local/bin/program": program}, tmp_path / "layer")
@@ -160,8 +126,9 @@ def test_archive_is_one_that_runtimes_import(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restricted", [True, False])
 def test_containerd_configuration(restricted: bool) -> None:
-    text = cluster.render("containerd.toml.j2", pause_image="registry/pause:1", restrict_oom_score_adj=restricted)
-    found = tomllib.loads(text)
+    found = tomllib.loads(
+        cluster.render("containerd.toml.j2", pause_image="registry/pause:1", restrict_oom_score_adj=restricted)
+    )
     runtime = found["plugins"]["io.containerd.cri.v1.runtime"]
     assert found["version"] == 3
     assert runtime.get("restrict_oom_score_adj", False) is restricted
@@ -171,16 +138,8 @@ def test_containerd_configuration(restricted: bool) -> None:
 
 @pytest.mark.parametrize("control_plane", [True, False])
 def test_kubeadm_join(control_plane: bool) -> None:
-    text = cluster.render(
-        "kubeadm-join.yaml.j2",
-        token="t",
-        endpoint="10.0.0.1",
-        ca_hash="a",
-        certificate_key="k",
-        address="10.0.0.2",
-        node="n",
-        control_plane=control_plane,
-    )
+    values = {"token": "t", "endpoint": "10.0.0.1", "ca_hash": "a", "certificate_key": "k", "node": "n"}
+    text = cluster.render("kubeadm-join.yaml.j2", **values, address="10.0.0.2", control_plane=control_plane)
     found = yaml.safe_load(text)
     assert ("controlPlane" in found) is control_plane
     assert found["apiVersion"] == "kubeadm.k8s.io/v1beta4"
@@ -193,14 +152,14 @@ def test_node_names_in_known_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert nodes.known_hosts({"gpu1": "10.0.0.9"}) == "10.0.0.9,gpu1 ssh-ed25519 AAAA\n"
 
 
-def test_wheels_are_asked_for_by_the_platforms_that_the_base_can_use() -> None:
+def test_wheels_are_requested_for_the_platforms_of_the_base() -> None:
     names = images.platforms("x86_64", newest=36)
     assert names[0] == "manylinux_2_36_x86_64"
     assert "manylinux2014_x86_64" in names
     assert "manylinux_2_37_x86_64" not in names
 
 
-def test_made_once_never_shows_a_half_made_folder(tmp_path: Path) -> None:
+def test_made_once_never_leaves_an_incomplete_folder(tmp_path: Path) -> None:
     target = tmp_path / "made"
     (tmp_path / ".tmp-made-killed").mkdir()
     with pytest.raises(RuntimeError), paths.made_once(target) as fresh:
@@ -216,38 +175,17 @@ def test_made_once_never_shows_a_half_made_folder(tmp_path: Path) -> None:
         assert fresh is None
 
 
-def test_not_root_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rights_and_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(LabError, match="as root"):
         host.prepare()
-
-
-def test_no_apt_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name, path=None: None if name in ("apt-get", "debootstrap") else name)
     with pytest.raises(LabError, match=r"no apt, and .* missing: debootstrap\.$"):
         host.prepare()
 
 
-def test_inventory_groups() -> None:
-    state = {
-        "ssh": {"user": "root", "key": ".lab/ssh/id", "known_hosts": ".lab/ssh/known_hosts"},
-        "repository": {"url": "http://10.0.0.2:8080/"},
-        "gpushare_image": "localhost/i:1",
-        "settings": {"driver_version": "580.95.05"},
-        "nodes": {
-            "cp1": {"role": "control_plane", "address": "10.0.0.1"},
-            "gpu1": {"role": "gpu_node", "address": "10.0.0.3"},
-        },
-    }
-    found = inventory.inventory(state)
-    assert found["gpu_nodes"]["hosts"] == ["gpu1"]
-    assert found["control_plane"]["hosts"] == ["cp1"]
-    assert found["_meta"]["hostvars"]["gpu1"]["ansible_host"] == "10.0.0.3"
-    assert found["all"]["vars"]["lab_repository"] == "http://10.0.0.2:8080"
-
-
-def test_limits_are_raised_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_raised_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     instances, watches = (tmp_path / "sys" / name for name in host.LIMITS)
     instances.parent.mkdir(parents=True)
     instances.write_text("128\n")

@@ -59,11 +59,10 @@ def test_without_version_2_used_includes_the_reserve() -> None:
     assert card["memory"] == {"total_mib": 16384, "used_mib": 1280, "free_mib": 15104, "reserved_mib": None}
 
 
-@pytest.mark.parametrize("function", sorted(set(gpu()) - set(LISTS)))
-def test_a_missing_function_is_no_problem(function: str) -> None:
-    for code in (13, 3):
-        card = only(gpu(**{function: FakeError(code)}))
-        assert card["problem"] == "", function
+def test_a_missing_function_is_no_problem() -> None:
+    for function in set(gpu()) - set(LISTS):
+        for code in (13, 3):
+            assert only(gpu(**{function: FakeError(code)}))["problem"] == "", function
 
 
 def test_without_the_kernels_log_xids_are_unknown() -> None:
@@ -92,7 +91,6 @@ def test_recovery_actions(number: int, name: str | None) -> None:
     [
         ([], "NVML returned nothing usable when reading its recovery action: the field has no value"),
         ([SimpleNamespace(nvmlReturn=2, valueType=1, value=None)], ""),
-        ([SimpleNamespace(nvmlReturn=3, valueType=1, value=None)], ""),
         ([SimpleNamespace(nvmlReturn=0, valueType=0, value=SimpleNamespace(dVal=1.0))], ""),
         ([SimpleNamespace(nvmlReturn=999, valueType=1, value=None)], "Unknown Error (999"),
     ],
@@ -110,54 +108,40 @@ def test_compute_modes(number: int, name: str) -> None:
 
 
 IMPLAUSIBLE: list[tuple[str, t.Any, str, t.Any, str]] = [
-    ("nvmlDeviceGetMemoryInfo", memory(used=32 * GIB), "memory", None, "can't be 32768 MiB used"),
-    ("nvmlDeviceGetMemoryInfo", memory(total=0, used=0, reserved=0), "memory", None, "of 0 MiB"),
-    (
-        "nvmlDeviceGetMemoryInfo",
-        SimpleNamespace(total=-1, used=None, free="x"),
-        "memory",
-        None,
-        "total memory can't be -1",
-    ),
-    (
-        "nvmlDeviceGetMemoryInfo",
-        SimpleNamespace(total=GIB, used=0, free=2 * GIB),
-        "memory",
-        None,
-        "2048 MiB free of 1024",
-    ),
-    ("nvmlDeviceGetMemoryInfo", None, "memory", None, ""),
-    ("nvmlDeviceGetUUID", "", "uuid", "", ""),
-    ("nvmlDeviceGetUUID", "GPU-\x1b[31m", "uuid", "", "characters"),
-    ("nvmlDeviceGetUUID", "0", "uuid", "", "its UUID can't be '0'"),
-    ("nvmlDeviceGetUUID", 7, "uuid", "", "its UUID isn't a string"),
-    ("nvmlDeviceGetName", UnicodeDecodeError("utf-8", b"N\xff\xfeX", 1, 2, "bad"), "name", "N??X", "its name has"),
-    ("nvmlDeviceGetName", "x" * 5000, "name", "x" * 256 + "…", "its name has"),
-    ("nvmlDeviceGetName", "a\nb", "name", "a?b", "its name has"),
-    ("nvmlDeviceGetMinorNumber", -3, "minor", None, "its minor number can't be -3"),
-    ("nvmlDeviceGetMinorNumber", 1 << 80, "minor", None, "its minor number can't be"),
-    ("nvmlDeviceGetMinorNumber", 1.5, "minor", None, "its minor number can't be 1.5"),
-    ("nvmlDeviceGetMinorNumber", True, "minor", None, "its minor number can't be True"),
-    ("nvmlDeviceGetIndex", 5, "index", 0, "at index 0 and reports index 5"),
-    ("nvmlDeviceGetPciInfo_v3", SimpleNamespace(busId=b"\xff"), "pci", "", "its PCI address is malformed"),
-    ("nvmlDeviceGetPciInfo_v3", SimpleNamespace(), "pci", "", "its PCI address is malformed"),
-    ("nvmlDeviceGetPciInfo_v3", SimpleNamespace(busId=b"0000000a:c1:00.0"), "pci", "0000000A:C1:00.0", ""),
-    ("nvmlDeviceGetMigMode", 3, "mig", {"mode": "unknown", "pending": "unknown", "devices": []}, "its MIG mode"),
-    ("nvmlDeviceGetMigMode", [7, 0], "mig", {"mode": "unknown", "pending": "disabled", "devices": []}, "can't be 7"),
-    ("nvmlDeviceGetMigMode", [0, 1], "mig", {"mode": "disabled", "pending": "enabled", "devices": []}, ""),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", MemoryError(), "processes", None, "failed with MemoryError"),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", 7, "processes", None, "plausible list"),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", [None] * 70000, "processes", None, "plausible list"),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", [process(0, 1)], "processes", [], "PID 0"),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", [process(2**32 - 1, 1)], "processes", [], "PID 4294967295"),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", [process("7", 1)], "processes", [], "PID 7"),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", [None], "processes", [], "PID None"),
+    ("MemoryInfo", memory(used=32 * GIB), "memory", None, "can't be 32768 MiB used"),
+    ("MemoryInfo", memory(total=0, used=0, reserved=0), "memory", None, "of 0 MiB"),
+    ("MemoryInfo", SimpleNamespace(total=-1, used=None, free="x"), "memory", None, "total memory can't be -1"),
+    ("MemoryInfo", SimpleNamespace(total=GIB, used=0, free=2 * GIB), "memory", None, "2048 MiB free of 1024"),
+    ("MemoryInfo", None, "memory", None, ""),
+    ("UUID", "", "uuid", "", ""),
+    ("UUID", "GPU-\x1b[31m", "uuid", "", "characters"),
+    ("UUID", "0", "uuid", "", "its UUID can't be '0'"),
+    ("UUID", 7, "uuid", "", "its UUID isn't a string"),
+    ("Name", UnicodeDecodeError("utf-8", b"N\xff\xfeX", 1, 2, "bad"), "name", "N??X", "its name has"),
+    ("Name", "x" * 5000, "name", "x" * 256 + "…", "its name has"),
+    ("Name", "a\nb", "name", "a?b", "its name has"),
+    ("MinorNumber", -3, "minor", None, "its minor number can't be -3"),
+    ("MinorNumber", 1 << 80, "minor", None, "its minor number can't be"),
+    ("MinorNumber", True, "minor", None, "its minor number can't be True"),
+    ("Index", 5, "index", 0, "at index 0 and reports index 5"),
+    ("PciInfo_v3", SimpleNamespace(busId=b"\xff"), "pci", "", "its PCI address is malformed"),
+    ("PciInfo_v3", SimpleNamespace(), "pci", "", "its PCI address is malformed"),
+    ("PciInfo_v3", SimpleNamespace(busId=b"0000000a:c1:00.0"), "pci", "0000000A:C1:00.0", ""),
+    ("MigMode", 3, "mig", {"mode": "unknown", "pending": "unknown", "devices": []}, "its MIG mode"),
+    ("MigMode", [7, 0], "mig", {"mode": "unknown", "pending": "disabled", "devices": []}, "can't be 7"),
+    ("MigMode", [0, 1], "mig", {"mode": "disabled", "pending": "enabled", "devices": []}, ""),
+    ("ComputeRunningProcesses_v3", MemoryError(), "processes", None, "failed with MemoryError"),
+    ("ComputeRunningProcesses_v3", 7, "processes", None, "plausible list"),
+    ("ComputeRunningProcesses_v3", [None] * 70000, "processes", None, "plausible list"),
+    ("ComputeRunningProcesses_v3", [process(0, 1)], "processes", [], "PID 0"),
+    ("ComputeRunningProcesses_v3", [process(2**32 - 1, 1)], "processes", [], "PID 4294967295"),
+    ("ComputeRunningProcesses_v3", [None], "processes", [], "PID None"),
 ]
 
 
 @pytest.mark.parametrize(("function", "answer", "key", "value", "problem"), IMPLAUSIBLE)
 def test_implausible_values_are_unknown(function: str, answer: t.Any, key: str, value: t.Any, problem: str) -> None:
-    card = only(gpu(**{function: answer}))
+    card = only(gpu(**{f"nvmlDeviceGet{function}": answer}))
     assert card[key] == value
     assert problem in card["problem"] and bool(problem) == bool(card["problem"])
 
@@ -170,24 +154,17 @@ def test_malformed_remapped_rows(answer: t.Any) -> None:
 def test_duplicate_identities_are_reported_on_both_cards() -> None:
     twin = gpu(1, nvmlDeviceGetUUID=gpu_uuid(0), nvmlDeviceGetMinorNumber=0)
     found = asked(gpu(0), twin, gpu(2), gpu(3, nvmlDeviceGetMinorNumber=None), gpu(4, nvmlDeviceGetMinorNumber=None))
-    assert [one["problem"] for one in found["cards"]] == [
-        "it has the same UUID as card 1; it has the same minor number as card 1",
-        "it has the same UUID as card 0; it has the same minor number as card 0",
-        "",
-        "",
-        "",
-    ]
+    problem = "it has the same UUID as card {0}; it has the same minor number as card {0}"
+    assert [one["problem"] for one in found["cards"]] == [problem.format(1), problem.format(0), "", "", ""]
 
 
-@pytest.mark.parametrize("count", [4294967295, 257])
-def test_implausibly_many_cards(count: int) -> None:
-    found = asked(gpu(0), nvmlDeviceGetCount=count, nvmlDeviceGetHandleByIndex=FakeError(2))
-    assert found["available"] and str(count) in found["problem"] and len(found["cards"]) == 256
+def test_implausibly_many_cards() -> None:
+    found = asked(gpu(0), nvmlDeviceGetCount=257, nvmlDeviceGetHandleByIndex=FakeError(2))
+    assert found["available"] and "257" in found["problem"] and len(found["cards"]) == 256
 
 
-@pytest.mark.parametrize("count", [None, "2", -1, NA])
-def test_a_malformed_count(count: t.Any) -> None:
-    assert asked(gpu(0), nvmlDeviceGetCount=count)["cards"] == []
+def test_a_malformed_count() -> None:
+    assert [asked(gpu(0), nvmlDeviceGetCount=count)["cards"] for count in (None, "2", -1, NA)] == [[]] * 4
 
 
 def test_missing_versions() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import typing as t
 from collections.abc import Iterator
@@ -58,12 +57,7 @@ def test_two_cards_and_their_processes(driver: Driver, hold: t.Callable[..., int
     found = really(driver)
     assert (found["available"], found["problem"], found["driver"], found["cuda"]) == (True, "", R615, "13.0")
     first, second = found["cards"]
-    assert (first["uuid"], first["minor"], first["pci"], first["name"]) == (
-        FIRST,
-        1,
-        "00000000:3B:00.0",
-        "Simulated NVIDIA GPU 16GiB",
-    )
+    assert (first["uuid"], first["minor"], first["pci"]) == (FIRST, 1, "00000000:3B:00.0")
     assert (second["uuid"], second["index"], second["minor"]) == (SECOND, 1, 3)
     rows = [(row["pid"], row["types"], row["used_mib"]) for row in first["processes"]]
     assert sorted(rows) == sorted([(one, ["compute", "graphics"], 800), (two, ["compute"], 50), (4711, ["mps"], 3000)])
@@ -72,26 +66,6 @@ def test_two_cards_and_their_processes(driver: Driver, hold: t.Callable[..., int
     row = next(row for row in first["processes"] if row["pid"] == one)
     assert (row["name"], row["libvgpu"], row["gi"]) == ("nvidia-smi", False, None) and row["start_time"].isdecimal()
     assert second["processes"][1]["where"] == "gone" and first["problem"] == second["problem"] == ""
-
-
-def test_nvidia_smi_agrees(driver: Driver, hold: t.Callable[..., int]) -> None:
-    pids = [hold(700), hold(50), hold(4000, 1)]
-    done = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv,noheader,nounits")
-    listed = sorted(line.split(", ") for line in done.stdout.splitlines())
-    found = really(driver)
-    ours = sorted(
-        [str(row["pid"]), str(row["used_mib"]), card["uuid"]] for card in found["cards"] for row in card["processes"]
-    )
-    assert listed == ours and {int(row[0]) for row in ours} == set(pids)
-    used = driver.smi("--query-gpu=memory.used,memory.free", "--format=csv,noheader,nounits").stdout.split("\n")[:2]
-    assert used == [f"{card['memory']['used_mib']}, {card['memory']['free_mib']}" for card in found["cards"]]
-
-
-def test_an_ended_process_is_not_listed(driver: Driver, hold: t.Callable[..., int]) -> None:
-    keeps, ends = hold(10), hold(20)
-    os.kill(ends, 9)
-    os.waitid(os.P_PID, ends, os.WEXITED | os.WNOWAIT)
-    assert [row["pid"] for row in really(driver)["cards"][0]["processes"]] == [keeps]
 
 
 def test_health_and_modes(driver: Driver) -> None:
@@ -140,22 +114,18 @@ def test_a_driver_before_the_limits(folders: dict[str, Path], driver: Driver) ->
     assert found["cards"][0]["limits"] is None and found["pods_limited"] is None and found["cards"][0]["problem"] == ""
 
 
-@pytest.mark.parametrize(
-    "value", [9, 18, *(pytest.param(one, marks=pytest.mark.long) for one in sorted(set(CODES) - {9, 18}))]
-)
-def test_an_error_at_the_start_is_reported(driver: Driver, value: int) -> None:
-    driver.describe(f"fault init:{value}")
+def test_an_error_at_the_start_is_reported(driver: Driver) -> None:
+    driver.describe("fault init:18")
     found = really(driver)
     assert (found["available"], found["cards"]) == (False, [])
-    assert f"({value}, NVML_ERROR_{CODES[value].name})" in found["problem"]
+    assert f"(18, NVML_ERROR_{CODES[18].name})" in found["problem"]
 
 
-@pytest.mark.parametrize("value", [15, 16, 999])
-def test_a_failing_card_doesnt_affect_the_other(driver: Driver, value: int) -> None:
-    driver.describe(f"fault card:0:{value}")
+def test_a_failing_card_doesnt_affect_the_other(driver: Driver) -> None:
+    driver.describe("fault card:0:15")
     found = really(driver)
     assert found["available"] and [one["index"] for one in found["cards"]] == [0, 1]
-    assert CODES[value].text in found["cards"][0]["problem"] and found["cards"][0]["processes"] is None
+    assert CODES[15].text in found["cards"][0]["problem"] and found["cards"][0]["processes"] is None
     assert (found["cards"][1]["uuid"], found["cards"][1]["problem"]) == (SECOND, "")
 
 
@@ -181,11 +151,6 @@ def test_a_driver_hanging_at_its_start(driver: Driver) -> None:
     driver.describe("fault hang:init")
     found = really(driver, timeout=1)
     assert not found["available"] and found["cards"] == [] and "within 1 s" in found["problem"]
-
-
-def test_a_missing_driver_is_reported(driver: Driver) -> None:
-    driver.cards.unlink()
-    assert "Driver Not Loaded (9" in really(driver)["problem"]
 
 
 def test_no_cards(driver: Driver) -> None:

@@ -83,27 +83,23 @@ def test_without_a_card_only_the_time_limit_counts() -> None:
     assert run(work, stall=0.1).ending == "end"
 
 
-def test_a_crash_is_reported_with_the_signal() -> None:
-    ended = run(lambda _send: ctypes.string_at(0) and None)
-    assert (ended.ending, ended.detail) == ("died", "it was killed by SIGSEGV")
+def fail(send: Send) -> None:
+    send({"begin": 0})
+    raise KeyError("card")
 
 
-def test_an_early_exit_is_reported() -> None:
-    assert run(lambda _send: os._exit(3)).detail == "it exited with 3"
-    assert run(lambda _send: None).ending == "died"
-
-
-def test_an_exception_is_reported() -> None:
-    def work(send: Send) -> None:
-        send({"begin": 0})
-        raise KeyError("card")
-
+@pytest.mark.parametrize(
+    ("work", "messages", "detail"),
+    [
+        (lambda _send: ctypes.string_at(0) and None, [], "it was killed by SIGSEGV"),
+        (lambda _send: os._exit(3), [], "it exited with 3"),
+        (lambda _send: None, [], "it exited with 0"),
+        (fail, [{"begin": 0}], "it failed with KeyError: 'card'"),
+    ],
+)
+def test_an_early_end_is_reported(work: t.Callable[[Send], None], messages: list[JsonObject], detail: str) -> None:
     ended = run(work)
-    assert (ended.ending, ended.detail, list(ended.messages)) == (
-        "died",
-        "it failed with KeyError: 'card'",
-        [{"begin": 0}],
-    )
+    assert (ended.ending, ended.detail, list(ended.messages)) == ("died", detail, messages)
 
 
 def test_a_truncated_message_is_ignored() -> None:

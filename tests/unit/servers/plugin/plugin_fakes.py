@@ -3,25 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import http.client
 import itertools
-import json
 import queue
 import random
 import re
 import threading
 import time
 import typing as t
-import urllib.request
 from concurrent import futures
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import grpc
-from gpushare.api.client import KubeError, Stream
+from api_double import ApiDouble
+from gpushare.api.client import KubeError
 from gpushare.kubelet import wire
+from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.library import NvmlCard, NvmlError, Xid
 from gpushare.nvml.limits import UNLIMITED, Limit, Refusal
+from gpushare.plugin import reconcile
 from gpushare.plugin.command import Options, Plugin
 from gpushare.shared._contracts import gpushare as contract
 from pod_resources_messages import MESSAGES
@@ -123,168 +125,66 @@ class FakeCgroups:
 # --------------------------------------------------------------------------- the API server
 
 
-class _FakeStream:
-    def __init__(self, kube: FakeKube) -> None:
-        self.events: queue.Queue[JsonObject | None] = queue.Queue()
-        self._kube = kube
-
-    def __iter__(self) -> t.Iterator[JsonObject]:
-        while (event := self.events.get()) is not None:
-            yield event
-        if self._kube.away:
-            raise KubeError(0, "Away", "connection refused")
-
-    def close(self) -> None:
-        self.events.put(None)
-
-
-class FakeKube:
-    """Pods, nodes and events; list, watch, merge patches with the UID as a precondition; may be away."""
+class FakeKube(ApiDouble):
+    """The API server as a node's plugin uses it, with errors that last until a test clears ``refuse``."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, JsonObject] = {}
-        self.events: list[JsonObject] = []
-        self.patches: list[tuple[str, JsonObject]] = []
-        self.away = False
+        super().__init__()
         self.refuse: dict[str, KubeError] = {}
-        self.gets: list[str] = []
-        self._version = 0
-        self._lock = threading.RLock()
-        self._streams: list[tuple[str, _FakeStream]] = []
+        self.hooks.append(self._check)
 
-    # For tests.
+    def put(self, kind: str | JsonObject, obj: JsonObject | None = None) -> JsonObject:
+        if isinstance(kind, str):
+            assert obj is not None
+            return super().put(kind, obj)
+        return super().put("pods" if "namespace" in kind["metadata"] else "nodes", kind)
 
-    def put(self, obj: JsonObject) -> JsonObject:
-        with self._lock:
-            self._version += 1
-            obj = copy.deepcopy(obj)
-            obj["metadata"]["resourceVersion"] = str(self._version)
-            path = self._path_of(obj)
-            event = {"type": "MODIFIED" if path in self.objects else "ADDED", "object": copy.deepcopy(obj)}
-            self.objects[path] = obj
-            self._send(path, event)
-            return obj
+    def remove(self, kind: str | JsonObject, name: str = "", namespace: str = "") -> None:
+        if isinstance(kind, str):
+            super().remove(kind, name, namespace)
+        else:
+            super().remove("pods", kind["metadata"]["name"], kind["metadata"]["namespace"])
 
-    def remove(self, obj: JsonObject) -> None:
-        with self._lock:
-            path = self._path_of(obj)
-            self._send(path, {"type": "DELETED", "object": self.objects.pop(path)})
-
-    def pod(self, key: str) -> JsonObject:
-        namespace, _slash, name = key.partition("/")
-        with self._lock:
-            return copy.deepcopy(self.objects[f"/api/v1/namespaces/{namespace}/pods/{name}"])
+    def pod(self, name: str, namespace: str = "default") -> JsonObject:
+        return super().pod(name.rpartition("/")[2], name.rpartition("/")[0] or namespace)
 
     def node(self) -> JsonObject:
-        with self._lock:
-            return copy.deepcopy(self.objects[f"/api/v1/nodes/{NODE}"])
+        with self.lock:
+            return copy.deepcopy(self.objects["nodes", "", NODE])
 
     def go_away(self) -> None:
-        with self._lock:
-            self.away = True
-            for _path, stream in self._streams:
-                stream.close()
+        self.down = True
+        self.cut()
+
+    @property
+    def events(self) -> list[JsonObject]:
+        with self.lock:
+            return [one for (kind, _namespace, _name), one in self.objects.items() if kind == "events"]
+
+    @property
+    def patches(self) -> list[tuple[str, JsonObject]]:
+        with self.lock:
+            return [(path, body) for method, path, body in self.requests if method == "PATCH"]
+
+    @property
+    def gets(self) -> list[str]:
+        with self.lock:
+            return [path for method, path, _body in self.requests if method == "GET"]
 
     def reasons(self, key: str) -> list[str]:
         name = key.partition("/")[2]
-        with self._lock:
-            return [one["reason"] for one in self.events if one["involvedObject"]["name"] == name]
+        return [one["reason"] for one in self.events if one["involvedObject"]["name"] == name]
 
-    # The client.
-
-    def get(self, path: str) -> JsonObject:
-        with self._lock:
-            self._check(path)
-            self.gets.append(path)
-            address = urlsplit(path)
-            if address.path in self.objects:
-                return copy.deepcopy(self.objects[address.path])
-            if address.path in ("/api/v1/pods", "/api/v1/nodes"):
-                found = [one for at, one in self.objects.items() if self._in(at, one, path)]
-                return {"metadata": {"resourceVersion": str(self._version)}, "items": copy.deepcopy(found)}
-            raise KubeError(404, "NotFound", f"{path} not found")
-
-    def post(self, path: str, body: JsonObject) -> JsonObject:
-        with self._lock:
-            self._check(path)
-            assert path.endswith("/events"), path
-            self.events.append(json.loads(json.dumps(body)))
-            return body
-
-    def patch(self, path: str, body: t.Any, kind: str = "merge") -> JsonObject:
-        with self._lock:
-            self._check(path)
-            assert kind == "merge"
-            self.patches.append((path, body))
-            status = path.endswith("/status")
-            at = path.removesuffix("/status")
-            if at not in self.objects:
-                raise KubeError(404, "NotFound", f"{path} not found")
-            old = self.objects[at]
-            uid = (body.get("metadata") or {}).get("uid")
-            if uid is not None and uid != old["metadata"]["uid"]:
-                raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
-            part = {"status": body["status"]} if status else {k: v for k, v in body.items() if k != "status"}
-            return self.put(_merged(old, part))
-
-    def delete(self, path: str) -> JsonObject:
-        raise KubeError(403, "Forbidden", "the plugin deletes nothing")
-
-    def watch(self, path: str) -> Stream:
-        with self._lock:
-            self._check(path)
-            stream = _FakeStream(self)
-            since = int(parse_qs(urlsplit(path).query)["resourceVersion"][0])
-            for at, one in self.objects.items():
-                if int(one["metadata"]["resourceVersion"]) > since and self._in(at, one, path):
-                    stream.events.put({"type": "MODIFIED", "object": copy.deepcopy(one)})
-            self._streams.append((path, stream))
-            return stream
-
-    # Inside.
-
-    def _check(self, path: str) -> None:
-        if self.away:
-            raise KubeError(0, "Away", "connection refused")
-        for part, error in self.refuse.items():
+    def _check(self, method: str, path: str) -> None:
+        assert method != "DELETE", "the plugin deletes nothing"
+        for part, error in list(self.refuse.items()):
             if part in path:
                 raise error
 
-    @staticmethod
-    def _path_of(obj: JsonObject) -> str:
-        metadata = obj["metadata"]
-        if "namespace" in metadata:
-            return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-        return f"/api/v1/nodes/{metadata['name']}"
-
-    @staticmethod
-    def _in(at: str, obj: JsonObject, path: str) -> bool:
-        address = urlsplit(path)
-        selector = parse_qs(address.query).get("fieldSelector", [""])[0]
-        if ("/pods/" in at) != address.path.endswith("/pods"):
-            return False
-        values = {
-            "spec.nodeName": (obj.get("spec") or {}).get("nodeName", ""),
-            "metadata.name": obj["metadata"]["name"],
-        }
-        return all(values[one.partition("=")[0]] == one.partition("=")[2] for one in selector.split(",") if one)
-
-    def _send(self, at: str, event: JsonObject) -> None:
-        for path, stream in self._streams:
-            if self._in(at, event["object"], path):
-                stream.events.put(event)
-
-
-def _merged(old: t.Any, patch: t.Any) -> t.Any:
-    if not isinstance(patch, dict):
-        return patch
-    found = dict(old) if isinstance(old, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            found.pop(key, None)
-        else:
-            found[key] = _merged(found.get(key), value)
-    return found
+    def _patch(self, path: str, body: JsonObject) -> JsonObject:
+        # The status has a path of its own, by which nothing else is changed.
+        status = path.endswith("/status")
+        return super()._patch(path, {key: value for key, value in body.items() if (key == "status") == status})
 
 
 # --------------------------------------------------------------------------- pods
@@ -562,7 +462,9 @@ class Node:
         self.specifications = root / "cdi"
         self.plugin: Plugin | None = None
 
-    def start_plugin(self, look: float = 0.1, resync: float = 1.0, **more: t.Any) -> Plugin:
+    def start_plugin(
+        self, look: float = 0.1, resync: float = 1.0, registry: CollectorRegistry | None = None, **more: t.Any
+    ) -> Plugin:
         options = Options(
             node=NODE,
             unit=self.unit,
@@ -575,17 +477,24 @@ class Node:
             **more,
         )
         self.plugin = Plugin(
-            options, self.kube, self.nvml, self.limits, CollectorRegistry(), (0.05, 0.2), FakeCgroups()
+            options, self.kube, self.nvml, self.limits, registry or CollectorRegistry(), (0.05, 0.2), FakeCgroups()
         )
         self.plugin.start()
         return self.plugin
 
+    @property
+    def running(self) -> Plugin:
+        assert self.plugin is not None
+        return self.plugin
+
+    def stop_plugin(self) -> None:
+        self.running.stop()
+        self.plugin = None
+
     def kill_plugin(self) -> None:
         """As SIGKILL: no shutdown message, and the socket stays."""
-        assert self.plugin is not None
-        plugin, self.plugin = self.plugin, None
         stale = self.kubelet.folder / "kubegpu-gpushare.sock"
-        plugin.stop()
+        self.stop_plugin()
         stale.touch()
 
     def up(self, resync: float = 1.0, **more: t.Any) -> t.Self:
@@ -627,6 +536,10 @@ class Node:
         }
         self.kube.put(current)
 
+    def mirrored(self, count: int) -> None:
+        """Wait until the plugin's mirror has so many pods."""
+        until(lambda: len(self.running.pods.items()) == count)
+
     def cards_of(self, pod: JsonObject) -> set[str]:
         """The short UUIDs of the pod's IDs in kubelet's accounting."""
         ids = [one for ids in self.kubelet.devices[pod["metadata"]["uid"]].values() for one in ids]
@@ -640,10 +553,25 @@ class Node:
         return t.cast(dict[str, str], self.kube.pod(contract.pod_key(pod))["metadata"]["annotations"])
 
     def metric(self, name: str) -> float | None:
-        assert self.plugin is not None
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.plugin.service.port}/metrics", timeout=5) as response:
-            found = re.search(rf"^{re.escape(name)} (\S+)$", response.read().decode(), re.M)
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.M)
         return float(found.group(1)) if found else None
+
+    def page(self, path: str) -> tuple[int, str]:
+        """HTTP status and text of a page of the plugin."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.running.service.port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode().strip()
+
+    def ready(self) -> str:
+        status, text = self.page("/readyz")
+        assert status == (200 if text == "ok" else 503)
+        return text
+
+    def written(self) -> list[JsonObject]:
+        """The annotations that the plugin has written on pods."""
+        return [body["metadata"]["annotations"] for path, body in self.kube.patches if "/pods/" in path]
 
     def agrees(self, pod: JsonObject) -> bool:
         """Annotations, kubelet's accounting and the container's environment name the same cards."""
@@ -658,3 +586,32 @@ class Node:
             and annotations.get(contract.POD_UNITS) == str(contract.pod_units(pod))
             and annotations["kept"] == "as it is"
         )
+
+
+def environment(devices: str, card: int, pod: int, container: int) -> dict[str, str]:
+    """The environment of a container: the visible devices, the first card's index, and units."""
+    return {
+        "NVIDIA_VISIBLE_DEVICES": devices,
+        "ALIYUN_COM_GPU_MEM_IDX": str(card),
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+        "ALIYUN_COM_GPU_MEM_POD": str(pod),
+        "ALIYUN_COM_GPU_MEM_CONTAINER": str(container),
+    }
+
+
+def refused_allocation(node: Node, *identifiers: str) -> str:
+    """The plugin's message for an Allocate call that kubelet itself never makes."""
+    request = wire.message(wire.ALLOCATE.request)()
+    request.container_requests.add(devices_ids=identifiers)
+    try:
+        wire.call(str(node.kubelet.folder / "kubegpu-gpushare.sock"), wire.ALLOCATE, request, 5)
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        return str(error.details())
+    raise AssertionError("the plugin has answered")
+
+
+def fixes(pod: JsonObject, *entries: Entry, granted: t.Mapping[str, tuple[str, ...]] | None = None) -> t.Any:
+    """The corrections of one pod on a node of three cards, at the time 42 ns."""
+    cards = [card(n) for n in range(3)]
+    return reconcile.corrections(cards, {contract.pod_key(pod): pod}, entries, granted or {}, 42)

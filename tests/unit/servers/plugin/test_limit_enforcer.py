@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every container is held to its share: by the toolkit where it can, by the plugin where it must be mended."""
+"""Every container is limited to its share: by the toolkit where it can, by the plugin where the limit differs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONE, TWO = identifier(1), identifier(2)
 
 @dataclasses.dataclass
 class Node:
-    """A keeper between a driver and cgroups; its clock is moved by hand."""
+    """A limit enforcer with a driver and cgroups; the test sets its clock."""
 
     mode: str = "auto"
     driver: FakeDriver = dataclasses.field(default_factory=FakeDriver)
@@ -62,7 +62,7 @@ def simple(units: int = 3, uuid: str = FIRST) -> tuple[list[JsonObject], list[En
     return [pod("a", {"x": units}, {"x": ONE})], [entry("a", x=ids(uuid, 0, units))]
 
 
-# --------------------------------------------------------------------------- can it be done
+# --------------------------------------------------------------------------- the probe
 
 
 def test_fault_20_limits_are_announced_only_after_a_test_on_the_driver() -> None:
@@ -79,78 +79,41 @@ def test_fault_20_limits_are_announced_only_after_a_test_on_the_driver() -> None
     assert fresh.state.startswith(contract.LIMIT_UNENFORCED)
 
 
-def old_driver(node: Node) -> None:
-    node.driver.version = "580.95.05"
+NOT_MOUNTED = "the node's cgroups aren't mounted at /sys/fs/cgroup"
+REFUSED = "can't be limited; the driver's error:"
 
 
-def no_driver(node: Node) -> None:
-    node.driver.version = ""
-
-
-def cgroup_1(node: Node) -> None:
-    node.cgroups.number = 1
-
-
-def no_cgroups(node: Node) -> None:
-    node.cgroups.number = 0
-
-
-def not_mounted(node: Node) -> None:
-    node.cgroups.mounted = False
-
-
-def turned_off(node: Node) -> None:
-    node.driver.broken["set", SECOND] = 3
-
-
-def no_right(node: Node) -> None:
-    node.driver.broken["set", FIRST] = 4
-
-
-def no_controller(node: Node) -> None:
-    node.driver.broken["set", FIRST] = 6
-
-
-def forgets(node: Node) -> None:
-    node.driver.forgets = True
-
-
-def mig(node: Node) -> None:
-    node.driver.mig = {SECOND}
-
-
-PROBLEMS = {
-    "the driver is before R615": (old_driver, "NVIDIA's driver is 580.95.05, and limits need 615 or newer"),
-    "no driver": (no_driver, "NVIDIA's driver doesn't answer: Driver Not Loaded"),
-    "cgroup version 1": (cgroup_1, "the node runs with cgroup version 1, and limits need version 2"),
-    "no cgroups": (no_cgroups, "the node's cgroups aren't mounted at /sys/fs/cgroup"),
-    "not the node's": (not_mounted, "the node's cgroups aren't mounted at /sys/fs/cgroup, or the plugin isn't in them"),
-    "turned off": (turned_off, "card 1 can't be limited; the driver's error: it doesn't support limits on this card"),
-    "no right": (no_right, "card 0 can't be limited; the driver's error: the plugin lacks the right to"),
-    "no controller": (no_controller, "card 0 can't be limited; the driver's error: it finds no controller"),
-    "forgets": (forgets, "card 0 can't be limited: the driver takes a limit and doesn't show it"),
-    "MIG": (mig, "MIG is on for card 1, and MIG devices can't be limited"),
-}
-
-
-@pytest.mark.parametrize(("prepare", "words"), PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize(
+    ("part", "state", "reason"),
+    [
+        ("driver", {"version": "580.95.05"}, "NVIDIA's driver is 580.95.05, and limits need 615 or newer"),
+        ("driver", {"version": ""}, "NVIDIA's driver doesn't answer: Driver Not Loaded"),
+        ("cgroups", {"number": 1}, "the node runs with cgroup version 1, and limits need version 2"),
+        ("cgroups", {"number": 0}, NOT_MOUNTED),
+        ("cgroups", {"mounted": False}, f"{NOT_MOUNTED}, or the plugin isn't in them"),
+        ("driver", {"broken": {("set", SECOND): 3}}, f"card 1 {REFUSED} it doesn't support limits on this card"),
+        ("driver", {"broken": {("set", FIRST): 4}}, f"card 0 {REFUSED} the plugin lacks the right to"),
+        ("driver", {"broken": {("set", FIRST): 6}}, f"card 0 {REFUSED} it finds no controller"),
+        ("driver", {"forgets": True}, "card 0 can't be limited: the driver takes a limit and doesn't show it"),
+        ("driver", {"mig": {SECOND}}, "MIG is on for card 1, and MIG devices can't be limited"),
+    ],
+)
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_unavailable_limits_are_reported_and_fail_no_container(
-    prepare: t.Callable[[Node], None], words: str, mode: str
+    part: str, state: dict[str, t.Any], reason: str, mode: str
 ) -> None:
-    driver = FakeDriver()
-    node = Node(mode, driver)
-    prepare(node)
+    node = Node(mode)
+    vars(getattr(node, part)).update(state)
     node.restart()
-    assert node.enforcer.state.startswith(f"unenforced: {words}")
-    # The hook of the toolkit, asked on such a node, would keep the container from starting.
+    assert node.enforcer.state.startswith(f"unenforced: {reason}")
+    # The toolkit's hook, requested on such a node, would keep the container from starting.
     able = [card.uuid for card in CARDS if node.enforcer.environment({card.uuid: 1})]
     assert len(able) < len(CARDS) and not node.enforcer.environment({FIRST: 1, SECOND: 1})
     if mode == "auto":
         assert node.enforcer.refusal is None
     else:
         assert str(node.enforcer.refusal).startswith(
-            f"MemoryLimitUnavailable: gpushare_memory_limit: limits are required, but {words}"
+            f"MemoryLimitUnavailable: gpushare_memory_limit: limits are required, but {reason}"
         )
     node.run(ONE)
     node.update(*simple())
@@ -191,7 +154,7 @@ def test_a_card_without_limits_leaves_other_cards_limited() -> None:
     assert node.enforcer.environment({FIRST: 1}) and node.enforcer.state.startswith("unenforced: card 1")
 
 
-# --------------------------------------------------------------------------- is it so
+# --------------------------------------------------------------------------- enforcement
 
 
 def test_fault_20_a_missing_limit_is_set() -> None:
@@ -206,8 +169,7 @@ def test_fault_20_a_missing_limit_is_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
-    [Limit(0, 8 * 1024 * MIB), Limit(0, 1024 * MIB), Limit(1024 * MIB, 3 * 1024 * MIB), Limit(5 * MIB, UNLIMITED)],
+    "found", [Limit(0, 8 * 1024 * MIB), Limit(1024 * MIB, 3 * 1024 * MIB), Limit(5 * MIB, UNLIMITED)]
 )
 def test_fault_20_a_different_limit_is_replaced_and_reported_once(found: Limit) -> None:
     node = Node()
@@ -293,8 +255,7 @@ def test_a_container_without_a_cgroup_is_reported_after_a_wait() -> None:
 def test_a_container_that_ends_during_a_pass_is_no_error() -> None:
     node = Node()
     node.run(ONE)
-    cgroups = node.cgroups
-    cgroups.folder = folder_of  # type: ignore[method-assign]
+    node.cgroups.folder = folder_of  # type: ignore[method-assign]
     node.driver.remove(folder_of(ONE))
     assert node.update(*simple()) == [] and node.enforcer.state == "enforced"
 
@@ -375,16 +336,7 @@ def test_off_on_a_driver_without_limits_is_silent() -> None:
     assert node.enforcer.state == "off"
 
 
-def test_cleanup_releases_the_limits() -> None:
-    node = Node()
-    node.run(ONE)
-    pods, listing = simple()
-    node.update(pods, listing)
-    node.enforcer.release(CARDS, pods, listing)
-    assert node.driver.kept == {}
-
-
-# --------------------------------------------------------------------------- whatever happens
+# --------------------------------------------------------------------------- properties
 
 
 @given(st.integers(0, 2**32))

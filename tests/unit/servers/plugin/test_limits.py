@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who may hold how much, and where a container's cgroup is: pure rules, and trees as runtimes make them."""
+"""The limit of each container, and its cgroup in the trees that runtimes create."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from limit_fakes import CARDS, FIRST, SECOND, entry, identifier, ids, pod
 ONE, TWO = identifier(1), identifier(2)
 
 
-# --------------------------------------------------------------------------- what is to be limited
+# --------------------------------------------------------------------------- containers and their limits
 
 
 def test_each_container_has_the_limit_of_its_units() -> None:
@@ -42,7 +42,7 @@ def test_a_container_of_several_cards_has_a_limit_on_each() -> None:
     [
         (pod("a", {"x": 3}, {}), "it doesn't run"),
         (pod("b", {"x": 3}, {"x": ONE}), "kubelet doesn't list it"),
-        (pod("a", {"x": 4}, {"x": ONE}), "kubelet speaks of another pod of this name"),
+        (pod("a", {"x": 4}, {"x": ONE}), "kubelet lists another pod of this name"),
         ({**pod("a", {"x": 3}, {"x": ONE}), "status": {"phase": "Failed"}}, "it is over"),
     ],
 )
@@ -113,15 +113,10 @@ def test_the_toolkits_variables() -> None:
     assert limits.environment({FIRST: 2048, SECOND: 1024})["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
 
 
-@pytest.mark.parametrize("version", ["615.71.09", "615.0", "700.10.01"])
-def test_drivers_with_limits(version: str) -> None:
-    assert limits.driver_problem(version) is None
-
-
-@pytest.mark.parametrize("version", ["610.57.04", "580.95.05", "", "unknown", "6150"])
-def test_drivers_without_limits(version: str) -> None:
-    problem = limits.driver_problem(version)
-    assert problem is not None and "615" in problem and (version or "unknown") in problem
+def test_drivers_with_and_without_limits() -> None:
+    assert {limits.driver_problem(version) for version in ("615.71.09", "615.0", "700.10.01")} == {None}
+    for version in ("610.57.04", "", "unknown", "6150"):
+        assert f"{version or 'unknown'}, and limits need 615" in (limits.driver_problem(version) or "")
 
 
 def test_the_nodes_message() -> None:
@@ -133,21 +128,16 @@ def test_the_nodes_message() -> None:
 
 # --------------------------------------------------------------------------- the tree of cgroups
 
+SYSTEMD = "kubepods.slice/kubepods-podaa_bb.slice/cri-containerd-{id}.scope"
+CRIO = "kubepods.slice/kubepods-podaa_bb.slice/crio-{id}.scope"
 LAYOUTS = {
-    "containerd, systemd": (
-        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podaa_bb.slice/cri-containerd-{id}.scope"
-    ),
+    "containerd, systemd": SYSTEMD,
     "containerd, cgroupfs": "kubepods/burstable/podaa-bb/{id}",
-    "CRI-O, systemd": "kubepods.slice/kubepods-podaa_bb.slice/crio-{id}.scope",
+    "CRI-O, systemd": CRIO,
     "CRI-O, cgroupfs": "kubepods/besteffort/podaa-bb/crio-{id}",
-    "Docker, systemd": (
-        "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podaa_bb.slice/docker-{id}.scope"
-    ),
-    "Docker, cgroupfs": "kubepods/podaa-bb/{id}",
-    "kubelet with a root of its own": (
-        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podaa_bb.slice/cri-containerd-{id}.scope"
-    ),
-    "two drivers at odds": "kubepods-besteffort-podaa_bb.slice:cri-containerd:{id}",
+    "Docker, systemd": "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podaa_bb.slice/docker-{id}.scope",
+    "kubelet with a root of its own": f"kubelet.slice/kubelet-{SYSTEMD}",
+    "two drivers": "kubepods-besteffort-podaa_bb.slice:cri-containerd:{id}",
 }
 
 
@@ -184,7 +174,7 @@ def test_a_container_is_found_in_every_runtimes_layout(tmp_path: Path, layout: s
 def test_a_later_container_and_a_removed_one(tmp_path: Path) -> None:
     top, cgroups = tree(tmp_path, 2), NodeCgroups(str(tmp_path))
     assert cgroups.folder(ONE) is None
-    made = cgroup(top / LAYOUTS["containerd, systemd"].format(id=ONE), 0)
+    made = cgroup(top / SYSTEMD.format(id=ONE), 0)
     assert cgroups.folder(ONE) == str(made)
     (made / "cgroup.procs").unlink()
     made.rmdir()
@@ -192,24 +182,19 @@ def test_a_later_container_and_a_removed_one(tmp_path: Path) -> None:
 
 
 def test_crun_has_the_processes_one_level_lower(tmp_path: Path) -> None:
-    scope = cgroup(tree(tmp_path, 2) / LAYOUTS["CRI-O, systemd"].format(id=ONE))
+    scope = cgroup(tree(tmp_path, 2) / CRIO.format(id=ONE))
     inner, cgroups = cgroup(scope / "container", 0, 0), NodeCgroups(str(tmp_path))
     assert cgroups.folder(ONE) == str(inner)
-    # Where the scope has processes of its own, the lower one is of the container's making.
+    # Where the scope has processes of its own, the container created the lower one.
     cgroup(scope, 0)
     assert cgroups.folder(ONE) == str(scope)
 
 
-def test_conmon_is_no_container(tmp_path: Path) -> None:
-    pods = tree(tmp_path, 2) / "kubepods.slice" / "kubepods-podaa_bb.slice"
-    cgroup(pods / f"crio-conmon-{ONE}.scope", 0)
-    assert NodeCgroups(str(tmp_path)).folder(ONE) is None
-
-
-def test_cgroups_inside_a_container_are_ignored(tmp_path: Path) -> None:
-    scope = cgroup(tree(tmp_path, 2) / LAYOUTS["containerd, systemd"].format(id=ONE), 0)
-    cgroup(scope / "kubepods" / "podcc" / TWO, 0)
-    assert NodeCgroups(str(tmp_path)).folder(TWO) is None
+def test_monitors_and_cgroups_inside_a_container_are_ignored(tmp_path: Path) -> None:
+    top, cgroups = tree(tmp_path, 2), NodeCgroups(str(tmp_path))
+    cgroup(top / f"kubepods.slice/kubepods-podaa_bb.slice/crio-conmon-{ONE}.scope", 0)
+    cgroup(top / SYSTEMD.format(id=identifier(3)) / "kubepods" / "podcc" / TWO, 0)
+    assert cgroups.folder(ONE) is None and cgroups.folder(TWO) is None
 
 
 def test_hybrid_and_missing_hierarchies(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the plugin leaves on a node when it goes for good, and its memory limits while it is there."""
+"""The cleanup of a node that the plugin leaves for good, and memory limits on a node."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ def clean(node: Node) -> int:
     return command.clean(options, node.kube, node.nvml, node.limits, FakeCgroups())
 
 
-def container_id(pod: JsonObject, name: str = "c0") -> str:
-    """As the API of this test lists it."""
-    return f"{pod['metadata']['uid']}-{name}"
+def cgroup(pod: JsonObject) -> str:
+    """The cgroup of a pod's first container."""
+    return f"/cgroups/{pod['metadata']['uid']}-c0"
 
 
 def kept(node: Node, pod: JsonObject) -> dict[str, int]:
-    """MiB by card that the driver holds a pod's first container to."""
-    folder = f"/cgroups/{container_id(pod)}"
-    return {uuid: limit.hard >> 20 for (uuid, at), limit in dict(node.limits.kept).items() if at == folder}
+    """The driver's limits of a pod's first container, MiB by card."""
+    return {uuid: limit.hard >> 20 for (uuid, at), limit in dict(node.limits.kept).items() if at == cgroup(pod)}
 
 
 # --------------------------------------------------------------------------- limits
@@ -66,10 +65,12 @@ def test_fault_20_a_node_without_limits_reports_it(node: Node) -> None:
 
 def test_fault_20_required_limits_that_are_unavailable_refuse_the_node(node: Node) -> None:
     plugin = node.start_plugin(memory_limit="required")
-    words = "gpushare_memory_limit: limits are required, but NVIDIA's driver is 580.95.05, and limits need 615 or newer"
-    until(lambda: [card.reason for card in contract.node_cards(node.kube.node())] == [words, words])
+    reason = (
+        "gpushare_memory_limit: limits are required, but NVIDIA's driver is 580.95.05, and limits need 615 or newer"
+    )
+    until(lambda: [card.reason for card in contract.node_cards(node.kube.node())] == [reason, reason])
     until(lambda: len(node.kubelet.unhealthy) == 32)
-    assert words in (plugin.unready() or "")
+    assert reason in (plugin.unready() or "")
     with pytest.raises(Rejected):
         node.run(make_pod("pod", 4))
     node.limits.version = "615.71.09"
@@ -83,7 +84,7 @@ def test_fault_20_a_changed_limit_is_restored_and_reported(node: Node) -> None:
     until(lambda: node.kubelet.registered)
     pod = node.run(make_pod("pod", 4, booked=1))
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
-    node.limits.kept[seen(1).uuid, f"/cgroups/{container_id(pod)}"] = limits.wanted(16384)
+    node.limits.kept[seen(1).uuid, cgroup(pod)] = limits.wanted(16384)
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
     until(lambda: "GpuMemoryLimitMended" in node.kube.reasons("default/pod"))
     assert plugin.enforcer.corrected >= 1
@@ -107,9 +108,7 @@ def test_fault_16_cleanup_leaves_nothing_on_the_node(node: Node) -> None:
 
     assert clean(node) == 1, "the plugin still runs"
     assert contract.NODE_CARDS in node.kube.node()["metadata"]["annotations"]
-    plugin, node.plugin = node.plugin, None
-    assert plugin is not None
-    plugin.stop()
+    node.stop_plugin()
     # As a kubelet that remembers the resource of a plugin that is gone.
     shown = node.kube.node()
     shown["status"]["capacity"][contract.RESOURCE_MEMORY] = "32"
@@ -139,15 +138,15 @@ def test_cleanup_without_a_driver_reports_possible_leftovers(node: Node, caplog:
     node.nvml.problem = "NVIDIA's driver isn't there"
     assert clean(node) == 1
     assert "limits of running containers may be left: NVIDIA's driver isn't there" in caplog.text
-    # What could be taken away, was.
+    # What could be removed was.
     assert node.kube.node()["metadata"]["annotations"] == {}
 
 
 def test_cleanup_with_an_unreachable_api(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    node.kube.away = True
+    node.kube.down = True
     assert clean(node) == 1
     assert "--cleanup: node gpu1 can't be read or written: connection refused" in caplog.text
-    node.kube.away = False
+    node.kube.down = False
     node.kube.refuse["/status"] = KubeError(403, "Forbidden", "no")
     shown = node.kube.node()
     shown["status"]["capacity"][contract.RESOURCE_COUNT] = "2"

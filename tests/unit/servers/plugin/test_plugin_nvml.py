@@ -32,6 +32,7 @@ def test_merge_keeps_lost_cards_and_their_index() -> None:
     # NVML renumbers the cards after one has fallen off the bus.
     shifted = [dataclasses.replace(seen(2), index=1), seen(0)]
     second = nvml_inventory.merge(first, shifted, "GiB")
+    assert nvml_inventory.merge(second, [seen(0, 15)], "GiB")[0].units == 15, "a card's memory may change"
     assert [(one.uuid, one.index, one.healthy) for one in second] == [
         (seen(0).uuid, 0, True),
         (seen(1).uuid, 1, False),
@@ -40,11 +41,6 @@ def test_merge_keeps_lost_cards_and_their_index() -> None:
     third = nvml_inventory.merge(second, [*shifted, dataclasses.replace(seen(3, 40), index=2)], "GiB")
     assert [(one.index, one.units) for one in third] == [(0, 16), (1, 16), (2, 16), (3, 40)]
     assert nvml_inventory.merge(third, [seen(n, 40 if n == 3 else 16) for n in range(4)], "GiB")[1].healthy
-
-
-def test_merge_follows_a_changed_memory() -> None:
-    before = nvml_inventory.merge([], [seen(0, 16)], "GiB")
-    assert nvml_inventory.merge(before, [seen(0, 15)], "GiB")[0].units == 15
 
 
 def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
@@ -64,17 +60,6 @@ def test_inventory_of_cards_below_one_unit() -> None:
     assert inventory.reason == "no card of this node holds one whole unit of 1 GiB"
 
 
-def test_inventory_reports_changes() -> None:
-    driver = FakeNvml(seen(0))
-    inventory = nvml_inventory.Inventory(driver, "GiB")
-    assert inventory.look() and not inventory.look()
-    driver.found = []
-    assert inventory.look()
-    assert [one.healthy for one in inventory.cards] == [False]
-    driver.found = [seen(0)]
-    assert inventory.look() and inventory.reason is None
-
-
 # --------------------------------------------------------------------------- health of a card
 
 
@@ -84,7 +69,7 @@ def test_application_xids_do_not_make_a_card_unhealthy() -> None:
     assert memory.xid("GPU-a", 1) is None
 
 
-@pytest.mark.parametrize("xid", [48, 62, 63, 64, 79, 94, 95, 119, 120, 4711])
+@pytest.mark.parametrize("xid", [48, 4711])
 def test_other_xids_last_until_the_quiet_period_ends(xid: int) -> None:
     memory = health.Health(quiet=300)
     assert memory.note("GPU-a", xid, 100)
@@ -94,10 +79,6 @@ def test_other_xids_last_until_the_quiet_period_ends(xid: int) -> None:
     assert memory.xid("GPU-a", 500) is None
 
 
-def test_reason_names_the_xid() -> None:
-    assert health.sentence(79) == "XID 79 (the card has fallen off the bus)"
-
-
 def conditions(inventory: nvml_inventory.Inventory) -> list[tuple[int, bool, str]]:
     return [(card.index, card.healthy, card.reason) for card in inventory.cards]
 
@@ -105,15 +86,15 @@ def conditions(inventory: nvml_inventory.Inventory) -> list[tuple[int, bool, str
 def test_a_card_with_an_xid_is_unhealthy_with_the_reason_and_recovers() -> None:
     driver = FakeNvml(seen(0), seen(1))
     inventory = nvml_inventory.Inventory(driver, "GiB", health.Health(quiet=0.3))
-    heard: list[tuple[str, int]] = []
-    inventory.on_xid = lambda uuid, xid: heard.append((uuid, xid))
-    inventory.look()
+    reported: list[tuple[str, int]] = []
+    inventory.on_xid = lambda uuid, xid: reported.append((uuid, xid))
+    assert inventory.look() and not inventory.look()
     driver.fail(1, 31)
     driver.fail(1, 95)
     began = time.monotonic()
     inventory.watch(30, threading.Event())
     assert time.monotonic() - began < 5
-    assert heard == [(seen(1).uuid, 31), (seen(1).uuid, 95)]
+    assert reported == [(seen(1).uuid, 31), (seen(1).uuid, 95)]
     assert inventory.look()
     assert conditions(inventory) == [(0, True, ""), (1, False, "XID 95 (an uncontained memory error)")]
     assert inventory.reason is None
@@ -177,10 +158,9 @@ def test_guards_follow_the_cards_own_problem() -> None:
 # --------------------------------------------------------------------------- after the plugin's own restart
 
 
-def announced(*cards: NvmlCard, lost: t.Collection[int] = ()) -> tuple[contract.Card, ...]:
+def announced(*cards: NvmlCard) -> tuple[contract.Card, ...]:
     """The cards that an earlier plugin wrote on the node."""
-    found = nvml_inventory.merge((), cards, "GiB")
-    return tuple(dataclasses.replace(one, healthy=False) if one.index in lost else one for one in found)
+    return nvml_inventory.merge((), cards, "GiB")
 
 
 def test_fault_07_cards_keep_their_index_when_the_plugin_starts_with_one_of_them_lost() -> None:
@@ -195,8 +175,13 @@ def test_fault_07_cards_keep_their_index_when_the_plugin_starts_with_one_of_them
 
 
 def test_a_removed_card_without_bookings_is_dropped() -> None:
-    inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
+    driver = FakeNvml(dataclasses.replace(seen(1), index=0))
+    driver.problem = "NVIDIA's driver isn't there"
+    inventory = nvml_inventory.Inventory(driver, "GiB")
     inventory.restore(announced(seen(0), seen(1)), held=[1])
+    inventory.look()
+    assert inventory.cards == (), "restored cards wait for the driver"
+    driver.problem = ""
     inventory.look()
     assert conditions(inventory) == [(1, True, "")]
 
@@ -209,34 +194,11 @@ def test_a_card_announced_twice_is_one() -> None:
     assert [one[1:] for one in conditions(inventory)] == [(True, "")]
 
 
-def test_restored_cards_wait_for_the_driver() -> None:
-    driver = FakeNvml(dataclasses.replace(seen(1), index=0))
-    driver.problem = "NVIDIA's driver isn't there"
-    inventory = nvml_inventory.Inventory(driver, "GiB")
-    inventory.restore(announced(seen(0), seen(1)), held=[0])
-    inventory.look()
-    assert inventory.cards == ()
-    driver.problem = ""
-    inventory.look()
-    assert [one[:2] for one in conditions(inventory)] == [(0, False), (1, True)]
-
-
 def test_restored_cards_use_the_current_unit() -> None:
     inventory = nvml_inventory.Inventory(FakeNvml(seen(1)), "MiB")
     inventory.restore(announced(seen(0), seen(1)), held=[0])
     inventory.look()
     assert [card.units for card in inventory.cards] == [16384, 16384]
-
-
-def test_an_xid_outlives_the_plugin() -> None:
-    inventory = nvml_inventory.Inventory(FakeNvml(seen(0)), "GiB", health.Health(quiet=0.3))
-    before = dataclasses.replace(announced(seen(0))[0], healthy=False, code="XIDError", xid=48)
-    inventory.restore([before], held=())
-    inventory.look()
-    assert conditions(inventory) == [(0, False, health.sentence(48))]
-    time.sleep(0.4)
-    inventory.look()
-    assert conditions(inventory) == [(0, True, "")]
 
 
 # --------------------------------------------------------------------------- NVML
@@ -261,7 +223,7 @@ class Library(types.ModuleType):
         self._handles = [pynvml.struct_c_nvmlDevice_t() for _turn in range(2)]
 
     def __getattr__(self, name: str) -> t.Any:
-        # Errors, structures and constants are the real ones; a function that isn't played here isn't used.
+        # Errors, structures and constants are the real ones; a function that isn't simulated here isn't used.
         if name.startswith(("NVML", "c_nvml", "nvmlEventType")):
             return getattr(pynvml, name)
         raise AttributeError(name)
@@ -395,9 +357,11 @@ def test_nvml_is_initialised_again(library: Library) -> None:
 def test_nvml_problems(library: Library) -> None:
     driver = NvidiaMl()
     library.mig[1] = 0
-    library.recovery[1] = 0
     library.remapped[1] = (1, 0, 1, 0)
-    assert [one.problem for one in driver.cards()] == [None, None]
+    # Actions that concern the links between cards are no problem of one card.
+    for action in (0, pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P, pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN):
+        library.recovery[1] = action
+        assert [one.problem for one in driver.cards()] == [None, None]
     library.remapped[1] = (0, 1, 0, 1)
     assert [one.problem for one in driver.cards()] == [None, REMAP_FAILED]
     library.recovery[1] = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
@@ -407,25 +371,13 @@ def test_nvml_problems(library: Library) -> None:
     assert [one.problem for one in driver.cards()] == [None, MIG]
 
 
-def test_nvml_actions_between_cards_are_no_problem_of_one(library: Library) -> None:
-    driver = NvidiaMl()
-    for action in (pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P, pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN):
-        library.recovery[0] = action
-        assert driver.cards()[0].problem is None
-
-
 def test_nvml_xids(library: Library) -> None:
     driver = NvidiaMl()
     assert driver.xids(0.1) == []
     driver.cards()
     critical = pynvml.nvmlEventTypeXidCriticalError
     library.events = [(1, critical, 79), (0, pynvml.nvmlEventTypeClock, 5), (0, critical, 48)]
-    assert [driver.xids(0.1) for _turn in range(4)] == [
-        [Xid("GPU-1", 79)],
-        [],
-        [Xid("GPU-0", 48)],
-        [],
-    ]
+    assert [driver.xids(0.1) for _turn in range(4)] == [[Xid("GPU-1", 79)], [], [Xid("GPU-0", 48)], []]
 
 
 def test_nvml_an_xid_of_a_lost_card_still_names_it(library: Library) -> None:
@@ -473,28 +425,10 @@ def test_nvml_cards_without_events_are_shared_nevertheless(library: Library) -> 
 
 
 def test_nvml_real_library_has_the_expected_interface() -> None:
-    for name in (
-        "nvmlInit",
-        "nvmlShutdown",
-        "nvmlDeviceGetCount",
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetMinorNumber",
-        "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetRemappedRows",
-        "nvmlEventSetCreate",
-        "nvmlEventSetFree",
-        "nvmlEventSetWait_v2",
-        "nvmlDeviceRegisterEvents",
-    ):
+    for name in (name for name in vars(Library) if name.startswith("nvml")):
         assert callable(getattr(pynvml, name))
     for name in ("LibraryNotFound", "Uninitialized", "Timeout", "NotSupported", "FunctionNotFound", "InvalidArgument"):
         assert issubclass(getattr(pynvml, f"NVMLError_{name}"), pynvml.NVMLError)
     assert pynvml.c_nvmlEventData_t._fields_[0] == ("device", pynvml.c_nvmlDevice_t)
-    wanted = RECOVERY_ACTIONS.keys()
-    assert {getattr(pynvml, f"NVML_GPU_RECOVERY_ACTION_{name}") for name in (
-        "GPU_RESET", "NODE_REBOOT", "DRAIN_AND_RESET", "BUS_RESET", "SYSTEM_REBOOT",
-    )} == wanted  # fmt: skip
+    names = ("GPU_RESET", "NODE_REBOOT", "DRAIN_AND_RESET", "BUS_RESET", "SYSTEM_REBOOT")
+    assert {getattr(pynvml, f"NVML_GPU_RECOVERY_ACTION_{name}") for name in names} == RECOVERY_ACTIONS.keys()

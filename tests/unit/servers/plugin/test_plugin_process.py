@@ -6,14 +6,13 @@ It meets kubelet over gRPC and the API over HTTP; it is killed and its cards bre
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import typing as t
 import urllib.error
 import urllib.request
@@ -21,77 +20,14 @@ from pathlib import Path
 
 import gpushare
 import pytest
-from gpushare.api.client import KubeError
+from api_double import served
 from gpushare.shared._contracts import gpushare as contract
-from plugin_fakes import NODE, FakeKube, Node, make_pod, seen, until
+from plugin_fakes import NODE, Node, make_pod, seen, until
 from service_account import service_account
 
 NVML_SOURCE = Path(__file__).parents[4] / "lab" / "driver" / "nvml.c"
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: the NVML stand-in can't be built")
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: t.Any, client_address: t.Any) -> None:
-        # A client that was killed has hung up; what else goes wrong, the plugin's log and its test show.
-        pass
-
-
-class _Api(http.server.BaseHTTPRequestHandler):
-    # Only with chunks does a client receive an event at once.
-    protocol_version = "HTTP/1.1"
-    kube: t.ClassVar[FakeKube]
-
-    def _answer(self, call: t.Callable[[], t.Any]) -> None:
-        try:
-            status, value = 200, call()
-        except KubeError as error:
-            if error.unreachable:
-                self.close_connection = True
-                return
-            status, value = error.status, {"reason": error.reason, "message": error.message}
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _body(self) -> t.Any:
-        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def do_GET(self) -> None:
-        if "watch=1" not in self.path:
-            self._answer(lambda: self.kube.get(self.path))
-            return
-        try:
-            stream = self.kube.watch(self.path)
-        except KubeError:
-            self.close_connection = True
-            return
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        try:
-            for event in stream:
-                line = json.dumps(event).encode() + b"\n"
-                self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
-            self.wfile.write(b"0\r\n\r\n")
-        except (KubeError, OSError):
-            self.close_connection = True
-
-    def do_PATCH(self) -> None:
-        assert self.headers["Content-Type"] == "application/merge-patch+json"
-        body = self._body()
-        self._answer(lambda: self.kube.patch(self.path, body))
-
-    def do_POST(self) -> None:
-        body = self._body()
-        self._answer(lambda: self.kube.post(self.path, body))
-
-    def log_message(self, *_: t.Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="session")
@@ -120,10 +56,8 @@ class Process:
         # What the command is started by.
         self.started_by: tuple[str, ...] = ()
         self.hardware()
-        api = type("Api", (_Api,), {"kube": self.node.kube})
-        self._api = _Server(("127.0.0.1", 0), api)
-        threading.Thread(target=self._api.serve_forever, daemon=True).start()
-        self._account = service_account(root / "account", f"http://127.0.0.1:{self._api.server_port}")
+        self._api = contextlib.ExitStack()
+        self._account = service_account(root / "account", self._api.enter_context(served(self.node.kube)))
 
     def hardware(self, *faults: str, xids: tuple[str, ...] = (), mig: tuple[int, ...] = ()) -> None:
         rows = [
@@ -195,8 +129,7 @@ class Process:
     def close(self) -> None:
         if self._process is not None:
             self.kill()
-        self._api.shutdown()
-        self._api.server_close()
+        self._api.close()
         self.node.kubelet.stop()
 
 
@@ -244,22 +177,6 @@ def test_killed_and_started_again_and_again(process: Process) -> None:
     assert "Traceback" not in process.log
     assert process.kill(signal.SIGTERM) == 0
     assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
-
-
-def test_api_server_outage(process: Process) -> None:
-    node = process.node
-    node.kubelet.start()
-    process.start()
-    until(lambda: len(node.kubelet.healthy) == 32 and process.ready() == "ok", 60)
-    pod = make_pod("pod", 4)
-    node.kube.put(pod)
-    node.kube.go_away()
-    node.kubelet.add(pod)
-    until(lambda: process.ready() != "ok", 60)
-    node.kube.away = False
-    node.report(pod)
-    until(lambda: node.agrees(pod) and process.ready() == "ok", 60)
-    until(lambda: node.kube.reasons("default/pod") == ["GpuCardAssigned"])
 
 
 def test_fault_07_xids_by_the_real_library(process: Process) -> None:

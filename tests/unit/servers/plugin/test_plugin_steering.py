@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pod kubelet asks for and which units it should take: tables, and properties of every node."""
+"""The pod for which kubelet requests units, and the units that it should take: examples and properties."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def everything(cards: t.Sequence[contract.Card]) -> tuple[str, ...]:
 
 
 NOTHING = steering.ReservedUnits({}, {})
+UNITS = "units of aliyun.com/gpu-mem on one card;"
 
 
 def by_key(*pods: JsonObject) -> dict[str, JsonObject]:
@@ -51,37 +52,33 @@ def test_the_second_container_knows_what_the_first_has() -> None:
     assert found is not None and (found.container, found.held) == ("c2", ids(1, 7, 0, 1, 2, 3))
 
 
-def test_size_distinguishes_two_candidates() -> None:
-    small, large = make_pod("small", 2), make_pod("large", 6)
-    for size, key in ((2, "default/small"), (6, "default/large")):
-        found = steering.identify(size, by_key(small, large), [entry(small), entry(large)])
-        assert found is not None and found.key == key
-
-
 def test_a_container_behind_the_next_one_is_no_candidate() -> None:
-    pod = make_pod("pod", 2, 6)
-    assert steering.identify(6, by_key(pod), [entry(pod)]) is None
+    pod, small = make_pod("pod", 2, 6), make_pod("small", 3)
+    assert steering.identify(6, by_key(pod, small), [entry(pod), entry(small)]) is None
+    found = steering.identify(3, by_key(pod, small), [entry(pod), entry(small)])
+    assert found is not None and found.key == "default/small"
 
 
-@pytest.mark.parametrize("lingering", ["failed", "started", "older"])
-def test_the_pod_under_admission_is_preferred(lingering: str) -> None:
+SCHEDULED = {"conditions": [{"type": "PodScheduled", "lastTransitionTime": "2026-06-01T00:00:00Z"}]}
+
+
+@pytest.mark.parametrize(
+    ("created", "before", "now"),
+    [
+        ("2027-01-01T00:00:00Z", {"phase": "Failed"}, {}),
+        ("2027-01-01T00:00:00Z", {"startTime": "2026-01-01T00:00:00Z"}, {}),
+        ("2025-01-01T00:00:00Z", {}, {}),
+        ("2026-02-01T00:00:00Z", {}, SCHEDULED),
+    ],
+)
+def test_the_pod_under_admission_is_preferred(created: str, before: JsonObject, now: JsonObject) -> None:
     old, new = make_pod("old", 4), make_pod("new", 4)
-    if lingering == "failed":
-        old["metadata"]["creationTimestamp"] = "2027-01-01T00:00:00Z"
-        old["status"]["phase"] = "Failed"
-    if lingering == "started":
-        old["metadata"]["creationTimestamp"] = "2027-01-01T00:00:00Z"
-        old["status"]["startTime"] = "2026-01-01T00:00:00Z"
+    old["metadata"]["creationTimestamp"] = created
+    old["status"].update(before)
+    new["status"].update(now)
     for listing in ([entry(old), entry(new)], [entry(new), entry(old)]):
         found = steering.identify(4, by_key(old, new), listing)
         assert found is not None and found.key == "default/new"
-
-
-def test_the_later_scheduled_one_is_preferred() -> None:
-    first, second = make_pod("first", 4), make_pod("second", 4)
-    first["status"]["conditions"] = [{"type": "PodScheduled", "lastTransitionTime": "2026-06-01T00:00:00Z"}]
-    found = steering.identify(4, by_key(first, second), [entry(first), entry(second)])
-    assert found is not None and found.key == "default/first"
 
 
 def test_without_podresources_the_oldest_assumed_pod_of_that_size() -> None:
@@ -200,39 +197,30 @@ def test_card(free: list[int], need: list[int], booked: int | None, promises: di
 
 
 @pytest.mark.parametrize(
-    ("ask", "subject", "sentence"),
+    ("available", "must", "size", "subject", "message"),
     [
+        ((*ids(0, 1, 2), *ids(1, 1, 2)), (), 3, None, f"a pod requests 3 {UNITS} the largest free share is 2"),
+        ((), (), 1, None, f"a pod requests 1 {UNITS} the largest free share is 0"),
         (
-            wire.Ask((*ids(0, 1, 2), *ids(1, 1, 2)), (), 3),
-            None,
-            "a pod requests 3 units of aliyun.com/gpu-mem on one card; the largest free share is 2",
+            ids(0, *range(4)), (), 2, steering.Subject(make_pod("pod", 2, 3), "c0"),
+            f"pod default/pod requests 5 {UNITS} the largest free share is 4",
         ),
         (
-            wire.Ask((*ids(0, 1, 2), *ids(1, 1, 2, 3, 4)), (), 3),
-            steering.Subject(make_pod("pod", 1, 3), "c1", ids(0, 9)),
+            (*ids(0, 1, 2), *ids(1, 1, 2, 3, 4)), (), 3, steering.Subject(make_pod("pod", 1, 3), "c1", ids(0, 9)),
             "pod default/pod is on card 0 (GPU-00000000-aaaa) and requests 3 more units of it, of which 2 are free",
         ),
         (
-            wire.Ask(ids(0, 1, 2, 3), (*ids(0, 1), *ids(1, 1)), 3),
-            None,
+            ids(0, 1, 2, 3), (*ids(0, 1), *ids(1, 1)), 3, None,
             "a pod has units 00000000-1, 00000001-1, which aren't all of one card of this node",
         ),
-        (
-            wire.Ask((), (), 1),
-            None,
-            "a pod requests 1 units of aliyun.com/gpu-mem on one card; the largest free share is 0",
-        ),
-        (
-            wire.Ask(ids(0, *range(4)), (), 2),
-            steering.Subject(make_pod("pod", 2, 3), "c0"),
-            "pod default/pod requests 5 units of aliyun.com/gpu-mem on one card; the largest free share is 4",
-        ),
     ],
-)
-def test_refused(ask: wire.Ask, subject: steering.Subject | None, sentence: str) -> None:
+)  # fmt: skip
+def test_refused(
+    available: tuple[str, ...], must: tuple[str, ...], size: int, subject: steering.Subject | None, message: str
+) -> None:
     with pytest.raises(NoDevices) as caught:
-        steering.choose([card(0), card(1)], ask, subject, NOTHING)
-    assert caught.value.refusal.text == sentence
+        steering.choose([card(0), card(1)], wire.Ask(available, must, size), subject, NOTHING)
+    assert caught.value.refusal.text == message
 
 
 def test_promised() -> None:
@@ -299,27 +287,6 @@ def test_an_answer_is_units_of_one_card_that_are_free(
     assert set(steering.Slots(cards).by_card(got.ids)) == {one.uuid for one in got.cards}
     if subject and subject.held:
         assert set(steering.Slots(cards).by_card(subject.held)) == {one.uuid for one in got.cards} or ask.must_include
-
-
-@settings(deadline=None)
-@given(situations())
-def test_an_unbooked_pod_is_refused_only_if_no_card_has_enough_free_units(
-    situation: tuple[list[contract.Card], wire.Ask, steering.Subject | None, dict[str, int]],
-) -> None:
-    cards, ask, subject, promises = situation
-    ask = ask._replace(must_include=())
-    subject = steering.Subject(subject.pod) if subject else None
-    need = max(ask.size, contract.pod_units(subject.pod) if subject else 0)
-    free = {one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) for one in cards}
-    try:
-        got = steering.choose(cards, ask, subject, steering.ReservedUnits(promises, {}))
-    except NoDevices:
-        assert all(count < need for count in free.values())
-        return
-    assert free[got.cards[0].uuid] >= need
-    booked = contract.booking(subject.pod) if subject else None
-    if (booked is None or booked.index != got.cards[0].index) and any(free[u] - promises[u] >= need for u in free):
-        assert free[got.cards[0].uuid] - promises[got.cards[0].uuid] >= need
 
 
 @st.composite

@@ -1,62 +1,53 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kubelet's list of pods over real gRPC: the connection that is kept, and the pods that aren't read twice."""
+"""kubelet's list of pods over real gRPC: the connection that is kept, and the pods that aren't parsed twice."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import typing as t
-from concurrent import futures
 from pathlib import Path
 
 import grpc
 import pytest
+import real_kubelet
 from gpushare.kubelet import pod_resources, wire
 from gpushare.kubelet.pod_resources import Entry, KubeletPodResources, Unreadable
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.pod_resources import split_pods
 from pod_resources_messages import MESSAGES
 
-Rows = dict[str, dict[str, tuple[str, ...]]]
-
 
 class Lister:
-    """What answers at kubelet's socket; ``rows`` are pods, their containers and the IDs of those."""
+    """kubelet's socket; ``rows`` are pods, their containers and the IDs of those."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self.rows: Rows = {}
-        self.clients: list[str] = []
+        self.rows: dict[str, dict[str, tuple[str, ...]]] = {}
+        self.calls = 0
         self.pause = 0.0
         self.error: grpc.StatusCode | None = None
-        self._server: grpc.Server | None = None
+        self._server = contextlib.ExitStack()
 
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
-        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-        self._server.add_generic_rpc_handlers((wire.handlers({wire.POD_RESOURCES: self._list}),))
-        self._server.add_insecure_port(f"unix:{self.socket}")
-        self._server.start()
+        self._server.enter_context(real_kubelet.pod_resources(str(self.socket), self._list))
 
     def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop(0).wait(3)
-            self._server = None
+        self._server.close()
 
-    def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
-        self.clients.append(context.peer())
+    def _list(self, request: t.Any, context: grpc.ServicerContext) -> bytes:
+        self.calls += 1
         time.sleep(self.pause)
         if self.error is not None:
             context.abort(self.error, "out of order")
-        response = MESSAGES["v1.ListPodResourcesResponse"]()
-        for key, containers in self.rows.items():
-            namespace, _slash, name = key.partition("/")
-            row = response.pod_resources.add(name=name, namespace=namespace)
-            for container, ids in containers.items():
-                shown = row.containers.add(name=container)
-                for one in ids:
-                    shown.devices.add(resource_name=contract.RESOURCE_MEMORY, device_ids=[one])
-        return response
+        return real_kubelet.list_response(
+            {
+                key: {name: {contract.RESOURCE_MEMORY: list(ids)} for name, ids in containers.items()}
+                for key, containers in self.rows.items()
+            }
+        )
 
 
 @pytest.fixture
@@ -113,7 +104,7 @@ def test_one_connection_for_many_calls(lister: Lister) -> None:
     for _turn in range(5):
         client.list()
         inodes.append(accepted(lister.socket))
-    assert len(lister.clients) == 5
+    assert lister.calls == 5
     assert inodes[0] and inodes == inodes[:1] * 5
 
 
@@ -157,7 +148,7 @@ def test_an_error_response_is_not_requested_twice(lister: Lister) -> None:
     lister.error = grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(Unreadable, match="PERMISSION_DENIED: out of order"):
         client.list()
-    assert len(lister.clients) == 1
+    assert lister.calls == 1
 
 
 def test_a_failed_call_leaves_other_calls_running(lister: Lister) -> None:

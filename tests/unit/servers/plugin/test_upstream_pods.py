@@ -12,25 +12,26 @@ from gpushare.kubelet import wire
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.plugin import steering
 from gpushare.shared._contracts import gpushare as contract
-from plugin_fakes import Node, Rejected, make_pod, seen, until
+from plugin_fakes import Node, Rejected, card, ids, make_pod, seen, until
 
 JsonObject = dict[str, t.Any]
 
 
-def upstream(node: Node, name: str, units: int, index: int | None, assigned: bool = True) -> JsonObject:
+def booked(index: int, units: int, assigned: str) -> dict[str, str]:
+    """All annotations that upstream's extender writes."""
+    return {
+        "ALIYUN_COM_GPU_MEM_IDX": str(index),
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+        "ALIYUN_COM_GPU_MEM_POD": str(units),
+        "ALIYUN_COM_GPU_MEM_ASSIGNED": assigned,
+        "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000000000000",
+    }
+
+
+def upstream(node: Node, name: str, units: int, index: int | None) -> JsonObject:
     """A pod that upstream's plugin gave its own IDs to; kubelet's checkpoint still has them."""
-    pod = make_pod(name, units, started=True)
-    if index is not None:
-        # As upstream's extender writes them, and nothing else.
-        pod["metadata"]["annotations"].update(
-            {
-                "ALIYUN_COM_GPU_MEM_IDX": str(index),
-                "ALIYUN_COM_GPU_MEM_DEV": "16",
-                "ALIYUN_COM_GPU_MEM_POD": str(units),
-                "ALIYUN_COM_GPU_MEM_ASSIGNED": "true" if assigned else "false",
-                "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000000000000",
-            }
-        )
+    annotations = {} if index is None else booked(index, units, "true")
+    pod = make_pod(name, units, started=True, requests=annotations)
     node.kube.put(pod)
     uid = pod["metadata"]["uid"]
     node.kubelet.pods[uid] = pod
@@ -46,7 +47,7 @@ def test_units_of_upstreams_pods_are_never_assigned_again(make: t.Callable[..., 
     upstream(node, "other", 12, 0)
     node.start_plugin()
     until(lambda: node.kubelet.registered)
-    until(lambda: node.plugin is not None and len(node.plugin.pods.items()) == 2)
+    node.mirrored(2)
     new = node.run(make_pod("new", 6, booked=1))
     assert node.visible(new) == {seen(1).uuid}
     with pytest.raises(Rejected, match=r"requests 5 units of .*; the largest free share is 4$"):
@@ -57,7 +58,7 @@ def test_units_of_upstreams_pods_are_never_assigned_again(make: t.Callable[..., 
     # When it has ended, its memory is free.
     node.kubelet.remove(old)
     node.kube.remove(old)
-    until(lambda: node.plugin is not None and node.plugin.pods.get("default/old") is None)
+    until(lambda: node.running.pods.get("default/old") is None)
     after = node.run(make_pod("after", 10))
     assert node.visible(after) == {seen(1).uuid}
 
@@ -68,7 +69,7 @@ def test_a_node_of_one_card_where_upstream_writes_nothing(make: t.Callable[..., 
     upstream(node, "old", 10, None)
     node.start_plugin()
     until(lambda: node.kubelet.registered)
-    until(lambda: node.plugin is not None and len(node.plugin.pods.items()) == 1)
+    node.mirrored(1)
     with pytest.raises(Rejected, match=r"requests 7 units of .*; the largest free share is 6$"):
         node.run(make_pod("toomuch", 7))
     assert node.visible(node.run(make_pod("fits", 6))) == {seen(0).uuid}
@@ -76,17 +77,7 @@ def test_a_node_of_one_card_where_upstream_writes_nothing(make: t.Callable[..., 
 
 def test_booked_by_upstreams_extender_and_admitted_with_our_plugin(make: t.Callable[..., Node]) -> None:
     node = make().up()
-    pod = make_pod("pod", 4)
-    pod["metadata"]["annotations"].update(
-        {
-            "ALIYUN_COM_GPU_MEM_IDX": "1",
-            "ALIYUN_COM_GPU_MEM_DEV": "16",
-            "ALIYUN_COM_GPU_MEM_POD": "4",
-            "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
-            "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000000000000",
-        }
-    )
-    node.run(pod)
+    pod = node.run(make_pod("pod", 4, requests=booked(1, 4, "false")))
     assert node.visible(pod) == {seen(1).uuid}
     until(lambda: node.agrees(pod))
     assert node.annotations(pod)["ALIYUN_COM_GPU_MEM_ASSUME_TIME"] == "1700000000000000000"
@@ -95,10 +86,8 @@ def test_booked_by_upstreams_extender_and_admitted_with_our_plugin(make: t.Calla
 def test_annotations_of_our_pods_are_valid_for_upstream(make: t.Callable[..., Node]) -> None:
     """Upstream's extender: an index and a flag as it parses them; its kubectl plugin: container, card, units."""
     node = make().up()
-    one, two = (
-        node.run(make_pod("one", 4, booked=1)),
-        node.run(make_pod("two", 4, 2, requests={contract.POD_CARD_COUNT: "2"})),
-    )
+    one = node.run(make_pod("one", 4, booked=1))
+    two = node.run(make_pod("two", 4, 2, requests={contract.POD_CARD_COUNT: "2"}))
     until(lambda: node.agrees(one) and node.agrees(two))
     for pod, first in ((one, "1"), (two, "0")):
         annotations = node.annotations(pod)
@@ -114,12 +103,12 @@ def test_annotations_of_our_pods_are_valid_for_upstream(make: t.Callable[..., No
 
 
 def test_foreign_units_are_taken_from_the_booked_card_too() -> None:
-    cards = [contract.Card(n, f"GPU-{n:08x}-aaaa", n, 16384, 16) for n in range(2)]
+    cards = [card(n) for n in range(2)]
     old, new = make_pod("old", 14, booked=0, assigned=True, started=True), make_pod("new", 4, booked=0)
     pods = {contract.pod_key(pod): pod for pod in (old, new)}
     listing = [Entry("default/old", {"c0": tuple(f"GPU-x-_-{n}" for n in range(14))}), Entry("default/new", {"c0": ()})]
     promises = steering.reserved_units(cards, pods, listing, contract.pod_uid(new))
     assert promises.foreign == {cards[0].uuid: 14, cards[1].uuid: 0}
-    free = tuple(f"{n:08x}-{slot}" for n in range(2) for slot in range(16))
+    free = (*ids(0, *range(16)), *ids(1, *range(16)))
     got = steering.choose(cards, wire.Ask(free, (), 4), steering.Subject(new), promises)
     assert got.cards == (cards[1],) and got.reason == "the booked card is full; best fit"
