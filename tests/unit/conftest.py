@@ -23,11 +23,11 @@ finder = _AnsibleCollectionFinder(paths=[str(ROOT / ".collections")])
 finder._install()
 sys.path.insert(0, str(ROOT / "images" / "gpushare" / "src"))
 sys.path.insert(0, str(ROOT))
-# Stand-ins and builders of one folder serve the tests of others.
+# Doubles and builders of one folder are used by the tests of others.
 sys.path += sorted({str(path.parent) for path in (ROOT / "tests" / "unit").rglob("*.py")})
 sys.path.append(str(ROOT / "tests" / "lab"))
 
-# Each keeps one worker busy for a minute or more: begun last, it would be waited for by the other one.
+# Each keeps one worker busy for a minute or more; if it began last, the other worker would be idle.
 SLOW = (
     "test_dedicated_role",
     "test_corpus",

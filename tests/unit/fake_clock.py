@@ -7,7 +7,7 @@ import typing as t
 
 
 class FakeClock:
-    """Time that passes only by sleeping; whoever listens moves on with it."""
+    """Time that passes only by sleeping; listeners are called after each sleep."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -18,6 +18,6 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
-        # A listener may take itself off.
+        # A listener may remove itself.
         for one in list(self.listeners):
             one()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real etcd and kube-apiserver 1.36 on loopback, to judge every object and every policy; ended by their process ids.
+"""A real etcd and kube-apiserver 1.36 on loopback, which validate objects and policies; ended by their process ids.
 
-A folder of tests takes the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
-``__all__`` that names it; the server is one for the whole test run. A test that stops the server, or fills it with
-what others must not see, has one of its own: ``with ApiServer() as server``.
+A folder of tests imports the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
+``__all__`` that names it; one server serves the whole test run. A test that stops the server, or adds objects that
+affect others, uses its own: ``with ApiServer() as server``.
 
-There is no controller manager: namespaces have no default service account (and pods may do without), deleted namespaces
-stay, and nobody aggregates ClusterRoles. There is no node either, so what pods run is not judged here.
+There is no controller manager: namespaces have no default service account (pods don't need one), deleted namespaces
+stay, and ClusterRoles aren't aggregated. There is no node either, so containers never run.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from lab import build
 from lab.shell import LabError
 
 START = 90.0
-# What one start may find taken, the next one does not.
+# A port may be taken between its choice and the start.
 TRIES = 3
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 
 
 class Missing(Exception):
-    """The programs can't be had on this machine; the message says why."""
+    """The programs are unavailable on this machine; the message has the reason."""
 
 
 @cache
 def programs() -> dict[str, str]:
-    """The path of etcd and of every program of Kubernetes 1.36: LAB_BIN's or the cache's, built where there is none.
+    """The paths of etcd and of every program of Kubernetes 1.36: LAB_BIN's or the cache's, built if they are missing.
 
-    :raises Missing: they can't be built, for want of Go or of the modules.
+    :raises Missing: they can't be built, because Go or the modules are missing.
     """
     try:
         return {
@@ -72,7 +72,7 @@ class Refused(Exception):
 
 
 class _Authority:
-    """A certificate authority in a folder, with all that it signed."""
+    """A certificate authority with its files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ class _Authority:
         self._write("ca", self._certificate(self._name, self._key, None))
 
     def key(self, name: str) -> ec.EllipticCurvePrivateKey:
-        """A new private key in the file <name>.key, its public half in <name>.pub."""
+        """Create a private key in the file <name>.key, and its public key in <name>.pub."""
         key = ec.generate_private_key(ec.SECP256R1())
         file = self.folder / f"{name}.key"
         file.touch(mode=0o600)
@@ -99,7 +99,7 @@ class _Authority:
         return key
 
     def sign(self, name: str, user: str, groups: t.Sequence[str] = (), server: bool = False) -> tuple[Path, Path]:
-        """A certificate and its key in the files <name>.crt and <name>.key."""
+        """Create a certificate and its key in the files <name>.crt and <name>.key."""
         parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject = x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, user)])
         usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -139,13 +139,12 @@ class _Authority:
 
 
 class ApiServer:
-    """One API server with its etcd; all that it keeps is in ``folder``, which goes when it ends."""
+    """One API server with its etcd; their data is in ``folder``, which is removed at the end."""
 
     def __init__(self, flags: t.Sequence[str] = ()) -> None:
-        """Nothing runs yet.
-
+        """
         :param flags: more arguments for kube-apiserver; the later one of two wins.
-        :raises Missing: the programs can't be had.
+        :raises Missing: the programs are unavailable.
         """
         self.programs = programs()
         self.folder = Path(tempfile.mkdtemp(prefix="kubegpu-api-"))
@@ -169,7 +168,7 @@ class ApiServer:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    # ----------------------------------------------------------------- its life
+    # ----------------------------------------------------------------- start and stop
 
     @property
     def kubeconfig(self) -> Path:
@@ -177,7 +176,7 @@ class ApiServer:
         return self.kubeconfig_of("kubernetes-admin", ("system:masters",))
 
     def start(self) -> None:
-        """Start it, or start it again with its data and its address; back when it is ready."""
+        """Start it, or start it again with its data and its address, and wait until it is ready."""
         tries = 1 if self._ports else TRIES
         for left in reversed(range(tries)):
             ports = self._ports or _free_ports()
@@ -210,7 +209,7 @@ class ApiServer:
             f"--etcd-servers={etcd}",
             "--bind-address=127.0.0.1",
             f"--secure-port={secure}",
-            # A loopback address can be nobody's endpoint.
+            # A loopback address can't be an endpoint.
             "--endpoint-reconciler-type=none",
             "--advertise-address=127.0.0.1",
             f"--cert-dir={pki}",
@@ -222,7 +221,7 @@ class ApiServer:
             f"--service-account-signing-key-file={pki}/accounts.key",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=RBAC",
-            # It would wait for accounts that only a controller manager makes.
+            # It would wait for accounts that only a controller manager creates.
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
             "--profiling=false",
@@ -236,13 +235,13 @@ class ApiServer:
             time.sleep(0.1)
 
     def ready(self) -> bool:
-        """Whether it answers, and all that it does at its start is done."""
+        """Whether it answers and its start is complete."""
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             return self.ask("GET", "/readyz")[0] == 200 and self.ask("GET", "/api/v1/namespaces/default")[0] == 200
         return False
 
     def stop(self) -> None:
-        """End it; its data and its address stay for the next start."""
+        """Stop it; its data and its address are kept for the next start."""
         for process in reversed(self._running):
             if process.poll() is None:
                 process.terminate()
@@ -254,16 +253,16 @@ class ApiServer:
         self._running = []
 
     def remove(self) -> None:
-        """End it and take away all that it kept."""
+        """Stop it and remove its data."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
-        """What both programs said so far."""
+        """The logs of both programs."""
         return "\n".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log")))
 
     def _spawn(self, program: str, *flags: str) -> None:
-        # Dies with the test run, even with one that was killed.
+        # It ends with the test run, even if that is killed.
         tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with (self.folder / f"{program}.log").open("ab") as log:
             self._running.append(
@@ -277,10 +276,10 @@ class ApiServer:
                 )
             )
 
-    # ----------------------------------------------------------------- its users
+    # ----------------------------------------------------------------- users
 
     def kubeconfig_of(self, user: str, groups: t.Sequence[str] = ()) -> Path:
-        """The kubeconfig of any user, by a certificate of his own."""
+        """The kubeconfig of a user, with a certificate."""
         name = "".join(letter if letter.isalnum() else "-" for letter in "-".join((user, *groups)))
         file = self.folder / f"kubeconfig-{name}"
         if file.exists():
@@ -299,7 +298,7 @@ class ApiServer:
         return file
 
     def may(self, user: str, verb: str, resource: str, namespace: str = "", name: str = "", group: str = "") -> bool:
-        """Whether RBAC lets a user do something, by a SubjectAccessReview.
+        """Whether RBAC allows a request of a user, by a SubjectAccessReview.
 
         :param user: a user's name; ``system:serviceaccount:<namespace>:<name>`` for a service account.
         :param resource: the plural, with its subresource after a slash.
@@ -329,10 +328,10 @@ class ApiServer:
     def ask(
         self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
     ) -> tuple[int, str]:
-        """One request as it is: the HTTP status and the answer's text.
+        """Send one request and return the HTTP status and the answer's text.
 
         :param path: with its query.
-        :param user: in whose name, by impersonation; the administrator's where none is named.
+        :param user: the impersonated user; by default the administrator.
         """
         host = self.url.partition("//")[2]
         connection = http.client.HTTPSConnection(host, context=self._context, timeout=30)
@@ -347,7 +346,7 @@ class ApiServer:
     def request(
         self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
     ) -> t.Any:
-        """The object that a request gives.
+        """Send a request and return the object in the answer.
 
         :raises Refused: the API server refuses it.
         """
@@ -361,10 +360,10 @@ class ApiServer:
         return answer
 
     def kubectl(self, *arguments: str, text: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
-        """The real kubectl; a failure is for the caller to judge.
+        """Run the real kubectl; a failure isn't raised.
 
-        :param text: what it reads from ``--filename=-``.
-        :param user: in whose name, by impersonation.
+        :param text: its standard input, for ``--filename=-``.
+        :param user: the impersonated user.
         """
         impersonation = [f"--as={user}"] if user else []
         return subprocess.run(
@@ -389,7 +388,7 @@ class ApiServer:
             raise Refused(0, done.stderr.strip())
 
     def service_account(self, folder: Path, namespace: str = "default", name: str = "server") -> Path:
-        """Create a service account that may do everything.
+        """Create a service account with the role cluster-admin.
 
         :returns: the folder, with its ``token`` and ``ca.crt``.
         """
@@ -418,7 +417,7 @@ class ApiServer:
         return folder
 
     def namespace(self, prefix: str = "test", labels: dict[str, str] | None = None) -> str:
-        """A namespace that nobody else uses."""
+        """Create a namespace of its own for a test."""
         self._namespaces += 1
         name = f"{prefix}-{self._namespaces}"
         metadata = {"name": name, **({"labels": labels} if labels else {})}
@@ -426,7 +425,7 @@ class ApiServer:
         return name
 
     def install(self, *files: Path) -> None:
-        """Custom resource definitions, served when this is back."""
+        """Create custom resource definitions, and wait until they are served."""
         named = [f"--filename={file}" for file in files]
         done = self.kubectl("apply", "--server-side", "--force-conflicts", *named, "--output=name")
         if done.returncode:
@@ -437,7 +436,7 @@ class ApiServer:
             raise Refused(0, done.stderr.strip())
         end = time.monotonic() + 60
         for name in names:
-            # Established isn't ready yet: the storage comes a moment later.
+            # They are served a moment after they are established.
             while self.kubectl("get", name.partition("/")[2], "--all-namespaces").returncode:
                 if time.monotonic() > end:
                     raise Refused(429, f"{name} is not served")
@@ -446,7 +445,7 @@ class ApiServer:
 
 def _free_ports() -> tuple[int, int, int]:
     with contextlib.ExitStack() as stack:
-        # Held together, so that they differ.
+        # Open at the same time, so that they differ.
         sockets = [stack.enter_context(socket.socket()) for _number in range(3)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
@@ -467,11 +466,11 @@ def _shared() -> ApiServer:
 
 @pytest.fixture(scope="session")
 def api_server(request: pytest.FixtureRequest) -> ApiServer:
-    """The API server that all tests of a run share; skipped where its programs can't be had."""
+    """The API server that all tests of a run share; skipped if its programs are unavailable."""
     try:
         server = _shared()
     except Missing as missing:
         pytest.skip(str(missing))
-    # Each test file that imports the fixture has one of its own in pytest's eyes, so it can't end the server.
+    # For pytest each file that imports the fixture has another one, so the fixture can't stop the server.
     request.config.add_cleanup(server.remove)
     return server

@@ -15,7 +15,7 @@ ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def variables_of(role, kind):
-    """A role's own variables, of which some are computed from others."""
+    """A role's own variables; some are computed from others."""
     read_them = yaml.safe_load((ROLES / role / kind / "main.yml").read_text())
     return {name: _trusted(value) for name, value in read_them.items()}
 
@@ -47,7 +47,7 @@ def objects(role, *names, **variables):
 
 
 def value(role, name, **variables):
-    """What a variable comes to in a role."""
+    """The value of a variable in a role."""
     given = {"ansible_search_path": [str(ROLES / role)], **variables}
     return Templar(loader=DataLoader(), variables=given).template(trust_as_template("{{ " + name + " }}"))
 

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock, call
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Change, Plan, run, run_module
 
 
 class Number:
-    """A concern: one number that should be another."""
+    """A reconciler of one number."""
 
-    def __init__(self, now: int, wanted: int, deaf: bool = False) -> None:
-        self.now, self.wanted, self.deaf = now, wanted, deaf
+    def __init__(self, now: int, wanted: int, inert: bool = False) -> None:
+        self.now, self.wanted, self.inert = now, wanted, inert
 
     def observe(self) -> int:
         return self.now
@@ -21,7 +23,7 @@ class Number:
         return Plan() if seen == self.wanted else Plan((Change("number", str(seen), str(self.wanted)),))
 
     def apply(self, seen: int, plan: Plan) -> None:
-        if not self.deaf:
+        if not self.inert:
             self.now = self.wanted
 
 
@@ -39,28 +41,14 @@ def test_the_diff_is_the_plan_with_and_without_check_mode(check: bool, after: in
 
 def test_a_change_without_effect_is_an_error() -> None:
     with pytest.raises(NotInEffect, match="have no effect: number"):
-        run(Number(1, 2, deaf=True), check=False)
-
-
-class Module:
-    check_mode = False
-
-    def __init__(self) -> None:
-        self.said: dict[str, object] = {}
-
-    def fail_json(self, msg: str, **more: object) -> None:
-        self.said = {"failed": True, "msg": msg, **more}
-
-    def exit_json(self, **more: object) -> None:
-        self.said = more
+        run(Number(1, 2, inert=True), check=False)
 
 
 def test_errors_become_module_failures() -> None:
     def refuse() -> dict[str, object]:
         raise BadInput("x: no", line=3)
 
-    module = Module()
+    module = Mock()
     run_module(module, refuse)
-    assert module.said == {"failed": True, "msg": "x: no", "line": 3}
     run_module(module, lambda: {"changed": False})
-    assert module.said == {"changed": False}
+    assert module.mock_calls == [call.fail_json(msg="x: no", line=3), call.exit_json(changed=False)]

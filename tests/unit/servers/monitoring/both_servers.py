@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An extender and a device plugin, the real ones, in one process, and the work that makes their numbers move."""
+"""A real extender and a real device plugin in one process, and work that changes their metrics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 from api_double import ApiDouble, make_pod
 from extender_kit import Client
 from gpushare.extender.command import Extender
-from gpushare.plugin.command import Options, Plugin
 from gpushare.shared._contracts import gpushare as contract
-from plugin_fakes import NODE, FakeCgroups, Node, Rejected, container, seen, until
+from plugin_fakes import NODE, Node, Rejected, container, seen, until
 from plugin_fakes import make_pod as bound_pod
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 
 class Both:
-    """The plugin announces a node of two cards, whose driver has memory limits; the extender knows the node by that."""
+    """The plugin announces a node of two cards, whose driver has memory limits; the extender has the announced node."""
 
     def __init__(self, root: Path) -> None:
         self.node = Node(root, seen(0), seen(1))
@@ -26,20 +25,9 @@ class Both:
         self.node.kubelet.start()
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        options = Options(NODE, "GiB", self.node.kubelet.root, "127.0.0.1", 0, resync=1.0, look=0.1)
-        self.plugin = Plugin(
-            options,
-            self.node.kube,
-            self.node.nvml,
-            self.node.limits,
-            registry=registry,
-            backoff=(0.05, 0.2),
-            cgroups=FakeCgroups(),
-        )
-        self.plugin.start()
-        self.node.plugin = self.plugin
+        self.plugin = self.node.start_plugin(registry=registry)
         until(lambda: self.node.kubelet.registered and contract.node_cards(self.node.kube.node()), what="registered")
-        # It stays, so that there is a limit all the time.
+        # It stays, so that there is always a limit.
         self.node.run(bound_pod("resident", 4, booked=0))
 
         self.api = ApiDouble()
@@ -82,7 +70,7 @@ class Both:
         self.node.kubelet.steered = False
         elsewhere = bound_pod(f"elsewhere-{number}", inits=[container("i", 17)], booked=0)
         self.node.kube.put(elsewhere)
-        # More units than a card has, chosen without the plugin's preference, are of two cards.
+        # More units than a card has, allocated without the plugin's preference, are of two cards.
         with contextlib.suppress(Rejected):
             self.node.kubelet.add(elsewhere)
         self.node.kubelet.steered = True

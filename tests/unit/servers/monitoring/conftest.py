@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Both servers at once: what stands in for kubelet, the API and the cards is the other folders'."""
+"""Both servers at once, with the doubles of the folders extender and plugin."""
 
 from __future__ import annotations
 

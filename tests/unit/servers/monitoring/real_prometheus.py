@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real Prometheus on loopback: the machine's, else that of Debian's package, unpacked into the cache.
+"""A real Prometheus on loopback: the machine's, or that of Debian's package, unpacked into the cache.
 
-It isn't installed, so nothing is started, and no user made, by a package's scripts.
+It isn't installed, so a package's scripts start nothing and create no user.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def programs() -> dict[str, str]:
     if all(found.values()):
         return t.cast(dict[str, str], found)
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise Missing("no Prometheus on the PATH, and no apt-get and dpkg-deb to get it with")
+        raise Missing("no Prometheus on the PATH, and no apt-get and dpkg-deb to download it")
     architecture = _run("dpkg", "--print-architecture").strip()
     candidate = _candidate()
     target = cache_root() / "prometheus" / f"{candidate.replace('/', '-')}-{architecture}"
@@ -56,19 +56,15 @@ def programs() -> dict[str, str]:
 
 
 def _candidate() -> str:
-    """The version in the package lists, which are refreshed where there are none."""
-
-    def look() -> str:
+    """The version in the package lists, which are refreshed if they are missing."""
+    for refresh in (False, True):
+        if refresh and os.geteuid() == 0:
+            _run("apt-get", "update")
         rows = [row.split() for row in _run("apt-cache", "policy", PACKAGE).splitlines()]
-        return next((row[1] for row in rows if row[:1] == ["Candidate:"] and row[1] != "(none)"), "")
-
-    version = look()
-    if not version and os.geteuid() == 0:
-        _run("apt-get", "update")
-        version = look()
-    if not version:
-        raise Missing("the package lists of this machine have no Prometheus")
-    return version
+        version = next((row[1] for row in rows if row[:1] == ["Candidate:"] and row[1] != "(none)"), "")
+        if version:
+            return version
+    raise Missing("the package lists of this machine have no Prometheus")
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:
@@ -117,9 +113,9 @@ class Prometheus:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5):
                 return self
             if self._process.poll() is not None or time.monotonic() > end:
-                words = (self._folder / "prometheus.log").read_text()[-2000:]
+                log_end = (self._folder / "prometheus.log").read_text()[-2000:]
                 self.__exit__()
-                raise RuntimeError(f"Prometheus doesn't get ready: {words}")
+                raise RuntimeError(f"Prometheus doesn't get ready: {log_end}")
             time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
@@ -134,12 +130,12 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, t.Any]]:
         """An instant vector: ``metric`` (labels) and ``value`` (time and text) of each series.
 
-        :raises ValueError: Prometheus can't make sense of it, in its own words.
+        :raises ValueError: Prometheus refuses the expression; with its message.
         """
         return t.cast(list[dict[str, t.Any]], self._ask("query", query=expression)["result"])
 
     def label_values(self, metric: str, label: str) -> list[str]:
-        """As Grafana asks for the values of a dashboard's variable."""
+        """Return the values of a label, as Grafana requests them for a dashboard's variable."""
         return t.cast(list[str], self._ask(f"label/{label}/values", **{"match[]": metric}))
 
     def _ask(self, what: str, **parameters: str) -> t.Any:

@@ -85,7 +85,7 @@ def test_fault_18_every_query_of_the_dashboard_is_answered(both: Both, prometheu
         unanswered(prometheus, wrong)
 
 
-def test_the_numbers_of_the_cards_are_those_of_the_servers(both: Both, prometheus: Prometheus) -> None:
+def test_the_dashboard_shows_the_servers_numbers(both: Both, prometheus: Prometheus) -> None:
     shown = {panel["title"]: panel["targets"][0]["expr"] for panel in panels(dashboard())}
 
     def value(title: str) -> float:

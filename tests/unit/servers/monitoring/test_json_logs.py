@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Logs in JSON: whatever the real commands say, each line is one object that a collector can read."""
+"""Logs in JSON: each line of the real commands is one object that a collector can parse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import gpushare
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
 from gpushare.http.service import logger
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from service_account import service_account
 
@@ -29,7 +29,7 @@ Row = dict[str, t.Any]
 
 
 def rows(text: str) -> list[Row]:
-    """Every line as the object that it has to be."""
+    """Parse every line, which must be an object with the common fields."""
     assert text.endswith("\n")
     found = []
     # Not splitlines: what it takes for the end of a line may stand in a message.
@@ -67,19 +67,15 @@ def test_lines_exceptions_and_fields_of_any_type(stream: io.StringIO) -> None:
     assert "ValueError: with\na line" in second["exception"] and second["level"] == "error"
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(), st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.floats(), st.binary())))
-def test_any_text_is_one_line(message: str, facts: dict[str, t.Any]) -> None:
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    written = io.StringIO()
+def test_any_text_is_one_line(stream: io.StringIO, message: str, facts: dict[str, t.Any]) -> None:
+    stream.seek(0)
+    stream.truncate()
     hidden = {"time", "level", "logger", "message"}
-    try:
-        log = logger("gpushare", "json", "info", written)
-        log.info("%s", message, extra={"data": {key: one for key, one in facts.items() if key not in hidden}})
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-    (row,) = rows(written.getvalue())
+    log = logger("gpushare", "json", "info", stream)
+    log.info("%s", message, extra={"data": {key: one for key, one in facts.items() if key not in hidden}})
+    (row,) = rows(stream.getvalue())
     assert row["message"] == message
 
 
@@ -116,13 +112,9 @@ def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None
             wait_for(log, '"message":"ready"')
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
             for one in (pod, large):
-                asked = {
-                    "PodName": one["metadata"]["name"],
-                    "PodNamespace": "default",
-                    "PodUID": one["metadata"]["uid"],
-                    "Node": "a",
-                }
-                connection.request("POST", "/gpushare-scheduler/bind", json.dumps(asked))
+                name, uid = one["metadata"]["name"], one["metadata"]["uid"]
+                binding = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": "a"}
+                connection.request("POST", "/gpushare-scheduler/bind", json.dumps(binding))
                 connection.getresponse().read()
             for nonsense in (b"", b"\xff\xfe", b"[" * 100_000):
                 connection.request("POST", "/gpushare-scheduler/filter", nonsense)
@@ -137,9 +129,9 @@ def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None
     logged = rows(log.read_text())
     bound = next(row for row in logged if row["message"] == "bound")
     assert (bound["pod"], bound["node"]) == ("default/p", "a")
-    words = [row["message"] for row in logged]
+    messages = [row["message"] for row in logged]
     # It is stopped after that, so only a mirror may log one more retry.
-    assert all("trying again" in one for one in words[words.index("stopping") + 1 :]), words
+    assert all("trying again" in one for one in messages[messages.index("stopping") + 1 :]), messages
     assert not [row for row in logged if "exception" in row]
 
 
@@ -150,7 +142,7 @@ def test_fault_18_every_log_line_of_the_plugin_is_json(tmp_path: Path) -> None:
     process = start("gpushare.plugin.command", log, *flags, "--log-level=debug")
     try:
         wait_for(log, '"message":"started"')
-        # It reaches neither the API nor the driver, and goes on saying so.
+        # It reaches neither the API nor the driver, and logs each retry.
         wait_for(log, "trying again")
         wait_for(log, "NVIDIA's driver")
         process.send_signal(signal.SIGTERM)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts that make the numbers: the cards' own text, requests to the API, and what the plugin reports."""
+"""Metrics of cards, of requests to the API, and of the plugin."""
 
 from __future__ import annotations
 
-import typing as t
+from unittest.mock import Mock, call
 
 import pytest
 from gpushare.api.client import KubeError
@@ -24,7 +24,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parsed(text: str) -> Samples:
-    """By name and labels, as an independent parser has them."""
+    """Parse metrics with an independent parser, by name and labels."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -109,41 +109,29 @@ def test_requests_are_counted_by_method_and_status() -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, labels)
 
-    assert value("gpushare_api_requests_total", method="GET", code="200") == 1
-    assert value("gpushare_api_requests_total", method="GET", code="404") == 1
-    assert value("gpushare_api_requests_total", method="PATCH", code="200") == 1
-    assert value("gpushare_api_requests_total", method="WATCH", code="0") == 1
+    for method, code in (("GET", "200"), ("GET", "404"), ("PATCH", "200"), ("WATCH", "0")):
+        assert value("gpushare_api_requests_total", method=method, code=code) == 1
     # Each took one tick of the clock.
     assert value("gpushare_api_request_seconds_sum", method="GET") == 2
     assert value("gpushare_api_request_seconds_count", method="GET") == 2
 
 
-class _Recorder:
-    """A client that records its requests."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[t.Any, ...]] = []
-
-    def __getattr__(self, name: str) -> t.Any:
-        return lambda *given: self.asked.append((name, *given))
-
-
 def test_requests_are_forwarded_unchanged() -> None:
-    recorder = _Recorder()
-    kube = MeasuredKube(t.cast(t.Any, recorder), CollectorRegistry())
+    recorder = Mock()
+    kube = MeasuredKube(recorder, CollectorRegistry())
     kube.get("/a")
     kube.post("/b", {"x": 1})
     kube.put("/c", {"x": 2})
     kube.patch("/d", [{"op": "test"}], "json")
     kube.delete("/e")
     kube.watch("/f")
-    assert recorder.asked == [
-        ("get", "/a"),
-        ("post", "/b", {"x": 1}),
-        ("put", "/c", {"x": 2}),
-        ("patch", "/d", [{"op": "test"}], "json"),
-        ("delete", "/e"),
-        ("watch", "/f"),
+    assert recorder.mock_calls == [
+        call.get("/a"),
+        call.post("/b", {"x": 1}),
+        call.put("/c", {"x": 2}),
+        call.patch("/d", [{"op": "test"}], "json"),
+        call.delete("/e"),
+        call.watch("/f"),
     ]
 
 
@@ -165,20 +153,15 @@ def test_a_removed_card_and_one_that_does_not_respond() -> None:
     assert registry.get_sample_value("gpushare_plugin_card_units", labels) is None
 
 
-@pytest.mark.parametrize(
-    ("sentence", "state"),
-    [("enforced", "enforced"), ("off", "off"), ("unenforced: the driver is 580, limits need 615", "unenforced")],
-)
-def test_the_state_of_the_limits(sentence: str, state: str) -> None:
+@pytest.mark.parametrize("announced", ["enforced", "off", "unenforced: the driver is 580, limits need 615"])
+def test_the_state_of_the_limits(announced: str) -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, "gpu1")
     metrics.cards([card(0, "GPU-a")], {})
-    metrics.limits(sentence, {"GPU-a": Usage(2, 4096, 1024)}, 5)
-    found = {
-        one: registry.get_sample_value("gpushare_plugin_limit_state", {"node": "gpu1", "state": one})
-        for one in ("enforced", "unenforced", "off")
-    }
-    assert found == {"enforced": 0, "unenforced": 0, "off": 0} | {state: 1}
+    metrics.limits(announced, {"GPU-a": Usage(2, 4096, 1024)}, 5)
+    for state in ("enforced", "unenforced", "off"):
+        value = registry.get_sample_value("gpushare_plugin_limit_state", {"node": "gpu1", "state": state})
+        assert value == (state == announced.partition(":")[0])
     labels = {"node": "gpu1", "card": "0", "uuid": "GPU-a", "model": ""}
     assert registry.get_sample_value("gpushare_plugin_card_limited_bytes", labels) == 4 * 1024**3
     assert registry.get_sample_value("gpushare_plugin_card_limited_used_bytes", labels) == 1024**3
