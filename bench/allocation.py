@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What it costs to ask who holds how much: 1,000 nodes of 8 cards with 20,000 pods in a real kube-apiserver, then 5,000
-with 100,000.
+"""Cost of reading the allocation: 1,000 nodes of 8 cards with 20,000 pods in a real kube-apiserver, then 5,000 nodes
+with 100,000 pods.
 
 ``gpu_allocation_info`` and ``gpu_allocation_check`` as whole processes, as Ansible starts them, and for the first size
-a plain full list of the same nodes and pods by the Python client that they use themselves: seconds, the most memory
-that the process had, and requests. As a yardstick, on a machine of two cores kubectl-inspect-gpushare took 2.3 to 4.4 s
-and 310 MB for the first size.
+a plain full list of the same nodes and pods by the same Python client: seconds, maximum memory of the process, and
+requests. For comparison, on a machine of two cores kubectl-inspect-gpushare took 2.3 to 4.4 s and 310 MB for the first
+size.
 
     python bench/allocation.py [--nodes N] [--pods N] [--factor N] [--rounds N] [--clients N]
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import ansible
-from processes import ROOT, NoNumber, verdict
+from processes import ROOT, NoResult, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
 from gpushare.api.client import Kube, KubeError, connect  # isort: skip
@@ -44,14 +44,14 @@ nodes = core.list_node().items
 pods = core.list_pod_for_all_namespaces(field_selector={UNFINISHED!r}).items
 print(json.dumps({{"nodes": len(nodes), "pods": len(pods), "requests": {{"GET": 2}}}}))
 """
-# A process that a large one starts is told to have had as much memory as that, so a small one is between them.
+# The maximum memory of a child includes that of its parent before exec, so a small process starts it.
 MEASURE = """
 import json, os, sys, time
 began = time.perf_counter()
 pid = os.posix_spawn(sys.executable, [sys.executable, *sys.argv[2:]], os.environ)
 _pid, status, used = os.wait4(pid, 0)
-told = {"seconds": time.perf_counter() - began, "cpu": used.ru_utime + used.ru_stime, "kib": used.ru_maxrss}
-open(sys.argv[1], "w").write(json.dumps({**told, "status": os.waitstatus_to_exitcode(status)}))
+used_by = {"seconds": time.perf_counter() - began, "cpu": used.ru_utime + used.ru_stime, "kib": used.ru_maxrss}
+open(sys.argv[1], "w").write(json.dumps({**used_by, "status": os.waitstatus_to_exitcode(status)}))
 """
 
 
@@ -107,11 +107,11 @@ def node_status(number: int) -> dict[str, Any]:
                 "type": kind,
                 "status": str(kind == "Ready"),
                 "reason": f"Kubelet{kind}",
-                "message": f"kubelet tells {kind}",
+                "message": f"kubelet reports {kind}",
             }
             for kind in kinds
         ],
-        # As many as kubelet tells of.
+        # As many as kubelet reports.
         "images": [
             {"names": [f"registry.example/image-{at}@sha256:{at:064x}"], "sizeBytes": 10**9} for at in range(50)
         ],
@@ -119,7 +119,7 @@ def node_status(number: int) -> dict[str, Any]:
 
 
 def pod(number: int, nodes: int) -> dict[str, Any]:
-    """A training pod of ordinary length, as its user, the extender and the device plugin leave it behind."""
+    """A training pod of ordinary size, with the annotations of the extender and the device plugin."""
     card = number // nodes % CARDS
     annotations = {
         contract.POD_INDEX: str(card),
@@ -180,7 +180,12 @@ def pod_status(number: int) -> dict[str, Any]:
 
 
 def fill(kube: Kube, nodes: range, pods: range, clients: int) -> None:
-    """Add nodes and pods, each with what its kubelet tells of it."""
+    """Create nodes and pods, each with the status that kubelet reports.
+
+    :param nodes: numbers of the new nodes.
+    :param pods: numbers of the new pods.
+    :param clients: parallel requests.
+    """
 
     def add(path: str, made: dict[str, Any], status: dict[str, Any]) -> None:
         kube.post(path, made)
@@ -194,16 +199,16 @@ def fill(kube: Kube, nodes: range, pods: range, clients: int) -> None:
 
     with ThreadPoolExecutor(clients) as pool:
         for work, numbers in ((add_node, nodes), (add_pod, pods)):
-            # Not all at once: each that waits is an object here.
+            # In parts, since each pending call is an object.
             for start in range(numbers.start, numbers.stop, 5000):
                 list(pool.map(work, range(start, min(start + 5000, numbers.stop))))
 
 
-# --------------------------------------------------------------------------- what it costs
+# --------------------------------------------------------------------------- measurement
 
 
 def cost(command: list[str], text: str) -> Cost:
-    """One run of a process, with all that it starts."""
+    """Run a process and measure it with its children."""
     packages = [str(ROOT / ".collections"), str(Path(ansible.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     with (
@@ -216,25 +221,26 @@ def cost(command: list[str], text: str) -> Cost:
         used = Path(own) / "used"
         measured = [sys.executable, "-S", "-c", MEASURE, str(used), *command]
         subprocess.run(measured, stdin=given, stdout=out, env=environment, check=True)
-        told = json.loads(used.read_text())
+        measured_cost = json.loads(used.read_text())
         out.seek(0)
-        said = out.read()
-    if told["status"]:
-        raise NoNumber(f"{command[-1]} ends with {told['status']}: {said[-500:]}")
-    answer = json.loads(said)
+        output = out.read()
+    if measured_cost["status"]:
+        raise NoResult(f"{command[-1]} ends with {measured_cost['status']}: {output[-500:]}")
+    answer = json.loads(output)
     requests = sum(answer["requests"].values())
-    return Cost(told["seconds"], told["cpu"], told["kib"] * 1024 / 1e6, requests, answer)
+    megabytes = measured_cost["kib"] * 1024 / 1e6
+    return Cost(measured_cost["seconds"], measured_cost["cpu"], megabytes, requests, answer)
 
 
 def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool = True) -> Cost:
-    """All ways in turns; gives what the module costs, the median of each number.
+    """Measure all methods alternately; return the module's median cost.
 
-    :param plain: beside a plain list, which of 100,000 pods takes ten gigabytes.
+    :param plain: measure a plain list too, which takes ten gigabytes for 100,000 pods.
     """
     arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {"kubeconfig": str(kubeconfig)}})
     ways = {
         "gpu_allocation_info": (["-m", f"{MODULES}.gpu_allocation_info"], arguments),
-        # With no evidence of the machines: what the API alone costs it.
+        # Without evidence of the machines: only the cost of the API.
         "gpu_allocation_check": (["-m", f"{MODULES}.gpu_allocation_check"], arguments),
     }
     if plain:
@@ -245,13 +251,13 @@ def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool =
         for name, way in ways.items():
             costs[name].append(cost(*way))
     found = costs["gpu_allocation_info"][0].answer
-    told = len(found["nodes"]), found["used"], found["total"]
-    if told != (nodes, pods * UNITS, nodes * CARDS * CARD_UNITS):
-        raise NoNumber(f"the module tells {told} (nodes, used, total), which isn't what was written.")
+    counted = len(found["nodes"]), found["used"], found["total"]
+    if counted != (nodes, pods * UNITS, nodes * CARDS * CARD_UNITS):
+        raise NoResult(f"the module reports {counted} (nodes, used, total), which isn't what was created.")
     if plain:
         listed = costs["plain list"][0].answer
         if (listed["nodes"], listed["pods"]) != (nodes, pods):
-            raise NoNumber(f"the plain list has {listed['nodes']} nodes and {listed['pods']} pods.")
+            raise NoResult(f"the plain list has {listed['nodes']} nodes and {listed['pods']} pods.")
     medians = {}
     for name, each in costs.items():
         one = medians[name] = Cost(
@@ -272,9 +278,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=20000)
-    parser.add_argument("--factor", type=int, default=5, help="of the second size to the first; 1 leaves it out")
+    parser.add_argument("--factor", type=int, default=5, help="of the second size to the first; 1 omits it")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=16, help="that fill the cluster")
+    parser.add_argument("--clients", type=int, default=16, help="parallel requests that create the objects")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
     try:
@@ -300,8 +306,8 @@ def main() -> int:
                     goals.append(
                         (f"{what} grows no faster than the cluster: {grown:.1f} times", grown <= options.factor * 1.2)
                     )
-    except (NoNumber, KubeError, Missing) as error:
-        print(f"no number: {error}", file=sys.stderr)
+    except (NoResult, KubeError, Missing) as error:
+        print(f"no result: {error}", file=sys.stderr)
         return 2
     print()
     return verdict(goals)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin on a full node: how long kubelet waits for it, what it holds in memory, and what it costs at rest.
+"""The device plugin on a full node: latency of kubelet's calls, memory, and CPU time at rest.
 
-The real command, over the lab's stand-in for NVIDIA's library, with 8 cards of 80 GiB (640 device IDs), a kubelet that
-speaks real gRPC and an API server over HTTPS. 110 pods, as many as kubelet runs by default, come and go one by one;
-then the node is left alone.
+The real command with the lab's simulated NVIDIA library, 8 cards of 80 GiB (640 device IDs), a simulated kubelet with
+real gRPC, and an API server over HTTPS. 110 pods, kubelet's default maximum, are created and removed one by one; then
+the idle node is measured.
 
     python bench/device_plugin.py [--cards N] [--gib N] [--pods N] [--turns N] [--seconds N]
 """
@@ -26,9 +26,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from processes import ROOT, NoNumber, Server, cpu, cpu_for, every, memory, p99, percentiles, service_account, verdict
+from processes import ROOT, NoResult, Server, cpu, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
-sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("servers/plugin", "kubelet")]
+sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("servers/plugin", "servers/extender", "kubelet")]
 
 import grpc
 from gpushare.api.client import KubeError
@@ -44,32 +44,11 @@ DRIVER = "580.95.05"
 
 
 class Kubelet(FakeKubelet):
-    """Takes the time of each of its calls."""
+    """Measures the time of each of its calls."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.times: dict[str, list[float]] = {}
-        self._rows: dict[Any, bytes] = {}
-
-    def _list(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """As the real one's, which takes none of the time that is measured: what is known of a pod is kept."""
-        rows = {}
-        with self._lock:
-            for uid, pod in self.pods.items():
-                held = self.devices.get(uid, {})
-                key = uid, tuple(held.items())
-                rows[key] = self._rows.get(key) or self._row(pod, held)
-        self._rows = rows
-        return wire.message(wire.LISTED_PODS.response)(pod_resources=rows.values())
-
-    @staticmethod
-    def _row(pod: Any, held: dict[str, tuple[str, ...]]) -> bytes:
-        row = wire.message(wire.POD_RESOURCES)(name=pod["metadata"]["name"], namespace=pod["metadata"]["namespace"])
-        for one in pod["spec"]["containers"]:
-            shown = row.containers.add(name=one["name"])
-            for identifier in held.get(one["name"], ()):
-                shown.devices.add(resource_name=contract.RESOURCE_MEMORY, device_ids=[identifier])
-        return wire.encode(row)
 
     def _unary(self, channel: grpc.Channel, method: wire.Method) -> Any:
         call = FakeKubelet._unary(channel, method)
@@ -86,7 +65,7 @@ class Kubelet(FakeKubelet):
 
 @contextlib.contextmanager
 def api(kube: FakeKube, folder: Path) -> Iterator[Path]:
-    """The API server in memory, over HTTPS; the folder of a service account that reaches it."""
+    """Serve the API server in memory over HTTPS; yields the folder of a service account for it."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -98,7 +77,7 @@ def api(kube: FakeKube, folder: Path) -> Iterator[Path]:
                 self.answer(lambda: kube.get(self.path))
                 return
             self.send_response(200)
-            # In chunks, as the real one sends them: a client sees each at once.
+            # In chunks, as the real one, so that a client receives each event immediately.
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             with contextlib.suppress(OSError, KubeError):
@@ -138,7 +117,7 @@ def api(kube: FakeKube, folder: Path) -> Iterator[Path]:
 
 
 def driver(folder: Path, cards: int, gib: int) -> dict[str, str]:
-    """The environment in which NVIDIA's library is the stand-in, with such cards."""
+    """Compile the simulated NVIDIA library, and return the environment that selects it and its cards."""
     compile_driver(folder, DRIVER)
     (folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{DRIVER}")
     found = [seen(index, gib) for index in range(cards)]
@@ -155,7 +134,7 @@ def until(condition: Any, what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise NoNumber(f"not within {seconds:.0f} s: {what}.")
+            raise NoResult(f"not within {seconds:.0f} s: {what}.")
         time.sleep(0.05)
 
 
@@ -180,7 +159,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[tuple[str, bool]]
                     kubelet.remove(gone)
                     kube.remove(kube.pod(contract.pod_key(gone)))
                 if turn == options.pods:
-                    # The node is full of pods from here on.
+                    # From here on the node is full.
                     kubelet.times.clear()
                     taken = cpu(server.pid)
                 pod = make_pod(f"pod-{turn}", units, booked=turn % options.cards, card_units=options.gib)
@@ -195,11 +174,11 @@ def measure(folder: Path, options: argparse.Namespace) -> list[tuple[str, bool]]
             each = (cpu(server.pid) - taken) / options.turns
             for call, times in kubelet.times.items():
                 print(f"{call:<24} {percentiles(times)}   ({len(times)} calls)")
-            # Wall time depends on what else the machine does; this doesn't. It holds everything from the watch's event
-            # to the last look at kubelet's list, which goes on for some seconds after the last pod.
+            # Unlike wall time this doesn't depend on other load. It includes the work for the watch's events and for
+            # kubelet's list, which is read for some seconds after the last pod.
             print(f"CPU for each pod         {each * 1000:.1f} ms")
             late = p99(kubelet.times["Allocate"])
-            # The plugin looks more often for some seconds after an allocation.
+            # The plugin reads kubelet's list more often for some seconds after an allocation.
             time.sleep(5)
 
             def scrape() -> None:
@@ -211,7 +190,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[tuple[str, bool]]
                 scraped = cpu_for(server.pid, max(options.seconds, 31))
             held, most = memory(server.pid), memory(server.pid, "VmHWM")
             print(f"CPU at rest              {rest:.2%} of a core; {scraped:.2%} with a scrape every 15 s")
-            print(f"memory                   {held:.0f} MB, {most:.0f} MB at most, with {options.pods} pods")
+            print(f"memory                   {held:.0f} MB, maximum {most:.0f} MB, with {options.pods} pods")
     kubelet.stop()
     return [
         (f"Allocate's 99th percentile under {ALLOCATE_MS:.0f} ms: {late * 1000:.2f}", late * 1000 < ALLOCATE_MS),
@@ -225,15 +204,15 @@ def main() -> int:
     parser.add_argument("--cards", type=int, default=8)
     parser.add_argument("--gib", type=int, default=80)
     parser.add_argument("--pods", type=int, default=110)
-    parser.add_argument("--turns", type=int, default=1000, help="pods that come, and go, on the full node")
-    parser.add_argument("--seconds", type=float, default=60, help="of rest that are measured")
+    parser.add_argument("--turns", type=int, default=1000, help="pods that are created and removed on the full node")
+    parser.add_argument("--seconds", type=float, default=60, help="measured time at rest")
     options = parser.parse_args()
     print(f"{options.cards} cards of {options.gib} GiB; load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors\n")
     try:
         with tempfile.TemporaryDirectory(prefix="kg-") as folder:
             goals = measure(Path(folder), options)
-    except (NoNumber, LabError, OSError, subprocess.SubprocessError) as error:
-        print(f"no number: {error}", file=sys.stderr)
+    except (NoResult, LabError, OSError, subprocess.SubprocessError) as error:
+        print(f"no result: {error}", file=sys.stderr)
         return 2
     print()
     return verdict(goals)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast the extender filters, and what it holds in memory, on a large cluster: 1,000 nodes of 8 cards, 20,000 pods.
+"""The extender's filter on a large cluster: latency and memory with 1,000 nodes of 8 cards and 20,000 pods.
 
-The extender runs as its own process against an API server of this script's, so its memory is its own; it is asked over
-HTTP as kube-scheduler asks, and, by the same requests, in this process without HTTP. Three loads of ordinary pods:
-every node has room, none has (a reason for each of the 1,000 in the answer), half have. Three of others: a pod of two
-cards, one that names a model, and one of a high priority, for which others might have to go. Last, how long it takes to
-find the victims of a preemption on 100 nodes, as many as kube-scheduler offers. Times are those of the clock, so run it
-on a quiet machine; "cpu" is what one request takes of a processor, which other load hardly changes.
+The extender runs in its own process with an API server of this script, so that its memory is measured alone. Requests
+are those of kube-scheduler, over HTTP and without HTTP in this process. Three loads of ordinary pods: every node has
+free units, no node has (the answer has a reason for each of the 1,000), half of them have. Three others: a pod of two
+cards, one that requests a model, and one of a high priority, which may preempt others. Last, the time to find the
+victims of a preemption on 100 nodes, as many as kube-scheduler offers. Latencies are wall time, so run it on a quiet
+machine; "cpu" is the CPU time of a request, which other load hardly affects.
 
-    PYTHONPATH=images/gpushare/src python bench/extender_filter.py [--nodes N] [--cards N] [--pods N] [--requests N]
+    python bench/extender_filter.py [--nodes N] [--cards N] [--pods N] [--requests N]
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ import gc
 import http.client
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "images" / "gpushare" / "src"))
-
+from processes import JsonObject, Server, cpu, memory, service_account  # isort: skip
 from gpushare.extender.bind import Outcome
 from gpushare.extender.preemption import Preemption, Victims
 from gpushare.extender.routes import Api, Metrics
@@ -40,7 +37,6 @@ from gpushare.http.service import Request
 from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import CollectorRegistry
 
-JsonObject = dict[str, Any]
 CARD_UNITS = 80
 FILLER = "x" * 2500
 
@@ -70,7 +66,7 @@ def node(number: int, cards: int) -> JsonObject:
 
 
 def pod(number: int, nodes: int, cards: int) -> JsonObject:
-    """A running pod; on even nodes the cards are nearly full."""
+    """A running pod; the cards of even nodes are nearly full."""
     home, card = number % nodes, (number // nodes) % cards
     return {
         "metadata": {
@@ -90,26 +86,26 @@ def pod(number: int, nodes: int, cards: int) -> JsonObject:
     }
 
 
-def asking(units: int, nodes: int, priority: int = 0, **wishes: str) -> JsonObject:
-    """A pod that waits, of an ordinary size."""
+def asking(units: int, nodes: int, priority: int = 0, **annotations: str) -> JsonObject:
+    """A pending pod of ordinary size."""
     waiting = pod(10**6, nodes, 1)
-    waiting["metadata"]["annotations"] = {"filler": FILLER, **wishes}
+    waiting["metadata"]["annotations"] = {"filler": FILLER, **annotations}
     container = {"name": "main", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}
     waiting["spec"] = {"containers": [container], "priority": priority}
     return waiting
 
 
 def wanted(waiting: JsonObject, nodes: int) -> bytes:
-    """A scheduler's request."""
+    """kube-scheduler's request."""
     names = [f"gpu-node-{number:04d}" for number in range(nodes)]
     return json.dumps({"Pod": waiting, "Nodes": None, "NodeNames": names}).encode()
 
 
 def victims(state: State, nodes: int, requests: int) -> tuple[list[float], int]:
-    """Times in ms of a preemption's answer for 100 nodes, and on how many nodes it names victims."""
+    """Return the times in ms of a preemption's answer for 100 nodes, and the number of nodes with victims."""
 
     class Allowing:
-        """An API that would let everybody be evicted."""
+        """An API that allows every eviction."""
 
         def post(self, _path: str, _body: JsonObject) -> JsonObject:
             return {}
@@ -132,7 +128,7 @@ def victims(state: State, nodes: int, requests: int) -> tuple[list[float], int]:
 
 
 def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
-    """An API server that lists, in pages made as they are asked for, and whose watches stay silent."""
+    """Start an API server whose lists are created page by page, and whose watches have no events."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -147,14 +143,14 @@ def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
                 self.end_headers()
                 threading.Event().wait()
             if "limit" not in query:
-                # Of the pods that wait, none is there any more.
+                # The pending pods don't exist.
                 self.send_error(404)
                 return
             start, limit = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
             pods = split.path.endswith("/pods")
             total = options.pods if pods else options.nodes
             if "labelSelector" in query:
-                # No pod has anything claimed for it.
+                # No pod has a claim.
                 total = 0
             stop = min(total, start + limit)
             items = [
@@ -170,44 +166,7 @@ def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
-
-
-def extender(server: ThreadingHTTPServer, folder: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    (Path(folder) / "token").write_text("any")
-    account = [f"--api-server=http://127.0.0.1:{server.server_address[1]}", f"--service-account={folder}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpushare.extender.command", "--port=0", "--log-format=json", *account],
-        env={**os.environ, "PYTHONPATH": sys.path[0]},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        port = 0
-        for line in process.stderr:
-            row = json.loads(line)
-            port = row.get("port", port)
-            if row["message"] == "ready":
-                break
-        yield process, port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def memory(pid: int, field: str) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def cpu(pid: int) -> float:
-    """Seconds of a processor that a process has taken so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float], float, JsonObject]:
@@ -240,7 +199,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     options = parser.parse_args()
     pods = {
-        "every node has room": asking(1, options.nodes),
+        "every node has free units": asking(1, options.nodes),
         "half of the nodes have": asking(60, options.nodes),
         "no node has": asking(79, options.nodes),
         "two cards": asking(120, options.nodes, **{contract.POD_CARD_COUNT: "2"}),
@@ -251,19 +210,22 @@ def main() -> None:
     print(f"{options.nodes} nodes x {options.cards} cards, {options.pods} pods; load {os.getloadavg()[0]:.1f}\n")
 
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        for process, port in extender(serve(options), folder):
-            ready = time.perf_counter() - began
-            connection = http.client.HTTPConnection("127.0.0.1", port)
+        api_server = serve(options)
+        account = service_account(Path(folder), api_server)
+        threading.Thread(target=api_server.serve_forever, daemon=True).start()
+        with Server("gpushare.extender.command", "--port=0", account=account) as extender:
+            connection = http.client.HTTPConnection("127.0.0.1", int(extender.wait_for("serving")["port"]))
+            extender.wait_for("ready")
+            ready = time.perf_counter() - extender.began
 
-            def over_http(body: bytes, connection: http.client.HTTPConnection = connection) -> bytes:
+            def over_http(body: bytes) -> bytes:
                 connection.request("POST", "/gpushare-scheduler/filter", body)
                 return connection.getresponse().read()
 
             for name, body in loads.items():
-                report(f"HTTP, {name}", *timed(functools.partial(over_http, body), options.requests, process.pid))
-            now, peak = memory(process.pid, "VmRSS"), memory(process.pid, "VmHWM")
-            print(f"\nextender: {now:.0f} MB resident, {peak:.0f} MB at most, ready after {ready:.1f} s\n")
+                report(f"HTTP, {name}", *timed(functools.partial(over_http, body), options.requests, extender.pid))
+            now, peak = memory(extender.pid), memory(extender.pid, "VmHWM")
+            print(f"\nextender: {now:.0f} MB resident, maximum {peak:.0f} MB, ready after {ready:.1f} s\n")
 
     state = State()
     for number in range(options.nodes):

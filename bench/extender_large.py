@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The extender on large clusters: time to ready, memory, CPU at rest, filter while it is scraped, and its bind rate.
 
-1,000 nodes of 8 cards with 20,000 pods, then 5,000 with 100,000: what the API lists is recorded (made once, kept as
-bytes), by a process of its own, so that its work isn't the extender's. Then a real kube-apiserver, to which the
-same clients bind pods directly and through the extender, in turns: what the extender costs of the API server's pace.
+1,000 nodes of 8 cards with 20,000 pods, then 5,000 with 100,000: a process of its own serves recorded lists (created
+once and kept as bytes), so that its CPU time isn't the extender's. Then the same clients bind pods at a real
+kube-apiserver, directly and through the extender alternately: the extender's rate relative to the API server's.
 
     python bench/extender_large.py [--nodes N] [--pods N] [--factor N] [--seconds N] [--binds N] [--clients N]
 """
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from processes import NoNumber, Server, account_of, cpu_for, every, memory, p99, percentiles, service_account, verdict
+from processes import NoResult, Server, account_of, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
-from extender_filter import node, pod, wanted  # isort: skip
+from extender_filter import asking, node, pod, wanted  # isort: skip
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.shared._contracts import gpushare as contract
 
@@ -39,11 +39,14 @@ FILTER = f"{contract.EXTENDER_PREFIX}/filter"
 BIND = f"{contract.EXTENDER_PREFIX}/bind"
 
 
-# --------------------------------------------------------------------------- what was recorded
+# --------------------------------------------------------------------------- recorded lists
 
 
 def serve(nodes: int, pods: int, folder: Path) -> None:
-    """List nodes and pods, page by page; watches stay silent. Makes an account in the folder; ends with its pipe."""
+    """Serve lists of nodes and pods in pages, and watches without events, until standard input ends.
+
+    It creates a service account in the folder and prints its path.
+    """
     recorded = {
         "/api/v1/nodes": [json.dumps(node(number, CARDS)).encode() for number in range(nodes)],
         "/api/v1/pods": [json.dumps(pod(number, nodes, CARDS)).encode() for number in range(pods)],
@@ -61,7 +64,7 @@ def serve(nodes: int, pods: int, folder: Path) -> None:
                 self.send_response(200)
                 self.end_headers()
                 threading.Event().wait()
-            # No pod has anything claimed for it.
+            # No pod has a claim.
             items = [] if "labelSelector" in query else recorded.get(split.path, [])
             start = int(query.get("continue", ["0"])[0])
             stop = min(len(items), start + int(query.get("limit", ["500"])[0]))
@@ -69,7 +72,7 @@ def serve(nodes: int, pods: int, folder: Path) -> None:
             self.answer(b'{"metadata":{"resourceVersion":"1"%s},"items":[%s]}' % (more, b",".join(items[start:stop])))
 
         def do_POST(self) -> None:
-            # What an extender tries out at its start succeeds.
+            # The extender's checks at its start succeed.
             self.answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
 
         do_PUT = do_PATCH = do_DELETE = do_POST
@@ -89,13 +92,13 @@ def serve(nodes: int, pods: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def recorded_api(nodes: int, pods: int, folder: Path) -> Iterator[Path]:
-    """The service account of such a server."""
+    """Start such a server; yields its service account."""
     command = [sys.executable, __file__, f"--serve={folder}", f"--nodes={nodes}", f"--pods={pods}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         account = process.stdout.readline().strip()
         if not account:
-            raise NoNumber("the recorded API server doesn't start.")
+            raise NoResult("the recorded API server doesn't start.")
         try:
             yield Path(account)
         finally:
@@ -107,7 +110,7 @@ def extender(account: Path) -> Server:
 
 
 class Asker:
-    """A client with one connection, as kube-scheduler keeps it."""
+    """A client with one connection, as kube-scheduler."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -117,7 +120,7 @@ class Asker:
         answer = self._connection.getresponse()
         data = answer.read()
         if answer.status != 200:
-            raise NoNumber(f"{path} answers {answer.status}: {data[:300].decode(errors='replace')}")
+            raise NoResult(f"{path} answers {answer.status}: {data[:300].decode(errors='replace')}")
         return data
 
     def timed(self, body: bytes, requests: int) -> list[float]:
@@ -130,7 +133,7 @@ class Asker:
 
 
 def large(nodes: int, pods: int, seconds: float, requests: int) -> tuple[float, float, float]:
-    """One size; gives the seconds to ready, the MB resident and the 99th percentile of filter in seconds."""
+    """Measure one size; return the seconds to ready, MB resident, and the 99th percentile of filter in seconds."""
     print(f"\n{nodes:,} nodes x {CARDS} cards, {pods:,} pods")
     with (
         tempfile.TemporaryDirectory() as name,
@@ -142,13 +145,13 @@ def large(nodes: int, pods: int, seconds: float, requests: int) -> tuple[float, 
         ready = time.perf_counter() - server.began
         asker, scraper = Asker(port), Asker(port)
         while True:
-            with contextlib.suppress(NoNumber):
+            with contextlib.suppress(NoResult):
                 asker.ask("GET", "/readyz")
                 break
             time.sleep(0.02)
         print(f"  ready                        after {ready:.1f} s")
         held, most = memory(server.pid), memory(server.pid, "VmHWM")
-        print(f"  memory                       {held:.0f} MB, {most:.0f} MB at most")
+        print(f"  memory                       {held:.0f} MB, maximum {most:.0f} MB")
         silent = cpu_for(server.pid, seconds)
         with every(10, lambda: scraper.ask("GET", "/readyz")):
             probed = cpu_for(server.pid, seconds)
@@ -162,32 +165,32 @@ def large(nodes: int, pods: int, seconds: float, requests: int) -> tuple[float, 
         size = len(scraper.ask("GET", "/metrics"))
         print(f"  a scrape                     {(time.perf_counter() - began) * 1000:.0f} ms, {size / 1e6:.1f} MB")
         late = 0.0
-        for what, units in (("every node has room", 1), ("half have", 60), ("none has", 79)):
-            body = wanted(units, nodes)
+        for what, units in (("every node has free units", 1), ("half have", 60), ("none has", 79)):
+            body = wanted(asking(units, nodes), nodes)
             asker.timed(body, requests // 10)
             times = asker.timed(body, requests)
             late = max(late, p99(times))
-            print(f"  filter, {what:<20} {percentiles(times)}")
-        body = wanted(60, nodes)
+            print(f"  filter, {what:<25} {percentiles(times)}")
+        body = wanted(asking(60, nodes), nodes)
         with every(0.5, lambda: scraper.ask("GET", "/metrics")):
             times = asker.timed(body, requests)
-        print(f"  filter, scraped twice a second {percentiles(times)}")
+        print(f"  filter, scraped twice a second   {percentiles(times)}")
         held, most = memory(server.pid), memory(server.pid, "VmHWM")
-        print(f"  memory after that            {held:.0f} MB, {most:.0f} MB at most")
+        print(f"  memory after that            {held:.0f} MB, maximum {most:.0f} MB")
         return ready, held, late
 
 
-# --------------------------------------------------------------------------- binding, at a real API server
+# --------------------------------------------------------------------------- binding at a real API server
 
 
 def binds(nodes: int, count: int, clients: int, rounds: int) -> float:
-    """Bind pods directly and through the extender, in turns; the better of each over the other."""
+    """Bind pods directly and through the extender alternately; return the ratio of the best rates."""
     from real_apiserver import ApiServer, Missing
 
     try:
         server = ApiServer()
     except Missing as error:
-        raise NoNumber(f"no bind rate: {error}.") from None
+        raise NoResult(f"no bind rate: {error}.") from None
     with server as api, tempfile.TemporaryDirectory() as folder:
         account = account_of(api, Path(folder))
         kube = connect(api.url, str(account), 120.0)
@@ -203,13 +206,13 @@ def binds(nodes: int, count: int, clients: int, rounds: int) -> float:
                 before = _requests(port)
                 through.append(_rate(kube, nodes, count, clients, f"extender-{turn}", port))
                 asked.append((_requests(port) - before) / count)
-        print(f"  directly                     {max(direct):.0f} a second (of {_told(direct)})")
-        print(f"  through the extender         {max(through):.0f} a second (of {_told(through)})")
+        print(f"  directly                     {max(direct):.0f} a second (of {_listed(direct)})")
+        print(f"  through the extender         {max(through):.0f} a second (of {_listed(through)})")
         print(f"  requests of the extender     {min(asked):.2f} per bind")
         return max(through) / max(direct)
 
 
-def _told(rates: list[float]) -> str:
+def _listed(rates: list[float]) -> str:
     return ", ".join(f"{rate:.0f}" for rate in rates)
 
 
@@ -222,7 +225,10 @@ def _make_node(kube: Kube, number: int) -> None:
 
 
 def _rate(kube: Kube, nodes: int, count: int, clients: int, prefix: str, port: int) -> float:
-    """Pods bound per second; over the extender at this port, or directly where it is 0."""
+    """Return the pods bound per second.
+
+    :param port: of the extender; 0 binds directly.
+    """
     names = [f"{prefix}-{number}" for number in range(count)]
 
     def make(name: str) -> Any:
@@ -242,12 +248,12 @@ def _rate(kube: Kube, nodes: int, count: int, clients: int, prefix: str, port: i
             return
         if not hasattr(kept, "asker"):
             kept.asker = Asker(port)
-        # As kube-scheduler does it.
+        # As kube-scheduler.
         kept.asker.ask("POST", FILTER, json.dumps({"Pod": pods[number], "NodeNames": [home]}).encode())
         asked = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": home}
         error = json.loads(kept.asker.ask("POST", BIND, json.dumps(asked).encode()))["Error"]
         if error:
-            raise NoNumber(f"the extender can't bind: {error}")
+            raise NoResult(f"the extender can't bind: {error}")
 
     with ThreadPoolExecutor(clients) as pool:
         pods = list(pool.map(make, names))
@@ -267,7 +273,7 @@ def _remove(kube: Kube, name: str) -> None:
 
 
 def _requests(port: int) -> float:
-    """What the extender has asked of the API so far, by its own count; watches aside."""
+    """Return the extender's own count of its API requests without watches."""
     text = Asker(port).ask("GET", "/metrics").decode()
     rows = [row for row in text.splitlines() if row.startswith("gpushare_api_requests_total{")]
     return sum(float(row.rsplit(" ", 1)[1]) for row in rows if 'method="WATCH"' not in row)
@@ -277,10 +283,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=20000)
-    parser.add_argument("--factor", type=int, default=5, help="of the second size to the first; 1 leaves it out")
-    parser.add_argument("--seconds", type=float, default=30, help="of rest that are measured")
+    parser.add_argument("--factor", type=int, default=5, help="of the second size to the first; 1 omits it")
+    parser.add_argument("--seconds", type=float, default=30, help="measured time at rest")
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--binds", type=int, default=2000, help="0 leaves them out")
+    parser.add_argument("--binds", type=int, default=2000, help="0 omits them")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -305,9 +311,9 @@ def main() -> int:
                 goals.append((text, big / small <= factor * 1.2))
         if options.binds:
             part = binds(options.nodes, options.binds, options.clients, options.rounds)
-            print(f"  that is                      {part:.0%} of the API server's pace")
-    except (NoNumber, KubeError) as error:
-        print(f"no number: {error}", file=sys.stderr)
+            print(f"  that is                      {part:.0%} of the API server's rate")
+    except (NoResult, KubeError) as error:
+        print(f"no result: {error}", file=sys.stderr)
         return 2
     print()
     return verdict(goals)

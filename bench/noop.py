@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run of site.yml with nothing to do costs: module executions per host, and wall time over ``ansible -m ping``.
+"""Cost of a run of site.yml without changes: module executions per host, and wall time relative to ``ansible -m ping``.
 
-The two commands take turns on the same hosts, and medians are compared, so that what else the machine does hits both.
-There is no number unless every run said changed=0 and failed=0.
+The two commands alternate on the same hosts and medians are compared, so that other load affects both.
+There is no result unless every run reported changed=0 and failed=0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class NoNumber(Exception):
-    """Why there is no number, in one sentence."""
+class NoResult(Exception):
+    """The benchmark has no result; the message has the reason."""
 
 
 def parse(
     lines: str,
 ) -> tuple[collections.Counter[str], collections.Counter[tuple[str, str]], dict[str, dict[str, int]]]:
-    """What the callback wrote: executions by host, by host and module, and the run's sums by host."""
+    """Parse the callback's file: executions by host, by host and module, and the run's sums by host."""
     hosts: collections.Counter[str] = collections.Counter()
     modules: collections.Counter[tuple[str, str]] = collections.Counter()
     stats: dict[str, dict[str, int]] = {}
@@ -44,25 +44,25 @@ def parse(
 
 
 def refuse(stats: dict[str, dict[str, int]]) -> None:
-    """A number of a run that did something would be a lie.
+    """Refuse a run that changed something.
 
-    :raises NoNumber: some host isn't ``changed=0 failed=0``.
+    :raises NoResult: some host isn't ``changed=0 failed=0``.
     """
     if not stats:
-        raise NoNumber("the run ended without a recap, so that nothing is known of it.")
+        raise NoResult("the run ended without a recap.")
     for host, sums in sorted(stats.items()):
         bad = {
             name: sums[name] for name in ("changed", "failures", "unreachable", "rescued", "ignored") if sums.get(name)
         }
         if bad:
-            told = ", ".join(f"{name}={count}" for name, count in bad.items())
-            raise NoNumber(f"{host} says {told}: only a run that changes nothing is measured; run site.yml first.")
+            counts = ", ".join(f"{name}={count}" for name, count in bad.items())
+            raise NoResult(f"{host} reports {counts}: only a run without changes is measured; run site.yml first.")
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
-    """Seconds that a command took, and what its callback counted.
+    """Run a command; return its seconds and the callback's file.
 
-    :raises NoNumber: it failed.
+    :raises NoResult: it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "executions"
@@ -79,12 +79,12 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
         )
         seconds = time.perf_counter() - start
         if done.returncode != 0:
-            raise NoNumber(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+            raise NoResult(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
         return seconds, record.read_text()
 
 
 def measure(site: list[str], ping: list[str], environment: dict[str, str], rounds: int) -> dict[str, Any]:
-    """ABAB after one round that only warms connections and caches up."""
+    """Measure both commands alternately, after one round that fills caches and opens connections."""
     times: dict[str, list[float]] = {"site": [], "ping": []}
     seen: list[tuple[dict[str, int], dict[str, int]]] = []
     for number in range(rounds + 1):
@@ -98,7 +98,7 @@ def measure(site: list[str], ping: list[str], environment: dict[str, str], round
             named = {f"{host} {module}": count for (host, module), count in sorted(modules.items())}
             seen.append((dict(sorted(hosts.items())), named))
     if any(one != seen[0] for one in seen):
-        raise NoNumber(f"runs executed different modules: {seen}")
+        raise NoResult(f"runs executed different modules: {seen}")
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "executions": seen[0][0],
@@ -112,7 +112,7 @@ def measure(site: list[str], ping: list[str], environment: dict[str, str], round
 
 
 def table(found: dict[str, Any]) -> str:
-    """The result for people."""
+    """Format the result as a table."""
     rows = [("HOST", "MODULE EXECUTIONS")] + [(host, str(count)) for host, count in found["executions"].items()]
     width = max(len(host) for host, _count in rows)
     lines = [f"{host:{width}}  {count}" for host, count in rows]
@@ -150,8 +150,8 @@ def main() -> int:
     ping = [str(folder / "ansible"), "-i", options.inventory, options.hosts, "-m", "ansible.builtin.ping"]
     try:
         found = measure(site, ping, environment, options.rounds)
-    except NoNumber as reason:
-        print(f"no number: {reason}", file=sys.stderr)
+    except NoResult as reason:
+        print(f"no result: {reason}", file=sys.stderr)
         return 1
     print(table(found))
     text = json.dumps(found, indent=2, sort_keys=True)

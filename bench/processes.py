@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the servers' benchmarks have in common: their processes, what those take of the machine, and percentiles."""
+"""Common parts of the servers' benchmarks: processes, their memory and CPU time, and percentiles."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from real_apiserver import ApiServer, _Authority  # noqa: E402
 JsonObject = dict[str, Any]
 
 
-class NoNumber(Exception):
-    """Why there is no number, in one sentence."""
+class NoResult(Exception):
+    """A benchmark has no result; the message has the reason."""
 
 
 class Server:
-    """One of the servers as a process of its own, with its log in JSON.
+    """A server in a process of its own, with its log in JSON.
 
     :param account: the folder of its service account, with the API server's URL in the file ``url``.
     """
@@ -51,7 +51,7 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._said: deque[str] = deque(maxlen=20)
+        self._lines: deque[str] = deque(maxlen=20)
         self._rows: dict[str, JsonObject] = {}
         self._news = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -64,27 +64,27 @@ class Server:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             with self._news:
-                self._said.append(line.rstrip())
+                self._lines.append(line.rstrip())
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     row = json.loads(line)
                     self._rows.setdefault(row["message"], row)
                 self._news.notify_all()
 
     def wait_for(self, message: str, seconds: float = 300) -> JsonObject:
-        """The first line of its log with this message.
+        """Return the first line of its log with this message.
 
-        :raises NoNumber: it ended, or said nothing of the kind.
+        :raises NoResult: it ended, or didn't log the message in time.
         """
         end = time.monotonic() + seconds
         with self._news:
             while message not in self._rows:
                 if self._process.poll() is not None or time.monotonic() > end:
-                    raise NoNumber(f"{self.module} doesn't say {message!r}; {self.last_words()}")
+                    raise NoResult(f"{self.module} doesn't log {message!r}; {self.log_end()}")
                 self._news.wait(0.2)
             return self._rows[message]
 
-    def last_words(self) -> str:
-        return f"{self.module} said last: {' '.join(self._said)}"
+    def log_end(self) -> str:
+        return f"the end of the log of {self.module}: {' '.join(self._lines)}"
 
     def stop(self) -> None:
         self._process.terminate()
@@ -102,7 +102,7 @@ class Server:
 
 
 def memory(pid: int, field: str = "VmRSS") -> float:
-    """MB (1,000,000 bytes) that a process holds; VmHWM is the most that it ever did."""
+    """Return a process's memory in MB (1,000,000 bytes); VmHWM is its maximum."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -110,8 +110,8 @@ def memory(pid: int, field: str = "VmRSS") -> float:
 
 
 def cpu(pid: int) -> float:
-    """Seconds of a processor that a process has taken so far."""
-    # The scheduler's own account, in nanoseconds: /proc/<pid>/stat counts whole ticks of 10 ms.
+    """Return the CPU time of a process in seconds."""
+    # The kernel scheduler's statistics are in nanoseconds; /proc/<pid>/stat has ticks of 10 ms.
     taken = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ def cpu(pid: int) -> float:
 
 
 def cpu_for(pid: int, seconds: float) -> float:
-    """What part of one processor a process takes, while this waits."""
+    """Wait, and return the part of one processor that a process used meanwhile."""
     before, began = cpu(pid), time.perf_counter()
     time.sleep(seconds)
     return (cpu(pid) - before) / (time.perf_counter() - began)
@@ -128,7 +128,7 @@ def cpu_for(pid: int, seconds: float) -> float:
 
 @contextlib.contextmanager
 def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Do something in the background, again and again."""
+    """Call a function periodically in the background."""
     stop = threading.Event()
 
     def run() -> None:
@@ -145,10 +145,9 @@ def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
 
 
 def percentiles(times: Sequence[float]) -> str:
-    """Median, 99th percentile and the slowest, of seconds in milliseconds."""
+    """Format median, 99th percentile and maximum of seconds in milliseconds."""
     found = sorted(times)
-    middle, late = found[len(found) // 2], found[min(len(found) - 1, int(len(found) * 0.99))]
-    return f"p50 {middle * 1000:7.2f}  p99 {late * 1000:7.2f}  max {found[-1] * 1000:7.2f} ms"
+    return f"p50 {found[len(found) // 2] * 1000:7.2f}  p99 {p99(found) * 1000:7.2f}  max {found[-1] * 1000:7.2f} ms"
 
 
 def p99(times: Sequence[float]) -> float:
@@ -157,7 +156,7 @@ def p99(times: Sequence[float]) -> float:
 
 
 def service_account(folder: Path, server: ThreadingHTTPServer) -> Path:
-    """Give an API server of a benchmark TLS; the folder of a service account that can reach it."""
+    """Add TLS to a benchmark's API server, and return the folder of a service account for it."""
     authority = _Authority(folder / "pki")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("serving", "kube-apiserver", server=True))
@@ -166,20 +165,20 @@ def service_account(folder: Path, server: ThreadingHTTPServer) -> Path:
     account = folder / "account"
     account.mkdir()
     shutil.copy(folder / "pki" / "ca.crt", account)
-    (account / "token").write_text("anybody")
+    (account / "token").write_text("any")
     (account / "url").write_text(f"https://127.0.0.1:{server.server_address[1]}")
     return account
 
 
 def account_of(api: ApiServer, folder: Path) -> Path:
-    """A service account at a real API server, as a server has one in its pod; its rights aren't what is measured."""
+    """Create a service account at a real API server; its permissions don't affect the result."""
     account = api.service_account(folder / "account")
     (account / "url").write_text(api.url)
     return account
 
 
 def verdict(goals: Sequence[tuple[str, bool]]) -> int:
-    """Print which goals are met; the exit code."""
+    """Print which goals are met, and return the exit status."""
     for what, met in goals:
         print(f"{'met   ' if met else 'MISSED'}  {what}")
     return 0 if all(met for _what, met in goals) else 1

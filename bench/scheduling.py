@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods bound per second by the real kube-scheduler, with our extender and without any, in turns in one run.
+"""Pods bound per second by the real kube-scheduler, with and without our extender, alternately in one run.
 
-50 nodes of kwok with 8 cards of 80 GiB each, 500 pods of 1 GiB that are all there when the scheduler looks: it is
-stopped (SIGSTOP) while they are made, and the time runs from its SIGCONT to the last pod that a watch shows as bound.
-etcd, kube-apiserver, kube-scheduler, kwok and the extender share this machine, so its processors are what is scarce;
-what each of them takes for a pod is told too. Every run with the extender is checked: each pod has a card, and no card
-more than it holds.
+50 nodes of kwok with 8 cards of 80 GiB each, and 500 pods of 1 GiB that exist before the scheduler runs: it is stopped
+(SIGSTOP) while they are created, and the time is measured from its SIGCONT to the last pod that a watch shows as bound.
+etcd, kube-apiserver, kube-scheduler, kwok and the extender share this machine, so the CPU time of each per pod is
+reported too. Every run with the extender is verified: each pod has a card, and no card is overbooked.
 
-The scheduler's own client isn't held back (``--qps``): by default it writes 50 times a second, and binds less itself
-than the extender, which has a client of its own, would bind for it.
+The scheduler's own client isn't limited (``--qps``): by default it writes 50 times a second, which is less than the
+extender binds with its own client.
 
     python bench/scheduling.py [--nodes N] [--pods N] [--rounds N] [--qps N]
 """
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from processes import NoNumber, Server, account_of, cpu, verdict
+from processes import NoResult, Server, account_of, cpu, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
 from gpushare.api.client import Kube, KubeError, Stream, connect
@@ -52,18 +51,18 @@ GOAL = 2 / 3
 CARDS, CARD_UNITS = 8, 80
 LONGEST = 300.0
 KWOK = build.ToolSet("kwok", "sigs.k8s.io/kwok", ("kwok",), "-X sigs.k8s.io/kwok/pkg/consts.Version={version}")
-# What kwok plays.
+# The stages that kwok simulates.
 STAGES = sorted(Path(__file__).with_name("kwok").glob("*.yml"))
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
 class Program:
-    """One of the Go programs; what it says is in a file, and shown when it doesn't get ready."""
+    """One of the Go programs; its log is in a file, whose end is shown if it doesn't get ready."""
 
     def __init__(self, folder: Path, name: str, *command: str) -> None:
         self.name, self._log = name, folder / f"{name}.log"
-        # Dies with this script, even with one that was killed.
+        # It ends with this script, even if that is killed.
         tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -78,17 +77,17 @@ class Program:
         end = time.monotonic() + 60
         while not ready():
             if self._process.poll() is not None or time.monotonic() > end:
-                raise NoNumber(f"{what}; {self.last_words()}")
+                raise NoResult(f"{what}; {self.log_end()}")
             time.sleep(0.05)
 
-    def last_words(self) -> str:
-        return f"{self.name} said last: {self._log.read_text(errors='replace')[-1500:]}"
+    def log_end(self) -> str:
+        return f"the end of the log of {self.name}: {self._log.read_text(errors='replace')[-1500:]}"
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        # One that is stopped would never see it.
+        # A stopped process wouldn't receive SIGTERM.
         self._process.send_signal(signal.SIGCONT)
         self._process.terminate()
         try:
@@ -107,7 +106,7 @@ def running(program: Program) -> Iterator[Program]:
 
 
 class Watch:
-    """The third party: when each pod is bound, by the API server alone."""
+    """Records when each pod is bound, by a watch of the API server."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
@@ -118,10 +117,10 @@ class Watch:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
-        # Only pods that are bound: the others, and what is said of them, would cost time here.
+        # Only bound pods: events of the others would cost time.
         bound = f"{PODS}?fieldSelector=spec.nodeName!%3D"
         while not self._closed:
-            # The API server ends the watch of one that is too slow, and on a busy machine everybody is.
+            # The API server ends the watch of a slow client, as this is on a busy machine.
             with contextlib.suppress(KubeError):
                 listed = self._kube.get(bound)
                 self._see(listed["items"])
@@ -138,12 +137,12 @@ class Watch:
             self._news.notify_all()
 
     def last_of(self, count: int) -> float:
-        """When the last of so many pods was bound."""
+        """Wait until so many pods are bound, and return the time of the last one."""
         end = time.monotonic() + LONGEST
         with self._news:
             while len(self._bound) < count:
                 if time.monotonic() > end:
-                    raise NoNumber(f"only {len(self._bound)} of {count} pods were bound within {LONGEST:.0f} s.")
+                    raise NoResult(f"only {len(self._bound)} of {count} pods were bound within {LONGEST:.0f} s.")
                 self._news.wait(1)
             return max(self._bound.values())
 
@@ -156,13 +155,13 @@ class Watch:
 class Bench:
     def __init__(self, api: ApiServer, folder: Path, options: argparse.Namespace) -> None:
         self.api, self.folder, self.options = api, folder, options
-        # It has time: on a busy machine a thousand requests of this script aren't what is measured.
+        # A long time limit: on a busy machine this script's own requests are slow.
         self.kube = connect(api.url, str(self.account), 120.0)
         self.made = 0
-        # What runs through all runs: name and process.
+        # Processes that run during all runs, by name.
         self.standing: dict[str, int] = {}
 
-    # What is there all the time.
+    # Before the runs.
 
     def nodes(self) -> None:
         def make(number: int) -> None:
@@ -208,7 +207,10 @@ class Bench:
     # One run.
 
     def scheduler(self, extender: int) -> Program:
-        """A kube-scheduler that is ready; with the extender at this port, or none where it is 0."""
+        """Start a kube-scheduler and wait until it is ready.
+
+        :param extender: the extender's port; 0 for none.
+        """
         config: JsonObject = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -239,7 +241,7 @@ class Bench:
         return started
 
     def run(self, with_extender: bool) -> tuple[float, dict[str, float], dict[str, float]]:
-        """Pods bound per second; for each pod, milliseconds of a processor by program, and the extender's requests."""
+        """Return the pods bound per second, CPU ms per pod by program, and the extender's requests per pod."""
         with contextlib.ExitStack() as stack:
             port = 0
             programs: dict[str, int] = {}
@@ -263,9 +265,9 @@ class Bench:
             scheduler.signal(signal.SIGCONT)
             try:
                 rate = len(names) / (watch.last_of(len(names)) - began)
-            except NoNumber as error:
-                said = [scheduler.last_words(), *(server.last_words() for server in servers)]
-                raise NoNumber(f"{error} {' '.join(said)}") from None
+            except NoResult as error:
+                logs = [scheduler.log_end(), *(server.log_end() for server in servers)]
+                raise NoResult(f"{error} {' '.join(logs)}") from None
             taken = {name: (cpu(pid) - before[name]) / len(names) * 1000 for name, pid in programs.items()}
             asked = {what: count / len(names) for what, count in _requests(port).items()} if port else {}
             self._check(with_extender)
@@ -284,24 +286,24 @@ class Bench:
     def _check(self, with_extender: bool) -> None:
         pods = self.kube.get(PODS)["items"]
         if any(not contract.pod_node(pod) for pod in pods):
-            raise NoNumber("a pod that was seen as bound isn't.")
+            raise NoResult("a pod that the watch showed as bound isn't.")
         if not with_extender:
             return
         held: Counter[tuple[str, int]] = Counter()
         for pod in pods:
             booked = contract.booking(pod)
             if booked is None:
-                raise NoNumber(f"pod {contract.pod_key(pod)} has no card.")
+                raise NoResult(f"pod {contract.pod_key(pod)} has no card.")
             held[contract.pod_node(pod), booked.index] += contract.pod_units(pod)
         if over := {card: units for card, units in held.items() if units > CARD_UNITS}:
-            raise NoNumber(f"cards over their size: {over}.")
+            raise NoResult(f"cards over their size: {over}.")
 
     def _remove_pods(self) -> None:
         self.kube.delete(f"{PODS}?gracePeriodSeconds=0")
         end = time.monotonic() + 60
         while self.kube.get(f"{PODS}?limit=1")["items"]:
             if time.monotonic() > end:
-                raise NoNumber("the pods of a run don't go.")
+                raise NoResult("the pods of a run weren't deleted in time.")
             time.sleep(0.2)
 
 
@@ -311,7 +313,7 @@ def _free_port() -> int:
 
 
 def _requests(port: int) -> dict[str, float]:
-    """What the extender has asked of the API, by method and answer; watches aside."""
+    """Return the extender's API requests without watches, by method and status."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         text = answer.read().decode()
     found = re.findall(r'^gpushare_api_requests_total{code="(\d+)",method="(\w+)"} (\S+)$', text, re.MULTILINE)
@@ -328,7 +330,7 @@ def _answers(url: str) -> bool:
 
 
 def api_processes(api: ApiServer) -> dict[str, int]:
-    """etcd and kube-apiserver, found by the folder that they work in."""
+    """Find the processes of etcd and kube-apiserver by their working directory."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -343,43 +345,43 @@ def main() -> int:
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--qps", type=int, default=5000, help="of the scheduler's client; 50 is Kubernetes' default")
-    parser.add_argument("--flag", action="append", default=[], help="more flags for the extender")
+    parser.add_argument("--flag", action="append", default=[], help="further flags of the extender")
     options = parser.parse_args()
     rates: dict[bool, list[float]] = {False: [], True: []}
     costs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     try:
         kwok = build.built(KWOK) / "kwok"
-        # Taints of nodes that aren't ready yet would be taken off by a controller manager, which there is none.
+        # Without a controller manager nothing would remove the taints of nodes that aren't ready yet.
         server = ApiServer(["--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"])
         with server as api, tempfile.TemporaryDirectory(prefix="kubegpu-bench-") as folder:
             bench = Bench(api, Path(folder), options)
             bench.nodes()
-            with running(bench.kwok(kwok)) as player:
-                bench.standing = {"kwok": player.pid, **api_processes(api)}
+            with running(bench.kwok(kwok)) as simulator:
+                bench.standing = {"kwok": simulator.pid, **api_processes(api)}
                 print(
                     f"{options.pods} pods of 1 GiB on {options.nodes} nodes; "
                     f"scheduler's client {options.qps} a second; "
                     f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}\n"
                 )
-                # The first run warms etcd, API server and page cache up and isn't counted.
+                # The first run fills caches and isn't counted.
                 bench.run(True)
                 for turn in range(options.rounds):
                     for with_extender in (False, True) if turn % 2 == 0 else (True, False):
                         rate, taken, asked = bench.run(with_extender)
                         rates[with_extender].append(rate)
                         costs[with_extender].append(taken)
-                        told = ", ".join(f"{name} {spent:.1f}" for name, spent in sorted(taken.items()))
+                        spent = ", ".join(f"{name} {cost:.1f}" for name, cost in sorted(taken.items()))
                         what = "with extender" if with_extender else "without"
-                        print(f"{what:<14} {rate:6.0f} pods/s   ms of CPU per pod: {told}", flush=True)
+                        print(f"{what:<14} {rate:6.0f} pods/s   ms of CPU per pod: {spent}", flush=True)
                         if asked:
-                            told = ", ".join(f"{what} {count:.2f}" for what, count in sorted(asked.items()))
-                            print(f"{'':<23}requests of the extender per pod: {told}", flush=True)
-    except (NoNumber, KubeError, LabError, Missing) as error:
-        print(f"no number: {error}", file=sys.stderr)
+                            counts = ", ".join(f"{what} {count:.2f}" for what, count in sorted(asked.items()))
+                            print(f"{'':<23}requests of the extender per pod: {counts}", flush=True)
+    except (NoResult, KubeError, LabError, Missing) as error:
+        print(f"no result: {error}", file=sys.stderr)
         return 2
     without, with_it = statistics.median(rates[False]), statistics.median(rates[True])
     print(f"\nmedians: {with_it:.0f} with the extender, {without:.0f} without")
-    # On a machine that does other things besides, this says more than the rates.
+    # Unlike the rates this doesn't depend on other load.
     less, more = (statistics.median(sum(one.values()) for one in costs[which]) for which in (False, True))
     print(f"ms of CPU per pod: {more:.1f} with the extender, {less:.1f} without: {less / more:.0%}\n")
     return verdict(

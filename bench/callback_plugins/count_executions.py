@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Count what a run really executes on each host.
+"""Count the modules that a run executes on each host.
 
-Every module, whichever action plugin asks for it, goes through ``ActionBase._execute_module``; a task whose action
-executes nothing (assert, set_fact, a skipped one) doesn't. That method runs in worker processes, which are forked from
-the one that loads this callback, so each execution is appended as one line to a file.
+Every action plugin executes modules by ``ActionBase._execute_module``; a task whose action executes none (assert,
+set_fact, a skipped one) doesn't call it. It runs in worker processes, which are forked from the process that loads this
+callback, so each execution is appended as one line to a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VARIABLE = "COUNT_EXECUTIONS_FILE"
 
 
 def append(record: dict[str, Any]) -> None:
-    """One line in one write, so that lines of several workers never mix."""
+    """Append one line by one write, so that lines of several workers never mix."""
     handle = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(handle, (json.dumps(record) + "\n").encode())
@@ -37,7 +37,7 @@ def append(record: dict[str, Any]) -> None:
 
 
 def counted(execute: Any) -> Any:
-    """``_execute_module`` that tells of itself first."""
+    """Wrap ``_execute_module`` so that it records each execution first."""
 
     @functools.wraps(execute)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
