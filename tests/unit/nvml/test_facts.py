@@ -111,22 +111,20 @@ def test_cards_that_were_read_before_the_time_limit_are_kept() -> None:
     assert found["driver"] == "1" and found["cards"][0]["uuid"]
 
 
-def test_a_library_hanging_at_its_start() -> None:
-    found = Scripted(([], nvml.TIMED_OUT, 5)).facts(5)
-    assert (found["available"], found["cards"], found["driver"]) == (False, [], "")
-    assert found["problem"].startswith("NVML didn't respond within 5 s: a card or the driver hangs")
-
-
-def test_a_worker_that_crashes_before_any_card() -> None:
-    found = Scripted(([], nvml.CRASHED, 0)).facts()
-    assert not found["available"] and found["problem"].endswith("it was killed by SIGSEGV")
-    found = Scripted(([system(1)], nvml.CRASHED, 0)).facts()
+@pytest.mark.parametrize(
+    ("messages", "ending", "problem"),
+    [
+        ([], nvml.TIMED_OUT, "NVML didn't respond within 30 s: a card or the driver hangs"),
+        ([], nvml.CRASHED, "the process that calls NVML ended too early; it was killed by SIGSEGV"),
+        ([{"failed": "NVML: no"}], nvml.END, "NVML: no"),
+    ],
+)
+def test_a_worker_that_ends_before_any_card(messages: list[JsonObject], ending: str, problem: str) -> None:
+    found = Scripted((messages, ending, 0)).facts()
+    assert (found["available"], found["cards"], found["driver"], found["pods_limited"]) == (False, [], "", None)
+    assert found["problem"] == problem
+    found = Scripted(([system(1), *messages], ending, 0)).facts()
     assert not found["available"] and found["cards"][0]["problem"] == "this card wasn't read in time"
-
-
-def test_a_refusal_of_the_whole_library() -> None:
-    found = Scripted(([{"failed": "NVML: no"}], nvml.END, 0)).facts()
-    assert (found["available"], found["problem"], found["pods_limited"]) == (False, "NVML: no", None)
 
 
 def test_a_library_that_fails_in_the_second_attempt_keeps_the_cards() -> None:

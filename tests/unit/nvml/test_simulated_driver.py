@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml import facts as nvml
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.processes import ContainerCgroup
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.return_codes import CODES
 from nvml_kit import Driver, FakeHost, compiled, really
@@ -136,27 +135,6 @@ def test_a_hanging_card_doesnt_affect_the_other(driver: Driver, hold: t.Callable
     first, second = found["cards"]
     assert found["available"] and "within 5 s" in first["problem"] and first["processes"] is None
     assert (second["uuid"], [row["pid"] for row in second["processes"]]) == (SECOND, [pid])
-
-
-def test_cards_before_the_time_limit_are_returned(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "SHARE", 0.1)
-    driver.describe("fault hang:1")
-    found = really(driver, timeout=5)
-    assert not found["available"] and "within 5 s" in found["problem"]
-    assert (found["cards"][0]["uuid"], found["cards"][0]["problem"]) == (FIRST, "")
-    assert found["cards"][1]["problem"] == "NVML didn't respond for this card in time"
-
-
-def test_a_driver_hanging_at_its_start(driver: Driver) -> None:
-    driver.describe("fault hang:init")
-    found = really(driver, timeout=1)
-    assert not found["available"] and found["cards"] == [] and "within 1 s" in found["problem"]
-
-
-def test_no_cards(driver: Driver) -> None:
-    driver.describe("fault count0")
-    found = really(driver)
-    assert (found["available"], found["cards"], found["pods_limited"]) == (True, [], None)
 
 
 def test_a_caller_of_a_hanging_card_continues_when_it_recovers(driver: Driver) -> None:

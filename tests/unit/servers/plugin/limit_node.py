@@ -115,7 +115,7 @@ class Node:
             own.mkdir(parents=True, exist_ok=True)
             (own / "cgroup.procs").write_text(str(os.getpid()))
         self.enforcer = LimitEnforcer(self.mode, "GiB", NvidiaLimits(), NodeCgroups(str(ROOT)))
-        self.enforcer.look(CARDS)
+        self.enforcer.probe(CARDS)
         return self.enforcer
 
     def create(self, name: str, units: int, *cards: str) -> Container:
@@ -170,14 +170,14 @@ class Node:
 
 def enforced(node: Node) -> dict[str, t.Any]:
     """Everything is new enough."""
-    keeper = node.start()
-    report: dict[str, t.Any] = {"state": keeper.state, "own": NvidiaLimits().get(FIRST, str(NodeCgroups().own()))}
+    enforcer = node.start()
+    report: dict[str, t.Any] = {"state": enforcer.state, "own": NvidiaLimits().get(FIRST, str(NodeCgroups().own()))}
     # As it should be: the toolkit limits the container before its process runs.
     good = node.create("good", 3)
     report["hook"] = good.hook(node.environment("good"))
     report["good"] = node.limit("good")
     report["events"] = node.once()
-    report["mended"] = keeper.corrected
+    report["mended"] = enforcer.corrected
     report["inside"] = good.hold(2000)
     report["a shell beside it"] = good.hold(2000)
     report["the rest"] = good.hold(1000)
@@ -199,7 +199,7 @@ def enforced(node: Node) -> dict[str, t.Any]:
     report["wide hook"] = wide.hook(node.environment("wide"), FIRST, SECOND)
     node.once()
     report["wide"] = [node.limit("wide"), node.limit("wide", SECOND)]
-    report["usage"] = {uuid: [one.containers, one.limited_mib, one.used_mib] for uuid, one in keeper.usage.items()}
+    report["usage"] = {uuid: [one.containers, one.limited_mib, one.used_mib] for uuid, one in enforcer.usage.items()}
     # A new process of the plugin finds it all.
     report["after a restart"] = [node.start().state, node.once(), node.enforcer.corrected]
     # A container that ends takes its limit with it.
@@ -230,17 +230,17 @@ def retries(node: Node) -> dict[str, t.Any]:
 
 def impossible(node: Node) -> dict[str, t.Any]:
     """Something is missing: the plugin asks for nothing, and NVIDIA's hook has nothing to fail on."""
-    keeper = node.start()
+    enforcer = node.start()
     one = node.create("one", 3) if (ROOT / "cgroup.controllers").exists() else None
-    report: dict[str, t.Any] = {"state": keeper.state, "refusal": keeper.refusal}
-    report["environment"] = keeper.environment({FIRST: 3})
+    report: dict[str, t.Any] = {"state": enforcer.state, "refusal": enforcer.refusal}
+    report["environment"] = enforcer.environment({FIRST: 3})
     if one is None:
         # Cgroup version 1: the hook looks at /sys/fs/cgroup before it looks at the process.
         one = Container.__new__(Container)
         one.id, one.programs = identifier(1), []
         one.process = subprocess.Popen(["sleep", "600"], text=True)
         node.made = []
-    report["hook, without a request"] = one.hook(keeper.environment({FIRST: 3}))
+    report["hook, without a request"] = one.hook(enforcer.environment({FIRST: 3}))
     report["hook, requested by a pod"] = one.hook({"NVIDIA_GPU_MEMORY_LIMIT": "3072"})
     one.process.kill()
     one.process.wait()

@@ -49,7 +49,7 @@ class Node:
     def restart(self, mode: str = "") -> None:
         self.mode = mode or self.mode
         self.enforcer = LimitEnforcer(self.mode, "GiB", self.driver, self.cgroups, lambda: self.now)
-        self.enforcer.look(CARDS)
+        self.enforcer.probe(CARDS)
 
     def run(self, *identifiers: str) -> None:
         self.driver.folders |= {folder_of(one) for one in identifiers}
@@ -122,25 +122,25 @@ def test_unavailable_limits_are_reported_and_fail_no_container(
 def test_the_reason_follows_the_problem() -> None:
     node = Node("required")
     node.driver.version = ""
-    assert node.enforcer.look(CARDS) is True
-    assert node.enforcer.look(CARDS) is False
+    assert node.enforcer.probe(CARDS) is True
+    assert node.enforcer.probe(CARDS) is False
     assert node.enforcer.refusal is not None
     node.driver.version = "615.71.09"
-    assert node.enforcer.look(CARDS) is True
+    assert node.enforcer.probe(CARDS) is True
     assert node.enforcer.refusal is None and node.enforcer.state == "enforced"
 
 
 def test_each_card_is_tested_once() -> None:
     node = Node()
     before = node.driver.sets
-    node.enforcer.look(CARDS)
+    node.enforcer.probe(CARDS)
     assert node.driver.sets == before
     fresh = LimitEnforcer("auto", "GiB", node.driver, node.cgroups)
-    fresh.look(CARDS[:1])
+    fresh.probe(CARDS[:1])
     assert fresh.environment({SECOND: 1}) == {} and fresh.environment({FIRST: 1})
-    fresh.look(CARDS)
+    fresh.probe(CARDS)
     assert fresh.environment({SECOND: 1})
-    fresh.look([])
+    fresh.probe([])
     assert fresh.environment({FIRST: 1}) == {} and fresh.state == "unenforced: no card answers"
 
 

@@ -18,7 +18,7 @@ from test_limits_real import CARD_LINES, HERE, R580, R615, drivers, hook, namesp
 __all__ = ["drivers"]
 
 # What the plugin's process does beside it: the node has one pod, of 3 GiB of the first card.
-KEEPER = """
+ENFORCER = """
 import os, sys
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.plugin.cgroups import NodeCgroups
@@ -28,12 +28,12 @@ from limit_fakes import CARDS, FIRST, entry, ids, pod
 own = "/sys/fs/cgroup/kubepods-test" + str(os.getppid()) + "/plugin"
 os.makedirs(own)
 open(own + "/cgroup.procs", "w").write(str(os.getpid()))
-keeper = LimitEnforcer("auto", "GiB", NvidiaLimits(), NodeCgroups())
-keeper.look(CARDS)
-found = keeper.once(
+enforcer = LimitEnforcer("auto", "GiB", NvidiaLimits(), NodeCgroups())
+enforcer.probe(CARDS)
+found = enforcer.once(
     CARDS, [pod("a", {"x": 3}, {"x": os.environ["LIMIT_CONTAINER"]})], [entry("a", x=ids(FIRST, 0, 3))]
 )
-print(keeper.state, *[one.reason for one in found], sep="; ", flush=True)
+print(enforcer.state, *[one.reason for one in found], sep="; ", flush=True)
 """
 SHOW = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits; "
 
@@ -95,14 +95,14 @@ def test_fault_20_the_container_sees_its_share_as_the_card(drivers: dict[str, Pa
 
 def test_fault_20_a_raised_limit_is_restored_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
     asked = {limits.LIMIT: "9000", limits.REQUEST: "0"}
-    code, output, _log = container(tmp_path, drivers, R615, SHOW, asked, beside=KEEPER)
+    code, output, _log = container(tmp_path, drivers, R615, SHOW, asked, beside=ENFORCER)
     assert code == 0
     assert output == ["enforced; GpuMemoryLimitMended", "3072"]
 
 
 def test_fault_20_a_missing_limit_is_set_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
     command = f"{SHOW} nvidia-smi simulated-allocation 3073"
-    code, output, _log = container(tmp_path, drivers, R615, command, {}, beside=KEEPER)
+    code, output, _log = container(tmp_path, drivers, R615, command, {}, beside=ENFORCER)
     assert code == 0
     assert output == ["enforced", "3072", "Insufficient Memory"]
 

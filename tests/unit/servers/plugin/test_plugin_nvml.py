@@ -48,15 +48,15 @@ def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
     driver.problem = "no driver"
     inventory = nvml_inventory.Inventory(driver, "GiB")
     assert inventory.reason == "the cards haven't been read yet"
-    assert not inventory.look() and inventory.reason == "no driver" and inventory.cards == ()
+    assert not inventory.refresh() and inventory.reason == "no driver" and inventory.cards == ()
     driver.problem, driver.found = "", [seen(0), dataclasses.replace(seen(1), uuid=seen(0).uuid + "-")]
-    inventory.look()
+    inventory.refresh()
     assert inventory.reason is not None and "same UUID" in inventory.reason and inventory.cards == ()
 
 
 def test_inventory_of_cards_below_one_unit() -> None:
     inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(0), memory_mib=1000)), "GiB")
-    assert not inventory.look()
+    assert not inventory.refresh()
     assert inventory.reason == "no card of this node holds one whole unit of 1 GiB"
 
 
@@ -88,18 +88,18 @@ def test_a_card_with_an_xid_is_unhealthy_with_the_reason_and_recovers() -> None:
     inventory = nvml_inventory.Inventory(driver, "GiB", health.Health(quiet=0.3))
     reported: list[tuple[str, int]] = []
     inventory.on_xid = lambda uuid, xid: reported.append((uuid, xid))
-    assert inventory.look() and not inventory.look()
+    assert inventory.refresh() and not inventory.refresh()
     driver.fail(1, 31)
     driver.fail(1, 95)
     began = time.monotonic()
     inventory.watch(30, threading.Event())
     assert time.monotonic() - began < 5
     assert reported == [(seen(1).uuid, 31), (seen(1).uuid, 95)]
-    assert inventory.look()
+    assert inventory.refresh()
     assert conditions(inventory) == [(0, True, ""), (1, False, "XID 95 (an uncontained memory error)")]
     assert inventory.reason is None
     time.sleep(0.4)
-    assert inventory.look()
+    assert inventory.refresh()
     assert conditions(inventory) == [(0, True, ""), (1, True, "")]
 
 
@@ -128,19 +128,19 @@ def test_a_driver_without_events_causes_no_busy_loop() -> None:
 def test_mig_is_reported_and_not_shared() -> None:
     driver = FakeNvml(seen(0), dataclasses.replace(seen(1), problem=MIG))
     inventory = nvml_inventory.Inventory(driver, "GiB")
-    inventory.look()
+    inventory.refresh()
     assert conditions(inventory) == [(0, True, ""), (1, False, MIG.text)]
     assert inventory.reason is None
     driver.found = [dataclasses.replace(seen(n), problem=MIG) for n in range(2)]
-    inventory.look()
+    inventory.refresh()
     assert inventory.reason is not None and inventory.reason.startswith(
         "no card of this node can be given to pods: MIG is on"
     )
     driver.found[0] = dataclasses.replace(seen(0), problem=BROKEN)
-    inventory.look()
+    inventory.refresh()
     assert inventory.reason.startswith("no card of this node can be given to pods: card 0: broken; card 1: MIG is")
     driver.found = [seen(0), seen(1)]
-    inventory.look()
+    inventory.refresh()
     assert conditions(inventory) == [(0, True, ""), (1, True, "")] and inventory.reason is None
 
 
@@ -150,7 +150,7 @@ def test_guards_follow_the_cards_own_problem() -> None:
     refreshed: list[list[int]] = []
     inventory.on_refresh = lambda cards: refreshed.append([card.index for card in cards])
     inventory.guards = [lambda uuid: None, lambda uuid: Refusal(Reason.CDI_UNAVAILABLE, "not here")]
-    inventory.look()
+    inventory.refresh()
     assert conditions(inventory) == [(0, False, "not here"), (1, False, "broken")]
     assert refreshed == [[0]]
 
@@ -167,7 +167,7 @@ def test_fault_07_cards_keep_their_index_when_the_plugin_starts_with_one_of_them
     """NVML calls the second card 0 now; pods that are booked on card 1 mustn't be counted on another one."""
     inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
     inventory.restore(announced(seen(0), seen(1)), held=[0, 1])
-    inventory.look()
+    inventory.refresh()
     assert [(one.uuid, *rest) for one, rest in zip(inventory.cards, conditions(inventory), strict=True)] == [
         (seen(0).uuid, 0, False, nvml_inventory.LOST.text),
         (seen(1).uuid, 1, True, ""),
@@ -179,10 +179,10 @@ def test_a_removed_card_without_bookings_is_dropped() -> None:
     driver.problem = "NVIDIA's driver isn't there"
     inventory = nvml_inventory.Inventory(driver, "GiB")
     inventory.restore(announced(seen(0), seen(1)), held=[1])
-    inventory.look()
+    inventory.refresh()
     assert inventory.cards == (), "restored cards wait for the driver"
     driver.problem = ""
-    inventory.look()
+    inventory.refresh()
     assert conditions(inventory) == [(1, True, "")]
 
 
@@ -190,14 +190,14 @@ def test_a_card_announced_twice_is_one() -> None:
     inventory = nvml_inventory.Inventory(FakeNvml(seen(0)), "GiB")
     twice = [dataclasses.replace(announced(seen(0))[0], index=n) for n in range(2)]
     inventory.restore(twice, held=[0, 1])
-    inventory.look()
+    inventory.refresh()
     assert [one[1:] for one in conditions(inventory)] == [(True, "")]
 
 
 def test_restored_cards_use_the_current_unit() -> None:
     inventory = nvml_inventory.Inventory(FakeNvml(seen(1)), "MiB")
     inventory.restore(announced(seen(0), seen(1)), held=[0])
-    inventory.look()
+    inventory.refresh()
     assert [card.units for card in inventory.cards] == [16384, 16384]
 
 

@@ -173,7 +173,7 @@ def test_the_pods_own_units_precede_its_booking() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "need", "booked", "promises", "expected"),
+    ("free", "need", "booked", "reserved", "expected"),
     [
         ([16, 4], [4], None, {}, 1),  # best fit
         ([16, 16], [4], None, {}, 0),  # ties by index
@@ -187,11 +187,11 @@ def test_the_pods_own_units_precede_its_booking() -> None:
         ([16, 16], [4], -1, {}, 0),
     ],
 )
-def test_card(free: list[int], need: list[int], booked: int | None, promises: dict[int, int], expected: int) -> None:
+def test_card(free: list[int], need: list[int], booked: int | None, reserved: dict[int, int], expected: int) -> None:
     cards = [card(n) for n in range(len(free))]
     available = tuple(one for n, count in enumerate(free) for one in ids(n, *range(count)))
     subject = steering.Subject(make_pod("pod", *need, booked=booked))
-    reserved_units = {card(n).uuid: units for n, units in promises.items()}
+    reserved_units = {card(n).uuid: units for n, units in reserved.items()}
     got = steering.choose(cards, wire.Ask(available, (), need[0]), subject, steering.ReservedUnits(reserved_units, {}))
     assert got.cards == (cards[expected],) and set(got.ids) <= set(available)
 
@@ -265,9 +265,9 @@ def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering
     must = tuple(draw(st.lists(st.sampled_from(available), max_size=2, unique=True))) if available else ()
     subject = draw(st.sampled_from([None, steering.Subject(pod, "c0"), steering.Subject(pod, "c0", held)]))
     size = draw(st.integers(max(1, len(must)), 10))
-    promises = {one.uuid: draw(st.integers(0, 12)) for one in cards}
+    reserved = {one.uuid: draw(st.integers(0, 12)) for one in cards}
     order = draw(st.permutations(available))
-    return cards, wire.Ask(tuple(order), must, size), subject, promises
+    return cards, wire.Ask(tuple(order), must, size), subject, reserved
 
 
 @settings(deadline=None)
@@ -275,9 +275,9 @@ def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering
 def test_an_answer_is_units_of_one_card_that_are_free(
     situation: tuple[list[contract.Card], wire.Ask, steering.Subject | None, dict[str, int]],
 ) -> None:
-    cards, ask, subject, promises = situation
+    cards, ask, subject, reserved = situation
     try:
-        got = steering.choose(cards, ask, subject, steering.ReservedUnits(promises, {}))
+        got = steering.choose(cards, ask, subject, steering.ReservedUnits(reserved, {}))
     except NoDevices as error:
         assert "\n" not in str(error)
         return
@@ -321,8 +321,8 @@ def test_in_whatever_order_every_booked_pod_gets_its_card(
             now = [*listing, Entry(contract.pod_key(pod), dict(held))]
             subject = steering.identify(units, pods, now)
             assert subject is not None and subject.key == contract.pod_key(pod)
-            promises = steering.reserved_units(cards, pods, now, contract.pod_uid(pod))
-            got = steering.choose(cards, wire.Ask(tuple(free), (), units), subject, promises)
+            reserved = steering.reserved_units(cards, pods, now, contract.pod_uid(pod))
+            got = steering.choose(cards, wire.Ask(tuple(free), (), units), subject, reserved)
             booking = contract.booking(pod)
             assert booking is not None and got.cards[0].index == booking.index
             held[name] = got.ids

@@ -21,12 +21,12 @@ CARDS = tuple(contract.Card(n, f"GPU-{n:08x}-aaaa", n, 16384, 16) for n in range
 def everything(pods: dict[str, dict[str, t.Any]], listing: list[Entry]) -> list[t.Any]:
     """All that the plugin asks of its pods for one admission and one pass."""
     subject = steering.identify(3, pods, listing)
-    promises = steering.reserved_units(CARDS, pods, listing, contract.pod_uid(subject.pod) if subject else "")
+    reserved = steering.reserved_units(CARDS, pods, listing, contract.pod_uid(subject.pod) if subject else "")
     free = tuple(f"{card.index:08x}-{slot}" for card in CARDS for slot in range(8, 16))
     return [
         subject,
-        promises,
-        steering.choose(CARDS, wire.Ask(free, (), 3), subject, promises),
+        reserved,
+        steering.choose(CARDS, wire.Ask(free, (), 3), subject, reserved),
         reconcile.corrections(CARDS, pods, listing, {}, 1),
         [contract.pod_key(one) for card in CARDS for one in reconcile.holders(card, CARDS, pods, listing)],
         limits.targets(CARDS, list(pods.values()), listing, "GiB"),

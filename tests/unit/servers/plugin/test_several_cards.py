@@ -256,11 +256,11 @@ def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering
     pod = make_pod(
         "pod", *sizes, booked=None if booked is None else tuple(booked), requests={contract.POD_CARD_COUNT: str(count)}
     )
-    promises = steering.ReservedUnits(
+    reserved = steering.ReservedUnits(
         {one.uuid: draw(st.integers(0, 10)) for one in cards}, {one.uuid: draw(st.integers(0, 3)) for one in cards}
     )
     order = tuple(draw(st.permutations(available)))
-    return cards, wire.Ask(order, (), sizes[0]), steering.Subject(pod, "c0"), promises
+    return cards, wire.Ask(order, (), sizes[0]), steering.Subject(pod, "c0"), reserved
 
 
 @settings(deadline=None)
@@ -268,15 +268,15 @@ def situations(draw: st.DrawFn) -> tuple[list[contract.Card], wire.Ask, steering
 def test_a_choice_is_equal_shares_of_the_requested_number_of_cards(
     situation: tuple[list[contract.Card], wire.Ask, steering.Subject, steering.ReservedUnits],
 ) -> None:
-    cards, ask, subject, promises = situation
+    cards, ask, subject, reserved = situation
     demand = contract.demand(subject.pod)
     free = {
-        one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) - promises.foreign[one.uuid]
+        one.uuid: sum(each.startswith(one.uuid[4:12]) for each in ask.available) - reserved.foreign[one.uuid]
         for one in cards
     }
     able = [one for one in cards if free[one.uuid] >= demand.share]
     try:
-        got = steering.choose(cards, ask, subject, promises)
+        got = steering.choose(cards, ask, subject, reserved)
     except NoDevices as error:
         assert len(able) < demand.count and "\n" not in str(error)
         return
@@ -290,7 +290,7 @@ def test_a_choice_is_equal_shares_of_the_requested_number_of_cards(
         assert {one.index for one in got.cards} == set(booked.indices)
         return
     # Units that others have booked are spared where possible.
-    spare = {uuid for uuid in free if free[uuid] - promises.booked[uuid] >= demand.share}
+    spare = {uuid for uuid in free if free[uuid] - reserved.booked[uuid] >= demand.share}
     assert len(spare) < demand.count or by_card.keys() <= spare
 
 

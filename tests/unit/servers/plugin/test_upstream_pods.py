@@ -107,8 +107,8 @@ def test_foreign_units_are_taken_from_the_booked_card_too() -> None:
     old, new = make_pod("old", 14, booked=0, assigned=True, started=True), make_pod("new", 4, booked=0)
     pods = {contract.pod_key(pod): pod for pod in (old, new)}
     listing = [Entry("default/old", {"c0": tuple(f"GPU-x-_-{n}" for n in range(14))}), Entry("default/new", {"c0": ()})]
-    promises = steering.reserved_units(cards, pods, listing, contract.pod_uid(new))
-    assert promises.foreign == {cards[0].uuid: 14, cards[1].uuid: 0}
+    reserved = steering.reserved_units(cards, pods, listing, contract.pod_uid(new))
+    assert reserved.foreign == {cards[0].uuid: 14, cards[1].uuid: 0}
     free = (*ids(0, *range(16)), *ids(1, *range(16)))
-    got = steering.choose(cards, wire.Ask(free, (), 4), steering.Subject(new), promises)
+    got = steering.choose(cards, wire.Ask(free, (), 4), steering.Subject(new), reserved)
     assert got.cards == (cards[1],) and got.reason == "the booked card is full; best fit"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read from kubelet's PodResources API which container has which of our device IDs.
+"""Read the device IDs of each container from kubelet's PodResources API.
 
 It is called for each pod and after each Allocate, and lists all pods of the node each time, with one message for each
 device ID. So the connection is reused, and a pod whose bytes haven't changed isn't decoded again.
@@ -23,9 +23,9 @@ from gpushare.shared._contracts.protobuf import MalformedMessage
 class Entry:
     """One pod that kubelet runs or is admitting.
 
-    kubelet names pods without UID and leaves plain init containers out; both are the reader's concern.
+    kubelet lists pods without their UID, and no plain init containers; callers have to consider both.
 
-    :param containers: our IDs of each container; empty where it has none.
+    :param containers: the plugin's IDs of each container; empty if it has none.
     """
 
     key: str
@@ -37,19 +37,19 @@ class Entry:
 
     @functools.cached_property
     def lacking(self) -> bool:
-        """A container has none (yet): kubelet may be about to request some."""
+        """Return whether a container has no IDs (yet)."""
         return not all(self.containers.values())
 
     @functools.cached_property
     def counts(self) -> t.Mapping[str, t.Mapping[str, int]]:
-        """How many IDs of which card each container has; the cards as the IDs name them, see :func:`grouped`."""
+        """Return the number of IDs of each container by card, as :func:`grouped` identifies it."""
         return {
             name: {short: len(each) for short, each in grouped(ids).items()} for name, ids in self.containers.items()
         }
 
     @functools.cached_property
     def total(self) -> t.Mapping[str, int]:
-        """The same for all of its containers."""
+        """Return the number of IDs of all containers by card."""
         found: collections.Counter[str] = collections.Counter()
         for counts in self.counts.values():
             found.update(counts)
@@ -57,7 +57,7 @@ class Entry:
 
 
 class Unreadable(Exception):
-    """kubelet's PodResources can't be read, in one sentence."""
+    """kubelet's PodResources can't be read."""
 
 
 class PodResources(t.Protocol):
@@ -67,8 +67,9 @@ class PodResources(t.Protocol):
 
 
 def grouped(identifiers: t.Iterable[str]) -> dict[str, list[str]]:
-    """Device IDs by the short UUID in them, as :func:`contract.card_of_device_id` finds it, in the order that they
-    come in; under the empty text those that aren't ours. In one go, because a request may have thousands.
+    """Group device IDs by their short UUID, as :func:`contract.card_of_device_id` parses it, in the given order.
+
+    Foreign IDs have the empty string. One call parses all, since a request may have thousands.
     """
     found: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
     for identifier in identifiers:
@@ -78,7 +79,7 @@ def grouped(identifiers: t.Iterable[str]) -> dict[str, list[str]]:
 
 
 def entry(pod: PodDevices) -> Entry:
-    """The units of gpushare's resource that a listed pod has."""
+    """Return the IDs of gpushare's resource of a listed pod."""
     containers = {one.name: one.devices.get(contract.RESOURCE_MEMORY, ()) for one in pod.containers}
     return Entry(f"{pod.namespace}/{pod.name}", containers)
 

@@ -38,15 +38,18 @@ REGISTER_SECONDS = 12.0
 
 
 class Steering(t.Protocol):
-    """What the plugin answers; the gRPC server only translates."""
+    """The plugin's answers, which the gRPC server translates."""
 
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
-        """:raises NoDevices: no card will do."""
+        """Choose IDs for a container.
+
+        :raises NoDevices: no card has enough units.
+        """
 
     def allocate(self, ids: tuple[str, ...]) -> wire.Answer:
-        """What one container is given.
+        """Return environment and devices of a container.
 
-        :raises InvalidIds: not units of as many cards of this node as the pod asks for, equally many of each.
+        :raises InvalidIds: the IDs aren't equal shares of as many cards of this node as the pod requests.
         """
 
 
@@ -81,7 +84,7 @@ class DevicePlugin:
 
     @property
     def streams(self) -> int:
-        """How many lists kubelet follows just now: one, when all is well."""
+        """Return the number of device lists that kubelet watches; normally one."""
         with self._inventory.changed:
             return self._streams
 
@@ -163,7 +166,7 @@ class Registration:
 
     @property
     def reason(self) -> str | None:
-        """Why kubelet doesn't have our units; None if it does."""
+        """Return why kubelet doesn't have the plugin's units; None if it does."""
         if self._registered_at is not None and self._plugin is not None:
             return (
                 None

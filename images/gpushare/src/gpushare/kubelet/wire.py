@@ -152,22 +152,22 @@ POD_RESOURCES = Method(LIST, "", "")
 
 
 def encode(value: t.Any) -> bytes:
-    """A message's bytes; bytes that are encoded already pass."""
+    """Encode a message; bytes are returned unchanged."""
     return value if isinstance(value, bytes) else t.cast(bytes, value.SerializeToString())
 
 
 def decoder(name: str) -> t.Callable[[bytes], t.Any]:
-    """What decodes a message; bytes stay as they are for a name that is empty."""
+    """Return the decoder of a message; an empty name leaves the bytes as they are."""
     return t.cast(t.Callable[[bytes], t.Any], message(name).FromString) if name else bytes
 
 
 def connect(socket: str) -> grpc.Channel:
-    """A channel to a unix socket that shares no connection (and no waiting time after a failure) with another one."""
+    """Open a channel to a unix socket that shares no connection, and no back-off after a failure, with another one."""
     return grpc.insecure_channel(f"unix:{socket}", options=[*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)])
 
 
 def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:
-    """One call on a connection of its own: kubelet's sockets come and go with it.
+    """Call once on a new connection, since kubelet replaces its sockets when it restarts.
 
     :raises grpc.RpcError: no answer in time, or an error as the answer.
     """
@@ -179,10 +179,10 @@ def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:
 
 
 class Connection:
-    """One method on a unix socket, over a connection that is kept: making one costs more than most calls.
+    """One method on a unix socket over a persistent connection, since opening one takes longer than most calls.
 
-    Whatever fails, the next call begins with a new connection, so that no waiting time of the old one counts. May be
-    used by several threads; one that is cut off because another one found the connection broken tries again.
+    After any failure the next call opens a new connection, without the back-off of the old one. Thread-safe: a call
+    that another thread interrupts by closing the broken connection is repeated.
     """
 
     def __init__(self, socket: str, method: Method) -> None:
@@ -192,14 +192,15 @@ class Connection:
         self._open: tuple[grpc.Channel, t.Callable[..., t.Any]] | None = None
 
     def call(self, request: t.Any, timeout: float) -> t.Any:
-        """
+        """Call the method.
+
         :raises grpc.RpcError: no answer in time, or an error as the answer.
         """
         end = time.monotonic() + timeout
         try:
             return self._once(request, timeout)
         except (grpc.RpcError, ValueError) as error:
-            # A restarted server leaves a dead connection; ValueError is one that we closed.
+            # The connection of a restarted server is broken; ValueError: it was closed by another thread.
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.CANCELLED
             if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 raise
@@ -236,7 +237,7 @@ class Connection:
 
 
 def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext], t.Any]]) -> grpc.GenericRpcHandler:
-    """What a server answers, of one service; a generator function answers with a stream."""
+    """Create the handlers of one service; LIST_AND_WATCH has a generator function."""
     found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
     service = ""
     for method, function in methods.items():
@@ -250,7 +251,7 @@ def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext]
 
 
 class Ask(t.NamedTuple):
-    """What kubelet wants for one container: so many of the available IDs, these among them."""
+    """kubelet's request for one container: so many of the available IDs, including the required ones."""
 
     available: tuple[str, ...]
     must_include: tuple[str, ...]
@@ -258,14 +259,14 @@ class Ask(t.NamedTuple):
 
 
 class Answer(t.NamedTuple):
-    """What a container is given: variables of its environment, and devices by their CDI names."""
+    """A container's environment variables, and its devices by their CDI names."""
 
     envs: t.Mapping[str, str]
     cdi_devices: tuple[str, ...] = ()
 
 
 def options() -> t.Any:
-    """We steer kubelet's choice, and need no call before a container starts."""
+    """Return the plugin's options: it answers GetPreferredAllocation, and needs no PreStartContainer."""
     return message("v1beta1.DevicePluginOptions")(get_preferred_allocation_available=True)
 
 
@@ -276,9 +277,9 @@ def register_request(endpoint: str) -> t.Any:
 
 
 def device_list(cards: t.Sequence[contract.Card]) -> bytes:
-    """ListAndWatchResponse: one device for each unit of each card.
+    """Encode a ListAndWatchResponse with one device for each unit of each card.
 
-    No topology: with one, kubelet would take all of a NUMA node's devices without asking for our preference.
+    Without topology, because with it kubelet would allocate a NUMA node's devices without GetPreferredAllocation.
     """
     shorts = contract.short_uuids([card.uuid for card in cards])
     response = message("v1beta1.ListAndWatchResponse")()

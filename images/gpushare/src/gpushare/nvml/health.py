@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typing as t
 
-# The program that ran did something wrong, or was ended.
+# Errors of the program, or its end.
 APPLICATION_XIDS: t.Mapping[int, str] = {
     13: "a graphics engine exception of the application",
     31: "a page fault of the application",
@@ -18,8 +18,8 @@ APPLICATION_XIDS: t.Mapping[int, str] = {
     68: "an exception of the video processor",
     109: "a timeout of the application's context switch",
 }
-# "The recovery action has changed", to none as well: NVML is queried for it.
-LOOK_XIDS = frozenset({154})
+# The recovery action has changed, perhaps to none: NVML is queried for it.
+QUERY_XIDS = frozenset({154})
 CARD_XIDS: t.Mapping[int, str] = {
     46: "the card stopped processing",
     48: "a double-bit memory error",
@@ -54,7 +54,7 @@ class Health:
 
     def __init__(self, quiet: float, ignored: t.Iterable[int] = ()) -> None:
         self._quiet = quiet
-        self._ignored = frozenset(ignored) | frozenset(APPLICATION_XIDS) | LOOK_XIDS
+        self._ignored = frozenset(ignored) | frozenset(APPLICATION_XIDS) | QUERY_XIDS
         self._last: dict[str, tuple[int, float]] = {}
 
     def note(self, uuid: str, xid: int, now: float) -> bool:
@@ -65,7 +65,7 @@ class Health:
         return True
 
     def xid(self, uuid: str, now: float) -> int | None:
-        """The error for which a card isn't given to pods; None if there is none."""
+        """Return the error because of which a card isn't given to pods; None if there is none."""
         xid, when = self._last.get(uuid, (None, 0.0))
         if xid is not None and now - when >= self._quiet:
             del self._last[uuid]

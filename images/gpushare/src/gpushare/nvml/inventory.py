@@ -75,7 +75,7 @@ def _refused(card: contract.Card, why: Refusal, xid: int = 0) -> contract.Card:
 class Inventory:
     """The cards as the plugin announces them, refreshed periodically; ``changed`` is notified of changes.
 
-    Cards that can't be announced to kubelet (too many units, one UUID twice) are kept back; ``reason`` says why.
+    Cards that can't be announced to kubelet (too many units, a duplicate UUID) are withheld; ``reason`` has the cause.
     """
 
     def __init__(self, nvml: Nvml, unit: str, health: Health | None = None) -> None:
@@ -109,7 +109,7 @@ class Inventory:
 
     @property
     def reason(self) -> str | None:
-        """Why there is nothing (new) to announce; None when all is well."""
+        """Return why the present cards can't be announced; None if they can."""
         with self.changed:
             return self._reason
 
@@ -133,8 +133,8 @@ class Inventory:
             if card.xid:
                 self._health.note(card.uuid, card.xid, time.monotonic())
 
-    def look(self) -> bool:
-        """Ask NVML; true if what is announced has changed."""
+    def refresh(self) -> bool:
+        """Query NVML; true if the announced cards have changed."""
         problem: str | None = None
         used: dict[str, int] = {}
         try:

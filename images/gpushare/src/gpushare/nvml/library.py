@@ -61,13 +61,13 @@ class Nvml(t.Protocol):
     """Access to NVML."""
 
     def cards(self) -> list[NvmlCard]:
-        """The cards that answer now.
+        """Return the cards that answer now.
 
-        :raises NoCards: the driver isn't there, or says nothing.
+        :raises NvmlError: the driver is missing or doesn't answer.
         """
 
     def xids(self, seconds: float) -> list[Xid]:
-        """Errors reported since ``cards`` was last called, waited for at most so long; may return sooner with none."""
+        """Return errors since the last call of ``cards``; waits at most so long, and may return earlier without any."""
 
 
 class NvidiaMl:

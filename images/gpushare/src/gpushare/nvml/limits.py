@@ -19,7 +19,7 @@ UNLIMITED = 0xFFFFFFFFFFFFFFFF
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What the driver keeps for a card and a cgroup, in bytes."""
+    """A limit of a cgroup on a card, in bytes."""
 
     soft: int
     hard: int
@@ -33,11 +33,11 @@ class Limit:
 class Refusal(Exception):
     """The driver refused a call.
 
-    :param code: NVML's; 0 where it never came to a call.
+    :param code: NVML's; 0 if NVML wasn't called.
     """
 
-    def __init__(self, words: str, code: int = 0) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
         self.code = code
 
 
@@ -76,11 +76,11 @@ class NvidiaLimits:
         self._handles: dict[str, t.Any] | None = None
 
     def driver(self) -> str:
-        """The driver's version."""
+        """Return the driver's version."""
         return str(self._ask("the driver's version", lambda library: library.nvmlSystemGetDriverVersion()))
 
     def divided(self, uuid: str) -> bool:
-        """MIG is on for this card, or will be after a reset."""
+        """Return whether MIG is on for this card, or will be after a reset."""
 
         def ask(library: t.Any) -> bool:
             try:
@@ -91,9 +91,9 @@ class NvidiaLimits:
         return bool(self._ask("the card's MIG mode", ask))
 
     def get(self, uuid: str, folder: str) -> Limit | None:
-        """The limit that counts for a cgroup, None where it has none; it may be of a parent.
+        """Return the effective limit of a cgroup, which may be its parent's; None without a limit.
 
-        A driver without limits says "not supported" here, but so does one that has them and was never given any.
+        "Not supported" is the answer of a driver without limits, and also of one on which none was ever set.
         """
 
         def ask(library: t.Any) -> Limit | None:
@@ -118,10 +118,6 @@ class NvidiaLimits:
 
         self._ask("a limit", ask)
 
-    def close(self) -> None:
-        with self._lock:
-            self._shut()
-
     def _ask(self, what: str, ask: t.Callable[[t.Any], t.Any]) -> t.Any:
         with self._lock:
             try:
@@ -145,6 +141,6 @@ class NvidiaLimits:
     def _shut(self) -> None:
         if self._handles is not None:
             self._handles = None
-            # If that fails, there is nothing left to be shut down.
+            # If it fails, the library isn't initialised.
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlShutdown()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answer kubelet's calls while it admits a pod, by kubelet's own list and the API's pods.
+"""Answer kubelet's calls while it admits a pod, from kubelet's own list and the API's pods.
 
-Nothing here has to survive a restart: what is remembered between the two calls only saves a lookup.
+Nothing here has to survive a restart: the state between the two calls only saves a lookup.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from gpushare.shared._core.types import JsonObject
 
 log = logging.getLogger("gpushare.admission")
 
-# kubelet waits for us with the admission of all pods; what isn't known by then is decided without.
+# kubelet admits no other pod meanwhile; after this time the plugin decides without the API's answer.
 LOOKUP_SECONDS = 2.0
-# kubelet admits one pod after the other, so few questions are open at a time; each may be of thousands of IDs.
+# kubelet admits one pod after the other, so few requests are open at a time; each may have thousands of IDs.
 MAX_ASKED = 8
 MAX_GRANTED = 512
 KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS)
 
 
 class Pods(t.Protocol):
-    """The pods of this node as the API has (or last had) them."""
+    """The pods of this node in the API, as last read."""
 
     def items(self) -> list[JsonObject]: ...
 
 
 class Grant(t.NamedTuple):
-    """An identified pod that kubelet took IDs for.
+    """An identified pod for which kubelet allocates IDs.
 
-    :param units: all of the pod's.
-    :param cards: how many it requests.
+    :param units: of the whole pod.
+    :param cards: number of cards that it requests.
     """
 
     uid: str
@@ -62,7 +62,7 @@ def grant_of(subject: steering.Subject) -> Grant:
 
 
 def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
-    """What the plugin needs of a pod; an update of anything else is no change."""
+    """Return the fields of a pod that the plugin needs; updates of other fields are ignored."""
     metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
     annotations = metadata.get("annotations") or {}
 
@@ -118,11 +118,11 @@ class Admission:
         self._granted: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
         self.on_allocated: t.Callable[[], None] = lambda: None
         self.on_refused: t.Callable[[Reason], None] = lambda code: None
-        # Variables that hold a container to its share, from its units by card (UUID).
+        # Returns the environment variables that limit a container to its share, by its units by card (UUID).
         self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda units: {}
 
     def granted(self) -> dict[str, tuple[str, ...]]:
-        """Cards (UUIDs, by index) of the pods (UID) that kubelet has been answered for; as far back as we remember."""
+        """Return the cards (UUIDs, by index) of recently allocated pods (by UID)."""
         with self._lock:
             return dict(self._granted)
 
@@ -130,9 +130,9 @@ class Admission:
         cards = self._inventory.cards
         listing = self._list_pods()
         pods, subject = self._identify_pod(ask.size, listing)
-        promises = steering.reserved_units(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
+        reserved = steering.reserved_units(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
         try:
-            decision = steering.choose(cards, ask, subject, promises, steering.unknown_pod_ids(pods, listing))
+            decision = steering.choose(cards, ask, subject, reserved, steering.unknown_pod_ids(pods, listing))
         except NoDevices as error:
             self._report(error, subject.key if subject else "")
             raise
@@ -153,7 +153,7 @@ class Admission:
             if subject is not None:
                 _store(self._asked, ids, grant_of(subject), MAX_ASKED)
             else:
-                # They aren't any more whose they were.
+                # The IDs of an earlier pod now belong to an unknown one.
                 self._asked.pop(ids, None)
         return decision.ids
 
@@ -195,7 +195,7 @@ class Admission:
         self.on_allocated()
         return wire.Answer(
             {
-                # With CDI names nothing is left for NVIDIA's runtime to do, whatever its mode.
+                # With CDI names NVIDIA's runtime must add nothing, in any of its modes.
                 "NVIDIA_VISIBLE_DEVICES": "void" if cdi else ",".join(card.uuid for card in given),
                 contract.POD_INDEX: str(given[0].index),
                 contract.POD_CARD_UNITS: str(given[0].units),
@@ -212,7 +212,7 @@ class Admission:
         return exact or next((grant for given, grant in reversed(self._asked.items()) if ids <= given), None)
 
     def _identify_late(self, size: int, several: bool) -> Grant | None:
-        """Whom kubelet gives so many units to; the API is only asked where units of several cards need a reason."""
+        """Identify the pod at Allocate; the API is only read if the units are of several cards."""
         listing = self._list_pods()
         if several:
             _pods, subject = self._identify_pod(size, listing)
@@ -224,17 +224,16 @@ class Admission:
         try:
             return self._podresources.list()
         except Unreadable as error:
-            log.warning("%s; the oldest assumed pod of this size is taken", error)
+            log.warning("%s; the oldest assumed pod of this size is chosen", error)
             return None
 
     def _identify_pod(
         self, size: int, listing: t.Sequence[Entry] | None
     ) -> tuple[dict[str, JsonObject], steering.Subject | None]:
-        """Return the pods of this node, and the one for which kubelet requests so many units, None if it isn't known.
+        """Return the pods of this node, and the one for which kubelet requests so many units, None if it is unknown.
 
-        They are from the API itself where our mirror of it is behind kubelet: where it lacks a listed pod that may be
-        asked for, knows nobody who can be, or only one that has started, which is asked for no more: that is the
-        predecessor of one of its name.
+        The API is read if the mirror is behind kubelet: if it lacks a listed pod without its units, or if the only
+        candidate has started already, and so is the predecessor of a pod of the same name.
         """
         pods = pod_facts.by_key(self._pods.items())
         if listing is None:
@@ -252,17 +251,17 @@ class Admission:
         answer = call_within(self._lookup_seconds, lambda: self._kube.get(path))
         if answer is not None:
             found = [trim_pod(pod) for pod in answer.get("items", [answer])]
-            # A pod of this name on another node is one that kubelet doesn't mean.
+            # A pod of this name on another node isn't the one that kubelet lists.
             here = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
             pods = {**({} if "items" in answer else pods), **here}
         return pods, steering.identify(size, pods, listing)
 
 
 def _check_shares(ids: t.Sequence[str], found: t.Mapping[str, t.Sequence[str]], grant: Grant | None) -> None:
-    """Refuse IDs that aren't the same share of each of as many cards as the pod requests.
+    """Refuse IDs that aren't equal shares of as many cards as the pod requests.
 
-    :param found: the IDs by card (UUID), unknown ones under the empty text.
-    :raises InvalidIds: in one sentence.
+    :param found: the IDs by card (UUID); unknown ones have the empty string.
+    :raises InvalidIds: they aren't.
     """
     if "" in found:
         raise InvalidIds(Reason.UNKNOWN_DEVICE_ID, f"device ID {found[''][0]!r} names no card of this node")
@@ -270,18 +269,21 @@ def _check_shares(ids: t.Sequence[str], found: t.Mapping[str, t.Sequence[str]], 
     if len(found) == count and len({len(each) for each in found.values()}) == 1:
         return
     names = ", ".join(f"{len(each)} of {uuid}" for uuid, each in sorted(found.items())) or "of no card"
-    whose = f"pod {grant.key}: a container's" if grant else "a container's"
+    owner = f"pod {grant.key}: a container's" if grant else "a container's"
     kind = "of one card" if count == 1 else f"equally many of each of {count} cards"
-    raise InvalidIds(Reason.UNEQUAL_SHARES, f"{whose} {len(ids)} units must be {kind}; these are {names}")
+    raise InvalidIds(Reason.UNEQUAL_SHARES, f"{owner} {len(ids)} units must be {kind}; these are {names}")
 
 
 def _named(cards: t.Sequence[contract.Card]) -> JsonObject:
-    """Cards for a line of the log."""
+    """Format cards for the log."""
     return {"card": ",".join(str(card.index) for card in cards), "uuid": ",".join(card.uuid for card in cards)}
 
 
 def call_within(seconds: float, call: t.Callable[[], JsonObject]) -> JsonObject | None:
-    """The API's answer, or None if there is none in so many seconds; the call may go on behind our back."""
+    """Call the API with a time limit; the call itself continues in its thread after that.
+
+    :returns: the answer; None after an error or so many seconds.
+    """
     answers: list[JsonObject] = []
     done = threading.Event()
 

@@ -29,14 +29,14 @@ RESOURCES = (contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT)
 
 
 class CleanupError(Exception):
-    """Something of ours is left, in one sentence."""
+    """The cleanup is incomplete."""
 
 
 def node_patches(node: JsonObject) -> tuple[JsonObject, JsonObject]:
     """Return the patches that remove our annotations and resources from a node; empty if there are none."""
     annotations, status = (node.get("metadata") or {}).get("annotations") or {}, node.get("status") or {}
     ours = {key: None for key in ANNOTATIONS if key in annotations}
-    # kubelet itself shows a resource whose plugin is gone, with nothing of it, until it is restarted.
+    # Until its restart kubelet reports a resource without a plugin, with a capacity of 0.
     counts = {
         field: {name: None for name in RESOURCES if str((status.get(field) or {}).get(name, "0")) != "0"}
         for field in ("capacity", "allocatable")
@@ -51,12 +51,15 @@ def clean(
     nvml: Nvml,
     unit: str,
     podresources: PodResources,
-    keeper: LimitEnforcer,
+    enforcer: LimitEnforcer,
     folder: Path,
 ) -> None:
-    """
-    :param folder: kubelet's for the sockets of device plugins.
-    :raises NotClean: the plugin still runs here, or something couldn't be taken away.
+    """Remove the plugin's annotations, resources and limits from a node.
+
+    :param name: the node's.
+    :param unit: of the cluster's shares, GiB or MiB.
+    :param folder: kubelet's directory of device plugins' sockets.
+    :raises CleanupError: the plugin still runs here, or something couldn't be removed.
     """
     path = folder / SOCKET
     if _answers(path):
@@ -66,15 +69,15 @@ def clean(
     path.unlink(missing_ok=True)
     try:
         node = kube.get(f"/api/v1/nodes/{name}")
-        trouble = _release(name, kube, nvml, unit, podresources, keeper, node)
+        problem = _release(name, kube, nvml, unit, podresources, enforcer, node)
         for at, body in zip((f"/api/v1/nodes/{name}", f"/api/v1/nodes/{name}/status"), node_patches(node), strict=True):
             if body:
                 kube.patch(at, body)
                 log.info("node %s: annotations and resources removed", name, extra={"data": {"body": body}})
     except KubeError as error:
         raise CleanupError(f"--cleanup: node {name} can't be read or written: {error}") from error
-    if trouble:
-        raise CleanupError(f"--cleanup: limits of running containers may be left: {trouble}")
+    if problem:
+        raise CleanupError(f"--cleanup: limits of running containers may be left: {problem}")
 
 
 def _answers(path: Path) -> bool:
@@ -88,9 +91,9 @@ def _answers(path: Path) -> bool:
 
 
 def _release(
-    name: str, kube: Kube, nvml: Nvml, unit: str, podresources: PodResources, keeper: LimitEnforcer, node: JsonObject
+    name: str, kube: Kube, nvml: Nvml, unit: str, podresources: PodResources, enforcer: LimitEnforcer, node: JsonObject
 ) -> str:
-    """Remove our limits from the running containers; the problem as text, if there is one."""
+    """Remove the plugin's limits from the running containers; return the problem, or an empty string."""
     annotations: t.Mapping[str, str] = (node.get("metadata") or {}).get("annotations") or {}
     state = annotations.get(contract.NODE_LIMIT, contract.LIMIT_OFF)
     if state == contract.LIMIT_OFF:
@@ -99,8 +102,8 @@ def _release(
         cards = merge((), nvml.cards(), unit)
         listing = podresources.list()
     except (NvmlError, Unreadable) as error:
-        # Where nothing was enforced, there is nothing to be taken away.
+        # Without enforced limits there is nothing to remove.
         return str(error) if state == contract.LIMIT_ENFORCED else ""
     answer = kube.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")
-    keeper.release(cards, [trim_pod(pod) for pod in answer.get("items") or []], listing)
+    enforcer.release(cards, [trim_pod(pod) for pod in answer.get("items") or []], listing)
     return ""

@@ -43,23 +43,23 @@ from prometheus_client import REGISTRY, CollectorRegistry
 COMPONENT = "gpushare-device-plugin"
 PORT = 12346
 
-# So long may one thread keep all others waiting; Python's own 5 ms would be most of what kubelet waits for us.
+# The longest time slice of a thread; Python's default of 5 ms would be most of kubelet's waiting time.
 SWITCH_SECONDS = 0.0005
 
 # Interval of checking kubelet's socket: after its restart pods are refused until we are registered again.
 STEP_SECONDS = 0.2
-# Registered before the API has answered, we choose by kubelet's list alone and may renumber the cards; that is better
-# than no registration after so long.
+# Without the API's answer the plugin chooses by kubelet's list alone and may renumber the cards; after this time it
+# registers nevertheless.
 SYNC_SECONDS = 5.0
 # Between two refreshes that are caused by errors of cards.
 REFRESH_PAUSE_SECONDS = 0.2
 # Containers' limits are read back this often, at the least.
 LIMIT_SECONDS = 30.0
-# After an Allocate the reconciler has many passes; the driver isn't asked about every container in each.
+# After an Allocate the reconciler runs many passes; limits aren't read in each of them.
 LIMIT_PAUSE = 1.0
-# A part that hasn't moved for so long hangs, and only a new process helps.
+# A thread without progress for so long hangs; only a new process helps.
 HANG_SECONDS = 120.0
-# A container gets the driver's files when it is made; a driver that came later, or another one, needs a new container.
+# A container gets the driver's files when it is created; for a driver installed later a new container is needed.
 NO_CARDS_SECONDS = 120.0
 
 log = logging.getLogger("gpushare.device_plugin")
@@ -67,7 +67,8 @@ log = logging.getLogger("gpushare.device_plugin")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """
+    """The plugin's settings.
+
     :param unit: of the cluster's shares, GiB or MiB.
     :param resync: seconds after which everything is compared again, at the latest.
     :param look: seconds after which the cards are queried again, at the latest.
@@ -75,7 +76,7 @@ class Options:
     :param ignored_xids: errors that don't concern the card, in addition to those of applications.
     :param injection: ``auto``, ``cdi`` or ``envvar``.
     :param memory_limit: ``auto``, ``required`` or ``off``.
-    :param cgroup_root: where the node's own /sys/fs/cgroup is seen.
+    :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
     node: str
@@ -101,7 +102,7 @@ class Plugin:
         options: Options,
         kube: Kube,
         nvml: Nvml,
-        limit_door: LimitBackend,
+        limit_backend: LimitBackend,
         registry: CollectorRegistry = REGISTRY,
         backoff: tuple[float, float] = (0.2, 3.0),
         cgroups: Cgroups | None = None,
@@ -119,7 +120,7 @@ class Plugin:
         self.inventory = Inventory(nvml, options.unit, Health(options.xid_quiet, options.ignored_xids))
         self.injection = Injection(options.injection, options.cdi_folders)
         self.enforcer = LimitEnforcer(
-            options.memory_limit, options.unit, limit_door, cgroups or NodeCgroups(options.cgroup_root)
+            options.memory_limit, options.unit, limit_backend, cgroups or NodeCgroups(options.cgroup_root)
         )
         self.podresources = KubeletPodResources(str(options.kubelet_dir / "pod-resources" / "kubelet.sock"))
         self.pods: Mirror[JsonObject] = Mirror(
@@ -167,8 +168,9 @@ class Plugin:
         self.reconciler.on_reconciled = self._on_reconciled
 
     def start(self) -> None:
-        """
-        :raises OSError: the address can't be had.
+        """Start all threads.
+
+        :raises OSError: the address can't be bound.
         """
         self.service.start()
         self._started = time.monotonic()
@@ -183,7 +185,7 @@ class Plugin:
         self._thread("reconcile", functools.partial(self.reconciler.run, self._stop))
 
     def stop(self) -> None:
-        """Leave kubelet and everything it runs as they are; only our socket goes."""
+        """Stop all threads and remove the plugin's socket; running containers aren't affected."""
         self._stop.set()
         self._pass_done.set()
         self.reconciler.wake()
@@ -195,7 +197,7 @@ class Plugin:
             part.stop()
 
     def unready(self) -> str | None:
-        """Why the plugin can't do its work, in one sentence; None when it can."""
+        """Return why the plugin isn't ready; None if it is."""
         if (hanging := self._stuck_thread()) is not None:
             return hanging
         if self.inventory.reason is not None:
@@ -232,16 +234,16 @@ class Plugin:
         return None
 
     def _healthz(self, _request: object) -> Response:
-        """Whether this container can still come to something; kubelet makes a new one otherwise."""
+        """Report whether kubelet should restart this container."""
         reason = self._stuck_thread()
-        if reason is None and (blind := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
-            reason = f"{self.inventory.reason}, for {blind:.0f} s; a new container may see it"
+        if reason is None and (seconds := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
+            reason = f"{self.inventory.reason}, for {seconds:.0f} s; a new container may see it"
         return text("ok") if reason is None else text(reason, 500)
 
     def _refresh_cards(self) -> None:
         if not self._restored:
             self._restore()
-        changed = self.inventory.look()
+        changed = self.inventory.refresh()
         self.metrics.memory(self.inventory.used_mib)
         self.injection.report([card.uuid for card in self.inventory.cards])
         if changed:
@@ -273,7 +275,7 @@ class Plugin:
         self.reconciler.wake()
 
     def _probe_limits(self, cards: t.Sequence[contract.Card]) -> None:
-        if self.enforcer.look(cards):
+        if self.enforcer.probe(cards):
             self.reconciler.wake()
 
     def _on_reconciled(self, pods: list[JsonObject], listing: list[Entry]) -> None:
@@ -281,7 +283,7 @@ class Plugin:
         self._pass_done.set()
 
     def _enforce_limits(self) -> None:
-        """Read all limits back, after each pass of the reconciler: a driver that is slow holds up nothing else."""
+        """Enforce the limits after each pass of the reconciler; a slow driver delays only this thread."""
         self._pass_done.wait(LIMIT_SECONDS)
         self._pass_done.clear()
         if self._last_pass is None or self._stop.is_set():
@@ -301,7 +303,7 @@ class Plugin:
         self.registration.step()
         if self.registration.registrations != before:
             self.metrics.registered(self.registration.registrations)
-            # kubelet may have put the node's status back when it started.
+            # kubelet may have replaced the node's status at its start.
             self.reconciler.expect_allocation()
 
     def _allocated(self) -> None:
@@ -310,7 +312,7 @@ class Plugin:
 
 
 def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; what isn't on it comes from the environment, then from the defaults."""
+    """Parse the command line; missing options come from the environment, then from the defaults."""
     env = os.environ.get
     parser = argparse.ArgumentParser(prog=COMPONENT, description=__doc__)
     parser.add_argument("--node-name", default=env("NODE_NAME", ""), help="this node's name in the API")
@@ -411,9 +413,9 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def clean(options: Options, kube: Kube, nvml: Nvml, limit_door: LimitBackend, cgroups: Cgroups | None = None) -> int:
-    """``--cleanup``: the exit status."""
-    keeper = LimitEnforcer("off", options.unit, limit_door, cgroups or NodeCgroups(options.cgroup_root))
+def clean(options: Options, kube: Kube, nvml: Nvml, limit_backend: LimitBackend, cgroups: Cgroups | None = None) -> int:
+    """Run ``--cleanup``; return the exit status."""
+    enforcer = LimitEnforcer("off", options.unit, limit_backend, cgroups or NodeCgroups(options.cgroup_root))
     socket = options.kubelet_dir / "pod-resources" / "kubelet.sock"
     try:
         cleanup.clean(
@@ -422,7 +424,7 @@ def clean(options: Options, kube: Kube, nvml: Nvml, limit_door: LimitBackend, cg
             nvml,
             options.unit,
             KubeletPodResources(str(socket)),
-            keeper,
+            enforcer,
             options.kubelet_dir / "device-plugins",
         )
     except cleanup.CleanupError as error:
@@ -459,7 +461,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     signals = termination_signals()
     plugin = Plugin(options, kube, NvidiaMl(), NvidiaLimits())
-    # What is there by now stays; looking through all of it for what has gone would keep kubelet waiting now and then.
+    # The objects so far are permanent; collecting garbage among them would delay answers to kubelet.
     gc.collect()
     gc.freeze()
     try:

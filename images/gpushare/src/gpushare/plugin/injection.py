@@ -29,7 +29,7 @@ MODES = (AUTO, CDI, ENVVAR)
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 KIND = "nvidia.com/gpu"
 
-# DevicePluginCDIDevices is for everybody since then.
+# The feature DevicePluginCDIDevices is generally available since then.
 KUBELET_SINCE = (1, 31)
 # The runtimes' default since these versions.
 RUNTIME_SINCE: t.Mapping[str, tuple[int, int]] = {"containerd": (2, 0), "cri-o": (1, 28)}
@@ -42,20 +42,20 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def device_name(uuid: str) -> str:
-    """A card's CDI name."""
+    """Return a card's CDI name."""
     return f"{KIND}={uuid}"
 
 
 def version(text: str) -> tuple[int, int] | None:
-    """Major and minor of ``v1.36.3``, ``containerd://2.0.1-k3s1`` and the like; None where there are none."""
+    """Parse major and minor of ``v1.36.3`` or ``containerd://2.0.1-k3s1``; None without a version."""
     found = re.search(r"(?:^|//)v?([0-9]+)\.([0-9]+)", text)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def obstacle(node: JsonObject) -> str:
-    """Why this node's kubelet or container runtime does nothing with CDI names; empty where they do.
+    """Return why this node's kubelet or container runtime doesn't support CDI names; empty if both do.
 
-    :param node: as :func:`gpushare.reconcile.slim_node` keeps it.
+    :param node: as :func:`gpushare.plugin.reconcile.trim_node` returns it.
     """
     info = (node.get("status") or {}).get("nodeInfo") or {}
     kubelet, runtime = str(info.get("kubeletVersion", "")), str(info.get("containerRuntimeVersion", ""))
@@ -63,9 +63,9 @@ def obstacle(node: JsonObject) -> str:
     if have is None or have < KUBELET_SINCE:
         since = ".".join(map(str, KUBELET_SINCE))
         return f"kubelet {kubelet or 'of an unknown version'} may not pass CDI names on, as {since} and later do"
-    told = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_RUNTIME_CDI)
-    if told in ("true", "false"):
-        return "" if told == "true" else "the container runtime has CDI turned off"
+    announced = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_RUNTIME_CDI)
+    if announced in ("true", "false"):
+        return "" if announced == "true" else "the container runtime has CDI turned off"
     name, since_runtime = runtime.partition("://")[0], RUNTIME_SINCE.get(runtime.partition("://")[0])
     of_runtime = version(runtime)
     if since_runtime is None or of_runtime is None or of_runtime < since_runtime:
@@ -74,7 +74,7 @@ def obstacle(node: JsonObject) -> str:
 
 
 def device_names(document: t.Any) -> set[str]:
-    """The devices of our kind in one CDI specification; none where it is something else."""
+    """Return the names of NVIDIA's devices in a CDI specification; empty for any other document."""
     if not isinstance(document, dict) or document.get("kind") != KIND:
         return set()
     devices = document.get("devices")
@@ -86,7 +86,9 @@ def device_names(document: t.Any) -> set[str]:
 
 
 def resolve_devices(folders: t.Iterable[t.Iterable[set[str]]]) -> set[str]:
-    """The devices that a runtime finds: folders in order, in each the devices of its files.
+    """Return the devices that a runtime resolves.
+
+    :param folders: in order, each with the devices of its files.
 
     Two files of one folder that name the same device make it unusable, unless a later folder decides.
     """
@@ -125,13 +127,13 @@ def _read(path: Path) -> set[str]:
         text = path.read_text()
         return device_names(json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        # The runtimes leave such a file out, too.
+        # The runtimes ignore such a file, too.
         log.warning("%s can't be read as a CDI specification: %s", path, str(error).splitlines()[0])
         return set()
 
 
 class Injection:
-    """Decides for each container, by what is there when it is made."""
+    """Chooses the injection of cards for each container when it is created."""
 
     def __init__(self, mode: str = AUTO, folders: t.Sequence[Path] = FOLDERS) -> None:
         self._mode = mode
@@ -149,7 +151,7 @@ class Injection:
             self._obstacle = obstacle(node)
 
     def refusal(self, uuid: str) -> Refusal | None:
-        """Why a card can't be given to pods: CDI is required, and no specification names the card."""
+        """Return why a card can't be given to pods: CDI is required, and no specification names the card."""
         if self._mode != CDI:
             return None
         self._read_specifications()
@@ -157,9 +159,9 @@ class Injection:
         return Refusal(Reason.CDI_UNAVAILABLE, missing) if missing else None
 
     def devices(self, uuids: t.Sequence[str]) -> tuple[str, ...]:
-        """The CDI names of these cards; none where the environment has to do.
+        """Return the CDI names of these cards; empty if the environment variable is used.
 
-        :raises InvalidIds: only CDI will do, and a card has no CDI name.
+        :raises InvalidIds: CDI is required, and a card has no CDI name.
         """
         if self._mode == ENVVAR:
             return ()
@@ -174,7 +176,7 @@ class Injection:
         return ()
 
     def report(self, uuids: t.Sequence[str]) -> None:
-        """Tell the log and the metrics which way it is for the node's cards, if that has changed."""
+        """Log the injection mode of the node's cards, and report it to ``on_used``, if it has changed."""
         try:
             mode, why = (CDI, "") if self.devices(uuids) else (ENVVAR, self._why(uuids))
         except InvalidIds as error:
@@ -201,7 +203,7 @@ class Injection:
         return f"no CDI specification in {folders} names {device_name(missing[0])}"
 
     def _read_specifications(self) -> None:
-        """Read the specifications, if they are others than before."""
+        """Read the specifications if they have changed."""
         now = _signature(self._folders)
         with self._lock:
             if now == self._signature_read:

@@ -8,7 +8,7 @@ Only what was read back counts. So:
   the controller that the driver needs, all fail there, and no container has to fail for it.
 * Each pass reads the limit of each running container on each of its cards, and sets it where it differs from the share.
 * A limit on a card that the container wasn't given shows that it started with that card visible (it sets
-  NVIDIA_VISIBLE_DEVICES itself): the card is blocked for it, and an Event names it.
+  NVIDIA_VISIBLE_DEVICES itself): the card is blocked for it, and an Event reports it.
 
 Nothing has to survive a restart: driver, kubelet and API hold all state, and the first pass of a new process reads it.
 A limit ends with its container's cgroup; it is never removed from a running container, except when the mode is
@@ -45,7 +45,7 @@ GRACE_SECONDS = 10.0
 class Finding:
     """The content of an Event about a pod.
 
-    :param pod: as it was handed to ``once``.
+    :param pod: from the parameter of ``once``.
     """
 
     pod: JsonObject
@@ -55,7 +55,7 @@ class Finding:
 
 
 class LimitEnforcer:
-    """Enforces limits. Thread-safe; ``look`` and ``once`` are each called by one thread.
+    """Enforces limits. Thread-safe; ``probe`` and ``once`` are each called by one thread.
 
     :param mode: ``auto``, ``required`` or ``off``.
     :param unit: of the node's shares, GiB or MiB.
@@ -89,13 +89,13 @@ class LimitEnforcer:
 
     @property
     def state(self) -> str:
-        """The value of the node's annotation ``contract.NODE_LIMIT``."""
+        """Return the value of the node's annotation ``contract.NODE_LIMIT``."""
         with self._lock:
             return limits.state(self.mode, self._reason, list(self._unenforced.values()))
 
     @property
     def refusal(self) -> contract.Refusal | None:
-        """Why no card of this node may be shared; only where limits are required."""
+        """Return why no card of this node may be shared; None unless limits are required."""
         with self._lock:
             if self.mode != "required" or self._reason is None:
                 return None
@@ -104,20 +104,20 @@ class LimitEnforcer:
 
     @property
     def usage(self) -> dict[str, Usage]:
-        """By card (UUID), as the last pass found it."""
+        """Return the usage by card (UUID) in the last pass."""
         with self._lock:
             return dict(self._usage)
 
     @property
     def corrected(self) -> int:
-        """How many limits this process has set because they weren't there or weren't right."""
+        """Return the number of limits that this process has corrected."""
         with self._lock:
             return self._corrected
 
     def environment(self, units: t.Mapping[str, int]) -> dict[str, str]:
-        """The variables for a container that is given so many units by card (UUID).
+        """Return the variables for a container with so many units by card (UUID).
 
-        None where the driver hasn't shown that it can: the toolkit's hook would keep the container from starting.
+        Empty unless the probe succeeded on its cards: the toolkit's hook would keep the container from starting.
         """
         with self._lock:
             if self.mode == "off" or not units or not all(uuid in self._supported for uuid in units):
@@ -127,16 +127,16 @@ class LimitEnforcer:
 
     # ----------------------------------------------------------------------- probe
 
-    def look(self, cards: t.Sequence[contract.Card]) -> bool:
-        """Try each card that wasn't yet; true if ``state`` has changed.
+    def probe(self, cards: t.Sequence[contract.Card]) -> bool:
+        """Probe each card that wasn't probed yet.
 
-        :param cards: those that NVML answers for. Whether they are announced as healthy doesn't matter: where limits
-            are required, this probe decides that.
+        :param cards: those that NVML answers for, also unhealthy ones: if limits are required, the probe decides that.
+        :returns: whether ``state`` has changed.
         """
         if self.mode == "off":
             return False
         before = self.state
-        supported, reason = self._probe(cards)
+        supported, reason = self._probe_cards(cards)
         with self._lock:
             changed = reason != self._reason
             self._supported, self._reason = supported, reason
@@ -144,8 +144,8 @@ class LimitEnforcer:
             log.log(logging.WARNING if reason else logging.INFO, "memory limits: %s", reason or "the driver sets them")
         return self.state != before
 
-    def _probe(self, cards: t.Sequence[contract.Card]) -> tuple[frozenset[str], str | None]:
-        """The cards that take limits, and why not all of them do."""
+    def _probe_cards(self, cards: t.Sequence[contract.Card]) -> tuple[frozenset[str], str | None]:
+        """Return the cards that support limits, and why not all of them do."""
         try:
             driver = self._backend.driver()
         except Refusal as refusal:
@@ -166,7 +166,7 @@ class LimitEnforcer:
         return supported, next((problem for problem in problems.values() if problem is not None), None)
 
     def _probe_card(self, card: contract.Card, own: str) -> str | None:
-        """Why this card can't be limited; None once it has been."""
+        """Return why this card can't be limited; None after a successful probe."""
         try:
             if self._backend.divided(card.uuid):
                 self._probed.pop(card.uuid, None)
@@ -192,10 +192,10 @@ class LimitEnforcer:
     def once(
         self, cards: t.Sequence[contract.Card], pods: t.Sequence[JsonObject], listing: t.Sequence[Entry]
     ) -> list[Finding]:
-        """One pass over all containers: read, mend, remember.
+        """Read the limits of all containers once, and correct those that differ.
 
-        :param pods: of this node, with what ``limits.slim_statuses`` keeps of their status.
-        :param listing: what PodResources say.
+        :param pods: of this node, with the statuses of ``limits.trim_statuses``.
+        :param listing: from PodResources.
         :returns: the findings that weren't returned before.
         """
         found = limits.targets(cards, pods, listing, self._unit)
@@ -242,7 +242,7 @@ class LimitEnforcer:
     def release(
         self, cards: t.Sequence[contract.Card], pods: t.Sequence[JsonObject], listing: t.Sequence[Entry]
     ) -> None:
-        """Take every limit of ours off the containers that run, as before the plugin leaves a node for good."""
+        """Remove the plugin's limits from the running containers, before the plugin is removed from the node."""
         self._clear(cards, limits.targets(cards, pods, listing, self._unit))
 
     def _folder(self, target: Target, unenforced: dict[str, str]) -> str | None:
@@ -263,9 +263,13 @@ class LimitEnforcer:
         mib: int,
         findings: dict[tuple[str, str, str], tuple[str, str]],
     ) -> tuple[Limit, int]:
-        """The limit that now holds, and whether (0 or 1) it had to be set.
+        """Enforce a container's limit on a card.
 
-        :raises Refusal: it doesn't hold, in one sentence.
+        :param folder: the container's cgroup.
+        :param mib: its share.
+        :param findings: receives the Event of a corrected limit.
+        :returns: the enforced limit, and whether (0 or 1) it had to be set.
+        :raises Refusal: it can't be enforced.
         """
         wanted = limits.wanted(mib)
         now = self._backend.get(card.uuid, folder)
@@ -298,14 +302,16 @@ class LimitEnforcer:
         folder: str,
         findings: dict[tuple[str, str, str], tuple[str, str]],
     ) -> None:
-        """Close a card that a container wasn't given, if it came by it.
+        """Block a card for a container that wasn't given it, if it sees it.
 
-        :raises Refusal: it can't be closed, in one sentence.
+        :param folder: the container's cgroup.
+        :param findings: receives the Event of a blocked card.
+        :raises Refusal: it can't be blocked.
         """
         now = self._backend.get(card.uuid, folder)
         if now is None or _equal(now, BLOCKED):
             return
-        # A limit of a parent (for all pods, for example) isn't this container's.
+        # The limit of a parent (for example for all pods) isn't this container's.
         parents = self._backend.get(card.uuid, os.path.dirname(folder))
         if parents is not None and _equal(parents, now):
             return
@@ -335,7 +341,7 @@ class LimitEnforcer:
                     # A limit that isn't ours, or a parent's, stays.
                     if now is not None and _equal(now, BLOCKED if mib is None else limits.wanted(mib)):
                         self._backend.set(card.uuid, str(folder), NONE)
-                        log.info("limit taken away", extra={"data": {"pod": target.pod, "card": card.index}})
+                        log.info("limit removed", extra={"data": {"pod": target.pod, "card": card.index}})
                 except Refusal as refusal:
                     log.debug("%s, card %d: %s", target.name, card.index, refusal)
 

@@ -35,7 +35,7 @@ DRIVER = 615
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A running container and what it may hold.
+    """A running container and its limits.
 
     :param pod: its pod, ``namespace/name``.
     :param uid: the pod's.
@@ -52,15 +52,14 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As people read it."""
         return f"container {self.container} of pod {self.pod}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What is limited and held on one card, in MiB; by containers that have a limit.
+    """Limits and used memory of the limited containers on one card, in MiB.
 
-    :param containers: how many they are.
+    :param containers: their number.
     """
 
     containers: int = 0
@@ -69,17 +68,17 @@ class Usage:
 
 
 def wanted(mib: int) -> Limit:
-    """The limit that a share of so many MiB is."""
+    """Return the limit of a share of so many MiB."""
     return Limit(0, mib * MIB)
 
 
 def environment(mib: t.Mapping[str, int]) -> dict[str, str]:
-    """The variables by which the container toolkit limits a container from its first moment.
+    """Return the variables by which the container toolkit limits a container before it starts.
 
-    The toolkit has no form per card: it sets the same on each. Shares are equal; where they weren't, the largest is
-    given and the keeper lowers the others.
+    The toolkit sets the same limit on each card. Shares are equal; otherwise it is the largest one, and the enforcer
+    lowers the others.
 
-    :param mib: MiB by card (UUID); none for a container without cards.
+    :param mib: MiB by card (UUID); empty for a container without cards.
     """
     if not mib:
         return {}
@@ -87,7 +86,7 @@ def environment(mib: t.Mapping[str, int]) -> dict[str, str]:
 
 
 def driver_problem(version: str) -> str | None:
-    """Why a driver of this version can't limit, in one sentence; None where it can."""
+    """Return why a driver of this version has no limits; None if it has."""
     found = re.match(r"(\d+)\.", version)
     if found and int(found.group(1)) >= DRIVER:
         return None
@@ -95,7 +94,7 @@ def driver_problem(version: str) -> str | None:
 
 
 def cgroup_problem(version: int, root: str) -> str | None:
-    """Why the node's cgroups can't be limited, in one sentence; None where they can."""
+    """Return why the node's cgroups can't be limited; None if they can."""
     if version == 2:
         return None
     if version == 1:
@@ -104,10 +103,11 @@ def cgroup_problem(version: int, root: str) -> str | None:
 
 
 def state(mode: str, reason: str | None, unenforced: t.Sequence[str]) -> str:
-    """The value of the node's annotation ``contract.NODE_LIMIT``.
+    """Return the value of the node's annotation ``contract.NODE_LIMIT``.
 
+    :param mode: one of ``MODES``.
     :param reason: why no limit can be set on this node.
-    :param unenforced: for each container without its limit, one sentence.
+    :param unenforced: the problem of each container without its limit.
     """
     if mode == "off":
         return contract.LIMIT_OFF
@@ -123,7 +123,7 @@ def state(mode: str, reason: str | None, unenforced: t.Sequence[str]) -> str:
 
 
 def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
-    """What is needed of a pod's status to find its containers: name, ID and whether it runs."""
+    """Return the fields of a pod's status that the limits need: container names, IDs and whether they run."""
     return {
         field: [
             {
@@ -139,7 +139,7 @@ def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
 
 
 def running(pod: JsonObject) -> dict[str, str]:
-    """The IDs of a pod's running containers, by name."""
+    """Return the IDs of a pod's running containers, by name."""
     status = pod.get("status") or {}
     found = {}
     for field in ("initContainerStatuses", "containerStatuses"):
@@ -154,10 +154,10 @@ def running(pod: JsonObject) -> dict[str, str]:
 def targets(
     cards: t.Sequence[contract.Card], pods: t.Iterable[JsonObject], listing: t.Sequence[Entry], unit: str
 ) -> list[Target]:
-    """Every running container of this node that holds memory, with what kubelet gave it.
+    """Return the running containers of this node with units, and their limits by kubelet's allocation.
 
-    :param pods: of this node, with what ``slim_statuses`` keeps.
-    :param listing: from PodResources; a container that isn't listed (yet) has no limit yet either.
+    :param pods: of this node, with the statuses of ``trim_statuses``.
+    :param listing: from PodResources; a container that isn't listed yet has no limit yet.
     :param unit: of the node's shares.
     """
     mib = contract.MIB_PER_UNIT[unit]
@@ -180,9 +180,9 @@ def targets(
             given = entry.counts.get(name)
             if not given and name not in _plain_inits(pod):
                 continue
-            # IDs of another plugin, as upstream's, name no card either: there the pod's annotation does.
-            told = any(slots.named(short) for short in given or ())
-            held = _given(slots, given or {}) if told else _booked(cards, pod, units)
+            # IDs of another plugin, as upstream's, don't identify a card; the pod's annotation does.
+            identified = any(slots.named(short) for short in given or ())
+            held = _given(slots, given or {}) if identified else _booked(cards, pod, units)
             if held and sum(held.values()) == units:
                 limits = {uuid: number * mib for uuid, number in held.items()}
                 found.append(Target(contract.pod_key(pod), contract.pod_uid(pod), name, ids[name], limits))
@@ -190,19 +190,19 @@ def targets(
 
 
 def _given(slots: steering.Slots, counts: t.Mapping[str, int]) -> dict[str, int]:
-    """Units by card of what kubelet gave; nothing where an ID names no card of this node."""
+    """Return the allocated units by card; empty if an ID identifies no card of this node."""
     held = slots.units(counts)
     return {} if "" in held else held
 
 
 def _plain_inits(pod: JsonObject) -> set[str]:
-    """Init containers that end: PodResources don't show them."""
+    """Return the names of init containers that aren't sidecars; PodResources don't list them."""
     inits = (pod.get("spec") or {}).get("initContainers") or []
     return {str(one.get("name", "")) for one in inits if one.get("restartPolicy") != "Always"}
 
 
 def _booked(cards: t.Sequence[contract.Card], pod: JsonObject, units: int) -> dict[str, int]:
-    """Units by card of a container whose cards PodResources don't show, from the pod's once these are certain."""
+    """Return the units by card of a container that PodResources don't list, from the pod's confirmed booking."""
     held = contract.booking(pod)
     if held is None or not held.assigned or units % len(held.indices):
         return {}

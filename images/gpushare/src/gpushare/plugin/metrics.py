@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin's metrics for Prometheus. Memory is in bytes or in units of the cluster, as each name says."""
+"""The device plugin's metrics for Prometheus. Memory is in bytes or in units of the cluster, as in each name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_STATES = ("enforced", "unenforced", "off")
 
 
 class _Cards(Collector):
-    """Gauges of the cards as they are at the moment: a card that is gone leaves no number behind."""
+    """Gauges of the present cards; a removed card has none."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -33,14 +33,21 @@ class _Cards(Collector):
         self._limits: tuple[str, t.Mapping[str, Usage], int] = ("", {}, 0)
 
     def set(self, cards: t.Sequence[contract.Card], held: t.Mapping[str, int]) -> None:
+        """Set the node's cards, and the units that containers hold by card (UUID)."""
         with self._lock:
             self._cards, self._held = tuple(cards), dict(held)
 
     def set_memory(self, used_mib: t.Mapping[str, int]) -> None:
+        """Set the MiB in use by card (UUID) from NVML; a card that doesn't answer is omitted."""
         with self._lock:
             self._used_mib = dict(used_mib)
 
     def set_limits(self, state: str, usage: t.Mapping[str, Usage], corrected: int) -> None:
+        """Set the state of the memory limits, as in the node's annotation.
+
+        :param usage: by card (UUID).
+        :param corrected: number of corrected limits since the start.
+        """
         with self._lock:
             self._limits = (state, dict(usage), corrected)
 
@@ -94,14 +101,15 @@ class _Cards(Collector):
 
 
 class Metrics:
-    """What the parts of the plugin report; each call is cheap and may come from any thread.
+    """Metrics that the parts of the plugin report, from any thread.
 
     :param node: the label ``node`` of each card.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, node: str = "") -> None:
-        self._cards = _Cards(node)
-        registry.register(self._cards)
+        cards = _Cards(node)
+        registry.register(cards)
+        self.cards, self.memory, self.limits = cards.set, cards.set_memory, cards.set_limits
         self._calls = Histogram(
             "gpushare_plugin_call_seconds",
             "Seconds that kubelet waited for an answer",
@@ -141,31 +149,13 @@ class Metrics:
             registry=registry,
         )
 
-    # The cards.
-
-    def cards(self, cards: t.Sequence[contract.Card], held: t.Mapping[str, int]) -> None:
-        """The node's cards, and the units that containers hold by card (UUID)."""
-        self._cards.set(cards, held)
-
-    def memory(self, used_mib: t.Mapping[str, int]) -> None:
-        """Set the MiB in use by card (UUID) from NVML; a card that doesn't answer is left out."""
-        self._cards.set_memory(used_mib)
-
-    def limits(self, state: str, usage: t.Mapping[str, Usage], corrected: int) -> None:
-        """The state of the memory limits, as in the node's annotation; by card (UUID) what they add up to; how many
-        were corrected since the start.
-        """
-        self._cards.set_limits(state, usage, corrected)
-
     def xid(self, uuid: str, number: int) -> None:
-        """The driver reported an XID of a card."""
+        """Count an XID error of a card."""
         self._xids.labels(uuid, str(number)).inc()
-
-    # kubelet's calls.
 
     @contextlib.contextmanager
     def timed(self, call: str) -> t.Iterator[None]:
-        """Around the answer to one of kubelet's calls: ``preferred`` or ``allocate``."""
+        """Measure the answer to a call of kubelet: ``preferred`` or ``allocate``."""
         began = time.perf_counter()
         try:
             yield
@@ -173,7 +163,7 @@ class Metrics:
             self._calls.labels(call).observe(time.perf_counter() - began)
 
     def injection(self, mode: str) -> None:
-        """How containers get their devices: ``cdi`` or ``envvar``."""
+        """Set how devices are injected into containers: ``cdi`` or ``envvar``."""
         for one in ("cdi", "envvar"):
             self._injection.labels(one).set(int(one == mode))
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Correct the API's annotations of this node's pods and cards by what kubelet has really allocated.
+"""Correct the annotations of this node's pods and cards in the API to kubelet's actual allocation.
 
-kubelet's list and the API are all the state there is: the plugin may be killed at any time, and the API may be away for
-any time; the next pass finds the differences. A pod that kubelet doesn't list proves nothing, since after its own
-restart kubelet's list fills one by one.
+The only state is in kubelet's list and the API: the plugin may be killed, and the API unavailable, at any time; the
+next pass finds the differences. A pod may be missing from kubelet's list, which fills one by one after its restart.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from gpushare.shared._core.types import JsonObject
 
 log = logging.getLogger("gpushare.reconcile")
 
-# After an Allocate kubelet lists the IDs a moment later: it is asked again this often, for so long.
+# kubelet lists the IDs a moment after an Allocate: its list is read with this pause, for so long.
 BUSY_SECONDS = 3.0
 BUSY_PAUSE = 0.15
-# A pass before kubelet has even had our answer would find nothing, and only keep it waiting.
+# A pass before kubelet has received the answer would find nothing, and delay it.
 FIRST_PAUSE = 0.05
 # A patch is repeated if the mirror still shows the old state after so long.
 SETTLE_SECONDS = 5.0
@@ -40,7 +39,7 @@ NODE_ANNOTATIONS = (contract.NODE_CARDS, contract.NODE_LIMIT, contract.NODE_RUNT
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """An Event to be."""
+    """The content of an Event."""
 
     reason: str
     message: str
@@ -51,7 +50,7 @@ class Notice:
 class Correction:
     """A pod whose annotations differ from kubelet's allocation.
 
-    :param annotations: None for one that must go; empty where only a notice is due.
+    :param annotations: None removes an annotation; empty if only an Event is due.
     """
 
     pod: JsonObject
@@ -69,9 +68,12 @@ def corrections(
     granted: t.Mapping[str, tuple[str, ...]],
     now_ns: int,
 ) -> list[Correction]:
-    """What has to be written on pods so that their annotations are kubelet's truth.
+    """Return the corrections of pods whose annotations differ from kubelet's allocation.
 
-    :param granted: cards (UUIDs) by pod (UID), of pods that kubelet has been answered for by this very process.
+    :param pods: the node's pods by key.
+    :param listing: from PodResources.
+    :param granted: cards (UUIDs) by pod (UID), as this process has allocated them.
+    :param now_ns: nanoseconds since the epoch, for a pod without a time.
     """
     slots, found = steering.slots_of(cards), []
     by_uuid = {card.uuid: card for card in cards}
@@ -84,12 +86,12 @@ def corrections(
         if pod is None or seen[entry.key] > 1 or contract.finished(pod) or not pod_facts.steps(pod):
             continue
         uid = contract.pod_uid(pod)
-        # Before kubelet has spoken of this very UID, what it lists may be the predecessor's.
+        # Before kubelet has reported this UID as started, the listed units may be its predecessor's.
         if not pod_facts.started(pod) and uid not in granted:
             continue
         equal = True
         if not entry.ids:
-            # Units of plain init containers aren't listed; what we know of them is what kubelet was answered.
+            # Units of plain init containers aren't listed; they are known only from the plugin's own answers.
             hidden_only = uid in granted and not pod_facts.visible_units(pod)
             used = set(granted[uid]) if hidden_only else set()
         elif steering.pending(pod, entry) or not _matches_pod(pod, entry):
@@ -107,32 +109,32 @@ def corrections(
 
 
 def _cards_of(slots: steering.Slots, entry: Entry) -> tuple[set[str], bool]:
-    """The cards (UUIDs) of a pod's IDs, the empty text for an unknown one; whether each container has equal shares."""
+    """Return the cards (UUIDs) of a pod's IDs, and whether each container has equal shares; unknown cards are empty."""
     each = [slots.units(counts) for counts in entry.counts.values() if counts]
     used = {uuid for one in each for uuid in one}
     return used, all(one.keys() == used and len(set(one.values())) == 1 for one in each)
 
 
 def _matches_pod(pod: JsonObject, entry: Entry) -> bool:
-    """As many IDs as each container wants; otherwise kubelet speaks of another pod of this name."""
+    """Return whether each container has as many IDs as it requests; if not, kubelet lists another pod of this name."""
     return all(
         len(entry.containers[step.name]) == step.units for step in pod_facts.steps(pod) if step.name in entry.containers
     )
 
 
 def _differences(pod: JsonObject, cards: t.Sequence[contract.Card], now_ns: int) -> dict[str, str | None]:
-    """The annotations that differ from the truth; None for one that must go."""
+    """Return the annotations that differ from the allocation; None removes one."""
     have = (pod.get("metadata") or {}).get("annotations") or {}
     booked = contract.booking(pod)
     since = booked.assume_time if booked and booked.assume_time else now_ns
-    truth = contract.booking_annotations(cards, pod, since, assigned=True)
+    actual = contract.booking_annotations(cards, pod, since, assigned=True)
     # An empty annotation counts as absent: a merge can't remove one.
-    return {key: value for key, value in truth.items() if (have.get(key) or None) != value}
+    return {key: value for key, value in actual.items() if (have.get(key) or None) != value}
 
 
 @pod_facts.kept
 def _matches(pod: JsonObject, cards: tuple[contract.Card, ...]) -> bool:
-    """Nothing differs; without the time that every pod has to have, something does."""
+    """Return whether nothing differs; a pod without a time always differs."""
     return not _differences(pod, cards, -1)
 
 
@@ -148,8 +150,8 @@ def _notice(pod: JsonObject, cards: t.Sequence[contract.Card]) -> Notice | None:
 
 
 def _ambiguous(cards: t.Sequence[contract.Card]) -> Notice:
-    words = f"the containers of this pod have units of several cards, not the same share of each: {_places(cards)}"
-    return Notice("GpuCardAmbiguous", words, warning=True)
+    text = f"the containers of this pod have units of several cards, not the same share of each: {_places(cards)}"
+    return Notice("GpuCardAmbiguous", text, warning=True)
 
 
 def _places(cards: t.Iterable[contract.Card]) -> str:
@@ -159,7 +161,7 @@ def _places(cards: t.Iterable[contract.Card]) -> str:
 def holders(
     card: contract.Card, cards: t.Sequence[contract.Card], pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]
 ) -> list[JsonObject]:
-    """The pods that have units of a card: as kubelet lists them, else as they are booked."""
+    """Return the pods with units of a card, by kubelet's list or else by their booking."""
     slots = steering.slots_of(cards)
     listed = {entry.key: entry for entry in listing if entry.ids}
     found = []
@@ -167,14 +169,14 @@ def holders(
         if not pod_facts.counts(pod):
             continue
         places = {slots.named(short) for short in listed[key].total} if key in listed else {None}
-        # IDs of another plugin name no card of ours; then the booking is all there is.
+        # IDs of another plugin don't identify a card; then the booking decides.
         if card in places or (places == {None} and card.index in pod_facts.shares(pod)):
             found.append(pod)
     return found
 
 
 def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> dict[str, int]:
-    """Units of each card (by UUID) that kubelet has given to containers."""
+    """Return the units of each card (by UUID) that kubelet has allocated."""
     slots = steering.slots_of(cards)
     held = {card.uuid: 0 for card in cards}
     for entry in listing:
@@ -186,7 +188,7 @@ def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> 
 
 
 def trim_node(node: JsonObject) -> JsonObject:
-    """What the plugin needs of its node."""
+    """Return the fields of a node that the plugin needs."""
     metadata, status = node.get("metadata") or {}, node.get("status") or {}
     annotations, info = metadata.get("annotations") or {}, status.get("nodeInfo") or {}
     count = contract.RESOURCE_COUNT
@@ -210,7 +212,7 @@ def node_patches(cards: t.Sequence[contract.Card], limit: str, node: JsonObject)
 
     Unhealthy cards are in the capacity and not in what can be allocated, just as kubelet counts their units.
 
-    :param limit: what is true of the node's memory limits, as ``contract.NODE_LIMIT`` has it.
+    :param limit: the state of the node's memory limits, as in the annotation ``contract.NODE_LIMIT``.
     """
     have = trim_node(node)
     wanted_annotations = {contract.NODE_CARDS: contract.cards_to_annotation(cards), contract.NODE_LIMIT: limit}
@@ -229,7 +231,12 @@ def node_patches(cards: t.Sequence[contract.Card], limit: str, node: JsonObject)
 
 
 class Reconciler:
-    """Runs a pass after each Allocate, on each change of a pod, the node or a card, and every so often."""
+    """Runs a pass after each Allocate, on each change of a pod, the node or a card, and periodically.
+
+    :param node_cache: the mirror of this node.
+    :param granted: returns the cards of recently allocated pods.
+    :param resync: seconds between two passes at the most.
+    """
 
     def __init__(
         self,
@@ -267,11 +274,11 @@ class Reconciler:
         self.error: str | None = None
 
     def wake(self) -> None:
-        """Something may differ."""
+        """Run a pass soon."""
         self._wake.set()
 
     def expect_allocation(self) -> None:
-        """kubelet is about to list new IDs."""
+        """Run passes frequently for a while, since kubelet will list new IDs."""
         self._busy_until = time.monotonic() + BUSY_SECONDS
         self._wake.set()
 
@@ -290,7 +297,7 @@ class Reconciler:
             failures = 0 if agreed else failures + 1
             took = time.monotonic() - began
             if not agreed:
-                # Nothing that happens meanwhile makes the API come back sooner.
+                # Other events don't make the API available sooner.
                 stop.wait(min(LONGEST_BACKOFF, 0.2 * 2 ** min(failures, 8)))
             elif time.monotonic() < self._busy_until:
                 stop.wait(max(BUSY_PAUSE, 3 * took))
@@ -300,11 +307,11 @@ class Reconciler:
                     stop.wait(FIRST_PAUSE)
 
     def once(self) -> bool:
-        """One pass; false if something is left to do that failed."""
+        """Run one pass; false if a correction failed."""
         cards = self._inventory.cards
         self._differences = set()
         done = self._correct_node(cards)
-        # Before the list is read, so that a later answer isn't taken as proof of an older list.
+        # Read before the list, so that a later allocation isn't compared with an older list.
         granted = self._granted()
         try:
             listing = self._podresources.list()
@@ -318,7 +325,7 @@ class Reconciler:
         self._matches &= {contract.pod_uid(pod) for pod in pods.values()}
         for correction in corrections(cards, pods, listing, granted, time.time_ns()):
             done = self._correct_pod(correction) and done
-        # Patches that weren't needed in this pass are in the mirror.
+        # A patch that wasn't needed in this pass has reached the mirror.
         self._sent = {what: sent for what, sent in self._sent.items() if what in self._differences}
         if done:
             self.error = None
@@ -336,7 +343,7 @@ class Reconciler:
         if not self._is_due(uid, dict(correction.annotations), have):
             return True
         namespace, _slash, name = key.partition("/")
-        # With its UID in the patch, a successor of the same name can't be hit: the API refuses.
+        # With the UID in the patch the API refuses to patch a successor of the same name.
         body: JsonObject = {"metadata": {"uid": uid, "annotations": dict(correction.annotations)}}
         try:
             self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
@@ -377,7 +384,7 @@ class Reconciler:
     def _report_health(
         self, cards: t.Sequence[contract.Card], pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]
     ) -> None:
-        """An Event on the node, and on each pod that has units of it, for a card that may not be given any more.
+        """Post an Event on the node and on each pod of a card that became unhealthy.
 
         Events are rate limited; the remaining pods get theirs in a later pass.
         """
@@ -392,14 +399,14 @@ class Reconciler:
                 self._events.node(self._node, "GpuCardUnhealthy", f"{where} isn't given to pods: {card.reason}")
             for pod in holders(card, cards, pods, listing):
                 key = (contract.pod_uid(pod), card.uuid, card.reason)
-                words = f"this pod has units of {where}, which isn't given to pods any more: {card.reason}"
-                if key in self._warned or self.post(pod, "GpuCardUnhealthy", words):
+                text = f"this pod has units of {where}, which isn't given to pods any more: {card.reason}"
+                if key in self._warned or self.post(pod, "GpuCardUnhealthy", text):
                     warned.add(key)
         self._unhealthy = {card.uuid: card.reason for card in cards if not card.healthy}
         self._warned = warned
 
     def _is_due(self, what: str, wanted: t.Any, have: t.Any) -> bool:
-        """Not sent just now, with the mirror only late to show it."""
+        """Return whether a patch has to be sent: not if it was sent a moment ago and the mirror doesn't show it yet."""
         self._differences.add(what)
         sent, seen, when = self._sent.get(what, (None, None, 0.0))
         if sent == wanted and seen == have and time.monotonic() - when < SETTLE_SECONDS:
@@ -408,7 +415,10 @@ class Reconciler:
         return True
 
     def post(self, pod: JsonObject, reason: str, message: str, warning: bool = True) -> bool:
-        """Say something about a pod of this node; whether it was taken."""
+        """Post an Event about a pod of this node.
+
+        :returns: whether it was accepted.
+        """
         namespace, _slash, name = contract.pod_key(pod).partition("/")
         kind = "Warning" if warning else "Normal"
         return self._events.pod(namespace, name, contract.pod_uid(pod), reason, message, kind)

@@ -2,9 +2,9 @@
 """Identify the pod that kubelet is admitting, and choose its units among the free ones. No I/O, no clock.
 
 kubelet adds one pod to those it manages, admits it container by container, and only then adds the next; PodResources
-list the pod under admission with the rest, and our call is made without kubelet's device lock held. So at the time of
+list the pod under admission with the rest, and kubelet calls the plugin without holding its device lock. So during
 GetPreferredAllocation the pod is the one that is listed with a container that requests units and has none. Only if
-PodResources can't be read, the oldest assumed pod with a container of that size is taken; a wrong guess only chooses
+PodResources can't be read, the oldest assumed pod with a container of that size is chosen; a wrong guess only chooses
 another card, and is corrected afterwards. Source: kubernetes v1.36.0, pkg/kubelet/cm/devicemanager/manager.go.
 """
 
@@ -27,7 +27,7 @@ from gpushare.shared._core.types import JsonObject
 class Subject:
     """The pod that kubelet is admitting.
 
-    :param container: the one asked for now; empty where that isn't known.
+    :param container: the container that kubelet allocates for now; empty if it is unknown.
     :param held: IDs that its other containers have already.
     """
 
@@ -42,8 +42,9 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """
-    :param cards: where the IDs are, by index; as many on each.
+    """Chosen IDs.
+
+    :param cards: the cards of the IDs, by index; each has equally many.
     :param reason: why these cards were chosen, for the log.
     """
 
@@ -53,10 +54,10 @@ class Decision:
 
 
 class ReservedUnits(t.NamedTuple):
-    """What of kubelet's free units isn't free, by card (UUID).
+    """Units that kubelet counts as free and that are reserved, by card (UUID).
 
-    :param booked: units that pods have a booking for and haven't got yet.
-    :param foreign: units in use by pods that another plugin gave its own IDs to, which kubelet no longer counts.
+    :param booked: units that pods have booked and that aren't allocated yet.
+    :param foreign: units of pods with another plugin's IDs, which kubelet no longer counts.
     """
 
     booked: t.Mapping[str, int]
@@ -67,10 +68,10 @@ class ReservedUnits(t.NamedTuple):
 
 
 def pending(pod: JsonObject, entry: Entry) -> list[tuple[str, int]]:
-    """Name and units of the containers that kubelet may ask for next; empty when the pod has all that can be seen.
+    """Return name and units of the containers that kubelet may allocate next; empty if all listed ones are complete.
 
-    Containers are served in order, so all before the last one with IDs are done, and nothing behind the first one
-    without can be next. Whether a hidden one before that is done can't be seen.
+    Containers are served in order: all before the last one with IDs are complete, and none after the first one without
+    IDs can be next. PodResources don't show whether a hidden one before that is complete.
     """
     steps = pod_facts.steps(pod)
     if not steps or entry.containers.get(steps[-1].name):
@@ -97,7 +98,7 @@ def identify(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[En
 
 
 def listed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]) -> Subject | None:
-    """The pod among those in kubelet's list; None if it is none of these."""
+    """Identify the pod in kubelet's list; None if it isn't listed."""
     found: list[tuple[bool, tuple[str, int, str], Subject]] = []
     for entry in listing:
         pod = pods.get(entry.key)
@@ -105,7 +106,7 @@ def listed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entr
             continue
         name = next((name for name, units in pending(pod, entry) if units == size), None)
         if name is not None:
-            # A pod rejected a moment ago may linger: the one under admission hasn't started, and is the latest.
+            # A rejected pod may still be listed: the one under admission hasn't started, and is the latest.
             found.append((not pod_facts.started(pod), pod_facts.recency(pod), Subject(pod, name, entry.ids)))
     return max(found, key=lambda one: one[:2])[2] if found else None
 
@@ -124,9 +125,9 @@ def _oldest_assumed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequ
 
 
 def unknown_pod_ids(pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> tuple[str, ...]:
-    """IDs of the pod under admission if the mirror lacks that pod; empty if there is none.
+    """Return the IDs of the pod under admission if the mirror lacks it; otherwise empty.
 
-    So that a pod of which nothing is known has all of its containers on the cards of the first.
+    With them all containers of an unknown pod get the cards of the first one.
     """
     unknown = [entry for entry in listing or () if entry.key not in pods and entry.lacking]
     return unknown[0].ids if len(unknown) == 1 else ()
@@ -136,32 +137,32 @@ def unknown_pod_ids(pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]
 
 
 class Slots:
-    """Which card of these a device ID names; see :func:`slots_of`."""
+    """Maps device IDs to cards; see :func:`slots_of`."""
 
     def __init__(self, cards: t.Sequence[contract.Card]) -> None:
         self._cards = cards
         self._known: dict[str, contract.Card | None] = {}
 
     def named(self, short: str) -> contract.Card | None:
-        """The card of a short UUID, as IDs have it; None if it isn't one of ours."""
+        """Return the card of a short UUID, as device IDs have it; None if it is unknown."""
         if short not in self._known:
             self._known[short] = contract.card_by_short(self._cards, short) if short else None
         return self._known[short]
 
     def uuid(self, short: str) -> str:
-        """The same card's UUID; empty if it isn't one of ours."""
+        """Return the UUID of the same card; empty if it is unknown."""
         card = self.named(short)
         return card.uuid if card else ""
 
     def by_card(self, identifiers: t.Iterable[str]) -> dict[str, list[str]]:
-        """IDs by their card's UUID; unknown ones under the empty text."""
+        """Group IDs by their card's UUID; unknown ones have the empty string."""
         found: dict[str, list[str]] = {}
         for short, ids in grouped(identifiers).items():
             found.setdefault(self.uuid(short), []).extend(ids)
         return found
 
     def units(self, counts: t.Mapping[str, int]) -> dict[str, int]:
-        """Units by card (UUID), of units by the cards' short UUIDs; unknown ones under the empty text."""
+        """Convert units by short UUID to units by UUID; unknown cards have the empty string."""
         found: dict[str, int] = {}
         for short, number in counts.items():
             uuid = self.uuid(short)
@@ -175,7 +176,7 @@ def _slots_of(cards: tuple[contract.Card, ...]) -> Slots:
 
 
 def slots_of(cards: t.Sequence[contract.Card]) -> Slots:
-    """The same as before for the same cards, with what it knows already."""
+    """Return the cached object for these cards."""
     return _slots_of(tuple(cards))
 
 
@@ -185,8 +186,10 @@ def reserved_units(
     listing: t.Sequence[Entry] | None,
     without: str = "",
 ) -> ReservedUnits:
-    """Units of each card (by UUID) that kubelet's free IDs still contain and others have a right to.
+    """Return the units of each card (by UUID) that kubelet counts as free and that are reserved for pods.
 
+    :param pods: the node's pods by key.
+    :param listing: from PodResources; None if they can't be read.
     :param without: UID of a pod that doesn't count.
     """
     slots = slots_of(cards)
@@ -201,7 +204,7 @@ def reserved_units(
         strange = entry is not None and any(slots.named(short) is None for short in entry.total)
         shares = pod_facts.shares(pod)
         if strange and len(cards) == 1:
-            # On a node of one card upstream's plugin gives units without writing anything on the pod.
+            # On a node of one card upstream's plugin allocates units without annotating the pod.
             shares = {cards[0].index: pod_facts.units(pod)}
         for index, units in shares.items():
             uuid = by_index.get(index, "")
@@ -210,7 +213,7 @@ def reserved_units(
             if strange:
                 foreign[uuid] += units
             elif entry is None:
-                # An assigned pod's IDs are taken, listed or not: after kubelet's restart the list fills one by one.
+                # An assigned pod's IDs aren't free, listed or not: after its restart kubelet's list fills one by one.
                 booked[uuid] += 0 if pod_facts.assigned(pod) else units
             elif pending(pod, entry):
                 booked[uuid] += max(0, units - slots.units(entry.total).get(uuid, 0))
@@ -221,18 +224,21 @@ def choose(
     cards: t.Sequence[contract.Card],
     ask: wire.Ask,
     subject: Subject | None,
-    promises: ReservedUnits,
+    reserved: ReservedUnits,
     unknown_pod_ids: t.Sequence[str] = (),
 ) -> Decision:
-    """Choose IDs for kubelet: all available, equally many of each of as many cards as the pod requests.
+    """Choose available IDs for kubelet, equally many of each of as many cards as the pod requests.
 
-    In this order: the cards that the pod is on already; those that it is booked on; else best fit, the cards that are
-    left with least (or with most, where the pod wants to be spread), among those that hold all of the pod's rest and,
-    where possible, without what others have booked. What pods of another plugin use is never given.
+    In this order: the cards of the pod's other containers; its booked cards; else best fit: of the cards with enough
+    units for the whole pod those with the fewest left (or the most, with placement ``spread``), if possible without
+    units that other pods have booked. Units of another plugin's pods are never chosen.
 
+    :param ask: kubelet's request for one container.
+    :param subject: the pod; None if it is unknown.
+    :param reserved: reserved units of the cards.
     :param unknown_pod_ids: IDs that the pod has already, if the mirror lacks it.
-    :raises NoDevices: no card has the units. kubelet then fails the pod's admission, and the pod's owner creates a new
-        one, which is scheduled again. Units of other cards, or none, would be refused by Allocate.
+    :raises NoDevices: no card has the units. kubelet then fails the pod's admission, and the pod's controller creates
+        another one, which is scheduled again. Units of other cards, or none, would be refused by Allocate.
     """
     who = f"pod {subject.key}" if subject else "a pod"
     slots = slots_of(cards)
@@ -247,7 +253,7 @@ def choose(
     part = ask.size // demand.count
 
     free = slots.by_card(dict.fromkeys([*ask.available, *ask.must_include]) if ask.must_include else ask.available)
-    free_units = {card.uuid: len(free.get(card.uuid, ())) - promises.foreign.get(card.uuid, 0) for card in cards}
+    free_units = {card.uuid: len(free.get(card.uuid, ())) - reserved.foreign.get(card.uuid, 0) for card in cards}
 
     def decided(chosen: t.Iterable[contract.Card], reason: str) -> Decision:
         ordered = tuple(sorted(chosen, key=lambda card: card.index))
@@ -280,7 +286,7 @@ def choose(
             return decided(chosen, "the pod is booked on this card")
 
     def left(card: contract.Card) -> int:
-        return free_units[card.uuid] - promises.booked.get(card.uuid, 0) - share
+        return free_units[card.uuid] - reserved.booked.get(card.uuid, 0) - share
 
     direction = -1 if demand.placement == "spread" else 1
     allowed = [card for card in cards if demand.accepts(card)]
@@ -302,7 +308,10 @@ def choose(
 
 
 def _take(part: int, must: t.Sequence[str], free: t.Sequence[str]) -> list[str]:
-    """So many of one card's IDs, what must be among them first, then the lowest slots."""
+    """Choose IDs of one card: the required ones, then the lowest slots.
+
+    :raises NoDevices: more are required than requested.
+    """
     if len(must) > part:
         text = f"kubelet requires {len(must)} units of a card in a container that requests {part} of it"
         raise NoDevices(Reason.UNEQUAL_SHARES, text)
