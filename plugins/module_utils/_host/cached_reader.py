@@ -8,14 +8,12 @@
 
 from __future__ import annotations
 
-import posixpath
 import typing as t
 
 from .._core.errors import ShareError
 from .system import Done, System
+from .system import target as target
 
-# The kernel follows as many.
-LINKS = 40
 # Its output differs each time.
 CLOCK = "date"
 
@@ -76,13 +74,3 @@ def names(system: System, folder: str) -> list[str]:
         return system.names(folder)
     except OSError:
         return []
-
-
-def target(system: System, path: str) -> str:
-    """Return the path after following its symbolic links, from the node's root."""
-    for _step in range(LINKS):
-        link = system.link(path)
-        if link is None:
-            break
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
-    return path

@@ -12,8 +12,8 @@ import re
 import shlex
 import sys
 
-from .cached_reader import names, target, text
-from .system import System
+from .cached_reader import names, text
+from .system import System, target
 from .types import Cgroup, Distribution, Kernel, PythonInterpreter, Service
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

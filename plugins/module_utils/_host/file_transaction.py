@@ -20,10 +20,7 @@ import typing as t
 from .._core.digest import digest
 from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .system import System
-
-# Linux follows as many links in a row.
-MAX_LINKS = 40
+from .system import System, target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +132,7 @@ class FileTransaction:
 
     def _set(self, path: str, text: str | None, like: Backup) -> None:
         # A link is kept; the file that it points to is replaced.
-        path = self._resolved(path)
+        path = target(self._system, path)
         if text is None:
             self._system.remove(path)
             return
@@ -143,16 +140,8 @@ class FileTransaction:
         if like.owner not in ("", "0:0"):
             self._system.run(["chown", like.owner, path])
 
-    def _resolved(self, path: str) -> str:
-        for _hop in range(MAX_LINKS):
-            link = self._system.link(path)
-            if link is None:
-                break
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
-        return path
-
     def _permissions(self, path: str) -> tuple[int, str]:
-        path = self._resolved(path)
+        path = target(self._system, path)
         done = self._system.run(["stat", "-c", "%a %u:%g", path])
         mode, _blank, owner = done.out.strip().partition(" ")
         if done.rc != 0 or not owner:

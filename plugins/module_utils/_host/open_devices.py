@@ -31,7 +31,7 @@ def users(system: System, wanted: t.Callable[[str], bool], mapped: str = "") -> 
     for name in _names(system, "/proc"):
         if not name.isdigit():
             continue
-        links = (_link(system, f"/proc/{name}/fd/{number}") for number in _names(system, f"/proc/{name}/fd"))
+        links = (system.link(f"/proc/{name}/fd/{number}") for number in _names(system, f"/proc/{name}/fd"))
         devices = sorted({link for link in links if link and wanted(link)})
         if devices or (mapped and re.search(mapped, _read(system, f"/proc/{name}/maps"))):
             group = _read(system, f"/proc/{name}/cgroup")
@@ -48,25 +48,16 @@ def users(system: System, wanted: t.Callable[[str], bool], mapped: str = "") -> 
     return sorted(found, key=lambda one: t.cast(int, one["pid"]))
 
 
-# A process may end while it is read; it is skipped then.
-
-
 def _names(system: System, path: str) -> list[str]:
+    # A process may end while it is read.
     try:
         return system.names(path)
     except OSError:
         return []
 
 
-def _link(system: System, path: str) -> str | None:
-    try:
-        return system.link(path)
-    except OSError:
-        return None
-
-
 def _read(system: System, path: str) -> str:
     try:
         return system.read(path) or ""
-    except (OSError, ShareError):
+    except ShareError:
         return ""

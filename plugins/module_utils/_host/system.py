@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import posixpath
 import tempfile
 import typing as t
 
@@ -28,6 +29,8 @@ class Done:
     err: str
 
 
+# Linux follows as many symbolic links in a row.
+MAX_LINKS = 40
 # Prefix of temporary files, which replace the old ones when they are complete.
 TEMPORARY = ".kubegpu-"
 
@@ -56,6 +59,16 @@ class System(t.Protocol):
 
     def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
         """Run a command in the C locale, never through a shell."""
+
+
+def target(system: System, path: str) -> str:
+    """Return the path after following its symbolic links, from the machine's root."""
+    for _step in range(MAX_LINKS):
+        link = system.link(path)
+        if link is None:
+            break
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+    return path
 
 
 class RealSystem:
