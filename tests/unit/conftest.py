@@ -11,8 +11,8 @@ import pytest
 from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
 from hypothesis import HealthCheck, settings
 
-# The same examples in every run, so that CI fails for a change and not by chance; KUBEGPU_EXPLORE=1 looks for new ones.
-# A busy machine is no failure: neither examples nor their generation have a time limit.
+# The same examples in every run, so that CI is deterministic; KUBEGPU_EXPLORE=1 generates new ones.
+# Neither examples nor their generation have a time limit, since the machine may be busy.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None)
 settings.load_profile("explore" if os.environ.get("KUBEGPU_EXPLORE") else "steady")

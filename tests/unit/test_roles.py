@@ -32,7 +32,7 @@ def test_defaults_are_those_of_the_argument_specs(role):
     defaults, described = read(role, "defaults/main.yml"), options(role)
     assert set(defaults) <= set(described), "not described"
     with_default = {name: one["default"] for name, one in described.items() if "default" in one}
-    # Computed defaults are described in words.
+    # Computed defaults are only described.
     assert with_default == {name: value for name, value in defaults.items() if "{{" not in str(value)}
 
 

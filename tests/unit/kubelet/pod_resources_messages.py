@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PodResources' messages as protobuf classes, for stand-ins of kubelet: the code under test only decodes them."""
+"""PodResources' messages as protobuf classes, for doubles of kubelet; the code under test only decodes them."""
 
 from __future__ import annotations
 

@@ -250,39 +250,31 @@ def test_a_hanging_kubelet_is_reported(root):
     assert found["state"] == "unreadable" and "DEADLINE_EXCEEDED" in found["problem"]
 
 
-def test_a_refusal_of_kubelet_is_reported(root):
-    def refuse(_request, context):
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by\nrate limit " + "x" * 5000)
+def refuse(_request, context):
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by\nrate limit " + "x" * 5000)
 
-    with serve(root, refuse):
-        found = pods(root)
-    assert found["state"] == "unreadable" and "RESOURCE_EXHAUSTED: rejected by rate limit" in found["problem"]
+
+MANY = list_response({"a/b": {"c": {MEMORY: [f"card-{number}" for number in range(5000)]}}})
+# An unknown field, by which the response is larger than gRPC's default limit of 4 MiB.
+PAD = b"\x7a\x80\x80\x80\x03" + b"\0" * (6 << 20)
+
+
+@pytest.mark.parametrize(
+    ("reply", "path", "largest", "state", "message"),
+    [
+        (refuse, (), 1 << 26, "unreadable", "RESOURCE_EXHAUSTED: rejected by rate limit"),
+        (lambda *_: PODS, ("/v2.PodResourcesLister/List",), 1 << 26, "unreadable", "UNIMPLEMENTED"),
+        (lambda *_: MANY, (), 10_000, "unreadable", "RESOURCE_EXHAUSTED"),
+        (lambda *_: b"\x0a\x7fjunk", (), 1 << 26, "unknown", "version 1"),
+        (lambda *_: PODS + PAD, (), 1 << 26, "ok", ""),
+    ],
+    ids=["refused", "another version", "too large", "malformed", "more than 4 MiB"],
+)
+def test_responses(root, reply, path, largest, state, message):
+    with serve(root, reply, *path):
+        found = pods(root, largest=largest)
+    assert (found["state"], bool(found["pods"])) == (state, state == "ok") and message in found["problem"]
     assert len(found["problem"]) < 600 and "\n" not in found["problem"]
-
-
-def test_a_kubelet_of_another_version(root):
-    with serve(root, lambda request, context: PODS, "/v2.PodResourcesLister/List"):
-        found = pods(root)
-    assert found["state"] == "unreadable" and "UNIMPLEMENTED" in found["problem"]
-
-
-def test_a_too_large_response_is_reported(root):
-    large = list_response({"a/b": {"c": {MEMORY: [f"card-{number}" for number in range(5000)]}}})
-    with serve(root, lambda request, context: large):
-        found = pods(root, largest=10_000)
-    assert found["state"] == "unreadable" and "RESOURCE_EXHAUSTED" in found["problem"]
-
-
-def test_a_response_above_grpcs_default_limit_of_4_mib(root):
-    pad = b"\x7a\x80\x80\x80\x03" + b"\0" * (6 << 20)
-    with serve(root, lambda request, context: PODS + pad):
-        assert pods(root)["state"] == "ok"
-
-
-def test_a_malformed_response(root):
-    with serve(root, lambda request, context: b"\x0a\x7fjunk"):
-        found = pods(root)
-    assert found["state"] == "unknown" and found["pods"] == []
 
 
 def test_each_call_opens_its_own_connection(root):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +14,7 @@ import test_42_attacks as attacks
 import urllib3
 from _lab import Api, JsonObject
 from _load import Auditor
+from api_double import ApiDouble, served
 
 
 def pod(
@@ -85,48 +84,22 @@ def test_a_failed_watch_is_reported() -> None:
     assert auditor.failed
 
 
-def test_a_watch_is_read_completely_from_any_chunks() -> None:
-    """Events cut anywhere, several at once, and the next watch begins where the last one ended."""
-    asked: list[str] = []
-    lines = [json.dumps({"type": "MODIFIED", "object": pod("a", n, version=n)}) + "\n" for n in range(2, 6)]
-    text = "".join(lines).encode()
-
-    class Server(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            if "watch" not in self.path:
-                whole = json.dumps({"metadata": {"resourceVersion": "1"}, "items": [pod("a", 1)]}).encode()
-                self.send_header("Content-Length", str(len(whole)))
-                self.end_headers()
-                self.wfile.write(whole)
-                return
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for part in (text[:10], text[10:700], text[700:]) if len(asked) == 2 else ():
-                self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-            self.wfile.write(b"0\r\n\r\n")
-
-        def log_message(self, *_words: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+def test_a_watch_begins_with_the_list_and_is_read_completely() -> None:
+    """The double cuts each event into two chunks."""
+    server = ApiDouble()
+    server.put("pods", pod("a", 1))
+    with served(server) as url:
         api = Api.__new__(Api)
-        api.server, api.warnings = f"http://127.0.0.1:{server.server_port}", []
-        api._pool = urllib3.PoolManager(retries=False)
-        stop, seen = threading.Event(), []
-        for kind, one in api.watch("/pods", stop):
-            seen.append((kind, _pods.units_of(one)))
-            if len(seen) == 5:
-                stop.set()
-        assert seen == [("ADDED", 1), *(("MODIFIED", n) for n in range(2, 6))]
-        assert "resourceVersion=1&" in asked[1]
-    finally:
-        server.shutdown()
-        server.server_close()
+        api.server, api.warnings, api._pool = url, [], urllib3.PoolManager(retries=False)
+        stop, found = threading.Event(), []
+        for kind, one in api.watch("/api/v1/pods", stop):
+            found.append((kind, _pods.units_of(one)))
+            if len(found) == 5:
+                break
+            server.put("pods", pod("a", len(found) + 1))
+        assert found == [("ADDED", 1), *(("MODIFIED", n) for n in range(2, 6))]
+        stop.set()
+        assert [kind for kind, _one in api.watch("/api/v1/pods", stop)] == ["ADDED"]
 
 
 def test_shares_of_several_cards() -> None:

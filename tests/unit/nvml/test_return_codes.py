@@ -20,7 +20,7 @@ KNOWN = sorted(
     if name.startswith("NVML_ERROR_")
 )
 SILENT = (3, 13)
-# The other codes are handled alike.
+# The other codes are handled equally.
 FEW = [pytest.param(*one, marks=() if one[0] in (3, 4, 13, 15, 999) else pytest.mark.long) for one in KNOWN]
 
 

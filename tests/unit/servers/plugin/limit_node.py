@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A program in a mount namespace of its own: a node with real cgroups, the real nvidia-ml-py and NVIDIA's real hook.
 
-Simulated are the card, the driver (lab/driver, as branch R615) and what kubelet and a runtime do: a container's cgroup
-is made with a process in it, and ``nvidia-cdi-hook apply-cuda-memory-limits`` is run as a runtime runs it.
+Simulated are the card, the driver (lab/driver, as branch R615), kubelet and the runtime: a container's cgroup is
+created with a process in it, and ``nvidia-cdi-hook apply-cuda-memory-limits`` runs as by a runtime.
 
-usage: limit_node.py SCENARIO; the environment names the rest. It prints one line of JSON.
+usage: limit_node.py SCENARIO, with settings in the environment. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOOK = os.environ["LIMIT_HOOK"]
 DRIVER = Path(os.environ["LIMIT_DRIVER"])
 FIRST, SECOND = os.environ["LIMIT_CARDS"].split(",")
 CARDS = (contract.Card(0, FIRST, 1, 16384, 16), contract.Card(1, SECOND, 3, 8192, 8))
-# Of this run alone, so that two of them don't meet in one hierarchy.
+# Two runs in one hierarchy have different names.
 PODS = ROOT / f"kubepods-test{os.getpid()}.slice"
 
 
@@ -55,7 +55,7 @@ class Container:
         raise TimeoutError(f"{self.process.pid} isn't in {self.folder}")
 
     def run(self, *command: str) -> subprocess.Popen[str]:
-        """As an exec into the container: the cgroup first, then the program."""
+        """Run a program in the container's cgroup, as exec does."""
         script = 'echo $$ > "$1/cgroup.procs"; shift; exec "$@"'
         one = subprocess.Popen(
             ["sh", "-c", script, "sh", str(self.folder), *command], stdout=subprocess.PIPE, text=True
@@ -64,13 +64,13 @@ class Container:
         return one
 
     def hold(self, mib: int, card: int = 0) -> str:
-        """The output of a program that allocates so much memory and keeps it."""
+        """Run a program that allocates so much memory and keeps it; return its output."""
         smi = self.run(str(DRIVER / "nvidia-smi"), "simulated-allocation", str(mib), "-i", str(card))
         assert smi.stdout is not None
         return smi.stdout.readline().strip()
 
     def hook(self, environment: t.Mapping[str, str], *cards: str) -> tuple[int, str]:
-        """NVIDIA's hook, as the runtime runs it when the container is created: exit status and last words."""
+        """Run NVIDIA's hook as the runtime does when it creates the container; return exit status and last line."""
         bundle = FOLDER / f"bundle-{self.id}"
         bundle.mkdir(exist_ok=True)
         spec = {
@@ -93,7 +93,7 @@ class Container:
             one.kill()
             one.wait()
         self.programs = []
-        # The kernel takes the processes out a moment after they are reaped.
+        # The kernel removes the processes from the cgroup a moment after they are reaped.
         for _turn in range(100):
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
@@ -109,11 +109,10 @@ class Node:
         self.plugin: subprocess.Popen[str] | None = None
 
     def start(self) -> LimitEnforcer:
-        """A new process of the plugin; it is this very one, in a cgroup of its own."""
+        """Start the plugin in this process, in a cgroup of its own."""
         own = PODS / "kubepods-podplugin.slice" / f"cri-containerd-{identifier(99)}.scope"
-        if (ROOT / "cgroup.controllers").exists():
-            own.mkdir(parents=True, exist_ok=True)
-            (own / "cgroup.procs").write_text(str(os.getpid()))
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "cgroup.procs").write_text(str(os.getpid()))
         self.enforcer = LimitEnforcer(self.mode, "GiB", NvidiaLimits(), NodeCgroups(str(ROOT)))
         self.enforcer.probe(CARDS)
         return self.enforcer
@@ -172,16 +171,14 @@ def enforced(node: Node) -> dict[str, t.Any]:
     """Everything is new enough."""
     enforcer = node.start()
     report: dict[str, t.Any] = {"state": enforcer.state, "own": NvidiaLimits().get(FIRST, str(NodeCgroups().own()))}
-    # As it should be: the toolkit limits the container before its process runs.
+    # The toolkit limits the container before its process runs.
     good = node.create("good", 3)
     report["hook"] = good.hook(node.environment("good"))
     report["good"] = node.limit("good")
     report["events"] = node.once()
-    report["mended"] = enforcer.corrected
-    report["inside"] = good.hold(2000)
-    report["a shell beside it"] = good.hold(2000)
-    report["the rest"] = good.hold(1000)
-    # A toolkit that sets nothing, in silence.
+    report["corrected"] = enforcer.corrected
+    report["allocations"] = [good.hold(2000), good.hold(2000), good.hold(1000)]
+    # A toolkit without limits sets nothing.
     silent = node.create("silent", 2)
     report["silent before"] = node.limit("silent")
     node.once()
@@ -213,7 +210,7 @@ def enforced(node: Node) -> dict[str, t.Any]:
 
 
 def retries(node: Node) -> dict[str, t.Any]:
-    """A container that was there before there were limits, and holds more than its share."""
+    """A container that existed before the limits, and holds more than its share."""
     old = node.create("old", 2)
     report: dict[str, t.Any] = {"holds": old.hold(5000)}
     node.start()
@@ -229,21 +226,13 @@ def retries(node: Node) -> dict[str, t.Any]:
 
 
 def impossible(node: Node) -> dict[str, t.Any]:
-    """Something is missing: the plugin asks for nothing, and NVIDIA's hook has nothing to fail on."""
+    """Something is missing: the plugin requests nothing, so NVIDIA's hook can't fail."""
     enforcer = node.start()
-    one = node.create("one", 3) if (ROOT / "cgroup.controllers").exists() else None
+    one = node.create("one", 3)
     report: dict[str, t.Any] = {"state": enforcer.state, "refusal": enforcer.refusal}
     report["environment"] = enforcer.environment({FIRST: 3})
-    if one is None:
-        # Cgroup version 1: the hook looks at /sys/fs/cgroup before it looks at the process.
-        one = Container.__new__(Container)
-        one.id, one.programs = identifier(1), []
-        one.process = subprocess.Popen(["sleep", "600"], text=True)
-        node.made = []
     report["hook, without a request"] = one.hook(enforcer.environment({FIRST: 3}))
     report["hook, requested by a pod"] = one.hook({"NVIDIA_GPU_MEMORY_LIMIT": "3072"})
-    one.process.kill()
-    one.process.wait()
     return report
 
 

@@ -271,21 +271,6 @@ def test_a_lost_card_is_no_limit_problem() -> None:
     assert [one.reason for one in node.enforcer.once(CARDS, pods, listing)] == ["GpuMemoryUnlimited"]
 
 
-def test_a_restarted_container_gets_its_limit_again_and_follows_kubelets_units() -> None:
-    node = Node()
-    node.run(ONE)
-    node.update(*simple())
-    node.driver.remove(folder_of(ONE))
-    node.run(TWO)
-    node.update([pod("a", {"x": 3}, {"x": TWO})], [entry("a", x=ids(FIRST, 0, 3))])
-    assert node.driver.mib(folder_of(TWO)) == {FIRST: 3072}
-    # The same units, released and given to another pod, on another card of the same container ID's successor.
-    node.driver.remove(folder_of(TWO))
-    node.run(ONE)
-    node.update([pod("b", {"y": 2}, {"y": ONE})], [entry("b", y=ids(SECOND, 0, 2))])
-    assert node.driver.mib(folder_of(ONE)) == {SECOND: 2048}
-
-
 def test_no_limit_is_lost_while_kubelets_list_fills_after_a_restart() -> None:
     node = Node()
     node.run(ONE)

@@ -109,7 +109,7 @@ def test_only_running_containers_are_kept_of_a_status() -> None:
 def test_the_toolkits_variables() -> None:
     assert limits.environment({FIRST: 3072}) == {"NVIDIA_GPU_MEMORY_LIMIT": "3072", "NVIDIA_GPU_MEMORY_REQUEST": "0"}
     assert limits.environment({}) == {}
-    # The toolkit sets one value on all cards; too low on one would take from the pod what it was given.
+    # The toolkit sets one value on all cards; a lower one would take units from the pod.
     assert limits.environment({FIRST: 2048, SECOND: 1024})["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limits in a container that NVIDIA's real runtime and runc make, with what the plugin puts into its environment."""
+"""Limits in a container of NVIDIA's real runtime and runc, with the plugin's environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from test_limits_real import CARD_LINES, HERE, R580, R615, drivers, hook, namesp
 
 __all__ = ["drivers"]
 
-# What the plugin's process does beside it: the node has one pod, of 3 GiB of the first card.
+# The plugin's process on the same node, which has one pod with 3 GiB of the first card.
 ENFORCER = """
 import os, sys
 from gpushare.shared._contracts import gpushare as contract

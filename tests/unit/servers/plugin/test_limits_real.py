@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limits with real cgroups, the real nvidia-ml-py and NVIDIA's real hook; both answers: enforced, and why not.
+"""Limits with real cgroups, the real nvidia-ml-py and NVIDIA's real hook: enforced ones and unavailable ones.
 
 The silicon and its driver are simulated (lab/driver). A machine whose /sys/fs/cgroup isn't version 2 has an empty
 hierarchy of that version mounted there for the test, in a private mount namespace.
@@ -30,7 +30,6 @@ card 0 uuid={FIRST} minor=1 memory=16384 bus=0000:3b:00.0 name=Simulated_NVIDIA_
 card 1 uuid={SECOND} minor=3 memory=8192 bus=0000:C1:00.0 name=Simulated_NVIDIA_GPU_8GiB
 """
 VERSION_2 = "mount -t cgroup2 none /sys/fs/cgroup"
-VERSION_1 = "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory /sys/fs/cgroup/unified"
 
 
 @cache
@@ -67,15 +66,9 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def play(
-    scenario: str,
-    driver: Path,
-    tmp_path: Path,
-    cgroups: str = VERSION_2,
-    cards: str = CARD_LINES,
-    mode: str = "auto",
-    without: str = "",
+    scenario: str, driver: Path, tmp_path: Path, cards: str = CARD_LINES, mode: str = "auto", without: str = ""
 ) -> dict[str, t.Any]:
-    """The report of a scenario of limit_node.py."""
+    """Run a scenario of limit_node.py and return its report."""
     namespaces()
     (tmp_path / "cards").write_text(cards)
     source = Path(__file__).resolve().parents[4] / "images" / "gpushare" / "src"
@@ -92,7 +85,7 @@ def play(
     }
     less = ["setpriv", "--bounding-set", f"-{without}", "--inh-caps", f"-{without}"] if without else []
     program = [*less, sys.executable, str(HERE / "limit_node.py"), scenario]
-    script = f'mount --make-rprivate / && {cgroups} && exec "$@"'
+    script = f'mount --make-rprivate / && {VERSION_2} && exec "$@"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", *program],
         capture_output=True, text=True, check=False, timeout=120, env=environment,
@@ -110,11 +103,9 @@ def test_fault_20_a_share_is_limited_from_the_start_and_stays_limited(report: di
     assert report["state"] == "enforced" and report["own"] is None
     # The toolkit's own hook has set what the plugin requested, and the plugin changes nothing.
     assert report["hook"][0] == 0 and report["good"] == [0, 3072, 0]
-    assert report["events"] == [] and report["mended"] == 0
-    # Memory beyond it is refused, to a process started later in the container too.
-    assert report["inside"] == "holding 2000 MiB"
-    assert report["a shell beside it"] == "Insufficient Memory"
-    assert report["the rest"] == "holding 1000 MiB"
+    assert report["events"] == [] and report["corrected"] == 0
+    # Memory beyond it is refused, also to a process that is started later in the container.
+    assert report["allocations"] == ["holding 2000 MiB", "Insufficient Memory", "holding 1000 MiB"]
 
 
 def test_fault_20_a_toolkit_without_limits_and_a_pod_with_a_higher_one(report: dict[str, t.Any]) -> None:
@@ -146,27 +137,23 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict
     assert report["off"] == [[], "off", None, {}]
 
 
-IMPOSSIBLE: dict[str, tuple[str, dict[str, t.Any], str]] = {
-    "a driver before R615": (R580, {}, "NVIDIA's driver is 580.95.05, and limits need 615 or newer"),
-    "cgroup version 1": (R615, {"cgroups": VERSION_1}, "the node runs with cgroup version 1, and limits need"),
+IMPOSSIBLE = {
     "limits turned off in the driver": (
-        R615,
-        {"cards": CARD_LINES + "limits off\n"},
+        CARD_LINES + "limits off\n",
         "card 0 can't be limited; the driver's error: it doesn't support limits on this card",
     ),
     "MIG": (
-        R615,
-        {"cards": CARD_LINES.replace("_16GiB", "_16GiB mig=enabled")},
+        CARD_LINES.replace("_16GiB", "_16GiB mig=enabled"),
         "MIG is on for card 0, and MIG devices can't be limited",
     ),
 }
 
 
-@pytest.mark.parametrize(("version", "more", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize(("cards", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_fault_20_unavailable_limits_fail_no_container(
-    drivers: dict[str, Path], tmp_path: Path, version: str, more: dict[str, t.Any], reason: str
+    drivers: dict[str, Path], tmp_path: Path, cards: str, reason: str
 ) -> None:
-    report = play("impossible", drivers[version], tmp_path, **more)
+    report = play("impossible", drivers[R615], tmp_path, cards=cards)
     assert report["state"].startswith(f"unenforced: {reason}") and report["refusal"] is None
     assert report["environment"] == {}
     assert report["hook, without a request"][0] == 0

@@ -49,6 +49,9 @@ def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
     inventory = nvml_inventory.Inventory(driver, "GiB")
     assert inventory.reason == "the cards haven't been read yet"
     assert not inventory.refresh() and inventory.reason == "no driver" and inventory.cards == ()
+    driver.problem = ""
+    inventory.refresh()
+    assert inventory.reason == "NVIDIA's driver answers, but has no card"
     driver.problem, driver.found = "", [seen(0), dataclasses.replace(seen(1), uuid=seen(0).uuid + "-")]
     inventory.refresh()
     assert inventory.reason is not None and "same UUID" in inventory.reason and inventory.cards == ()
