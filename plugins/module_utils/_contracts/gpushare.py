@@ -38,11 +38,11 @@ POD_UNITS = "ALIYUN_COM_GPU_MEM_POD"
 POD_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 POD_ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 CONTAINER_UNITS = "ALIYUN_COM_GPU_MEM_CONTAINER"
-# Only on a pod of several cards: all of them, as "0,2" (ours); and who holds what of which, as upstream's kubectl
-# plugin reads it.
+# Only on a pod of several cards: their indices, as "0,2" (ours); and the units by container and card, for upstream's
+# kubectl plugin.
 POD_INDICES = "kubegpu.share/card-indices"
 POD_ALLOCATION = "scheduler.framework.gpushare.allocation"
-# All that is written on a pod that has a card.
+# All annotations of a pod that has a card.
 POD_ANNOTATIONS = (
     POD_INDEX,
     POD_CARD_UNITS,
@@ -60,10 +60,10 @@ POD_MODELS = "kubegpu.share/models"
 POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
 POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
 PLACEMENTS = ("binpack", "spread")
-# Longest list of models: an annotation may have 256 KiB, and all other pods wait while it is compared.
+# Maximum length of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
 PATTERNS_LENGTH = 1000
 
-# On the node, ours: what each card is. Upstream's plugin doesn't write it.
+# On the node, ours: its cards. Upstream's plugin doesn't write it.
 NODE_CARDS = "kubegpu.share/cards"
 # On the node, ours: whether containerd there has CDI on ("true", "false").
 NODE_RUNTIME_CDI = "kubegpu.share/runtime-cdi"
@@ -75,7 +75,7 @@ LIMIT_UNENFORCED = "unenforced: "
 
 # On the Lease gpushare-ledger in the extenders' namespace: the bookings of all nodes that may not be bound yet.
 LEDGER = "kubegpu.share/bookings"
-# On a pod: changed so that an earlier decision to bind it can't take effect any more.
+# On a pod: changed so that an earlier request to bind it fails.
 POD_FENCED = "kubegpu.share/fenced"
 # On a pod that others were evicted for: the reserved memory as an annotation (JSON), and a label for watches.
 POD_CLAIM = "kubegpu.share/claim"
@@ -94,9 +94,9 @@ EXTENDER_PORT = 12345
 
 
 class Reason(str, enum.Enum):
-    """Why a server refuses something, for programs; docs/gpushare.md explains each.
+    """The codes of refusals; docs/gpushare.md explains each.
 
-    kube-scheduler's and kubelet's interfaces carry strings only: there the code stands first, before ``: ``.
+    kube-scheduler's and kubelet's interfaces transport strings only, which begin with the code and ``: ``.
     """
 
     # Nodes and their cards, by filter and bind.
@@ -137,7 +137,7 @@ class Reason(str, enum.Enum):
 
 
 class Refusal(t.NamedTuple):
-    """A reason code and a sentence for people."""
+    """A reason code and its text."""
 
     code: Reason
     text: str
@@ -147,7 +147,7 @@ class Refusal(t.NamedTuple):
 
 
 class ContractError(ValueError):
-    """Something that breaks the contract, in one sentence."""
+    """A value violates the contract."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +157,10 @@ class Card:
     :param index: position in NVML's order; shown to people, never used as identity.
     :param uuid: the identity, ``GPU-…``; empty if only upstream's plugin announces the card.
     :param minor: N of /dev/nvidiaN.
-    :param memory_mib: all of the card's memory in MiB; 0 where unknown.
-    :param units: how many units of the cluster's memory unit it holds.
-    :param healthy: may be given to pods.
-    :param model: NVML's name of it; empty where unknown.
+    :param memory_mib: the card's memory in MiB; 0 if unknown.
+    :param units: its memory in the cluster's unit.
+    :param healthy: whether it may be given to pods.
+    :param model: NVML's name of it; empty if unknown.
     :param reason: why it isn't given to pods, as text; empty if unknown.
     :param code: the same as a :class:`Reason`'s value; empty if unknown.
     :param xid: the number of the driver's error, for the code ``XIDError``.
@@ -202,7 +202,7 @@ class Demand:
     """A pod's demand.
 
     :param units: all of its units.
-    :param count: how many cards of one node they are spread over, equally.
+    :param count: number of cards of one node with equal shares.
     :param placement: ``binpack`` or ``spread``; empty for the cluster's default.
     :param models: patterns, in lower case, of which a card's model must match one; empty for any.
     :param excluded: patterns, in lower case, of which a card's model must match none.
@@ -216,15 +216,15 @@ class Demand:
 
     @property
     def share(self) -> int:
-        """Units on each of its cards."""
+        """Return the units on each of its cards."""
         return self.units // self.count
 
     def accepts(self, card: Card) -> bool:
-        """Whether the pod accepts this card's model."""
+        """Return whether the pod accepts this card's model."""
         return self.accepts_model(card.model)
 
     def accepts_model(self, model: str) -> bool:
-        """Whether the pod accepts a model; with a list, an unknown model is never accepted."""
+        """Return whether the pod accepts a model; with a list, an unknown model is never accepted."""
         if not (self.models or self.excluded):
             return True
         model = model.lower()
@@ -237,7 +237,7 @@ class Demand:
 
 
 def units_of(memory_mib: int, unit: str) -> int:
-    """Whole units in so many MiB, rounded down as upstream does.
+    """Convert MiB to whole units, rounded down as upstream does.
 
     :raises ContractError: the unit is neither GiB nor MiB.
     """
@@ -249,7 +249,7 @@ def units_of(memory_mib: int, unit: str) -> int:
 def short_uuids(uuids: t.Sequence[str]) -> dict[str, str]:
     """Return the shortest unique prefixes (8 digits or more) of these cards' UUIDs, by UUID.
 
-    Kubelet's message limit makes every byte of a device ID count.
+    Short ones, because kubelet limits the size of the device list.
 
     :raises ContractError: two cards have one UUID.
     """
@@ -263,12 +263,12 @@ def short_uuids(uuids: t.Sequence[str]) -> dict[str, str]:
 
 
 def device_id(short: str, slot: int) -> str:
-    """The kubelet device ID of one unit: its card and a slot on it."""
+    """Return the kubelet device ID of one unit: its card and a slot on it."""
     return f"{short}-{slot}"
 
 
 def card_of_device_id(identifier: str) -> str:
-    """The short UUID in a device ID.
+    """Return the short UUID in a device ID.
 
     :raises ContractError: the ID isn't one of ours.
     """
@@ -279,7 +279,7 @@ def card_of_device_id(identifier: str) -> str:
 
 
 def card_by_short(cards: t.Iterable[Card], short: str) -> Card | None:
-    """The card that a device ID names, however long its beginning was when the ID was made."""
+    """Return the card of a device ID, whose short UUID may have any length; None if it is unknown."""
     found = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
     return found[0] if len(found) == 1 else None
 
@@ -307,7 +307,7 @@ def device_list_bytes(cards: t.Sequence[Card]) -> int:
 def check_device_list(cards: t.Sequence[Card], unit: str, variable: str = "gpushare_memory_unit") -> None:
     """Refuse a memory unit that makes more device IDs than kubelet accepts in one message.
 
-    :raises ContractError: too many; one sentence that names the variable.
+    :raises ContractError: too many; the message names the variable.
     """
     size = device_list_bytes(cards)
     if size > KUBELET_MESSAGE_BYTES:
@@ -321,7 +321,7 @@ def check_device_list(cards: t.Sequence[Card], unit: str, variable: str = "gpush
 
 
 def cards_to_annotation(cards: t.Iterable[Card]) -> str:
-    """The value of the node annotation: compact JSON, cards by index."""
+    """Return the value of the node annotation: compact JSON, cards by index."""
     rows = [
         {
             "index": card.index,
@@ -341,9 +341,9 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
 
 
 def cards_from_annotation(text: str) -> list[Card]:
-    """The cards that a node annotation lists.
+    """Parse a node annotation.
 
-    :raises ContractError: it isn't what the plugin writes.
+    :raises ContractError: it is malformed.
     """
     try:
         cards = [
@@ -361,7 +361,7 @@ def cards_from_annotation(text: str) -> list[Card]:
             )
             for row in json.loads(text)
         ]
-    # A number may be Infinity, and brackets may be too deep: one invalid annotation must not stop all reading.
+    # A number may be Infinity, and brackets may be nested too deeply.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ContractError(f"node annotation {NODE_CARDS} can't be read: {error!r}") from error
     if len({card.index for card in cards}) != len(cards) or any(card.units < 0 or card.index < 0 for card in cards):
@@ -373,9 +373,9 @@ _QUANTITY = re.compile(r"([0-9]+)(?:[eE]\+?([0-9]+)|(k|[KMGTPE]i|[MGTPE]))?")
 
 
 def quantity(value: t.Any) -> int:
-    """A whole number of an extended resource as the API writes it: plain, or with k, M, Gi, e3 and the like.
+    """Parse a whole number of an extended resource: plain, or with k, M, Gi, e3 and the like.
 
-    Unreadable values count as 0: the API server has already refused them in pods.
+    Malformed values are 0; the API server refuses them in pods.
     """
     found = _QUANTITY.fullmatch(str(value).strip())
     if not found:
@@ -391,14 +391,14 @@ def quantity(value: t.Any) -> int:
 
 
 def node_resource(node: JsonObject, resource: str, field: str = "capacity") -> int:
-    """``status.capacity`` (or ``allocatable``) of one resource of a node."""
+    """Return a node's ``status.capacity`` (or ``allocatable``) of a resource."""
     return quantity(((node.get("status") or {}).get(field) or {}).get(resource, 0))
 
 
 def node_cards(node: JsonObject) -> list[Card]:
-    """The cards of a node: from our annotation, else capacity divided by count as upstream does.
+    """Return a node's cards from its annotation, or else capacity divided by count as upstream does.
 
-    A broken annotation is treated as absent.
+    A malformed annotation is treated as absent.
     """
     text = ((node.get("metadata") or {}).get("annotations") or {}).get(NODE_CARDS)
     if text:
@@ -416,7 +416,7 @@ def node_cards(node: JsonObject) -> list[Card]:
 
 
 def container_units(container: JsonObject) -> int:
-    """Units that one container asks for (extended resources: request and limit are equal)."""
+    """Return the units that a container requests; requests and limits of extended resources are equal."""
     resources = container.get("resources") or {}
     for field in ("limits", "requests"):
         if RESOURCE_MEMORY in (resources.get(field) or {}):
@@ -425,7 +425,7 @@ def container_units(container: JsonObject) -> int:
 
 
 def gpu_containers(pod: JsonObject) -> list[tuple[str, int]]:
-    """Name and units of each container that asks for any, in the order in which kubelet serves them."""
+    """Return name and units of the containers that request units, in the order in which kubelet allocates."""
     spec = pod.get("spec") or {}
     everything = list(spec.get("initContainers") or []) + list(spec.get("containers") or [])
     asked = [(str(one.get("name", "")), container_units(one)) for one in everything]
@@ -433,7 +433,7 @@ def gpu_containers(pod: JsonObject) -> list[tuple[str, int]]:
 
 
 def pod_units(pod: JsonObject) -> int:
-    """Units that a pod holds on its card, by Kubernetes' rule for init and sidecar containers.
+    """Return a pod's units by Kubernetes' rule for init and sidecar containers.
 
     The larger of: the sum over containers and sidecars; for each init container, its units and those of the sidecars
     started before it.
@@ -450,7 +450,7 @@ def pod_units(pod: JsonObject) -> int:
 
 
 def pod_key(pod: JsonObject) -> str:
-    """``namespace/name``."""
+    """Return ``namespace/name``."""
     metadata = pod.get("metadata") or {}
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
 
@@ -460,35 +460,35 @@ def pod_uid(pod: JsonObject) -> str:
 
 
 def pod_node(pod: JsonObject) -> str:
-    """The node that a pod is bound to; empty before."""
+    """Return the node that a pod is bound to; empty before."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def pod_priority(pod: JsonObject) -> int:
-    """``spec.priority``, which the API server sets from the priority class; 0 without one."""
+    """Return ``spec.priority``, which the API server sets from the priority class; 0 without one."""
     priority = (pod.get("spec") or {}).get("priority")
     return priority if isinstance(priority, int) else 0
 
 
 def terminating(pod: JsonObject) -> bool:
-    """The pod is being deleted; until it is gone, it holds its memory."""
+    """Return whether the pod is being deleted; it holds its memory until then."""
     return bool((pod.get("metadata") or {}).get("deletionTimestamp"))
 
 
 def finished(pod: JsonObject) -> bool:
-    """Nothing of the pod runs any more; a terminating pod isn't finished: its process may still hold memory."""
+    """Return whether all containers have ended; processes of a terminating pod may still hold memory."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def wants_a_node(pod: JsonObject) -> bool:
-    """The pod still waits to be scheduled."""
+    """Return whether the pod is still to be scheduled."""
     return not pod_node(pod) and not terminating(pod) and not finished(pod)
 
 
 def counts(pod: JsonObject) -> bool:
-    """The pod holds (or is about to hold) memory of its node: bound, not finished, asking for some.
+    """Return whether the pod holds (or will hold) memory of its node: it is bound, not finished, and requests units.
 
-    Annotations of an unbound pod don't count: a failed bind leaves them behind.
+    Annotations of an unbound pod don't count: they remain after a failed bind.
     """
     return bool(pod_node(pod)) and not finished(pod) and pod_units(pod) > 0
 
@@ -500,7 +500,7 @@ def _annotations(pod: JsonObject) -> JsonObject:
 def demand(pod: JsonObject) -> Demand:
     """Return a pod's demand; without memory its other annotations are ignored.
 
-    :raises ContractError: an annotation is invalid; one sentence that names it.
+    :raises ContractError: an annotation is invalid; the message names it.
     """
     units = pod_units(pod)
     annotations = _annotations(pod)
@@ -526,14 +526,16 @@ def demand(pod: JsonObject) -> Demand:
 
 
 def _check_reuse(pod: JsonObject) -> None:
-    """kubelet gives an init container's units again, any of them: a part of them wouldn't be equal shares of cards.
+    """Refuse a pod of several cards in which kubelet could reuse a part of an init container's units.
 
-    :raises ContractError: a container of a pod of several cards would be given such a part.
+    Any units may be in that part, so the shares of the cards may differ.
+
+    :raises ContractError: a container would be given such a part.
     """
     spec = pod.get("spec") or {}
     inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
     pool = 0
-    for one, passes_on in inits + [(one, False) for one in spec.get("containers") or []]:
+    for one, reusable in inits + [(one, False) for one in spec.get("containers") or []]:
         units = container_units(one)
         if 0 < units < pool:
             raise ContractError(
@@ -541,8 +543,8 @@ def _check_reuse(pod: JsonObject) -> None:
                 f"part of the {pool} that an init container had, of any card"
             )
         if units:
-            # All of them, and new ones for the rest.
-            pool = units if passes_on else 0
+            # kubelet reuses all of them, and adds new ones.
+            pool = units if reusable else 0
 
 
 def _patterns(annotations: JsonObject, key: str) -> tuple[str, ...]:
@@ -574,8 +576,7 @@ def booking(pod: JsonObject) -> Booking | None:
 
 
 def _several(text: t.Any, first: int, pod: JsonObject) -> tuple[int, ...]:
-    """The cards in a list; none where it can't be true of this pod: upstream's plugin, say, moved it to another card
-    and left the list behind."""
+    """Parse a list of cards; empty if it contradicts the pod, as after upstream's plugin changed only the index."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", text):
         return ()
     indices = tuple(int(one) for one in text.split(","))
@@ -584,7 +585,7 @@ def _several(text: t.Any, first: int, pod: JsonObject) -> tuple[int, ...]:
 
 
 def shares(pod: JsonObject) -> dict[int, int]:
-    """Units by card's index for a pod that has a booking; nothing for one that hasn't."""
+    """Return a pod's booked units by the card's index; empty without a booking."""
     held = booking(pod)
     if held is None:
         return {}
@@ -592,12 +593,13 @@ def shares(pod: JsonObject) -> dict[int, int]:
 
 
 def booking_annotations(cards: t.Sequence[Card], pod: JsonObject, now_ns: int, assigned: bool) -> dict[str, str | None]:
-    """Every annotation of ours (all of ``POD_ANNOTATIONS``) for a pod that has these cards, in this order.
+    """Return all of ``POD_ANNOTATIONS`` for a pod of these cards.
 
-    None means that the pod must not have it, as in a merge patch: those of several cards on a pod that has only one.
-    Where nothing can be removed (a Binding merges), see ``merge_only``.
+    None removes an annotation, as in a merge patch: those of several cards from a pod of one card. For requests that
+    can't remove any (a Binding merges), see ``merge_only``.
 
     :param now_ns: when the cards were chosen, in nanoseconds since 1970.
+    :param assigned: whether kubelet has allocated the units.
     """
     several = len(cards) > 1
     allocation = {
@@ -617,18 +619,18 @@ def booking_annotations(cards: t.Sequence[Card], pod: JsonObject, now_ns: int, a
 
 
 def merge_only(annotations: t.Mapping[str, str | None], pod: JsonObject) -> dict[str, str]:
-    """``booking_annotations`` for a request that can add and change, but not remove.
+    """Convert ``booking_annotations`` for a request that can't remove annotations.
 
-    What must go is made empty, which counts as absent, on a pod that has it, and is left out for any other.
+    A removed annotation becomes empty, which counts as absent, if the pod has it; otherwise it is omitted.
     """
     there = _annotations(pod)
     return {key: value or "" for key, value in annotations.items() if value is not None or key in there}
 
 
 def used_units(cards: t.Sequence[Card], pods: t.Iterable[JsonObject]) -> tuple[dict[int, int], int]:
-    """Units held on each card (by index), and those of pods whose card isn't known; for pods of one node.
+    """Return the units held on each card (by index), and those of pods whose card is unknown; for pods of one node.
 
-    Plain integers: more than a card's size is reported as it is, never wrapped.
+    More than a card's size is reported as it is.
     """
     used = {card.index: 0 for card in cards}
     unknown = 0

@@ -96,7 +96,7 @@ def registered(text: t.Any) -> list[Gpu]:
 
 
 def is_abandoned(handshake: t.Any) -> bool:
-    """Whether the scheduler has abandoned a node, so that its register is out of date."""
+    """Return whether the scheduler has abandoned a node, so that its register is out of date."""
     return isinstance(handshake, str) and handshake.startswith("Deleted")
 
 
@@ -195,7 +195,7 @@ def _share(entry: str) -> tuple[str, int, int]:
 
 
 def held(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -> dict[str, Held]:
-    """What a pod holds of each GPU (by UUID), by the rule of HAMi's scheduler.
+    """Return a pod's part of each GPU (by UUID), by the rule of HAMi's scheduler.
 
     Init containers run one after the other, sidecars from their start on, the others together when all init containers
     have ended. Counted is the maximum at any time; once the init containers have ended, what is held from then on.
@@ -203,7 +203,7 @@ def held(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -
     :param given: the result of ``allocated``, init containers first.
     """
     inits = list(pod["spec"].get("initContainers") or [])
-    # Older versions leave init containers out.
+    # Older versions omit init containers.
     skipped = len(inits) if len(given) <= len(pod["spec"].get("containers") or []) else 0
     ended = _init_containers_ended(pod, inits)
     staying: dict[str, Held] = {}
@@ -226,7 +226,7 @@ def held(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -
 
 
 def containers(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -> list[tuple[str, int]]:
-    """Name and MiB of each container that has any GPU, init containers first."""
+    """Return name and MiB of each container that has any GPU, init containers first."""
     inits, others = list(pod["spec"].get("initContainers") or []), list(pod["spec"].get("containers") or [])
     named = others if len(given) <= len(others) else inits + others
     names = [str(one.get("name", "")) for one in named] + [""] * len(given)
@@ -234,7 +234,7 @@ def containers(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int
 
 
 def requested_mib(pod: JsonObject) -> int:
-    """MiB that a pod's containers request; 0 where they request a percentage, or a whole GPU."""
+    """Return the MiB that a pod's containers request; 0 if they request a percentage, or a whole GPU."""
     total = 0
     for one in pod["spec"].get("containers") or []:
         limits = {**((one.get("resources") or {}).get("requests") or {})}
@@ -245,7 +245,7 @@ def requested_mib(pod: JsonObject) -> int:
 
 
 def _init_containers_ended(pod: JsonObject, inits: t.Sequence[JsonObject]) -> bool:
-    """Whether all init containers but sidecars have ended successfully."""
+    """Return whether all init containers but sidecars have ended successfully."""
     passing = {one.get("name") for one in inits if one.get("restartPolicy") != "Always"}
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
     ended = {

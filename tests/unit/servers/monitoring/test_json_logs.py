@@ -32,7 +32,7 @@ def rows(text: str) -> list[Row]:
     """Parse every line, which must be an object with the common fields."""
     assert text.endswith("\n")
     found = []
-    # Not splitlines: what it takes for the end of a line may stand in a message.
+    # Not splitlines, which splits at further characters that a message may contain.
     for line in text[:-1].split("\n"):
         row = json.loads(line)
         assert list(row)[:4] == ["time", "level", "logger", "message"], line

@@ -17,7 +17,7 @@ from gpushare.shared._contracts import gpushare as contract
 PAGE = (Path(__file__).parents[4] / "docs" / "monitoring.md").read_text()
 SOURCES = sorted(Path(gpushare.__file__).parent.rglob("*.py"))
 REASON = re.compile(r"(Gpu|GPUMemory)[A-Z][A-Za-z]+|Preempted")
-# What the log's JSON has of each message.
+# The fields of every line of the log.
 STANDARD = {"time", "level", "logger", "message", "exception"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A driver that keeps memory limits as R615 is documented to, and a tree of cgroups, both in memory."""
+"""Doubles of a driver with memory limits as documented for R615, and of a tree of cgroups."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ OWN = f"{PODS}/own"
 
 
 class FakeDriver:
-    """The driver's side: limits by card and folder, and what is held in a folder, in bytes."""
+    """The driver: limits by card and folder, and used memory of a folder in bytes.
 
-    def __init__(self, version: str = "615.71.09") -> None:
+    :param cards: MiB by UUID.
+    """
+
+    def __init__(self, version: str = "615.71.09", cards: t.Mapping[str, int] | None = None) -> None:
         self.version = version
+        self.sizes = cards or {card.uuid: card.memory_mib for card in CARDS}
         self.kept: dict[tuple[str, str], Limit] = {}
         self.held: dict[tuple[str, str], int] = {}
-        self.folders = {OWN, PODS}
+        self.folders: set[str] = {OWN, PODS}
         self.mig: set[str] = set()
         # A code that the next calls of "set" or "get" answer, by card.
         self.broken: dict[tuple[str, str], int] = {}
@@ -51,7 +55,7 @@ class FakeDriver:
 
     def set(self, uuid: str, folder: str, limit: Limit) -> None:
         self._check("set", uuid, folder)
-        size = next(card.memory_mib for card in CARDS if card.uuid == uuid) * MIB
+        size = self.sizes[uuid] * MIB
         if limit.soft > limit.hard or (limit.hard != UNLIMITED and limit.hard > size):
             raise Refusal(MESSAGES[2], 2)
         if self.held.get((uuid, folder), 0) > limit.hard:
@@ -71,7 +75,7 @@ class FakeDriver:
     # For tests.
 
     def remove(self, folder: str) -> None:
-        """The cgroup goes, and its limits with it."""
+        """Remove a cgroup and its limits."""
         self.folders.discard(folder)
         for store in (self.kept, self.held):
             for key in [key for key in store if key[1] == folder]:
@@ -80,6 +84,13 @@ class FakeDriver:
     def mib(self, folder: str) -> dict[str, int]:
         """The hard limits of a folder in MiB, by card."""
         return {uuid: limit.hard // MIB for (uuid, at), limit in self.kept.items() if at == folder}
+
+
+class EveryFolder(set[str]):
+    """Contains the cgroup of any container."""
+
+    def __contains__(self, folder: object) -> bool:
+        return True
 
 
 class FakeCgroups:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the device plugin meets in its tests: kubelet over real gRPC, an API server in memory, cards without silicon."""
+"""Doubles around the device plugin: kubelet over real gRPC, an API server in memory, simulated cards."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gpushare.api.client import KubeError
 from gpushare.kubelet import wire
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.library import NvmlCard, NvmlError, Xid
-from gpushare.nvml.limits import UNLIMITED, Limit, Refusal
 from gpushare.plugin import reconcile
 from gpushare.plugin.command import Options, Plugin
 from gpushare.shared._contracts import gpushare as contract
+from limit_fakes import EveryFolder, FakeCgroups, FakeDriver
 from pod_resources_messages import MESSAGES
 from prometheus_client import CollectorRegistry
 
@@ -34,7 +34,7 @@ NODE = "gpu1"
 
 
 def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: str = "") -> t.Any:
-    """Wait for something that other threads bring about."""
+    """Wait for a change by other threads."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
@@ -78,48 +78,8 @@ class FakeNvml:
             return []
 
     def fail(self, index: int, xid: int) -> None:
-        """An error of a card, as the driver reports it."""
+        """Report an error of a card, as the driver."""
         self._xids.put(Xid(seen(index).uuid, xid))
-
-
-class FakeLimits:
-    """The driver's limits: a branch that has none, until a test gives it another version."""
-
-    def __init__(self) -> None:
-        self.version = "580.95.05"
-        self.kept: dict[tuple[str, str], Limit] = {}
-
-    def driver(self) -> str:
-        return self.version
-
-    def divided(self, uuid: str) -> bool:
-        return False
-
-    def get(self, uuid: str, folder: str) -> Limit | None:
-        return self.kept.get((uuid, folder))
-
-    def set(self, uuid: str, folder: str, limit: Limit) -> None:
-        if self.version.startswith("5"):
-            raise Refusal("its library has no limits", 13)
-        if limit.hard == UNLIMITED:
-            self.kept.pop((uuid, folder), None)
-        else:
-            self.kept[uuid, folder] = limit
-
-
-class FakeCgroups:
-    """Control groups of version 2, in which every container has a folder."""
-
-    root = "/cgroups"
-
-    def version(self) -> int:
-        return 2
-
-    def own(self) -> str | None:
-        return "/cgroups/own"
-
-    def folder(self, container_id: str) -> str | None:
-        return f"/cgroups/{container_id}"
 
 
 # --------------------------------------------------------------------------- the API server
@@ -246,10 +206,10 @@ class Rejected(Exception):
 
 
 class FakeKubelet:
-    """Registration, device accounting and PodResources as kubelet 1.36 does them; what is simulated is only the pods.
+    """Registration, device accounting and PodResources as in kubelet 1.36; pods don't run.
 
-    Like the real one it picks IDs at random where the plugin has no preference, refuses messages above 4 MiB, empties
-    the socket folder when it starts, and on the end of any list takes down whatever client has the resource's name.
+    As the real one it chooses IDs at random without the plugin's preference, refuses messages above 4 MiB, empties the
+    socket folder when it starts, and at the end of any list removes the client with the resource's name.
     """
 
     def __init__(self, root: Path) -> None:
@@ -312,7 +272,7 @@ class FakeKubelet:
         assert request.version == "v1beta1" and request.resource_name == contract.RESOURCE_MEMORY
         assert request.options.get_preferred_allocation_available and not request.options.pre_start_required
         path = self.folder / request.endpoint
-        # As kubelet: no limit of our own making, so gRPC's 4 MiB.
+        # As kubelet, without another limit than gRPC's 4 MiB.
         channel = grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
         options = self._unary(channel, wire.OPTIONS)(wire.message("v1beta1.Empty")(), timeout=5)
         assert options.get_preferred_allocation_available
@@ -457,7 +417,9 @@ class Node:
             )
         self.kubelet = FakeKubelet(root)
         self.nvml = FakeNvml(*(cards or (seen(0), seen(1))))
-        self.limits = FakeLimits()
+        # Without limits until a test sets another version.
+        self.limits = FakeDriver("580.95.05", {one.uuid: one.memory_mib for one in self.nvml.found})
+        self.limits.folders = EveryFolder()
         self.unit = unit
         self.specifications = root / "cdi"
         self.plugin: Plugin | None = None
@@ -477,7 +439,13 @@ class Node:
             **more,
         )
         self.plugin = Plugin(
-            options, self.kube, self.nvml, self.limits, registry or CollectorRegistry(), (0.05, 0.2), FakeCgroups()
+            options,
+            self.kube,
+            self.nvml,
+            self.limits,
+            registry or CollectorRegistry(),
+            (0.05, 0.2),
+            FakeCgroups(self.limits),
         )
         self.plugin.start()
         return self.plugin
@@ -508,7 +476,7 @@ class Node:
             self.plugin.stop()
         self.kubelet.stop()
 
-    # A pod's way through scheduler and kubelet.
+    # Pods.
 
     def run(self, pod: JsonObject) -> JsonObject:
         """Bound in the API, admitted by kubelet, reported as started."""
@@ -546,7 +514,7 @@ class Node:
         return {contract.card_of_device_id(one) for one in ids}
 
     def visible(self, pod: JsonObject) -> set[str]:
-        """The cards that the pod's containers would see."""
+        """The cards that are visible to the pod's containers."""
         return {envs["NVIDIA_VISIBLE_DEVICES"] for envs in self.kubelet.envs[pod["metadata"]["uid"]].values()}
 
     def annotations(self, pod: JsonObject) -> dict[str, str]:

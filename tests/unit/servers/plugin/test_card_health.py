@@ -53,7 +53,7 @@ def test_fault_07_an_xid_removes_a_card_notifies_its_pods_and_expires(node: Node
     assert node.metric(f'gpushare_plugin_xids_total{{uuid="{seen(1).uuid}",xid="79"}}') == 1
     labels = f'{{card="1",model="Simulated NVIDIA GPU",node="{NODE}",uuid="{seen(1).uuid}"}}'
     assert node.metric(f"gpushare_plugin_card_healthy{labels}") == 0
-    # The extender's choice comes too late: kubelet has none of that card's units left.
+    # The booking is obsolete: kubelet has no healthy units of that card.
     moved = node.run(make_pod("moved", 4, booked=1))
     assert node.visible(moved) == {seen(0).uuid}
     until(lambda: health(node) == [(True, ""), (True, "")])

@@ -10,7 +10,8 @@ from gpushare.api.client import KubeError
 from gpushare.plugin import cleanup, command, limits
 from gpushare.plugin.command import Options
 from gpushare.shared._contracts import gpushare as contract
-from plugin_fakes import FakeCgroups, Node, Rejected, make_pod, seen, until
+from limit_fakes import FakeCgroups, folder_of
+from plugin_fakes import Node, Rejected, make_pod, seen, until
 
 JsonObject = dict[str, t.Any]
 
@@ -24,12 +25,12 @@ def node(make: t.Callable[..., Node]) -> Node:
 
 def clean(node: Node) -> int:
     options = Options(node="gpu1", kubelet_dir=node.kubelet.root)
-    return command.clean(options, node.kube, node.nvml, node.limits, FakeCgroups())
+    return command.clean(options, node.kube, node.nvml, node.limits, FakeCgroups(node.limits))
 
 
 def cgroup(pod: JsonObject) -> str:
     """The cgroup of a pod's first container."""
-    return f"/cgroups/{pod['metadata']['uid']}-c0"
+    return folder_of(f"{pod['metadata']['uid']}-c0")
 
 
 def kept(node: Node, pod: JsonObject) -> dict[str, int]:

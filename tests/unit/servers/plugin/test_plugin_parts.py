@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Corrections of annotations, what is kept of pods, and the command line."""
+"""Corrections of annotations, trimmed pods, and the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real command as a process of its own, with the real nvidia-ml-py over the lab's stand-in for NVIDIA's library.
+"""The real command as a process of its own, with the real nvidia-ml-py over the lab's simulated library.
 
-It meets kubelet over gRPC and the API over HTTP; it is killed and its cards break.
+It uses kubelet over gRPC and the API over HTTP; tests kill it and let cards fail.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Process:
         self._cards = root / "cards"
         self._log = root / "log"
         self._process: subprocess.Popen[bytes] | None = None
-        # What the command is started by.
+        # A command that starts it.
         self.started_by: tuple[str, ...] = ()
         self.hardware()
         self._api = contextlib.ExitStack()
@@ -67,7 +67,7 @@ class Process:
         ]
         rows += [f"fault {one}" for one in faults] + [f"xid {one}" for one in xids]
         text = "\n".join(["driver 580.95.05", "cuda 13000", *rows, ""])
-        # In place and by one write, as the stand-in asks for.
+        # In place and by one write, as the simulated library requires.
         with self._cards.open("r+b" if self._cards.exists() else "wb") as file:
             file.truncate(file.write(text.encode()))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is worked out of pods: once for each state of them, and never of the wrong one."""
+"""Values derived from pods are computed once for each state of a pod."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def accepted(socket: Path) -> list[str]:
 
 @pytest.mark.parametrize("away", [0.0, 1.5])
 def test_a_restarted_kubelet_responds_at_once(lister: Lister, away: float) -> None:
-    """Whatever gRPC waits for after a connection that failed, a pod's admission doesn't."""
+    """A pod's admission doesn't wait for gRPC's back-off after a failed connection."""
     client = KubeletPodResources(str(lister.socket))
     client.list()
     lister.stop()

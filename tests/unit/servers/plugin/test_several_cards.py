@@ -183,7 +183,7 @@ def test_spread(node: Node) -> None:
     assert node.visible(node.run(make_pod("packed", 2))) == {visible(0)}
 
 
-# --------------------------------------------------------------------------- what is written
+# --------------------------------------------------------------------------- corrections
 
 
 def test_unequal_shares_are_reported_and_not_written() -> None:
