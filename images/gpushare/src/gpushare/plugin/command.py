@@ -311,78 +311,47 @@ class Plugin:
         self.reconciler.expect_allocation()
 
 
+# Type, default and help by name.
+FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
+    "node-name": (str, "", "this node's name in the API"),
+    "memory-unit": (str, "GiB", "GiB or MiB, the same in the whole cluster"),
+    "kubelet-dir": (str, "/var/lib/kubelet", "kubelet's folder; device-plugins/ and pod-resources/ are in it"),
+    "address": (str, "0.0.0.0", "address of health checks and metrics"),
+    "port": (int, str(PORT), "port of health checks and metrics"),
+    "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
+    "look": (float, "5", "seconds after which the cards are queried again"),
+    "xid-quiet": (float, "300", "seconds without a further error after which a card is given to pods again"),
+    "ignore-xids": (
+        str,
+        "",
+        "XID errors that don't concern the card, besides those of applications; numbers with commas",
+    ),
+    "device-injection": (
+        str,
+        AUTO,
+        "how containers get their cards: cdi, envvar, or auto for cdi if kubelet and runtime can",
+    ),
+    "cdi-folders": (str, ",".join(map(str, FOLDERS)), "folders of CDI specifications, with commas; the last one wins"),
+    "memory-limit": (str, "auto", "whether the driver limits containers to their shares: auto, required or off"),
+    "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
+    "log-format": (str, "text", "text or json"),
+    "log-level": (str, "info", "debug, info, warning or error"),
+    "api-server": (str, "", "URL; unset: the cluster's own"),
+    "service-account": (str, "", "folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod"),
+}
+
+
 def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; missing options come from the environment, then from the defaults."""
-    env = os.environ.get
     parser = argparse.ArgumentParser(prog=COMPONENT, description=__doc__)
-    parser.add_argument("--node-name", default=env("NODE_NAME", ""), help="this node's name in the API")
-    parser.add_argument(
-        "--memory-unit", default=env("GPUSHARE_MEMORY_UNIT", "GiB"), help="GiB or MiB, the same in the whole cluster"
-    )
-    parser.add_argument(
-        "--kubelet-dir",
-        default=env("GPUSHARE_KUBELET_DIR", "/var/lib/kubelet"),
-        help="kubelet's folder; device-plugins/ and pod-resources/ are in it",
-    )
-    parser.add_argument(
-        "--address", default=env("GPUSHARE_ADDRESS", "0.0.0.0"), help="address of health checks and metrics"
-    )
-    parser.add_argument("--port", type=int, default=env("GPUSHARE_PORT", str(PORT)))
-    parser.add_argument(
-        "--resync",
-        type=float,
-        default=env("GPUSHARE_RESYNC", "30"),
-        help="seconds after which everything is compared again, at the latest",
-    )
-    parser.add_argument(
-        "--look",
-        type=float,
-        default=env("GPUSHARE_LOOK", "5"),
-        help="seconds after which the cards are queried again",
-    )
-    parser.add_argument(
-        "--xid-quiet",
-        type=float,
-        default=env("GPUSHARE_XID_QUIET", "300"),
-        help="seconds without a further error after which a card is given to pods again",
-    )
-    parser.add_argument(
-        "--ignore-xids",
-        default=env("GPUSHARE_IGNORE_XIDS", ""),
-        help="XID errors that don't concern the card, besides those of applications; numbers separated by commas",
-    )
-    parser.add_argument(
-        "--device-injection",
-        default=env("GPUSHARE_DEVICE_INJECTION", AUTO),
-        help="how containers get their cards: cdi, envvar, or auto for cdi where kubelet and runtime can",
-    )
-    parser.add_argument(
-        "--cdi-folders",
-        default=env("GPUSHARE_CDI_FOLDERS", ",".join(map(str, FOLDERS))),
-        help="where the node's CDI specifications are, separated by commas; the later one wins",
-    )
-    parser.add_argument(
-        "--memory-limit",
-        default=env("GPUSHARE_MEMORY_LIMIT", "auto"),
-        help="whether the driver holds containers to their shares: auto, required or off",
-    )
-    parser.add_argument(
-        "--cgroup-root",
-        default=env("GPUSHARE_CGROUP_ROOT", "/sys/fs/cgroup"),
-        help="where the node's own control groups are mounted",
-    )
+    for name, (kind, default, help_text) in FLAGS.items():
+        # The environment's values are strings, which argparse converts as those of the command line.
+        variable = "NODE_NAME" if name == "node-name" else "GPUSHARE_" + name.upper().replace("-", "_")
+        parser.add_argument(f"--{name}", type=kind, default=os.environ.get(variable, default), help=help_text)
     parser.add_argument(
         "--cleanup",
         action="store_true",
         help="remove the plugin's annotations, resources and limits from this node, and exit; the plugin must not run",
-    )
-    parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
-    parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
-    parser.add_argument("--api-server", default=env("GPUSHARE_API_SERVER", ""), help="URL; unset: the cluster's own")
-    parser.add_argument(
-        "--service-account",
-        default=env("GPUSHARE_SERVICE_ACCOUNT", ""),
-        help="folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod",
     )
     parser.add_argument("--version", action="version", version=gpushare.__version__)
     options = parser.parse_args(arguments)
