@@ -65,31 +65,16 @@ def checkpoint(*entries: Any, registered: Any = None, **top: Any) -> bytes:
 
 def list_response(pods: dict[str, dict[str, dict[str, list[str]]]]) -> bytes:
     """Response to List for "namespace/name" to containers to resources to IDs, with one message for each ID."""
-    resources, container, devices = (
-        MESSAGES[f"v1.{one}"] for one in ("PodResources", "ContainerResources", "ContainerDevices")
-    )
-    return wire.encode(
-        MESSAGES["v1.ListPodResourcesResponse"](
-            pod_resources=[
-                resources(
-                    namespace=key.partition("/")[0],
-                    name=key.partition("/")[2],
-                    containers=[
-                        container(
-                            name=name,
-                            devices=[
-                                devices(resource_name=resource, device_ids=[one])
-                                for resource, ids in given.items()
-                                for one in ids
-                            ],
-                        )
-                        for name, given in containers.items()
-                    ],
-                )
-                for key, containers in pods.items()
-            ]
-        )
-    )
+    response = MESSAGES["v1.ListPodResourcesResponse"]()
+    for key, containers in pods.items():
+        namespace, _slash, name = key.partition("/")
+        pod = response.pod_resources.add(namespace=namespace, name=name)
+        for container, given in containers.items():
+            row = pod.containers.add(name=container)
+            for resource, ids in given.items():
+                for one in ids:
+                    row.devices.add(resource_name=resource, device_ids=[one])
+    return wire.encode(response)
 
 
 @contextlib.contextmanager

@@ -131,16 +131,8 @@ class FakeHost:
         return 1000
 
     def process(self, pid: int, listed: int) -> JsonObject:
-        return {
-            "name": "python3",
-            "start_time": str(pid),
-            "cgroup": f"/kubepods/pod{pid}",
-            "where": "pod",
-            "pod_uid": "u",
-            "container_id": "",
-            "runtime": "",
-            "static": False,
-        }
+        found = {"name": "python3", "start_time": str(pid), "cgroup": f"/kubepods/pod{pid}", "where": "pod"}
+        return {**found, "pod_uid": "u", "container_id": "", "runtime": "", "static": False}
 
     def has_libvgpu(self, pid: int, start_time: str) -> bool | None:
         return pid % 2 == 0

@@ -10,6 +10,7 @@ import threading
 import time
 import types
 import typing as t
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -262,11 +263,8 @@ class Library(types.ModuleType):
     def nvmlDeviceGetMinorNumber(self, handle: t.Any) -> int:
         return self._number(handle) + 3
 
-    def nvmlDeviceGetMemoryInfo(self, handle: t.Any) -> t.Any:
-        return types.SimpleNamespace(total=(16 << 30) + 12345, used=(3 << 30) + 1)
-
-    def nvmlDeviceGetName(self, handle: t.Any) -> str:
-        return "Card"
+    nvmlDeviceGetName = Mock(return_value="Card")
+    nvmlDeviceGetMemoryInfo = Mock(return_value=types.SimpleNamespace(total=(16 << 30) + 12345, used=(3 << 30) + 1))
 
     def nvmlDeviceGetMigMode(self, handle: t.Any) -> list[int]:
         if (number := self._number(handle)) not in self.mig:
