@@ -5,6 +5,21 @@ from __future__ import annotations
 
 import threading
 import typing as t
+from pathlib import Path
+from types import SimpleNamespace
+
+from real_apiserver import ApiServer
+
+
+def module_of(
+    server: ApiServer, arguments: t.Iterable[str], tmpdir: Path | None = None, **params: t.Any
+) -> SimpleNamespace:
+    """Return the attributes of AnsibleModule from which a client is made.
+
+    :param tmpdir: of the module, with the cache of the cluster's resources.
+    """
+    given = {**dict.fromkeys(arguments), "kubeconfig": str(server.kubeconfig), **params}
+    return SimpleNamespace(params=given, tmpdir=str(tmpdir or server.folder), no_log_values=set())
 
 
 class Simulation:

@@ -1,28 +1,49 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's GPU Operator beside gpushare: the real ClusterPolicy definition, and a simulated operator."""
+"""NVIDIA's GPU Operator beside gpushare, simulated: on the real ClusterPolicy definition, and in memory with kills."""
 
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
+import itertools
+import json
 
 import pytest
-import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref, ref_of
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as subject
-from definitions import definitions
+from memory_kube import MemoryKube
 from real_apiserver import MERGE, Refused
-from simulation import Simulation
+from simulation import Simulation, module_of
 
+ON, OFF = ("true", "true"), ("false", "false")
+CRIO, CONTAINERD = "cri-o://1.33.4", "containerd://2.1.0"
+POLICY = Ref(subject.API, subject.KIND, "", "gpu-cluster-policy")
 POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
-POLICY = f"{POLICIES}/gpu-cluster-policy"
-PODS = "/api/v1/namespaces/default/pods"
-EMPTY = {name: {} for name in ("daemonsets", "dcgm", "dcgmExporter", "driver", "gfd", "nodeStatusExporter", "operator")}
+
+
+class Operator:
+    """A simulation in memory: ready two seconds after each change of the policy's spec, unless ``broken``."""
+
+    def __init__(self):
+        self.broken = lambda spec: False
+        self.generation, self.age = None, 0
+
+    def __call__(self, kube):
+        policy = kube.objects[POLICY]
+        generation = policy["metadata"].get("generation")
+        self.age = self.age + 1 if generation == self.generation else 0
+        self.generation = generation
+        spec = policy["spec"]
+        # As the definition's default has it.
+        spec.setdefault("cdi", {}).setdefault("enabled", True)
+        ready = self.age >= 2 and not self.broken(spec)
+        policy["status"] = {"state": "ready" if ready else "notReady"}
 
 
 class Played(Simulation):
-    """Report notReady after each change of the spec, and ready a moment later unless it is broken."""
+    """The same on a real API server; a broken one isn't ready while its device plugin is disabled."""
 
     def __init__(self, server, broken=False):
         super().__init__()
@@ -31,158 +52,411 @@ class Played(Simulation):
 
     def _step(self):
         with contextlib.suppress(Refused):
-            live = self.server.request("GET", POLICY)
+            live = self.server.request("GET", f"{POLICIES}/{POLICY.name}")
             if live["metadata"]["generation"] != self.generation:
                 self._report("notReady")
-                for node in self.server.request("GET", "/api/v1/nodes")["items"]:
-                    if node["metadata"].get("labels", {}).get(subject.VALIDATOR) == "false":
-                        self.validators.add(node["metadata"]["name"])
+                for one in self.server.request("GET", "/api/v1/nodes")["items"]:
+                    if one["metadata"].get("labels", {}).get(subject.VALIDATOR) == "false":
+                        self.validators.add(one["metadata"]["name"])
                 self._end.wait(0.1)
-                disabled = (live["spec"].get("devicePlugin") or {}).get("enabled") is False
-                if not (self.broken and disabled):
+                if not (self.broken and live["spec"]["devicePlugin"].get("enabled") is False):
                     self._report("ready")
                 self.generation = live["metadata"]["generation"]
 
     def _report(self, state):
         error = {"type": "Error", "status": "True", "reason": "OperandNotReady", "message": "toolkit isn't ready"}
         conditions = [{**error, "lastTransitionTime": "2026-11-21T12:00:00Z"}] if self.broken else []
-        self.server.request("PATCH", f"{POLICY}/status", {"status": {"state": state, "conditions": conditions}}, MERGE)
+        status = {"status": {"state": state, "conditions": conditions}}
+        self.server.request("PATCH", f"{POLICIES}/{POLICY.name}/status", status, MERGE)
 
 
-def node(server, name, present=True, runtime="cri-o://1.33.4"):
-    labels = {subject.PRESENT: "true", subject.PLUGIN: "true", subject.VALIDATOR: "true"} if present else {}
-    server.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
-    about = dict.fromkeys(
-        ("architecture", "bootID", "kernelVersion", "kubeProxyVersion", "kubeletVersion", "machineID", "osImage"), "x"
-    )
-    about |= {"operatingSystem": "linux", "systemUUID": "x", "containerRuntimeVersion": runtime}
-    server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"nodeInfo": about}}, MERGE)
+def node(name, runtime=CONTAINERD, gpu=True):
+    labels = {subject.PRESENT: "true", subject.PLUGIN: "true", subject.VALIDATOR: "true"} if gpu else {}
+    status = {"nodeInfo": {"containerRuntimeVersion": runtime}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
 
 
-def pod(server, name, on="", resource="nvidia.com/gpu", **spec):
-    container = {"name": "a", "image": "i", "resources": {"limits": {resource: 1}}}
-    body = {"containers": [container], **({"nodeName": on} if on else {}), **spec}
-    server.request("POST", PODS, {"metadata": {"name": name}, "spec": body})
+def policy(name=POLICY.name, **spec):
+    return {"apiVersion": subject.API, "kind": subject.KIND, "metadata": {"name": name}, "spec": spec}
 
 
-def policy(server, **spec):
-    body = {**EMPTY, "toolkit": {}, "devicePlugin": {"enabled": True}, **spec}
-    resource = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "gpu-cluster-policy"}}
-    server.request("POST", POLICIES, {**resource, "spec": body})
+def cluster(*names, runtime=CONTAINERD, cdi_by_default=True):
+    cdi = {"enabled": {"default": cdi_by_default}}
+    schema = {"properties": {"spec": {"properties": {"cdi": {"properties": cdi}}}}}
+    definition = {
+        "apiVersion": subject.DEFINITION.api_version,
+        "kind": subject.DEFINITION.kind,
+        "metadata": {"name": subject.DEFINITION.name},
+        "spec": {"versions": [{"schema": {"openAPIV3Schema": schema}}]},
+    }
+    live = policy(devicePlugin={"enabled": True}, cdi={"enabled": cdi_by_default})
+    kube = MemoryKube(Operator(), definition, live, *(node(name, runtime) for name in names))
+    kube.operator = kube._operator
+    return kube
+
+
+def add(kube, *objects):
+    for one in objects:
+        kube.objects[ref_of(one)] = one
+
+
+def pod(name, on, resource, **spec):
+    metadata = {"name": name, "namespace": "default"}
+    spec = {"nodeName": on, "containers": [{"resources": {"limits": {resource: "1"}}}], **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def run(kube, *nodes, state="present", check=False, timeout=20.0):
+    waiting = Waiting(timeout, 0.15)
+    if isinstance(kube, MemoryKube):
+        waiting = Waiting(timeout=30, pause=5, sleep=kube.sleep, now=kube.now)
+    return subject.work(kube, {"state": state, "nodes": list(nodes), "timeout": 30}, check, waiting)
+
+
+def settings(kube):
+    spec = kube.get(POLICY)["spec"]
+    return spec["devicePlugin"].get("enabled"), spec["cdi"].get("enabled")
+
+
+def labels(kube, name):
+    found = kube.get(Ref("v1", "Node", "", name))["metadata"]["labels"]
+    return found.get(subject.PLUGIN), found.get(subject.VALIDATOR)
+
+
+def node_labels(kube, name):
+    return kube.objects[Ref("v1", "Node", "", name)]["metadata"]["labels"]
+
+
+def noted(kube):
+    text = (kube.get(POLICY)["metadata"].get("annotations") or {}).get(subject.BEFORE)
+    return json.loads(text) if text is not None else None
+
+
+def doubled(kube, ours):
+    """Return whether NVIDIA's device plugin was enabled on one of these nodes after any change of the last run."""
+    spec, found = dict(kube.before[POLICY]["spec"]), False
+    live = {name: dict(kube.before[Ref("v1", "Node", "", name)]["metadata"]["labels"]) for name in ours}
+    for _verb, ref, body in kube.changes:
+        if ref == POLICY:
+            spec.update(body.get("spec") or {})
+        elif ref.name in live:
+            live[ref.name].update(body["metadata"]["labels"])
+        on = spec["devicePlugin"].get("enabled") is not False
+        found = found or (on and any(one.get(subject.PLUGIN) != "false" for one in live.values()))
+    return found
+
+
+# --------------------------------------------------------------------------- the real definition
 
 
 @pytest.fixture
 def kube(openshift):
-    for path in ("/api/v1/nodes", f"{PODS}?gracePeriodSeconds=0", POLICIES):
+    """A cluster of three nodes, two of them with GPUs, whose ClusterPolicy has the definition's defaults."""
+    for path in ("/api/v1/nodes", POLICIES):
         openshift.request("DELETE", path)
-    for name in ("worker-1", "worker-2"):
-        node(openshift, name)
-    node(openshift, "master-0", present=False)
-    module = SimpleNamespace(
-        params={**dict.fromkeys(subject.ARGUMENTS), "kubeconfig": str(openshift.kubeconfig)}, no_log_values=set()
-    )
-    return RealKube.of_module(module)
-
-
-def run(kube, *nodes, state="present", check=False, timeout=20.0):
-    params = {"state": state, "nodes": list(nodes), "timeout": 900}
-    return subject.work(kube, params, check, subject.Waiting(timeout=timeout, pause=0.15))
-
-
-def spec(server):
-    live = server.request("GET", POLICY)["spec"]
-    return (live.get("devicePlugin") or {}).get("enabled"), (live.get("cdi") or {}).get("enabled")
-
-
-def labels(server, name):
-    found = server.request("GET", f"/api/v1/nodes/{name}")["metadata"]["labels"]
-    return found.get(subject.PLUGIN), found.get(subject.VALIDATOR)
+    for each in (node("worker-1", CRIO), node("worker-2", CRIO), node("master-0", CRIO, gpu=False)):
+        openshift.request("POST", "/api/v1/nodes", each)
+    parts = ("daemonsets", "dcgm", "dcgmExporter", "driver", "gfd", "nodeStatusExporter", "operator", "toolkit", "cdi")
+    openshift.request("POST", POLICIES, policy(**{part: {} for part in parts}, devicePlugin={"enabled": True}))
+    return RealKube.of_module(module_of(openshift, subject.ARGUMENTS))
 
 
 def test_device_plugin_and_cdi_disabled_and_restored(kube, openshift):
-    policy(openshift, cdi={})
-    assert spec(openshift) == (True, True)
+    assert settings(kube) == (True, True)
     with Played(openshift) as operator:
         before = run(kube, "worker-1", "worker-2", check=True)
-        assert spec(openshift) == (True, True)
+        assert settings(kube) == (True, True)
         done = run(kube, "worker-1", "worker-2")
         assert done["changed"] and done["diff"] == before["diff"] and len(done["reasons"]) == 2
-        assert spec(openshift) == (False, False)
+        assert settings(kube) == (False, False)
         # On CRI-O the validator is paused while the runtime's mode changes.
-        assert operator.validators == {"worker-1", "worker-2"}
-        assert labels(openshift, "worker-1") == ("true", "true")
+        assert operator.validators == {"worker-1", "worker-2"} and labels(kube, "worker-1") == ON
         assert not run(kube, "worker-1", "worker-2")["changed"]
         assert run(kube, state="absent")["changed"]
-        assert spec(openshift) == (True, True)
-        assert subject.BEFORE not in openshift.request("GET", POLICY)["metadata"].get("annotations", {})
+        assert (settings(kube), noted(kube)) == ((True, True), None)
         assert not run(kube, state="absent")["changed"]
 
 
-def test_mixed_cluster_disables_plugin_by_node_label(kube, openshift):
-    policy(openshift, cdi={"enabled": False})
-    pod(openshift, "theirs", on="worker-2")
-    with Played(openshift):
-        assert run(kube, "worker-1")["changed"]
-        assert spec(openshift) == (True, False)
-        assert labels(openshift, "worker-1") == ("false", "false") and labels(openshift, "worker-2") == ("true", "true")
-        assert not run(kube, "worker-1")["changed"]
-        run(kube, state="absent")
-        assert labels(openshift, "worker-1") == ("true", "true")
-
-
-def test_pods_that_need_nvidias_resources_refused(kube, openshift):
-    policy(openshift, cdi={})
-    pod(openshift, "training", on="worker-1")
-    with pytest.raises(BadInput, match="gpushare_nodes: pod default/training asks for NVIDIA's own resources"):
-        run(kube, "worker-1", "worker-2")
-    openshift.request("DELETE", f"{PODS}/training?gracePeriodSeconds=0")
-    pod(openshift, "waits", resource="nvidia.com/mig-1g.5gb")
-    with pytest.raises(BadInput, match="default/waits"):
-        run(kube, "worker-1", "worker-2")
-    openshift.request("DELETE", f"{PODS}/waits?gracePeriodSeconds=0")
-    resource = {
-        "apiVersion": "node.k8s.io/v1",
-        "kind": "RuntimeClass",
-        "metadata": {"name": "nvidia-cdi"},
-        "handler": "c",
-    }
-    openshift.apply(resource)
-    pod(openshift, "by-cdi", resource="cpu", runtimeClassName="nvidia-cdi")
-    with pytest.raises(BadInput, match="gpu_operator: pod default/by-cdi use a runtime class of CDI"):
-        run(kube, "worker-1", "worker-2")
-    openshift.request("DELETE", f"{PODS}/by-cdi?gracePeriodSeconds=0")
-    openshift.request("PATCH", POLICY, {"spec": {"cdi": {"nriPluginEnabled": True}}}, MERGE)
-    with pytest.raises(BadInput, match="nriPluginEnabled"):
-        run(kube, "worker-1", "worker-2")
-    assert spec(openshift) == (True, True)
-
-
 def test_unready_operator_rolls_back(kube, openshift):
-    policy(openshift, cdi={})
     with Played(openshift, broken=True):
         with pytest.raises(NotInEffect, match=r"its state is notReady: toolkit isn't ready; it was rolled back"):
             run(kube, "worker-1", "worker-2", timeout=1.5)
-        assert spec(openshift) == (True, True) and labels(openshift, "worker-1") == ("true", "true")
+        assert settings(kube) == (True, True) and labels(kube, "worker-1") == ON
 
 
-def test_cdi_kept_without_toolkit_or_default(kube, openshift):
-    policy(openshift, toolkit={"enabled": False}, cdi={})
-    with Played(openshift):
-        run(kube, "worker-1", "worker-2")
-        assert spec(openshift) == (False, True)
-    definition = yaml.safe_load((definitions() / "clusterpolicies.nvidia.com.yaml").read_text())
-    assert subject._cdi_by_default(definition)
-    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    schema["cdi"]["properties"]["enabled"]["default"] = False
-    assert not subject._cdi_by_default(definition)
+# --------------------------------------------------------------------------- refusals
 
 
-def test_missing_operator_or_nodes_or_several_policies(kube, openshift):
-    assert run(kube, "worker-1") == {"changed": False, "diff": [], "policy": "", "reasons": []}
-    policy(openshift)
-    with pytest.raises(BadInput, match=r"gpushare_nodes: none of them .* whose nodes are worker-1, worker-2"):
-        run(kube, "elsewhere")
-    resource = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "second"}}
-    openshift.request("POST", POLICIES, {**resource, "spec": {**EMPTY, "toolkit": {}, "devicePlugin": {}}})
-    with pytest.raises(BadInput, match=r"several ClusterPolicies .gpu-cluster-policy, second."):
-        run(kube, "worker-1")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda kube: add(kube, pod("p", "a", "nvidia.com/gpu")), "pod default/p asks for NVIDIA's own resources"),
+        (lambda kube: add(kube, pod("p", "", "nvidia.com/mig-1g.5gb")), "pod default/p asks"),
+        (
+            lambda kube: add(kube, pod("p", "a", "cpu", runtimeClassName="nvidia-cdi")),
+            "gpu_operator: pod default/p use a runtime class of CDI",
+        ),
+        (lambda kube: kube.objects[POLICY]["spec"]["cdi"].update(nriPluginEnabled=True), "nriPluginEnabled"),
+        (lambda kube: add(kube, policy("second")), "several ClusterPolicies (gpu-cluster-policy, second)"),
+        (lambda kube: kube.objects.pop(Ref("v1", "Node", "", "a")), "none of them is a GPU node"),
+    ],
+)
+def test_change_that_harms_pods_or_applies_to_nothing_refused(change, words):
+    kube = cluster("a", "b")
+    change(kube)
+    with pytest.raises(BadInput) as failure:
+        run(kube, "a") if "none of them" in words else run(kube, "a", "b")
+    assert words in str(failure.value) and not kube.changes
+
+
+def test_cluster_without_the_operator_is_unchanged():
+    kube = cluster("a")
+    kube.objects.pop(POLICY)
+    assert run(kube, "a") == {"changed": False, "diff": [], "policy": "", "reasons": []}
+
+
+def test_cdi_kept_without_toolkit():
+    kube = cluster("a")
+    kube.objects[POLICY]["spec"]["toolkit"] = {"enabled": False}
+    run(kube, "a")
+    assert settings(kube) == (False, True)
+
+
+# --------------------------------------------------------------------------- a change that fails
+
+
+def test_failed_added_node_leaves_the_others_configured():
+    kube = cluster("a", "b", "c", cdi_by_default=False)
+    run(kube, "a")
+    before = noted(kube)
+    kube.operator.broken = lambda spec: True
+    with pytest.raises(NotInEffect, match="its state is notReady; it was rolled back"):
+        run(kube, "a", "b")
+    assert (labels(kube, "a"), labels(kube, "b")) == (OFF, ON)
+    assert noted(kube) == before
+    kube.operator.broken = lambda spec: False
+    assert not run(kube, "a")["changed"] and run(kube, "a", "b")["changed"]
+    run(kube, state="absent")
+    assert (labels(kube, "a"), labels(kube, "b"), noted(kube)) == (ON, ON, None)
+
+
+def test_failed_cdi_change_keeps_plugin_disabled():
+    kube = cluster("a", cdi_by_default=False)
+    run(kube, "a")
+    assert settings(kube) == (False, False)
+    before = noted(kube)
+    # The operator is upgraded, and its new default is written into the policy.
+    add(kube, *(one for ref, one in cluster(cdi_by_default=True).objects.items() if ref == subject.DEFINITION))
+    kube.objects[POLICY]["spec"]["cdi"] = {"enabled": True}
+    kube.operator.broken = lambda spec: not spec["cdi"]["enabled"]
+    with pytest.raises(NotInEffect, match="rolled back"):
+        run(kube, "a")
+    assert settings(kube) == (False, True) and noted(kube) == before
+
+
+def test_refused_request_rolls_back():
+    kube = cluster("a", "b", "c")
+    kube.refused = ("b",)
+    with pytest.raises(NotInEffect, match=r"Node b: the API server refuses it .403.; .*the rollback failed too"):
+        run(kube, "a", "b")
+    # Its label couldn't be set, so it can't be restored either; the next run does the rest.
+    kube.refused = ()
+    run(kube, "a")
+    assert (labels(kube, "a"), labels(kube, "b"), settings(kube)) == (OFF, ON, (True, False))
+    assert set(noted(kube)) == {"fields", "labels"}
+    run(kube, state="absent")
+    assert (labels(kube, "a"), settings(kube), noted(kube)) == (ON, (True, True), None)
+
+
+# --------------------------------------------------------------------------- other nodes
+
+
+def test_added_foreign_node_gets_its_device_plugin():
+    kube = cluster("a")
+    run(kube, "a")
+    assert settings(kube) == (False, False) and labels(kube, "a") == ON
+    add(kube, node("theirs"))
+    kube.before, kube.changes = dict(kube.objects), []
+    assert run(kube, "a", check=True)["changed"] and not kube.changes
+    assert run(kube, "a")["changed"]
+    assert (settings(kube), labels(kube, "a"), labels(kube, "theirs")) == ((True, False), OFF, ON)
+    assert not doubled(kube, ["a"])
+    assert not run(kube, "a")["changed"]
+    # Once all nodes are gpushare's, it is disabled everywhere again.
+    assert run(kube, "a", "theirs")["changed"]
+    assert settings(kube) == (False, False)
+    run(kube, state="absent")
+    assert (settings(kube), labels(kube, "a"), labels(kube, "theirs"), noted(kube)) == ((True, True), ON, ON, None)
+
+
+def test_plugin_disabled_by_the_user_stays_disabled():
+    kube = cluster("a")
+    kube.objects[POLICY]["spec"]["devicePlugin"] = {"enabled": False}
+    run(kube, "a")
+    add(kube, node("theirs"))
+    run(kube, "a")
+    assert settings(kube) == (False, False) and labels(kube, "a") == ON
+
+
+def test_removed_node_gets_its_labels_back():
+    kube = cluster("a", "b", "theirs")
+    node_labels(kube, "b").pop(subject.VALIDATOR)
+    run(kube, "a", "b")
+    assert labels(kube, "a") == labels(kube, "b") == OFF
+    assert run(kube, "a")["changed"]
+    assert (labels(kube, "a"), labels(kube, "b")) == (OFF, ("true", None))
+    assert set(noted(kube)["labels"]) == {"a"}
+    assert not run(kube, "a")["changed"]
+    # From now on its labels are its user's.
+    node_labels(kube, "b")[subject.PLUGIN] = "false"
+    assert not run(kube, "a")["changed"]
+
+
+def test_deleted_node_is_removed_from_the_note():
+    kube = cluster("a", "b", "theirs")
+    run(kube, "a", "b")
+    kube.objects.pop(Ref("v1", "Node", "", "b"))
+    run(kube, "a")
+    assert set(noted(kube)["labels"]) == {"a"} and not run(kube, "a")["changed"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (lambda kube: node_labels(kube, "b").update(gpushare="true"), "b isn't in it and has the label gpushare=true"),
+        (lambda kube: add(kube, pod("p", "b", "aliyun.com/gpu-mem")), "the cards that pod default/p still has"),
+    ],
+)
+def test_plugin_not_restored_while_gpushare_runs(mark, words):
+    mixed, whole = cluster("a", "b", "theirs"), cluster("a", "b")
+    for kube in (mixed, whole):
+        run(kube, "a", "b")
+        mark(kube)
+        assert not run(kube, "a", "b")["changed"]
+        before = json.dumps([kube.get(ref) for ref in kube.objects])
+        with pytest.raises(BadInput) as failure:
+            run(kube, "a")
+        assert str(failure.value).startswith("gpushare_nodes: b isn't in it") and words in str(failure.value)
+        assert json.dumps([kube.get(ref) for ref in kube.objects]) == before
+    run(whole, state="absent")
+    assert settings(whole) == (True, True)
+
+
+def test_node_removed_step_by_step():
+    """Follow the README of role gpushare: remove the pods, then the label."""
+    kube = cluster("a", "b")
+    run(kube, "a", "b")
+    for name in ("a", "b"):
+        node_labels(kube, name)["gpushare"] = "true"
+    holder = pod("p", "b", "aliyun.com/gpu-mem")
+    add(kube, holder)
+    for taken in (
+        lambda: kube.objects.pop(ref_of(holder)),
+        lambda: node_labels(kube, "b").pop("gpushare"),
+    ):
+        with pytest.raises(BadInput, match="b isn't in it"):
+            run(kube, "a")
+        taken()
+    kube.before, kube.changes = dict(kube.objects), []
+    assert run(kube, "a")["changed"]
+    assert (settings(kube), labels(kube, "a"), labels(kube, "b")) == ((True, False), OFF, ON)
+    assert not doubled(kube, ["a"])
+    assert not run(kube, "a")["changed"]
+
+
+# --------------------------------------------------------------------------- kills
+
+FOREIGN = "a foreign node is added"
+# gpushare's nodes; afterwards: device plugin and CDI of the policy, labels of the nodes
+STATES = {
+    "all nodes": (("a", "b"), (False, False), {"a": ON, "b": ON}),
+    "one node": (("a",), (True, False), {"a": OFF, "b": ON}),
+    FOREIGN: (("a", "b"), (True, False), {"a": OFF, "b": OFF, "c": ON}),
+    "a node is removed": (("b",), (True, False), {"a": ON, "b": OFF}),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (None, "all nodes"),
+        (None, "one node"),
+        ("all nodes", FOREIGN),
+        ("all nodes", "one node"),
+        ("one node", "all nodes"),
+        ("one node", "a node is removed"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("runtime", "broken"),
+    [(CRIO, False), pytest.param(CONTAINERD, False, marks=pytest.mark.long), (CONTAINERD, True)],
+)
+def test_killed_run_is_completed_or_reverted_by_the_next(runtime, first, then, broken):
+    """Kill a run before each change and read; then repeat it, revert it, or remove everything."""
+
+    def start():
+        kube = cluster("a", "b", runtime=runtime)
+        if first:
+            run(kube, *STATES[first][0])
+        if then == FOREIGN:
+            add(kube, node("c", runtime))
+        kube.state, kube.noted = now(kube), noted(kube)
+        # The operator fails with the settings of the killed run.
+        kube.operator.broken = lambda spec: broken and now(kube) != kube.state
+        return kube
+
+    def now(kube):
+        return settings(kube), {ref.name: labels(kube, ref.name) for ref in kube.objects if ref.kind == "Node"}
+
+    def assert_state(kube, name):
+        shared, wanted, nodes = STATES[name]
+        assert settings(kube) == wanted
+        assert {each: labels(kube, each)[0] == "false" for each in nodes} == {
+            each: nodes[each] == OFF for each in nodes
+        } or not wanted[0]
+        assert not {"paused", "unproven"} & set(noted(kube))
+        kube.operator.broken = lambda spec: False
+        assert not run(kube, *shared)["changed"]
+
+    def removed(kube):
+        kube.operator.broken = lambda spec: False
+        run(kube, state="absent")
+        assert (settings(kube), noted(kube)) == ((True, True), None)
+        assert all(labels(kube, ref.name) == ON for ref in kube.objects if ref.kind == "Node")
+
+    for number in itertools.count():
+        kubes = [start() for _run in range(4)]
+
+        def work(kube):
+            try:
+                run(kube, *STATES[then][0])
+            except NotInEffect:
+                assert broken
+
+        ended = [not kube.killed_after(number, lambda kube=kube: work(kube)) for kube in kubes]
+        same, back, gone, killed = kubes
+        if broken:
+            # The repeated run fails, and restores the state before the killed run.
+            if not all(ended):
+                with pytest.raises(NotInEffect):
+                    run(same, *STATES[then][0])
+            assert (now(same), noted(same)) == (same.state, same.noted), number
+        else:
+            run(same, *STATES[then][0])
+            assert_state(same, then)
+        removed(same)
+        if first and then != FOREIGN:
+            back.operator.broken = lambda spec: False
+            run(back, *STATES[first][0])
+            assert_state(back, first)
+            removed(back)
+        removed(gone)
+        # The removal is killed as well, after as many changes.
+        killed.operator.broken = lambda spec: False
+        killed.killed_after(number, lambda killed=killed: run(killed, state="absent"))
+        run(killed, *STATES[then][0])
+        assert_state(killed, then)
+        removed(killed)
+        if all(ended):
+            break
+    assert number > 6

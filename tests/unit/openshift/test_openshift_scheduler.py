@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -22,6 +22,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler
 from definitions import OLD, definitions
 from played_operator import CRASH, INSTALLER, NODES, REMOVED, PlayedOperator
 from real_apiserver import MERGE, Refused
+from simulation import module_of
 
 PREFIX = "gpushare-scheduler-policy"
 POLICY = (
@@ -33,33 +34,29 @@ MAPS = "/api/v1/namespaces/openshift-config/configmaps"
 SCHEDULER = "/apis/config.openshift.io/v1/schedulers/cluster"
 
 
-def module_of(server, **params):
-    """Return the attributes of AnsibleModule that the client uses."""
-    auth = dict.fromkeys(ARGUMENTS)
-    return SimpleNamespace(
-        params={**auth, "kubeconfig": str(server.kubeconfig), **params}, tmpdir=str(server.folder), no_log_values=set()
-    )
+def client_of(server, **params):
+    return client.DynamicKube.of_module(module_of(server, ARGUMENTS, **params))
 
 
 @pytest.fixture(params=["openshift", "kubernetes"])
 def api(request, openshift):
     openshift.request("DELETE", MAPS)
-    return client.DynamicKube.of_module(module_of(openshift, library=request.param))
+    return client_of(openshift, library=request.param)
 
 
 @pytest.fixture
 def only(openshift):
     """A client for tests that don't depend on the library."""
     openshift.request("DELETE", MAPS)
-    return client.DynamicKube.of_module(module_of(openshift))
+    return client_of(openshift)
 
 
 def users_map(server, name="team-policy", text=USERS):
     server.request("POST", MAPS, {"metadata": {"name": name}, "data": {"policy.cfg": text}})
 
 
-def run(api, policy=POLICY, base=None, check=False, timeout=25.0):
-    params = {"plan": {"policy": policy, "base": base}, "config_map": PREFIX}
+def run(api, policy=POLICY, base=None, check=False, timeout=25.0, prefix=PREFIX):
+    params = {"plan": {"policy": policy, "base": base}, "config_map": prefix}
     return subject.work(api, params, check, Waiting(timeout=timeout, pause=0.02))
 
 
@@ -70,6 +67,10 @@ def named(server):
 def maps(server):
     found = server.request("GET", MAPS)["items"]
     return {one["metadata"]["name"]: one["data"].get("policy.cfg") for one in found}
+
+
+def edit(server, name, text=OTHER):
+    server.request("PATCH", f"{MAPS}/{name}", {"data": {"policy.cfg": text}}, MERGE)
 
 
 NAME = subject.Options(POLICY, PREFIX).name
@@ -235,73 +236,63 @@ class Cut:
         return self._change("delete", ref)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("way", ["in", "over", "out", "edited"])
-def test_killed_run_is_completed_by_the_next(only, openshift, way, after):
-    wanted = {"in": POLICY, "over": OTHER, "out": "", "edited": POLICY}[way]
-    target = SECOND if way == "edited" else subject.Options(wanted, PREFIX).name or "team-policy"
-    for number in range(1, 20):
-        openshift.request("DELETE", MAPS)
-        users_map(openshift)
-        with PlayedOperator(openshift, "4.9.5", policy="team-policy") as operator:
-            if way != "in":
-                run(only, base=USERS)
-            if way == "edited":
-                edit(openshift, NAME)
-            try:
-                run(Cut(only, number, after), wanted, USERS)
-            except Killed:
-                pass
-            else:
-                break
-            # The named map exists.
-            assert named(openshift) in maps(openshift)
-            run(only, wanted, USERS)
-            assert named(openshift) == target
-            assert set(maps(openshift)) == {"team-policy", target}
-            assert set(operator.current.values()) == {operator.revision}
-            assert not run(only, wanted, USERS)["changed"]
-    assert number > 2
-
-
-def once_settled(*arguments, **named):
+def once_settled(*arguments):
     """Run once the rollout before is complete."""
     end = time.monotonic() + 20
     while True:
         try:
-            return run(*arguments, **named)
+            return run(*arguments)
         except BadInput as error:
             if "still being rolled out" not in str(error) or time.monotonic() > end:
                 raise
         time.sleep(0.05)
 
 
+SECOND = f"{NAME}-2"
+TEAM = "team-policy"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("way", ["in", "out"])
-@pytest.mark.parametrize("users", ["", "team-policy"])
-def test_killed_run_is_reverted_by_the_opposite_run(only, openshift, way, after, users):
-    wanted, other, target = (POLICY, "", users) if way == "in" else ("", POLICY, NAME)
+@pytest.mark.parametrize(
+    # the user's policy; the policies of the run before, the killed and the next one ("": removal); the name at the end
+    ("users", "first", "killed", "then", "target"),
+    [
+        (TEAM, None, POLICY, POLICY, NAME),
+        (TEAM, POLICY, OTHER, OTHER, subject.Options(OTHER, PREFIX).name),
+        (TEAM, POLICY, "", "", TEAM),
+        # Its ConfigMap is edited meanwhile.
+        (TEAM, POLICY, POLICY, POLICY, SECOND),
+        (TEAM, None, POLICY, "", TEAM),
+        ("", None, POLICY, "", ""),
+        (TEAM, POLICY, "", POLICY, NAME),
+        ("", POLICY, "", POLICY, NAME),
+    ],
+)
+def test_killed_run_is_completed_or_reverted_by_the_next(only, openshift, users, first, killed, then, target, after):
     base = USERS if users else None
     for number in range(1, 20):
         openshift.request("DELETE", MAPS)
         users_map(openshift)
         with PlayedOperator(openshift, "4.9.5", policy=users) as operator:
-            if way == "out":
-                run(only, base=base)
+            if first:
+                run(only, first, base)
+            if target == SECOND:
+                edit(openshift, NAME)
             try:
-                run(Cut(only, number, after), wanted, base)
+                run(Cut(only, number, after), killed, base)
             except Killed:
                 pass
             else:
                 break
-            once_settled(only, other, base)
+            # The named map exists.
+            assert named(openshift) in (*maps(openshift), users)
+            once_settled(only, then, base)
             assert named(openshift) == target
-            assert set(maps(openshift)) == {"team-policy", target} - {""}
+            assert set(maps(openshift)) == {TEAM, target} - {""}
             assert set(operator.current.values()) == {operator.revision}
-            assert set(operator.history) <= {NAME, users}
-            assert not run(only, other, base)["changed"]
+            assert killed == then or set(operator.history) <= {NAME, users}
+            assert not run(only, then, base)["changed"]
     assert number > 2
 
 
@@ -333,9 +324,10 @@ def test_crash_after_a_killed_run_rolls_back(only, openshift):
         assert named(openshift) == "" and maps(openshift) == {}
 
 
-def until(true):
+def degraded(api):
+    """Wait until kube-scheduler crashes."""
     end = time.monotonic() + 20
-    while not true():
+    while pure.observe_rollout(api).degraded != CRASH:
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -358,7 +350,7 @@ def test_removal_of_a_crashing_policy_after_a_killed_run(only, openshift):
     with PlayedOperator(openshift, "4.9.1", ["crash", "lingering"], policy="team-policy") as operator:
         with pytest.raises(Killed):
             run(Cut(only, 2, True), base=USERS)
-        until(lambda: pure.observe_rollout(only).degraded == CRASH)
+        degraded(only)
         with pytest.raises(BadInput, match=r"degraded already: .* our policy, which state absent removes"):
             run(only, OTHER, USERS)
         assert run(only, policy="", base=USERS)["changed"]
@@ -370,7 +362,7 @@ def test_unproven_policy_not_named_again(only, openshift):
     with PlayedOperator(openshift, "4.9.1", ["crash", "asleep"]) as operator:
         with pytest.raises(Killed):
             run(Cut(only, 2, True))
-        until(lambda: pure.observe_rollout(only).degraded == CRASH)
+        degraded(only)
         with pytest.raises(NotInEffect, match="names no policy in place of ours, and that isn't in effect yet"):
             run(only, policy="", timeout=0.5)
         assert named(openshift) == "" and operator.history == [NAME, ""]
@@ -389,13 +381,6 @@ def test_removal_waits_for_the_end_of_an_upgrade(only, openshift):
         with pytest.raises(BadInput, match="being upgraded"):
             run(only, policy="")
         assert named(openshift) == NAME
-
-
-def edit(server, name, text=OTHER):
-    server.request("PATCH", f"{MAPS}/{name}", {"data": {"policy.cfg": text}}, MERGE)
-
-
-SECOND = f"{NAME}-2"
 
 
 @pytest.mark.parametrize("rolled_out", [False, True])
@@ -432,8 +417,7 @@ def test_deleted_map_of_ours_is_replaced(only, openshift):
 def test_other_config_map_prefix_needs_no_new_revision(only, openshift):
     with PlayedOperator(openshift, "4.9.1") as operator:
         run(only)
-        params = {"plan": {"policy": POLICY, "base": None}, "config_map": "team-b"}
-        assert subject.work(only, params, False, Waiting(timeout=25, pause=0.02))["changed"]
+        assert run(only, prefix="team-b")["changed"]
         assert list(maps(openshift)) == [named(openshift)] and named(openshift).startswith("team-b-")
         assert operator.revision == 9
 
@@ -479,20 +463,12 @@ def test_policy_refused_from_4_10_on(api, openshift):
         assert maps(openshift) == {} and named(openshift) == ""
 
 
-def test_removal_after_upgrade_to_4_10(only, openshift):
-    with PlayedOperator(openshift, "4.9.9"):
-        run(only)
-    with PlayedOperator(openshift, "4.10.1", policy=NAME):
-        assert pure.observe_rollout(only).degraded == REMOVED
-        assert run(only, policy="")["changed"]
-        assert named(openshift) == "" and maps(openshift) == {}
-
-
 def test_users_policy_not_named_again_after_upgrade_to_4_10(only, openshift):
     users_map(openshift)
     with PlayedOperator(openshift, "4.9.9", policy="team-policy"):
         run(only, base=USERS)
     with PlayedOperator(openshift, "4.10.1", policy=NAME) as operator:
+        assert pure.observe_rollout(only).degraded == REMOVED
         done = run(only, policy="", base=USERS)
         assert done["changed"] and "team-policy, which Scheduler/cluster named before ours" in done["warnings"][0]
         assert operator.history == [""] and not pure.observe_rollout(only).degraded
@@ -558,10 +534,8 @@ def test_cluster_without_cluster_version_refused(only, openshift):
 
 
 def test_verify_checks_rollout_and_leftovers(only, openshift):
-    kube = RealKube.of_module(module_of(openshift))
-    managed = (
-        '{"kind": "Policy", "apiVersion": "v1", "extenders": [{"managedResources": [{"name": "aliyun.com/gpu-mem"}]}]}'
-    )
+    kube = RealKube.of_module(module_of(openshift, ARGUMENTS))
+    managed = POLICY.replace('"urlPrefix"', '"managedResources": [{"name": "aliyun.com/gpu-mem"}], "urlPrefix"')
     name = subject.Options(managed, PREFIX).name
 
     def found():
@@ -580,7 +554,7 @@ def test_verify_checks_rollout_and_leftovers(only, openshift):
         # No extenders run here.
         missing = [("FAIL", "no_extender_on_node", node) for node in NODES]
         assert found() == missing
-        openshift.request("PATCH", f"{MAPS}/{name}", {"data": {"policy.cfg": managed + " "}}, MERGE)
+        edit(openshift, name, managed + " ")
         assert found() == [("FAIL", "policy_not_rolled_out", ""), *missing]
     with PlayedOperator(openshift, "4.18.3", policy=name):
         causes = [cause for _level, cause, _node in found()]
@@ -591,20 +565,18 @@ def test_verify_checks_rollout_and_leftovers(only, openshift):
 
 
 def test_missing_library_reported(monkeypatch, openshift):
-    monkeypatch.setitem(__import__("sys").modules, "openshift", None)
-    monkeypatch.setitem(__import__("sys").modules, "openshift.dynamic", None)
+    for name in ("openshift", "openshift.dynamic"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ShareError, match=r"library: .* lacks openshift .* install it with pip"):
-        client.DynamicKube.of_module(module_of(openshift, library="openshift"))
-    assert client.DynamicKube.of_module(module_of(openshift, library="auto")).library == "kubernetes"
-    monkeypatch.setitem(__import__("sys").modules, "kubernetes.dynamic", None)
+        client_of(openshift, library="openshift")
+    assert client_of(openshift, library="auto").library == "kubernetes"
+    monkeypatch.setitem(sys.modules, "kubernetes.dynamic", None)
     with pytest.raises(ShareError, match="lacks openshift and kubernetes"):
         client.client_class("auto")
 
 
 def test_discovery_cache_is_in_the_modules_folder(openshift, tmp_path):
-    module = module_of(openshift)
-    module.tmpdir = str(tmp_path)
-    client.DynamicKube.of_module(module)
+    client_of(openshift, tmpdir=tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["discovery.json"]
 
 
@@ -613,17 +585,15 @@ def test_client_errors(openshift, tmp_path):
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     elsewhere = tmp_path / "kubeconfig"
     elsewhere.write_text(yaml.safe_dump(config))
-    module = module_of(openshift, kubeconfig=str(elsewhere))
-    module.tmpdir = str(tmp_path)
     with pytest.raises(BadInput, match="can't be reached: connection refused"):
-        client.DynamicKube.of_module(module)
-    nobody = module_of(openshift, kubeconfig=str(openshift.kubeconfig_of("nobody", ("system:authenticated",))))
+        client_of(openshift, tmpdir=tmp_path, kubeconfig=str(elsewhere))
+    nobody = str(openshift.kubeconfig_of("nobody", ("system:authenticated",)))
     with pytest.raises(ShareError, match="lacks a permission: clusterversions"):
-        subject.observe(client.DynamicKube.of_module(nobody), PREFIX)
-    api = client.DynamicKube.of_module(module_of(openshift))
+        subject.observe(client_of(openshift, kubeconfig=nobody), PREFIX)
+    api, route = client_of(openshift), client.Ref("route.openshift.io/v1", "Route", "a", "b")
     with pytest.raises(ShareError, match="the cluster doesn't serve Route"):
-        api.patch(client.Ref("route.openshift.io/v1", "Route", "a", "b"), {})
-    assert api.get(client.Ref("route.openshift.io/v1", "Route", "a", "b")) is None
+        api.patch(route, {})
+    assert api.get(route) is None
     api.delete(client.Ref("v1", "ConfigMap", "openshift-config", "never-there"))
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import time
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -24,13 +23,14 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import ce
 from definitions import definitions
 from played_operator import PlayedOperator, conditions
 from real_apiserver import MERGE, Refused
-from simulation import Simulation
+from simulation import Simulation, module_of
 
 SPACE = subject.NAMESPACE
 CORE = f"/api/v1/namespaces/{SPACE}"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SPACE}/deployments"
 CR = f"/apis/operator.openshift.io/v1/namespaces/{SPACE}/secondaryschedulers/cluster"
-OLM = "/apis/operators.coreos.com"
+GROUPS = f"/apis/operators.coreos.com/v1/namespaces/{SPACE}/operatorgroups"
+SUBSCRIPTIONS = f"/apis/operators.coreos.com/v1alpha1/namespaces/{SPACE}/subscriptions"
 DEFINITION = "secondaryschedulers.operator.openshift.io"
 CONFIG = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
 IMAGE = "registry.k8s.io/scheduler-plugins/kube-scheduler:v0.33.5"
@@ -57,13 +57,11 @@ class Played(Simulation):
             self._operator()
 
     def _olm(self):
-        for one in self.server.request("GET", f"{OLM}/v1alpha1/namespaces/{SPACE}/subscriptions")["items"]:
+        for one in self.server.request("GET", SUBSCRIPTIONS)["items"]:
             if not self.installs:
-                broken = conditions(ResolutionFailed=(True, "no operators found in package"))
-                del broken[0]["message"]
-                broken[0]["message"] = "no operators found in package openshift-secondary-scheduler-operator"
+                broken = conditions(ResolutionFailed=(True, f"no operators found in package {SPACE}"))
                 status = {"status": {"lastUpdated": "2026-11-21T12:00:00Z", "conditions": broken}}
-                path = f"{OLM}/v1alpha1/namespaces/{SPACE}/subscriptions/{one['metadata']['name']}/status"
+                path = f"{SUBSCRIPTIONS}/{one['metadata']['name']}/status"
                 self.server.request("PATCH", path, status, MERGE)
             elif self._get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}") is None:
                 self.server.install(definitions() / f"{DEFINITION}.yaml")
@@ -82,11 +80,8 @@ class Played(Simulation):
         container = {"name": "secondary-scheduler", "image": spec["schedulerImage"], "command": ["/bin/kube-scheduler"]}
         volume = {"name": "etckubernetes", "configMap": {"name": spec["schedulerConfig"]}}
         labels = {"app": "secondary-scheduler"}
-        notes = {"secondaryschedulers.operator.openshift.io/cluster": str(self.generation)}
-        pod = {
-            "metadata": {"labels": labels, "annotations": notes},
-            "spec": {"containers": [container], "volumes": [volume]},
-        }
+        metadata = {"labels": labels, "annotations": {"generation": str(self.generation)}}
+        pod = {"metadata": metadata, "spec": {"containers": [container], "volumes": [volume]}}
         options = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pod}
         metadata = {"name": "secondary-scheduler", "namespace": SPACE, "labels": labels}
         self.server.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": options})
@@ -115,21 +110,15 @@ class Played(Simulation):
 def api(openshift):
     """A cluster of 4.20 without the operator."""
     PlayedOperator(openshift, "4.20.3")
-    openshift.ask("DELETE", CR)
-    for path in (f"{DEPLOYMENTS}", f"{CORE}/configmaps", f"{CORE}/pods?gracePeriodSeconds=0"):
+    for path in (
+        *(CR, DEPLOYMENTS, f"{CORE}/configmaps", f"{CORE}/pods?gracePeriodSeconds=0", f"{CORE}/secrets"),
+        *(GROUPS, SUBSCRIPTIONS),
+    ):
         openshift.ask("DELETE", path)
-    openshift.ask("DELETE", f"{CORE}/secrets")
-    for kind in ("v1/namespaces/{}/operatorgroups", "v1alpha1/namespaces/{}/subscriptions"):
-        openshift.ask("DELETE", f"{OLM}/{kind.format(SPACE)}")
     openshift.kubectl("delete", "crd", DEFINITION, "--ignore-not-found", "--timeout=30s")
     # No controller completes a namespace's removal, so it exists before each test.
     openshift.ask("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
-    module = SimpleNamespace(
-        params={**dict.fromkeys(ARGUMENTS), "kubeconfig": str(openshift.kubeconfig)},
-        tmpdir=str(openshift.folder),
-        no_log_values=set(),
-    )
-    return client.DynamicKube.of_module(module)
+    return client.DynamicKube.of_module(module_of(openshift, ARGUMENTS))
 
 
 def params(config=CONFIG, **more):
@@ -159,12 +148,8 @@ def test_install_change_and_remove(api, openshift):
         assert before["changed"] and maps(openshift) == {}
         done = run(api)
         assert done["diff"] == before["diff"]
-        assert [one["before_header"].split()[0] for one in done["diff"]] == [
-            "OperatorGroup",
-            "Subscription",
-            "ConfigMap",
-            "SecondaryScheduler",
-        ]
+        kinds = ["OperatorGroup", "Subscription", "ConfigMap", "SecondaryScheduler"]
+        assert [one["before_header"].split()[0] for one in done["diff"]] == kinds
         live = openshift.request("GET", CR)
         assert live["spec"]["schedulerConfig"] == name_of(CONFIG) and live["spec"]["schedulerImage"] == IMAGE
         assert subject.BEFORE not in live["metadata"].get("annotations", {})
@@ -174,7 +159,7 @@ def test_install_change_and_remove(api, openshift):
         assert openshift.request("GET", CR)["spec"]["topology"]["mode"] == "HighlyAvailable"
         assert run(api, state="absent")["changed"]
         assert maps(openshift) == {} and openshift.ask("GET", CR)[0] == 404
-        assert openshift.request("GET", f"{OLM}/v1alpha1/namespaces/{SPACE}/subscriptions")["items"] == []
+        assert openshift.request("GET", SUBSCRIPTIONS)["items"] == []
         assert not run(api, state="absent")["changed"]
 
 
@@ -207,9 +192,6 @@ def test_killed_run_is_verified_by_the_next(api, openshift):
     class Killed(BaseException):
         pass
 
-    class Dies(Waiting):
-        pass
-
     def die(_seconds):
         if openshift.ask("GET", CR)[0] == 200:
             raise Killed
@@ -217,7 +199,7 @@ def test_killed_run_is_verified_by_the_next(api, openshift):
     with Played(openshift, bad=[name_of(OTHER)]):
         run(api)
         with pytest.raises(Killed):
-            subject.work(api, params(OTHER), False, Dies(timeout=20, pause=0.05, sleep=die))
+            subject.work(api, params(OTHER), False, Waiting(timeout=20, pause=0.05, sleep=die))
         assert openshift.request("GET", CR)["spec"]["schedulerConfig"] == name_of(OTHER)
         with pytest.raises(NotInEffect, match="with which it is healthy"):
             run(api, OTHER, timeout=4.0)
@@ -233,9 +215,13 @@ def finished(server):
     assert server.ask("GET", path)[0] == 404
 
 
+def without_namespace(server):
+    server.request("DELETE", f"/api/v1/namespaces/{SPACE}")
+    finished(server)
+
+
 def test_created_namespace_removed_and_terminating_one_refused(api, openshift):
-    openshift.request("DELETE", f"/api/v1/namespaces/{SPACE}")
-    finished(openshift)
+    without_namespace(openshift)
     with Played(openshift):
         assert run(api)["changed"]
         assert openshift.request("GET", f"/api/v1/namespaces/{SPACE}")["metadata"]["annotations"]
@@ -250,16 +236,14 @@ def test_created_namespace_removed_and_terminating_one_refused(api, openshift):
 
 
 def test_created_namespace_kept_for_foreign_objects(api, openshift):
-    openshift.request("DELETE", f"/api/v1/namespaces/{SPACE}")
-    finished(openshift)
+    without_namespace(openshift)
     with Played(openshift):
         run(api)
         theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": SPACE}}
         openshift.apply(theirs)
         lock = {"control-plane.alpha.kubernetes.io/leader": "{}"}
-        openshift.request(
-            "POST", f"{CORE}/configmaps", {"metadata": {"name": "the-operators-lock", "annotations": lock}}
-        )
+        body = {"metadata": {"name": "the-operators-lock", "annotations": lock}}
+        openshift.request("POST", f"{CORE}/configmaps", body)
         gone = run(api, state="absent")
         assert gone["changed"] and gone["kept"] == ["Secret theirs"]
         assert openshift.ask("GET", f"{CORE}/secrets/theirs")[0] == 200
@@ -275,11 +259,11 @@ def test_foreign_operator_group_and_configuration(api, openshift):
     openshift.install(definitions() / f"{DEFINITION}.yaml")
     group = {"metadata": {"name": "theirs"}, "spec": {"targetNamespaces": [SPACE]}}
     kind = {"apiVersion": "operators.coreos.com/v1", "kind": "OperatorGroup"}
-    openshift.request("POST", f"{OLM}/v1/namespaces/{SPACE}/operatorgroups", {**kind, **group})
+    openshift.request("POST", GROUPS, {**kind, **group})
     with Played(openshift):
         run(api)
         run(api, state="absent")
-        groups = openshift.request("GET", f"{OLM}/v1/namespaces/{SPACE}/operatorgroups")["items"]
+        groups = openshift.request("GET", GROUPS)["items"]
         assert [one["metadata"]["name"] for one in groups] == ["theirs"]
     options = {"apiVersion": "operator.openshift.io/v1", "kind": "SecondaryScheduler"}
     spec = {"schedulerConfig": "theirs", "schedulerImage": "i"}
@@ -288,7 +272,7 @@ def test_foreign_operator_group_and_configuration(api, openshift):
         run(api)
     assert not run(api, state="absent")["changed"]
     openshift.request("DELETE", CR)
-    path = f"{OLM}/v1/namespaces/{SPACE}/operatorgroups/theirs"
+    path = f"{GROUPS}/theirs"
     openshift.request("PATCH", path, {"spec": {"targetNamespaces": ["default"]}}, MERGE)
     with pytest.raises(BadInput, match=r"OperatorGroup theirs .* watches other namespaces"):
         run(api)
@@ -312,19 +296,9 @@ def cluster(release):
 
 
 def options(**given):
-    extender = "gpushare-extender.gpushare-system"
-    return {
-        "mode": "openshift",
-        "state": "present",
-        "name": "gpushare-scheduler",
-        "image": "",
-        "version": "",
-        "extender": extender,
-        "timeout": 30,
-        "preemption": True,
-        "tls": TLS,
-        **given,
-    }
+    common = {"mode": "openshift", "state": "present", "name": "gpushare-scheduler", "image": "", "version": ""}
+    extender = {"extender": "gpushare-extender.gpushare-system", "timeout": 30, "preemption": True, "tls": TLS}
+    return {**common, **extender, **given}
 
 
 @pytest.mark.parametrize(
@@ -400,13 +374,9 @@ def test_real_scheduler_reads_the_configuration(openshift, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     log = tmp_path / "log"
+    command = [openshift.programs["kube-scheduler"], f"--config={file}", "--secure-port=0", "--v=2"]
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [openshift.programs["kube-scheduler"], f"--config={file}", "--secure-port=0", "--v=2"],
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"]},
-        )
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, env={"PATH": os.environ["PATH"]})
     try:
         end = time.monotonic() + 30
         while "Starting Kubernetes Scheduler" not in log.read_text() and process.poll() is None:
