@@ -106,7 +106,7 @@ def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwit
 
 
 def _hidden_switches(system: System, gpus: t.Sequence[PciGpu]) -> bool:
-    """Whether there are Blackwell's NVSwitches: not on PCI, but the VPD of an InfiniBand device has SW_MNG."""
+    """Return whether there are Blackwell's NVSwitches: not on PCI, but the VPD of an InfiniBand device has SW_MNG."""
     # VPD is slow to read, so it is read only where such a switch is possible.
     if not any(gpu["generation"] in ("blackwell", "unknown") for gpu in gpus):
         return False

@@ -90,7 +90,7 @@ def image_error(old_bytes: int, new_bytes: int, inside: Content | None, blacklis
 
 
 def read_only(mounts: str, path: str = "/boot") -> bool:
-    """Whether the file system of a path is mounted read-only, by /proc/self/mounts."""
+    """Return whether the file system of a path is mounted read-only, by /proc/self/mounts."""
     longest, answer = -1, False
     for line in mounts.splitlines():
         fields = line.split(" ")

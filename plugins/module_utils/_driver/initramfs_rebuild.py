@@ -11,7 +11,7 @@ from __future__ import annotations
 from .._core.errors import ShareError
 from .._host.system import Done, System
 from . import initramfs
-from .initramfs_query import image_content
+from .nouveau_query import image_content
 
 SECONDS = 1800
 

@@ -53,7 +53,7 @@ class Module:
     srcversion: str
 
     def same(self, other: Module | None) -> bool:
-        """Whether both are one build: open and proprietary modules of one version differ in srcversion."""
+        """Return whether both are one build: open and proprietary modules of one version differ in srcversion."""
         if other is None or self.version != other.version:
             return False
         return not (self.srcversion and other.srcversion) or self.srcversion == other.srcversion
@@ -159,7 +159,7 @@ def _load(want: Options, state: State, before: t.Sequence[str]) -> tuple[str, ..
 
 
 def _needed(want: Options, state: State) -> bool:
-    """Whether the loaded module isn't the installed one (or, unloaded, whether one is loaded)."""
+    """Return whether the loaded module isn't the installed one (or, unloaded, whether one is loaded)."""
     if state.container:
         # A container doesn't change its host's modules; the user names the services that use them.
         if want.unloaded:

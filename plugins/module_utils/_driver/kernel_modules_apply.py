@@ -162,7 +162,7 @@ class KernelModulesReconciler:
             raise ShareError(f"systemctl {verb} {name} failed: {_last(done.err)}")
 
     def _start(self, name: str) -> str:
-        """Start a service; returns why it failed, or nothing."""
+        """Start a service; return why it failed, or nothing."""
         try:
             self._service("start", name)
         except ShareError as error:
@@ -182,7 +182,7 @@ class KernelModulesReconciler:
                 self._system.run(["sleep", "1"])
 
     def _load(self, names: t.Sequence[str]) -> str:
-        """Load modules; returns why that failed, or nothing."""
+        """Load modules; return why that failed, or nothing."""
         done = self._system.run(["modprobe", "-a", *names], timeout=120)
         return f"modprobe -a {' '.join(names)} failed: {_last(done.err)}" if done.rc != 0 else ""
 

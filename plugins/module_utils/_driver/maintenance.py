@@ -15,5 +15,5 @@ RECORD = "/var/lib/kubegpu-share/kernel-driver.json"
 
 
 def unfinished(system: System) -> bool:
-    """Whether an interrupted run left services stopped."""
+    """Return whether an interrupted run left services stopped."""
     return system.exists(RECORD)

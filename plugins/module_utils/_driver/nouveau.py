@@ -49,13 +49,6 @@ class Rebuild:
 
 
 @dataclasses.dataclass(frozen=True)
-class RemoveLeftover:
-    """What an interrupted run left in /boot."""
-
-    path: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Unload:
     """Unload the module, which only these consoles use."""
 
@@ -119,7 +112,7 @@ def _dracut_change(present: bool, nouveau: Nouveau) -> Change | None:
 
 
 def _stale(present: bool, image: InitramfsImage, change: Change | None, text: str | None) -> bool:
-    """Whether an image lacks the file, contains an older one, or one that no longer exists."""
+    """Return whether an image lacks the file, contains an older one, or one that no longer exists."""
     if change is not None or image.get("kept"):
         return True
     if text is not None:
@@ -132,7 +125,7 @@ def _leftovers(nouveau: Nouveau) -> list[Change]:
     # The kept copy of an existing image is restored by its rebuild.
     kept = {initramfs.KEPT + one["release"] for one in nouveau["images"] if one.get("kept")}
     left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
-    return [Change(path, "left by an interrupted run\n", "", RemoveLeftover(path)) for path in left]
+    return [Change(path, "left by an interrupted run\n", "", PutFile(path, None)) for path in left]
 
 
 def _refuse_boot(nouveau: Nouveau) -> None:
@@ -155,7 +148,7 @@ def _refuse_boot(nouveau: Nouveau) -> None:
 
 
 def unloadable(facts: NodeFacts) -> bool:
-    """Whether the module is loaded and unused, or used only by a console.
+    """Return whether the module is loaded and unused, or used only by a console.
 
     A container has its host's modules, which stay.
     """
@@ -171,5 +164,5 @@ def unloadable(facts: NodeFacts) -> bool:
 
 
 def reboot_required(present: bool, facts: NodeFacts) -> bool:
-    """Whether only a reboot unloads the module."""
+    """Return whether only a reboot unloads the module."""
     return bool(present and facts["nouveau"]["loaded"] and facts["kernel"]["installed"] and not unloadable(facts))

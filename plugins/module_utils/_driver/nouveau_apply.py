@@ -44,12 +44,9 @@ class NouveauReconciler:
             step = change.step
             if isinstance(step, nouveau.PutFile):
                 self._put(step)
-            elif isinstance(step, nouveau.RemoveLeftover):
-                self._system.remove(step.path)
             elif isinstance(step, nouveau.Rebuild):
-                Image(
-                    self._system, seen["nouveau"]["tool"] or "", step.path, step.release, PATH, self._present
-                ).rebuild()
+                tool = seen["nouveau"]["tool"] or ""
+                Image(self._system, tool, step.path, step.release, PATH, self._present).rebuild()
             elif isinstance(step, nouveau.Unload):
                 self._unload(step)
 

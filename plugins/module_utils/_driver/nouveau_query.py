@@ -13,7 +13,6 @@ import typing as t
 from .._host import open_devices
 from .._host.system import System
 from . import initramfs, modprobe
-from .initramfs_query import image_content
 from .types import InitramfsImage, Nouveau, NouveauModule
 
 # modprobe reads all of them; a file in an earlier directory hides files of the same name in later ones.
@@ -83,6 +82,18 @@ def _shows_framebuffer(system: System, name: str) -> bool:
 def _leftovers(system: System) -> list[str]:
     paths = (f"/boot/{name}" for name in system.names("/boot"))
     return [path for path in paths if path.startswith((initramfs.KEPT, initramfs.BUILT))]
+
+
+def image_content(system: System, tool: str, path: str, file: str) -> initramfs.Content | None:
+    """Return an image's content; None where the tool's lister can't read it.
+
+    :param system: the machine with the image.
+    :param tool: of the images.
+    :param path: of the image.
+    :param file: the modprobe.d file to search.
+    """
+    done = system.run([initramfs.LISTERS[tool], path], timeout=120)
+    return initramfs.content(done.out, file) if done.rc == 0 else None
 
 
 def _images(system: System, family: str, tool: str | None, installed: t.Sequence[str]) -> list[InitramfsImage]:

@@ -12,7 +12,7 @@ import re
 import typing as t
 
 from .._host.system import Done, System
-from .types import Card, SmiAnswer
+from .types import MISMATCH, Card, SmiAnswer
 
 SMI = "/usr/bin/nvidia-smi"
 SECONDS = 20
@@ -24,8 +24,8 @@ REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
 
 # nvidia-smi's messages by NVML's return codes, as nvmlErrorString has them (driver 580), and its own additions.
 WORDS = (
-    ("driver/library version mismatch", 18),
-    ("nvml/rm version mismatch", 18),
+    ("driver/library version mismatch", MISMATCH),
+    ("nvml/rm version mismatch", MISMATCH),
     ("couldn't communicate with the nvidia driver", 9),
     ("driver not loaded", 9),
     ("couldn't find libnvidia-ml", 12),

@@ -21,7 +21,7 @@ from . import kernel_flavor as flavours
 from .catalog import Catalog
 from .conflicts import conflicts
 from .options import DriverOptions, driver_options
-from .types import Choice, Conflict, NodeFacts, Prerequisite, StreamOption
+from .types import MISMATCH, Choice, Conflict, NodeFacts, Prerequisite, StreamOption
 
 KNOWN = {
     "driver_state": ("present", "external", "absent"),
@@ -61,7 +61,7 @@ def verify(gpu_node: NodeFacts, options: JsonObject) -> list[str]:
     problems = []
     if any(card.get("driver") == "nouveau" for card in cards):
         problems.append(f"Nouveau still drives GPUs of host {host}: reboot it and run this again.")
-    if (module and version and module != version) or "version mismatch" in (error or ""):
+    if (module and version and module != version) or driver.get("code") == MISMATCH:
         problems.append(
             f"Host {host} has kernel module {module} loaded, and nvidia-smi reports {error or version}: "
             "reboot it and run this again."
@@ -242,13 +242,13 @@ class _Chooser:
         return flavour
 
     def _has(self, flavour: str) -> bool:
-        """Whether there are packages of a flavour; a .run file has both, and the user's own package names may too."""
+        """Return whether there are packages of a flavour; a .run file has both, the user's names may have both."""
         if self.options.of_runfile or self.options.packages or not self.catalog.source:
             return True
         return bool(self.catalog.row.get(flavour))
 
     def _built(self, names: t.Sequence[str]) -> bool:
-        """Whether the module is compiled on the node."""
+        """Return whether the module is compiled on the node."""
         if self.options.of_runfile:
             return True
         if self.options.packages:
@@ -390,7 +390,7 @@ class _Chooser:
         return [one for at, one in enumerate(found) if one not in found[:at]]
 
     def _was_here(self) -> bool:
-        """Whether the role's own files or locks exist: a driver that was installed otherwise stays."""
+        """Return whether the role's own files or locks exist: a driver that was installed otherwise stays."""
         apt: t.Mapping[str, t.Any] = self.node.get("apt") or {}
         rpm: t.Mapping[str, t.Any] = self.node.get("rpm") or {}
         files = (*(apt.get("files") or ()), *(rpm.get("files") or ()))

@@ -14,6 +14,9 @@ from .._core.types import JsonObject
 from .._host.types import Distribution, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
 from .._packages.types import AptState, RpmState
 
+# NVML's return code where the loaded module and the library have different versions.
+MISMATCH = 18
+
 
 class Card(t.TypedDict):
     """A card as nvidia-smi lists it. ``minor`` is N of /dev/nvidiaN; modes are None where the card has none."""

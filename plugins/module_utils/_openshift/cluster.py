@@ -97,7 +97,7 @@ def release(version: str) -> tuple[int, int]:
 
 
 def takes_policy(version: str) -> bool:
-    """Whether this release's kube-scheduler reads the Policy that Scheduler/cluster names."""
+    """Return whether this release's kube-scheduler reads the Policy that Scheduler/cluster names."""
     return release(version) <= LAST_WITH_POLICY
 
 

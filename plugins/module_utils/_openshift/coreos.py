@@ -17,7 +17,7 @@ _NAME = re.compile(r"\bCoreOS\b")
 
 
 def is_coreos(distribution: t.Mapping[str, t.Any]) -> bool:
-    """Whether this is CoreOS.
+    """Return whether this is CoreOS.
 
     :param distribution: as ``gpu_node`` has it: ``id`` and ``name`` of /etc/os-release.
     """

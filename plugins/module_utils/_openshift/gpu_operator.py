@@ -17,7 +17,6 @@ https://github.com/NVIDIA/gpu-operator/blob/v25.10.0/api/nvidia/v1/clusterpolicy
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
@@ -30,14 +29,13 @@ from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.client import Kube, auth_arguments
 from .._kube.refs import Ref
-from .reconcile import PAUSE, annotations_of, apply_plan
+from .reconcile import PAUSE, annotations_of, reconcile
 
 API = "nvidia.com/v1"
 KIND = "ClusterPolicy"
 DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "clusterpolicies.nvidia.com")
+# On the ClusterPolicy: a Note.
 BEFORE = "kubegpu.share/before"
-# Its parts: settings before gpushare; paused validators; settings before a change that isn't proven yet.
-PARTS = ("fields", "labels", "paused", "unproven")
 
 PRESENT = "nvidia.com/gpu.present"
 PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
@@ -49,6 +47,7 @@ CDI_CLASSES = ("nvidia-cdi", "nvidia-legacy")
 
 DEVICE_PLUGIN = ("devicePlugin", "enabled")
 CDI = ("cdi", "enabled")
+_OTHER = object()
 
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
@@ -56,6 +55,27 @@ ARGUMENTS: JsonObject = {
     "nodes": {"type": "list", "elements": "str", "default": []},
     "timeout": {"type": "int", "default": 900},
 }
+
+
+# A field of the ClusterPolicy's spec, and labels of a node; the value None removes one.
+Field = tuple[str, str]
+Labels = t.Mapping[str, "str | None"]
+
+
+class Settings(t.TypedDict, total=False):
+    """Fields of the ClusterPolicy, and labels by the node's name."""
+
+    fields: dict[str, t.Any]
+    labels: dict[str, Labels]
+
+
+class Note(t.TypedDict):
+    """Settings before gpushare; paused validators; settings before a change that isn't proven yet."""
+
+    fields: dict[str, t.Any]
+    labels: dict[str, Labels]
+    paused: dict[str, str | None]
+    unproven: Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +93,26 @@ class State:
 
     @property
     def ref(self) -> Ref:
+        """The ClusterPolicy's reference."""
         return Ref(API, KIND, "", str((self.policy or {})["metadata"]["name"]))
 
     @property
-    def before(self) -> JsonObject:
-        notes = annotations_of(self.policy)
-        found = json.loads(notes[BEFORE]) if BEFORE in notes else {}
-        return {part: found.get(part) or {} for part in PARTS}
+    def spec(self) -> JsonObject:
+        """The ClusterPolicy's specification."""
+        return (self.policy or {}).get("spec") or {}
+
+    @property
+    def before(self) -> Note:
+        """The note on the ClusterPolicy."""
+        empty: dict[str, JsonObject] = {part: {} for part in Note.__annotations__}
+        return t.cast(Note, {**empty, **json.loads(annotations_of(self.policy).get(BEFORE) or "{}")})
+
+    def labels(self, name: str) -> JsonObject | None:
+        """Return a node's labels; None where it doesn't exist."""
+        for node in self.nodes:
+            if node["metadata"]["name"] == name:
+                return node["metadata"].get("labels") or {}
+        return None
 
 
 def observe(kube: Kube) -> State:
@@ -118,13 +151,13 @@ def _cdi_by_default(definition: JsonObject) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Fields of the ClusterPolicy and labels of nodes; the value None removes one.
+    """The required fields of the ClusterPolicy and labels of nodes.
 
     :param given: those that restore the settings before gpushare, as ``(part of the note, name)``.
     """
 
-    fields: t.Mapping[tuple[str, str], t.Any]
-    labels: t.Mapping[str, t.Mapping[str, str | None]]
+    fields: t.Mapping[Field, t.Any]
+    labels: t.Mapping[str, Labels]
     why: tuple[str, ...] = ()
     given: frozenset[tuple[str, str]] = frozenset()
 
@@ -135,10 +168,10 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
     :raises BadInput: pods would lose their cards.
     """
     noted = observed.before
-    given = {(part, name) for part in ("fields", "labels") for name in noted[part]}
+    given = {*(("fields", name) for name in noted["fields"]), *(("labels", name) for name in noted["labels"])}
     if state == "absent":
-        return Options(_fields(noted), noted["labels"], (), frozenset(given))
-    spec = (observed.policy or {}).get("spec") or {}
+        return Options(_fields(noted["fields"]), noted["labels"], (), frozenset(given))
+    spec = observed.spec
     gpu = {one["metadata"]["name"]: one for one in observed.nodes if _has_gpu(one)}
     ours, others = [name for name in gpu if name in shared], [name for name in gpu if name not in shared]
     if not ours:
@@ -146,8 +179,8 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
             "gpushare_nodes: none of them is a GPU node of the GPU Operator, whose nodes are "
             f"{', '.join(sorted(gpu)) or 'none'}"
         )
-    fields: dict[tuple[str, str], t.Any] = {}
-    labels: dict[str, dict[str, str | None]] = {}
+    fields: dict[Field, t.Any] = {}
+    labels: dict[str, Labels] = {}
     why = []
     # A node that gpushare no longer uses gets its labels back; so do all of them once another node is added.
     given = {(part, name) for part, name in given if part == "labels" and name not in shared}
@@ -173,10 +206,15 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
     return options
 
 
-def _refuse_lost_cards(
-    fields: t.Mapping[tuple[str, str], t.Any], ours: list[str], others: list[str], observed: State
-) -> None:
-    spec = (observed.policy or {}).get("spec") or {}
+def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], others: list[str], observed: State) -> None:
+    """Refuse a change by which pods would lose their cards.
+
+    :param fields: to be changed in the ClusterPolicy.
+    :param ours: gpushare's nodes.
+    :param others: other nodes with GPUs.
+    :param observed: the cluster's state.
+    """
+    spec = observed.spec
     held = [pod for pod in observed.pods if _asks(pod) and _node(pod) in ours]
     if not others and _get(spec, DEVICE_PLUGIN) is not False:
         # No node would announce the resources that they wait for.
@@ -202,12 +240,11 @@ def _refuse_lost_cards(
 
 def _refuse_second_plugin(options: Options, others: list[str], observed: State) -> None:
     """Refuse to restore NVIDIA's device plugin on a node that still runs gpushare's."""
-    spec = (observed.policy or {}).get("spec") or {}
-    now = _get(spec, DEVICE_PLUGIN)
+    now = _get(observed.spec, DEVICE_PLUGIN)
     if options.fields.get(DEVICE_PLUGIN, now) is False:
         return
     for name in sorted({*others, *options.labels}):
-        live = _labels(observed, name) or {}
+        live = observed.labels(name) or {}
         away = now is False or live.get(PLUGIN) == "false"
         if not away or options.labels.get(name, live).get(PLUGIN) == "false":
             continue
@@ -226,14 +263,11 @@ def _refuse_second_plugin(options: Options, others: list[str], observed: State) 
             )
 
 
-def make_plan(options: Options, observed: State, state: str) -> Plan:
+def make_plan(options: Options, observed: State) -> Plan:
     """Return the changes that are still missing."""
-    if observed.policy is None:
-        return Plan()
-    spec = observed.policy.get("spec") or {}
-    changes = []
+    spec, changes = observed.spec, []
     for name, wanted in options.labels.items():
-        live = _labels(observed, name)
+        live = observed.labels(name)
         if live is not None and not all(live.get(key) == value for key, value in wanted.items()):
             before, after = {key: live.get(key) for key in wanted}, dict(wanted)
             changes.append(Change(f"Node {name}", _shown(before), _shown(after), ("labels", name)))
@@ -244,12 +278,12 @@ def make_plan(options: Options, observed: State, state: str) -> Plan:
         after = {".".join(path): value for path, value in wrong.items()}
         changes.append(Change(str(observed.ref), _shown(before), _shown(after), ("fields", "")))
     for name, label in observed.before["paused"].items():
-        live = _labels(observed, name)
+        live = observed.labels(name)
         if live is not None and live.get(VALIDATOR) != label and VALIDATOR not in options.labels.get(name, {}):
             # An interrupted run has left it paused.
             now, then = _shown({VALIDATOR: live.get(VALIDATOR)}), _shown({VALIDATOR: label})
             changes.append(Change(f"Node {name}", now, then, ("resume", name)))
-    note, kept = (observed.policy["metadata"].get("annotations") or {}).get(BEFORE), _kept(options, observed.before)
+    note, kept = annotations_of(observed.policy).get(BEFORE), _kept(options, observed.before)
     text = _text(kept)
     if note is not None and not changes and (kept != observed.before or text is None):
         # An interrupted run didn't remove its note.
@@ -258,45 +292,38 @@ def make_plan(options: Options, observed: State, state: str) -> Plan:
     return Plan(tuple(changes))
 
 
-def _wrong(options: Options, spec: JsonObject) -> dict[tuple[str, str], t.Any]:
+def _wrong(options: Options, spec: JsonObject) -> dict[Field, t.Any]:
+    """Return the fields that differ from the required ones."""
+
     def differs(live: t.Any, wanted: t.Any) -> bool:
         return live is False if wanted is None else bool(live != wanted)
 
     return {path: value for path, value in options.fields.items() if differs(_get(spec, path), value)}
 
 
-def _kept(options: Options, noted: JsonObject) -> JsonObject:
+def _kept(options: Options, noted: Note) -> Note:
     """Return the part of the note that stays once the operator is ready."""
-    kept: JsonObject = {part: {} for part in PARTS}
-    for part in ("fields", "labels"):
-        kept[part] = {name: value for name, value in noted[part].items() if (part, name) not in options.given}
-    return kept
+    return {
+        "fields": {name: value for name, value in noted["fields"].items() if ("fields", name) not in options.given},
+        "labels": {name: value for name, value in noted["labels"].items() if ("labels", name) not in options.given},
+        "paused": {},
+        "unproven": {},
+    }
 
 
-def _text(noted: JsonObject) -> str | None:
+def _text(noted: Note) -> str | None:
     """Return the note's text; None where it is empty."""
     parts = {part: value for part, value in noted.items() if value}
     return json.dumps(parts, sort_keys=True) if parts else None
 
 
-def _fields(noted: JsonObject) -> dict[tuple[str, str], t.Any]:
-    return {_steps(name): value for name, value in (noted.get("fields") or {}).items()}
+def _fields(noted: t.Mapping[str, t.Any]) -> dict[Field, t.Any]:
+    """Return fields by their paths instead of their dotted names."""
+    return {(name.partition(".")[0], name.partition(".")[2]): value for name, value in noted.items()}
 
 
-def _steps(name: str) -> tuple[str, str]:
-    first, _dot, second = name.partition(".")
-    return first, second
-
-
-def _get(spec: JsonObject, path: tuple[str, str]) -> t.Any:
+def _get(spec: JsonObject, path: Field) -> t.Any:
     return (spec.get(path[0]) or {}).get(path[1])
-
-
-def _labels(observed: State, name: str) -> JsonObject | None:
-    for node in observed.nodes:
-        if node["metadata"]["name"] == name:
-            return node["metadata"].get("labels") or {}
-    return None
 
 
 def _has_gpu(node: JsonObject) -> bool:
@@ -331,29 +358,52 @@ def _shown(values: JsonObject) -> str:
 # --------------------------------------------------------------------------- applying
 
 
-class OperatorChange:
-    """Applies a plan in the order that NVIDIA documents, and rolls it back where the operator fails with it."""
+class OperatorReconciler:
+    """Changes the operator's settings in the order that NVIDIA documents, and rolls back where it fails with them.
 
-    def __init__(self, kube: Kube, waiting: Waiting) -> None:
+    :param state: of gpushare: present or absent.
+    :param shared: gpushare's nodes.
+    """
+
+    def __init__(self, kube: Kube, state: str, shared: t.Sequence[str], waiting: Waiting) -> None:
         self._kube = kube
+        self._state = state
+        self._shared = shared
         self._waiting = waiting
+        self._options: Options | None = None
 
-    def apply(self, state: str, options: Options, observed: State, plan: Plan) -> None:
-        """:raises ShareError: it isn't in effect; this run's changes are rolled back."""
+    def observe(self) -> State:
+        return observe(self._kube)
+
+    def options(self, observed: State) -> Options:
+        """Return the required settings, which follow from the first state: they record what is changed."""
+        if self._options is None:
+            self._options = options_of(self._state, self._shared, observed)
+        return self._options
+
+    def plan(self, state: State) -> Plan:
+        return make_plan(self.options(state), state) if state.policy is not None else Plan()
+
+    def apply(self, observed: State, plan: Plan) -> None:
+        """Make the changes of a plan.
+
+        :raises ShareError: it isn't in effect; this run's changes are rolled back.
+        """
+        options = self.options(observed)
         steps = [one.step for one in plan.changes]
-        fields = _wrong(options, (observed.policy or {}).get("spec") or {})
+        fields = _wrong(options, observed.spec)
         labels = {name: options.labels[name] for kind, name in steps if kind == "labels"}
         paused = self._to_pause(options, observed) if CDI in fields else {}
-        noted = self._remember(state, options, observed, labels, paused)
+        noted = self._remember(observed, labels, paused)
         why = message = ""
         try:
             why = self._change(observed.ref, fields, labels, list(paused), noted)
             message = f"the GPU Operator isn't ready with the change: {why}"
         except ShareError as error:
-            if state == "absent":
+            if self._state == "absent":
                 raise
             why = message = str(error)
-        if why and state == "present":
+        if why and self._state == "present":
             self._roll_back(observed.ref, noted, message)
             raise NotInEffect(f"{message}; it was rolled back")
         if why:
@@ -363,12 +413,20 @@ class OperatorChange:
     def _change(
         self,
         ref: Ref,
-        fields: t.Mapping[tuple[str, str], t.Any],
-        labels: t.Mapping[str, t.Mapping[str, str | None]],
+        fields: t.Mapping[Field, t.Any],
+        labels: t.Mapping[str, Labels],
         paused: t.Sequence[str],
-        noted: JsonObject,
+        noted: Note,
     ) -> str:
-        """Make the change and wait; why the operator isn't ready, or nothing."""
+        """Make the change and wait.
+
+        :param ref: of the ClusterPolicy.
+        :param fields: to change in it.
+        :param labels: to change, by the node's name.
+        :param paused: the nodes whose validators are paused meanwhile.
+        :param noted: the note on the ClusterPolicy.
+        :returns: why the operator isn't ready; empty where it is.
+        """
         try:
             for name in paused:
                 self._label(name, {VALIDATOR: "false"})
@@ -380,12 +438,7 @@ class OperatorChange:
             self._resume(ref, noted)
         return why or self._wait(ref)
 
-    def _set(
-        self,
-        ref: Ref,
-        fields: t.Mapping[tuple[str, str], t.Any],
-        labels: t.Mapping[str, t.Mapping[str, str | None]],
-    ) -> None:
+    def _set(self, ref: Ref, fields: t.Mapping[Field, t.Any], labels: t.Mapping[str, Labels]) -> None:
         """Disable NVIDIA's device plugin before it is restored elsewhere: two never run on one node."""
         last = sorted(labels, key=lambda name: labels[name].get(PLUGIN) != "false")
         away = sum(1 for one in labels.values() if one.get(PLUGIN) == "false")
@@ -399,65 +452,61 @@ class OperatorChange:
         for name in last[away:]:
             self._label(name, labels[name])
 
-    def _resume(self, ref: Ref, noted: JsonObject) -> None:
+    def _resume(self, ref: Ref, noted: Note) -> None:
         if noted["paused"]:
             for name, label in noted["paused"].items():
                 self._label(name, {VALIDATOR: label})
             noted["paused"] = {}
             self._note(ref, noted)
 
-    def _roll_back(self, ref: Ref, noted: JsonObject, message: str) -> None:
-        old = noted["unproven"]
+    def _roll_back(self, ref: Ref, noted: Note, message: str) -> None:
+        fields, labels = noted["unproven"].get("fields") or {}, noted["unproven"].get("labels") or {}
         try:
             self._resume(ref, noted)
-            self._set(ref, _fields(old), old.get("labels") or {})
-            kept = copy.deepcopy({**noted, "unproven": {}})
-            for part in ("fields", "labels"):
-                for name, value in (old.get(part) or {}).items():
-                    # It equals the settings before gpushare, so nothing has to be restored.
-                    if kept[part].get(name, value) == value:
-                        kept[part].pop(name, None)
+            self._set(ref, _fields(fields), labels)
+            # What equals the settings before gpushare doesn't have to be restored later.
+            kept: Note = {
+                "fields": {key: old for key, old in noted["fields"].items() if fields.get(key, _OTHER) != old},
+                "labels": {key: old for key, old in noted["labels"].items() if labels.get(key) != old},
+                "paused": noted["paused"],
+                "unproven": {},
+            }
             self._note(ref, kept)
         except ShareError as error:
             raise NotInEffect(f"{message}; the rollback failed too ({error}): run again") from error
 
-    def _remember(
-        self,
-        state: str,
-        options: Options,
-        observed: State,
-        labels: t.Mapping[str, t.Mapping[str, str | None]],
-        paused: t.Mapping[str, str | None],
-    ) -> JsonObject:
+    def _remember(self, observed: State, labels: t.Mapping[str, Labels], paused: Labels) -> Note:
         """Record the present settings before the change; older records stay."""
-        noted = copy.deepcopy(observed.before)
-        spec = (observed.policy or {}).get("spec") or {}
-        if state == "present":
-            old = noted["unproven"] = {part: noted["unproven"].get(part) or {} for part in ("fields", "labels")}
-            for path in _wrong(options, spec):
-                for known in (old["fields"], noted["fields"]):
-                    known.setdefault(".".join(path), _get(spec, path))
+        options, noted = self.options(observed), observed.before
+        if self._state == "present":
+            old_fields, old_labels = noted["unproven"].get("fields") or {}, noted["unproven"].get("labels") or {}
+            for path in _wrong(options, observed.spec):
+                for fields in (old_fields, noted["fields"]):
+                    fields.setdefault(".".join(path), _get(observed.spec, path))
             for name, wanted in labels.items():
                 # A validator that a run left paused isn't the former setting.
                 away = {VALIDATOR: noted["paused"][name]} if name in noted["paused"] else {}
-                there = {**(_labels(observed, name) or {}), **away}
-                for known in (old["labels"], noted["labels"]):
+                there = {**(observed.labels(name) or {}), **away}
+                for known in (old_labels, noted["labels"]):
                     known.setdefault(name, {key: there.get(key) for key in wanted})
-            old["labels"] = {name: one for name, one in old["labels"].items() if _labels(observed, name) is not None}
-            noted["unproven"] = {part: value for part, value in old.items() if value}
+            old_labels = {name: one for name, one in old_labels.items() if observed.labels(name) is not None}
+            noted["unproven"] = {
+                **({"fields": old_fields} if old_fields else {}),
+                **({"labels": old_labels} if old_labels else {}),
+            }
         noted["paused"] = {
             name: label
             for name, label in {**paused, **noted["paused"]}.items()
-            if _labels(observed, name) is not None and VALIDATOR not in options.labels.get(name, {})
+            if observed.labels(name) is not None and VALIDATOR not in options.labels.get(name, {})
         }
         if noted != observed.before:
             self._note(observed.ref, noted)
         return noted
 
-    def _note(self, ref: Ref, noted: JsonObject) -> None:
+    def _note(self, ref: Ref, noted: Note) -> None:
         self._kube.patch(ref, {"metadata": {"annotations": {BEFORE: _text(noted)}}})
 
-    def _label(self, name: str, labels: t.Mapping[str, str | None]) -> None:
+    def _label(self, name: str, labels: Labels) -> None:
         self._kube.patch(Ref("v1", "Node", "", name), {"metadata": {"labels": dict(labels)}})
 
     @staticmethod
@@ -474,9 +523,9 @@ class OperatorChange:
         return paused
 
     def _wait(self, ref: Ref) -> str:
-        """Wait until the operator is ready; its state and errors where it isn't in time."""
+        """Wait until the operator is ready; return its state and errors where it isn't in time."""
 
-        def look() -> tuple[str, bool]:
+        def problem() -> tuple[str, bool]:
             status = ((self._kube.get(ref) or {}).get("status")) or {}
             if status.get("state") == "ready":
                 return "", False
@@ -486,7 +535,7 @@ class OperatorChange:
 
         # Its first state may be older than the change.
         self._waiting.sleep(self._waiting.pause)
-        return self._waiting.until_stable(look)
+        return self._waiting.until_stable(problem)
 
 
 def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
@@ -494,17 +543,12 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
 
     :raises ShareError: with ``changed`` in its details.
     """
-    state = str(params["state"])
-    observed = observe(kube)
-    if observed.policy is None:
-        return {"changed": False, "diff": [], "policy": "", "reasons": []}
-    options = options_of(state, params["nodes"], observed)
-    plan = make_plan(options, observed, state)
-    change = OperatorChange(kube, waiting or Waiting(params["timeout"], PAUSE))
-    return apply_plan(
-        plan,
-        {"policy": observed.ref.name, "reasons": list(options.why)},
-        check,
-        lambda: change.apply(state, options, observed, plan),
-        lambda: make_plan(options, observe(kube), state),
-    )
+    waiting = waiting or Waiting(params["timeout"], PAUSE)
+    reconciler = OperatorReconciler(kube, str(params["state"]), params["nodes"], waiting)
+
+    def details(state: State) -> JsonObject:
+        if state.policy is None:
+            return {"policy": "", "reasons": []}
+        return {"policy": state.ref.name, "reasons": list(reconciler.options(state).why)}
+
+    return reconcile(reconciler, check, details)

@@ -26,7 +26,7 @@ from .._core.wait import Waiting
 from .._kube.client import Kube, auth_arguments
 from .._kube.refs import FIELD_MANAGER, Ref
 from .cluster import condition
-from .reconcile import PART_OF, annotations_of, apply_plan
+from .reconcile import PART_OF, annotations_of, reconcile
 
 API = "machineconfiguration.openshift.io/v1"
 DEFINITION = Ref(
@@ -36,7 +36,7 @@ ROLE = "machineconfiguration.openshift.io/role"
 NODE_ROLE = "node-role.kubernetes.io/"
 # Supported by every release of OpenShift 4 from 4.6 on.
 IGNITION = "3.1.0"
-# On the pool until its nodes are updated: the former MachineConfig, and the nodes that were added to the pool.
+# On the pool until its nodes are updated: a Record.
 BEFORE = "kubegpu.share/replaced-config"
 # On our MachineConfig: the nodes that we have added to the pool, which may be another owner's.
 LABELLED = "kubegpu.share/labelled-nodes"
@@ -62,6 +62,31 @@ ARGUMENTS: JsonObject = {
 PAUSE = 10.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The module's options."""
+
+    state: str
+    pool: str
+    name: str
+    nodes: t.Sequence[str]
+    nouveau: bool
+    runtime_path: str
+    kernel_arguments: t.Sequence[str]
+
+    @classmethod
+    def of(cls, params: JsonObject) -> Options:
+        """Return the options of a module's parameters."""
+        return cls(**{field.name: params[field.name] for field in dataclasses.fields(cls)})
+
+
+class Record(t.TypedDict):
+    """The record of a change that isn't proven yet: our former MachineConfig, and the nodes added to the pool."""
+
+    spec: JsonObject | None
+    nodes: list[str]
+
+
 # --------------------------------------------------------------------------- the objects
 
 
@@ -84,16 +109,16 @@ def file_of(path: str, text: str) -> JsonObject:
     return {"path": path, "mode": 420, "overwrite": True, "contents": contents}
 
 
-def machine_config(params: JsonObject) -> JsonObject:
+def machine_config(options: Options) -> JsonObject:
     """Return the requested MachineConfig.
 
     :raises BadInput: an option is invalid.
     """
-    files, arguments = [], [str(one) for one in params["kernel_arguments"]]
-    if params["nouveau"]:
+    files, arguments = [], list(options.kernel_arguments)
+    if options.nouveau:
         files.append(file_of(NOUVEAU_FILE, NOUVEAU))
         arguments = [*NOUVEAU_ARGUMENTS, *arguments]
-    path = str(params["runtime_path"])
+    path = options.runtime_path
     if path:
         if not re.fullmatch(r"/[\w./+-]+", path):
             raise BadInput(f"runtime_path: {path!r} isn't an absolute path of a program")
@@ -103,13 +128,13 @@ def machine_config(params: JsonObject) -> JsonObject:
     for one in arguments:
         if not one or re.search(r"\s", one):
             raise BadInput(f"kernel_arguments: {one!r} isn't one argument")
-    labels = {ROLE: str(params["pool"]), **PART_OF}
+    labels = {ROLE: options.pool, **PART_OF}
     spec: JsonObject = {"config": {"ignition": {"version": IGNITION}}}
     if files:
         spec["config"]["storage"] = {"files": files}
     if arguments:
         spec["kernelArguments"] = arguments
-    metadata = {"name": str(params["name"]), "labels": labels}
+    metadata = {"name": options.name, "labels": labels}
     return {"apiVersion": API, "kind": "MachineConfig", "metadata": metadata, "spec": spec}
 
 
@@ -142,7 +167,7 @@ def finished(pool: JsonObject, nodes: int | None = None) -> str:
 
 
 def holds(rendered: JsonObject | None, spec: JsonObject) -> bool:
-    """Whether the rendered configuration of a pool contains a MachineConfig."""
+    """Return whether the rendered configuration of a pool contains a MachineConfig."""
     there = (rendered or {}).get("spec") or {}
     files = {one["path"]: one for one in _files(there)}
     # The operator merges files and arguments of all MachineConfigs unchanged.
@@ -179,26 +204,29 @@ class State:
     pools: t.Sequence[JsonObject]
 
 
-def observe(kube: Kube, params: JsonObject) -> State:
-    """:raises BadInput: this cluster has no MachineConfigs."""
+def observe(kube: Kube, options: Options) -> State:
+    """Collect the state that a plan is made from.
+
+    :raises BadInput: this cluster has no MachineConfigs.
+    """
     if kube.get(DEFINITION) is None:
         raise BadInput("machine_config: this cluster knows no MachineConfigPool, so it isn't OpenShift")
     pools = kube.list_all(API, "MachineConfigPool")
-    named = [one for one in pools if one["metadata"]["name"] == params["pool"]]
+    named = [one for one in pools if one["metadata"]["name"] == options.pool]
     return State(
-        kube.get(Ref(API, "MachineConfig", "", str(params["name"]))),
+        kube.get(Ref(API, "MachineConfig", "", options.name)),
         named[0] if named else None,
         {one["metadata"]["name"]: one for one in kube.list_all("v1", "Node")},
         pools,
     )
 
 
-def check(params: JsonObject, observed: State) -> None:
+def check(options: Options, observed: State) -> None:
     """Refuse a change that would reboot other nodes, or leave nodes without a pool.
 
     :raises BadInput: nothing was changed.
     """
-    pool = str(params["pool"])
+    pool = options.pool
     if pool in BUILT_IN or not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", pool):
         raise BadInput(f"pool: {pool!r} can't be the name of a pool for GPU nodes")
     if observed.pool is not None:
@@ -208,10 +236,10 @@ def check(params: JsonObject, observed: State) -> None:
         if not _selects(selector, "worker"):
             raise BadInput(f"pool: MachineConfigPool {pool} exists and doesn't select the MachineConfigs of workers")
         _not_paused(observed.pool)
-    if not params["nodes"]:
+    if not options.nodes:
         raise BadInput("nodes: the list is empty, so there is nothing to configure")
     label = {f"{NODE_ROLE}{pool}": ""}
-    for name in params["nodes"]:
+    for name in options.nodes:
         node = observed.nodes.get(name)
         if node is None:
             raise BadInput(f"nodes: the cluster has no node {name}")
@@ -250,7 +278,7 @@ def _selects(selector: JsonObject, role: str) -> bool:
 
 
 def _matches(pool: JsonObject, labels: JsonObject) -> bool:
-    """Whether a pool selects nodes with these labels."""
+    """Return whether a pool selects nodes with these labels."""
     selector = ((pool.get("spec") or {}).get("nodeSelector")) or {}
     wanted, terms = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
     if not (wanted or terms):
@@ -266,36 +294,39 @@ def _holds(term: JsonObject, labels: JsonObject) -> bool:
     return among == (operator == "In")
 
 
-def make_plan(params: JsonObject, observed: State) -> Plan:
-    """Plan the change; pure."""
-    if params["state"] == "absent":
-        return _absent(params, observed)
+def make_plan(options: Options, observed: State) -> Plan:
+    """Plan the change.
+
+    :raises BadInput: it would harm other nodes or change another owner's objects.
+    """
+    if options.state == "absent":
+        return _absent(options, observed)
     for one in (observed.config, observed.pool):
         if one is not None and _leaving(one):
             raise BadInput(f"{one['kind']} {one['metadata']['name']} is being deleted; run again when it is gone")
-    check(params, observed)
-    wanted, changes = machine_config(params), []
+    check(options, observed)
+    wanted, changes = machine_config(options), []
     if observed.pool is None:
-        changes.append(Change(f"MachineConfigPool {params['pool']}", "", _shown(pool_of(params["pool"])), ("pool", "")))
+        changes.append(Change(f"MachineConfigPool {options.pool}", "", _shown(pool_of(options.pool)), ("pool", "")))
     if observed.config is None or observed.config.get("spec") != wanted["spec"]:
         before = _shown({"spec": observed.config["spec"]}) if observed.config else ""
         if observed.config and not _ours(observed.config):
-            raise BadInput(f"name: MachineConfig {params['name']} exists and isn't ours; set another name")
+            raise BadInput(f"name: MachineConfig {options.name} exists and isn't ours; set another name")
         changes.append(
-            Change(f"MachineConfig {params['name']}", before, _shown({"spec": wanted["spec"]}), ("config", ""))
+            Change(f"MachineConfig {options.name}", before, _shown({"spec": wanted["spec"]}), ("config", ""))
         )
-    label = f"{NODE_ROLE}{params['pool']}"
-    for name in params["nodes"]:
+    label = f"{NODE_ROLE}{options.pool}"
+    for name in options.nodes:
         if label not in (observed.nodes[name]["metadata"].get("labels") or {}):
             changes.append(Change(f"Node {name}", "", f'{label}: ""\n', ("label", name)))
     if not changes and _unproven(observed) is not None:
-        changes.append(Change(f"MachineConfigPool {params['pool']}", "", "every node updated\n", ("prove", "")))
+        changes.append(Change(f"MachineConfigPool {options.pool}", "", "every node updated\n", ("prove", "")))
     return Plan(tuple(changes))
 
 
-def _absent(params: JsonObject, observed: State) -> Plan:
+def _absent(options: Options, observed: State) -> Plan:
     """Return the nodes to the workers first: without their pool no pool would manage them."""
-    label, changes = f"{NODE_ROLE}{params['pool']}", []
+    label, changes = f"{NODE_ROLE}{options.pool}", []
     ours = observed.pool is not None and _ours(observed.pool)
     # Another owner's pool keeps its nodes.
     mine = _labelled(observed)
@@ -304,32 +335,30 @@ def _absent(params: JsonObject, observed: State) -> Plan:
             changes.append(Change(f"Node {name}", f'{label}: ""\n', "", ("label", name)))
     if observed.config is not None and _ours(observed.config) and not _leaving(observed.config):
         changes.append(
-            Change(f"MachineConfig {params['name']}", _shown({"spec": observed.config["spec"]}), "", ("config", ""))
+            Change(f"MachineConfig {options.name}", _shown({"spec": observed.config["spec"]}), "", ("config", ""))
         )
     if observed.pool is not None and ours and not _leaving(observed.pool):
-        changes.append(Change(f"MachineConfigPool {params['pool']}", _shown(pool_of(params["pool"])), "", ("pool", "")))
+        changes.append(Change(f"MachineConfigPool {options.pool}", _shown(pool_of(options.pool)), "", ("pool", "")))
     if observed.pool is not None and not ours:
         if not changes and _unproven(observed) is not None:
-            changes.append(Change(f"MachineConfigPool {params['pool']}", "", "every node updated\n", ("prove", "")))
+            changes.append(Change(f"MachineConfigPool {options.pool}", "", "every node updated\n", ("prove", "")))
         if changes:
             _not_paused(observed.pool)
     return Plan(tuple(changes))
 
 
-def _unproven(observed: State) -> JsonObject | None:
+def _unproven(observed: State) -> Record | None:
     """Return the record of an interrupted run on the pool."""
     notes = annotations_of(observed.pool)
-    return t.cast(JsonObject, json.loads(notes[BEFORE])) if BEFORE in notes else None
+    return t.cast(Record, json.loads(notes[BEFORE])) if BEFORE in notes else None
 
 
 def _labelled(observed: State) -> set[str]:
     """Return the nodes that we have added to the pool."""
-    noted = (
-        annotations_of(observed.config).get(LABELLED)
-        if observed.config is not None and _ours(observed.config)
-        else None
-    )
-    return {*json.loads(noted or "[]"), *((_unproven(observed) or {}).get("nodes") or [])}
+    ours = observed.config is not None and _ours(observed.config)
+    noted = annotations_of(observed.config).get(LABELLED) if ours else None
+    unproven = _unproven(observed)
+    return {*json.loads(noted or "[]"), *(unproven["nodes"] if unproven else ())}
 
 
 def _ours(live: JsonObject) -> bool:
@@ -347,19 +376,28 @@ def _shown(value: JsonObject) -> str:
 # --------------------------------------------------------------------------- applying
 
 
-class MachineConfigChange:
-    """Applies a plan, and rolls it back where the pool becomes Degraded."""
+class MachineConfigReconciler:
+    """Configures the nodes of a pool, and rolls that back where the pool becomes Degraded."""
 
-    def __init__(self, kube: Kube, params: JsonObject, waiting: Waiting) -> None:
+    def __init__(self, kube: Kube, options: Options, waiting: Waiting) -> None:
         self._kube = kube
-        self._params = params
+        self._options = options
         self._waiting = waiting
-        self._pool = Ref(API, "MachineConfigPool", "", str(params["pool"]))
-        self._config = Ref(API, "MachineConfig", "", str(params["name"]))
+        self._pool = Ref(API, "MachineConfigPool", "", options.pool)
+        self._config = Ref(API, "MachineConfig", "", options.name)
+
+    def observe(self) -> State:
+        return observe(self._kube, self._options)
+
+    def plan(self, state: State) -> Plan:
+        return make_plan(self._options, state)
 
     def apply(self, observed: State, plan: Plan) -> None:
-        """:raises ShareError: it isn't in effect."""
-        if self._params["state"] == "absent":
+        """Make the changes of a plan.
+
+        :raises ShareError: it isn't in effect.
+        """
+        if self._options.state == "absent":
             self._remove(observed, plan)
             return
         steps = [one.step for one in plan.changes]
@@ -367,11 +405,11 @@ class MachineConfigChange:
         if ("pool", "") in steps:
             self._kube.apply(pool_of(self._pool.name), FIELD_MANAGER)
         # The record of an interrupted run is older.
-        before = _unproven(observed) or {"spec": (observed.config or {}).get("spec"), "nodes": []}
+        before = _unproven(observed) or Record(spec=(observed.config or {}).get("spec"), nodes=[])
         before["nodes"] = sorted({*before["nodes"], *coming})
         self._note(self._pool, BEFORE, json.dumps(before))
         if ("config", "") in steps:
-            self._kube.apply(machine_config(self._params), FIELD_MANAGER)
+            self._kube.apply(machine_config(self._options), FIELD_MANAGER)
         mine = sorted({*_labelled(observed), *before["nodes"]})
         if json.dumps(mine) != annotations_of(observed.config).get(LABELLED):
             self._note(self._config, LABELLED, json.dumps(mine))
@@ -379,15 +417,15 @@ class MachineConfigChange:
             self._label(name, "")
         self._prove(before, mine)
 
-    def _prove(self, before: JsonObject, mine: t.Sequence[str]) -> None:
-        why = self._until(self._pool, self._count(), machine_config(self._params)["spec"])
+    def _prove(self, before: Record, mine: t.Sequence[str]) -> None:
+        why = self._until(self._pool, self._count(), machine_config(self._options)["spec"])
         if not why:
             self._note(self._pool, BEFORE, None)
             return
         if before["spec"] is None:
             self._kube.delete(self._config)
         else:
-            self._kube.apply({**machine_config(self._params), "spec": before["spec"]}, FIELD_MANAGER)
+            self._kube.apply({**machine_config(self._options), "spec": before["spec"]}, FIELD_MANAGER)
         for name in before["nodes"]:
             self._label(name, None)
         if before["spec"] is not None:
@@ -404,7 +442,8 @@ class MachineConfigChange:
         going = [name for kind, name in steps if kind == "label"]
         if theirs:
             # The record outlives the MachineConfig: it has our nodes, and shows that the removal isn't proven.
-            self._note(self._pool, BEFORE, json.dumps({"spec": None, "nodes": sorted({*_labelled(observed), *going})}))
+            record = Record(spec=None, nodes=sorted({*_labelled(observed), *going}))
+            self._note(self._pool, BEFORE, json.dumps(record))
         for name in going:
             self._label(name, None)
         workers = Ref(API, "MachineConfigPool", "", "worker")
@@ -448,7 +487,7 @@ class MachineConfigChange:
         """
 
         # The pool's status shows a change after a moment.
-        def look() -> tuple[str, bool]:
+        def problem() -> tuple[str, bool]:
             pool = self._kube.get(ref)
             if pool is None:
                 return f"{ref} is gone", True
@@ -457,7 +496,7 @@ class MachineConfigChange:
                 return degraded(pool), True
             return finished(pool, nodes) or degraded(pool) or self._unlike(pool, spec), False
 
-        return self._waiting.until_stable(look)
+        return self._waiting.until_stable(problem)
 
     def _unlike(self, pool: JsonObject, spec: JsonObject | None) -> str:
         """Compare the pool's rendered configuration with ours: its status may be older than our change."""
@@ -476,9 +515,5 @@ def work(kube: Kube, params: JsonObject, check_mode: bool, waiting: Waiting | No
 
     :raises ShareError: with ``changed`` in its details.
     """
-    state = observe(kube, params)
-    plan = make_plan(params, state)
-    change = MachineConfigChange(kube, params, waiting or Waiting(params["timeout"], PAUSE))
-    return apply_plan(
-        plan, {}, check_mode, lambda: change.apply(state, plan), lambda: make_plan(params, observe(kube, params))
-    )
+    waiting = waiting or Waiting(params["timeout"], PAUSE)
+    return reconcile(MachineConfigReconciler(kube, Options.of(params), waiting), check_mode, lambda state: {})

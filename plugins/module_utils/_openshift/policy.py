@@ -30,7 +30,7 @@ from .._core.wait import Waiting
 from .._kube.refs import FIELD_MANAGER, Ref
 from . import cluster as openshift
 from .cluster import SCHEDULER, Rollout
-from .reconcile import PART_OF, Api, annotations_of, apply_plan, label_selector, name_by_digest
+from .reconcile import PART_OF, Api, annotations_of, label_selector, name_by_digest, reconcile
 
 NAMESPACE = "openshift-config"
 KEY = "policy.cfg"
@@ -51,6 +51,36 @@ SECOND = "-2"
 CONFIG_MAP = "gpushare-scheduler-policy"
 
 
+class PolicyMap(t.TypedDict):
+    """A ConfigMap with a Policy; its annotations are those of the same purpose above."""
+
+    text: str | None
+    there: bool
+    ours: bool
+    users: str
+    replaced: str
+    since: int
+    proven: bool
+    leaving: str
+
+
+class State(t.TypedDict):
+    """The state that a plan is made from, as JSON for the action plugin.
+
+    ``name`` is the Policy that Scheduler/cluster names, ``copy`` the text of the operator's copy, ``rollout`` the
+    fields of ``Rollout``.
+    """
+
+    version: str
+    upgrading: str
+    there: bool
+    name: str
+    resource_version: str
+    maps: dict[str, PolicyMap]
+    copy: str | None
+    rollout: JsonObject
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The requested Policy.
@@ -66,7 +96,7 @@ class Options:
     def name(self) -> str:
         return name_by_digest(self.prefix, self.policy) if self.policy else ""
 
-    def config_map(self, state: JsonObject) -> str:
+    def config_map(self, state: State) -> str:
         """Return the name of its ConfigMap: never one that is named and has another text."""
         first, second = self.name, f"{self.name}{SECOND}"
         if state["name"] == second:
@@ -76,14 +106,15 @@ class Options:
 
 
 def ref(name: str) -> Ref:
+    """Return the reference of a Policy's ConfigMap."""
     return Ref("v1", "ConfigMap", NAMESPACE, name)
 
 
 # --------------------------------------------------------------------------- observing
 
 
-def observe(api: Api, prefix: str) -> JsonObject:
-    """Collect the state that a plan is made from, as JSON for the action plugin.
+def observe(api: Api, prefix: str) -> State:
+    """Collect the state that a plan is made from.
 
     :param prefix: the beginning of our ConfigMaps' names.
     :raises BadInput: this isn't OpenShift.
@@ -118,7 +149,7 @@ def _text(config_map: JsonObject) -> str | None:
     return (config_map.get("data") or {}).get(KEY)
 
 
-def _policy(config_map: JsonObject) -> JsonObject:
+def _policy(config_map: JsonObject) -> PolicyMap:
     notes = annotations_of(config_map)
     return {
         "text": _text(config_map),
@@ -132,22 +163,23 @@ def _policy(config_map: JsonObject) -> JsonObject:
     }
 
 
-def rollout(state: JsonObject) -> Rollout:
+def rollout(state: State) -> Rollout:
+    """Return the rollout's state as an object."""
     given = state["rollout"]
     nodes = tuple(openshift.Node(**{**one, "errors": tuple(one["errors"])}) for one in given["nodes"])
     return Rollout(**{**given, "nodes": nodes})
 
 
-def users_policy(state: JsonObject) -> tuple[str, str | None]:
+def users_policy(state: State) -> tuple[str, str | None]:
     """Return name and text of the user's own Policy; empty and None where there is none.
 
     :raises BadInput: the one that Scheduler/cluster names doesn't exist.
     """
-    name = str(state["name"])
+    name = state["name"]
     named = state["maps"].get(name)
     if named is not None and named["ours"]:
         users = state["maps"].get(named["users"])
-        return (str(named["users"]), users["text"]) if users is not None else ("", None)
+        return (named["users"], users["text"]) if users is not None else ("", None)
     if name and (named is None or named["text"] is None):
         what = "doesn't exist" if named is None else f"has no {KEY}"
         raise BadInput(
@@ -159,12 +191,12 @@ def users_policy(state: JsonObject) -> tuple[str, str | None]:
 # --------------------------------------------------------------------------- planning
 
 
-def require_policy_support(state: JsonObject, present: bool) -> None:
+def require_policy_support(state: State, present: bool) -> None:
     """Refuse a change that would leave the cluster without a scheduler, or degrade it.
 
     :raises BadInput: nothing was changed.
     """
-    version = str(state["version"])
+    version = state["version"]
     if present and not openshift.takes_policy(version):
         raise BadInput(
             f"scheduler_mode: the scheduler of OpenShift {version} reads no Policy, and one that Scheduler/cluster "
@@ -176,7 +208,7 @@ def require_policy_support(state: JsonObject, present: bool) -> None:
         )
 
 
-def require_settled(state: JsonObject, removal: bool) -> None:
+def require_settled(state: State, removal: bool) -> None:
     """Refuse to begin a change whose outcome couldn't be distinguished from the present state.
 
     :param removal: of ours, which may be why kube-scheduler is degraded or still being rolled out.
@@ -189,15 +221,15 @@ def require_settled(state: JsonObject, removal: bool) -> None:
         )
     if removal:
         return
-    named = state["maps"].get(state["name"]) or {}
-    way_out = "; it reads our policy, which state absent removes" if named.get("ours") else ""
+    named = state["maps"].get(state["name"])
+    way_out = "; it reads our policy, which state absent removes" if named and named["ours"] else ""
     if now.degraded:
         raise BadInput(f"scheduler_mode: OpenShift's kube-scheduler is degraded already: {now.degraded}{way_out}")
     if not now.settled:
         raise BadInput(f"scheduler_mode: OpenShift's kube-scheduler is still being rolled out: {now}{way_out}")
 
 
-def make_plan(options: Options, state: JsonObject) -> Plan:
+def make_plan(options: Options, state: State) -> Plan:
     """Plan the change; pure.
 
     :raises BadInput: the cluster doesn't support it.
@@ -205,33 +237,34 @@ def make_plan(options: Options, state: JsonObject) -> Plan:
     require_policy_support(state, bool(options.policy))
     plan = _present(options, state) if options.policy else _absent(state)
     beginning = any(one.step == "switch" for one in plan.changes)
-    if beginning and openshift.takes_policy(str(state["version"])):
+    if beginning and openshift.takes_policy(state["version"]):
         require_settled(state, removal=not options.policy)
     return plan
 
 
-def _present(options: Options, state: JsonObject) -> Plan:
-    name, maps = str(state["name"]), state["maps"]
+def _present(options: Options, state: State) -> Plan:
+    name, maps = state["name"], state["maps"]
     named = maps.get(name)
     if named is not None and not named["ours"] and named["text"] == options.policy:
         # The extender is in the user's own Policy.
         return Plan(_swept(state, keep={name}))
     place = options.config_map(state)
-    mine = maps.get(place) or {}
+    mine = maps.get(place)
     if mine and not mine["ours"]:
         raise BadInput(f"config_map: ConfigMap {NAMESPACE}/{place} exists and isn't ours; set another config_map")
     changes = []
-    if mine.get("text") != options.policy:
-        changes.append(Change(str(ref(place)), mine.get("text") or "", options.policy, "write"))
-    if name != place:
+    text = mine["text"] if mine else None
+    if text != options.policy:
+        changes.append(Change(str(ref(place)), text or "", options.policy, "write"))
+    if name != place or not mine:
         changes.append(_switch(name, place))
     elif mine["leaving"] or not mine["proven"]:
         changes.append(_proof(state, _since_of(state, mine, options.policy)))
     return Plan((*changes, *_swept(state, keep={place})))
 
 
-def _absent(state: JsonObject) -> Plan:
-    name = str(state["name"])
+def _absent(state: State) -> Plan:
+    name = state["name"]
     named = state["maps"].get(name)
     users, text = after_ours(state)
     changes = []
@@ -242,35 +275,36 @@ def _absent(state: JsonObject) -> Plan:
     return Plan((*changes, *_swept(state, keep=set())))
 
 
-def after_ours(state: JsonObject) -> tuple[str, str | None]:
+def after_ours(state: State) -> tuple[str, str | None]:
     """Return name and text of the Policy that replaces ours: the user's, where this release reads any."""
-    return users_policy(state) if openshift.takes_policy(str(state["version"])) else ("", None)
+    return users_policy(state) if openshift.takes_policy(state["version"]) else ("", None)
 
 
-def _given_up(state: JsonObject) -> str:
+def _given_up(state: State) -> str:
     """Return the name of the user's Policy that isn't named again after the removal; empty for none."""
-    named = state["maps"].get(state["name"]) or {}
-    there = bool(named.get("ours")) and named["users"] in state["maps"]
-    return str(named["users"]) if there and after_ours(state)[0] != named["users"] else ""
+    named = state["maps"].get(state["name"])
+    if not (named and named["ours"] and named["users"] in state["maps"]):
+        return ""
+    return named["users"] if after_ours(state)[0] != named["users"] else ""
 
 
-def _leaving(state: JsonObject) -> list[JsonObject]:
+def _leaving(state: State) -> list[PolicyMap]:
     return [one for one in state["maps"].values() if one["ours"] and one["leaving"]]
 
 
-def _since(state: JsonObject, text: str | None) -> int:
+def _since(state: State, text: str | None) -> int:
     """Return the revision after which the one with this text comes; none comes where the operator's copy equals it."""
     latest = int(state["rollout"]["latest"])
-    same = takes_copy(openshift.release(str(state["version"]))) and state["copy"] == text
+    same = takes_copy(openshift.release(state["version"])) and state["copy"] == text
     return latest - 1 if same else latest
 
 
-def _since_of(state: JsonObject, mine: JsonObject, text: str) -> int:
+def _since_of(state: State, mine: PolicyMap, text: str) -> int:
     # The revision recorded at its installation is void once its removal has begun.
-    return _since(state, text) if mine["leaving"] else int(mine["since"])
+    return _since(state, text) if mine["leaving"] else mine["since"]
 
 
-def _since_leaving(state: JsonObject, text: str | None) -> int:
+def _since_leaving(state: State, text: str | None) -> int:
     return min([_since(state, text), *(int(one["leaving"]) for one in _leaving(state))])
 
 
@@ -285,12 +319,12 @@ def _switch(before: str, after: str) -> Change:
     return Change(str(SCHEDULER), text(before), text(after), "switch")
 
 
-def _proof(state: JsonObject, since: int) -> Change:
+def _proof(state: State, since: int) -> Change:
     before, after = f"{rollout(state)}\n", f"a revision after {since} on every node\n"
     return Change("revision of kube-scheduler", before, after, "prove")
 
 
-def _swept(state: JsonObject, keep: set[str]) -> tuple[Change, ...]:
+def _swept(state: State, keep: set[str]) -> tuple[Change, ...]:
     return tuple(
         Change(str(ref(name)), one["text"] or "", "", "sweep")
         for name, one in sorted(state["maps"].items())
@@ -301,29 +335,45 @@ def _swept(state: JsonObject, keep: set[str]) -> tuple[Change, ...]:
 # --------------------------------------------------------------------------- applying
 
 
-class PolicyChange:
-    """Applies a plan, and rolls it back where kube-scheduler doesn't become healthy with it."""
+class PolicyReconciler:
+    """Configures kube-scheduler's Policy, and rolls it back where kube-scheduler doesn't become healthy with it.
 
-    def __init__(self, api: Api, options: Options, waiting: Waiting) -> None:
+    :param base: the user's Policy from which the requested one was made.
+    """
+
+    def __init__(self, api: Api, options: Options, base: str | None, waiting: Waiting) -> None:
         self._api = api
         self._options = options
+        self._base = base
         self._waiting = waiting
 
-    def apply(self, state: JsonObject, plan: Plan) -> None:
-        """:raises ShareError: it isn't in effect; it was rolled back, or the message tells why not."""
+    def observe(self) -> State:
+        return observe(self._api, self._options.prefix)
+
+    def plan(self, state: State) -> Plan:
+        _users, text = users_policy(state)
+        if self._options.policy and text != self._base:
+            raise BadInput("scheduler_mode: the policy that Scheduler/cluster names was changed meanwhile; run again")
+        return make_plan(self._options, state)
+
+    def apply(self, state: State, plan: Plan) -> None:
+        """Make the changes of a plan.
+
+        :raises ShareError: it isn't in effect; the message says whether it was rolled back.
+        """
         steps = [str(one.step) for one in plan.changes]
-        release = openshift.release(str(state["version"]))
+        release = openshift.release(state["version"])
         if self._options.policy:
             self._to_ours(state, steps, release)
         else:
             self._to_users(state, steps, release)
         self._sweep([str(one.header).rpartition("/")[2] for one in plan.changes if one.step == "sweep"])
 
-    def _to_ours(self, state: JsonObject, steps: list[str], release: tuple[int, int]) -> None:
+    def _to_ours(self, state: State, steps: list[str], release: tuple[int, int]) -> None:
         options, maps = self._options, state["maps"]
         place = options.config_map(state)
         if "switch" in steps:
-            before, since = str(state["name"]), _since(state, options.policy)
+            before, since = state["name"], _since(state, options.policy)
             users, _text = users_policy(state)
             notes = {USERS: users, REPLACED: before, SINCE: str(since), PROVEN: "false", LEAVING: ""}
             metadata = {"name": place, "namespace": NAMESPACE, "labels": PART_OF, "annotations": notes}
@@ -331,7 +381,7 @@ class PolicyChange:
                 {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: options.policy}},
                 FIELD_MANAGER,
             )
-            self._name(place, str(state["resource_version"]))
+            self._name(place, state["resource_version"])
         elif "prove" in steps:
             mine = maps[place]
             # The one that it replaced is deleted once it is proven; the user's stays.
@@ -341,19 +391,19 @@ class PolicyChange:
             return
         why = self._wait(since, options.policy, release)
         if why:
-            self._roll_back(before, (maps.get(before) or {}).get("text"), release, why, unused=[place])
+            self._roll_back(before, maps[before]["text"] if before in maps else None, release, why, unused=[place])
         self._note(place, {PROVEN: "true", LEAVING: ""})
 
-    def _to_users(self, state: JsonObject, steps: list[str], release: tuple[int, int]) -> None:
-        before = str(state["name"])
-        mine = state["maps"].get(before) or {}
+    def _to_users(self, state: State, steps: list[str], release: tuple[int, int]) -> None:
+        before = state["name"]
+        mine = state["maps"].get(before)
         users, text = after_ours(state)
         degraded = bool(rollout(state).degraded)
         if "switch" in steps:
             since = _since(state, text)
-            if mine["there"]:
+            if mine and mine["there"]:
                 self._note(before, {LEAVING: str(since)})
-            self._name(users, str(state["resource_version"]))
+            self._name(users, state["resource_version"])
         elif "prove" in steps:
             since = _since_leaving(state, text)
         else:
@@ -361,8 +411,8 @@ class PolicyChange:
         why = self._wait(since, text, release, degraded)
         if not why:
             return
-        sound = bool(mine.get("proven")) and not degraded and openshift.takes_policy(str(state["version"]))
-        if "switch" not in steps or not sound:
+        sound = mine and mine["proven"] and not degraded and openshift.takes_policy(state["version"])
+        if "switch" not in steps or not mine or not sound:
             named = f"policy {users}" if users else "no policy"
             raise NotInEffect(f"Scheduler/cluster names {named} in place of ours, and that isn't in effect yet: {why}")
         self._roll_back(before, mine["text"], release, why, unused=[])
@@ -376,7 +426,8 @@ class PolicyChange:
         """
         named = f"policy {before}" if before else "no policy"
         self._name(before, "")
-        left = self._wait_for_rollback(old, release)
+        # The wait begins in a degraded state.
+        left = self._until(lambda now: self._differs(now, old, release), lambda now: "")
         outcome = f"rolled back to {named}, with which it isn't healthy yet: {left}"
         if not left:
             outcome = f"rolled back to {named}, with which it is healthy"
@@ -425,10 +476,6 @@ class PolicyChange:
 
         return self._until(left, failed)
 
-    def _wait_for_rollback(self, text: str | None, release: tuple[int, int]) -> str:
-        """Wait until the old Policy is in effect, which begins in a degraded state."""
-        return self._until(lambda now: self._differs(now, text, release), lambda now: "")
-
     def _differs(self, now: Rollout, text: str | None, release: tuple[int, int]) -> str:
         if not now.settled:
             return str(now)
@@ -439,25 +486,25 @@ class PolicyChange:
         namespace, selector = PODS
         for pod in self._api.list_all("v1", "Pod", namespace, label_selector=selector):
             if (text is not None) != reads_policy(pod):
-                word = "without" if text is not None else "with"
-                return f"pod {pod['metadata']['name']} runs {word} --policy-configmap"
+                wrong = "without" if text is not None else "with"
+                return f"pod {pod['metadata']['name']} runs {wrong} --policy-configmap"
         return ""
 
     def _until(self, left: t.Callable[[Rollout], str], failed: t.Callable[[Rollout], str]) -> str:
         # The operator's conditions show a new revision only after a moment.
-        def look() -> tuple[str, bool]:
+        def problem() -> tuple[str, bool]:
             now = openshift.observe_rollout(self._api)
             why = failed(now)
             return (why, True) if why else (left(now), False)
 
-        return self._waiting.until_stable(look)
+        return self._waiting.until_stable(problem)
 
 
 def reads_policy(pod: JsonObject) -> bool:
-    """Whether a kube-scheduler pod reads the operator's copy of the Policy."""
+    """Return whether a kube-scheduler pod reads the operator's copy of the Policy."""
     containers = (pod.get("spec") or {}).get("containers") or []
-    words = [str(word) for one in containers for word in [*(one.get("command") or []), *(one.get("args") or [])]]
-    return any("--policy-configmap=" in word for word in words)
+    arguments = [str(each) for one in containers for key in ("command", "args") for each in one.get(key) or []]
+    return any("--policy-configmap=" in each for each in arguments)
 
 
 # --------------------------------------------------------------------------- the module
@@ -469,23 +516,19 @@ def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObj
     :raises ShareError: with ``changed`` in its details where something was changed.
     """
     prefix = str(params["config_map"] or CONFIG_MAP)
-    handed = params.get("plan")
-    if handed is None:
+    given = params.get("plan")
+    if given is None:
         return {"changed": False, "observed": observe(api, prefix)}
-    options = Options(str(handed["policy"]), prefix)
-    state = observe(api, prefix)
-    _users, text = users_policy(state)
-    if options.policy and text != handed["base"]:
-        raise BadInput("scheduler_mode: the policy that Scheduler/cluster names was changed meanwhile; run again")
-    plan = make_plan(options, state)
-    result: JsonObject = {"library": api.library}
-    given_up = "" if options.policy else _given_up(state)
-    if given_up:
-        result["warnings"] = [
+    options = Options(str(given["policy"]), prefix)
+
+    def details(state: State) -> JsonObject:
+        given_up = "" if options.policy else _given_up(state)
+        if not given_up:
+            return {"library": api.library}
+        warning = (
             f"OpenShift {state['version']} reads no Policy, so {given_up}, which Scheduler/cluster named before ours, "
             f"isn't named again; ConfigMap {NAMESPACE}/{given_up} stays"
-        ]
-    change = PolicyChange(api, options, waiting)
-    return apply_plan(
-        plan, result, check, lambda: change.apply(state, plan), lambda: make_plan(options, observe(api, prefix))
-    )
+        )
+        return {"library": api.library, "warnings": [warning]}
+
+    return reconcile(PolicyReconciler(api, options, given["base"], waiting), check, details)

@@ -12,7 +12,7 @@ import hashlib
 import typing as t
 
 from .._core.errors import NotInEffect, ShareError
-from .._core.plan import Plan
+from .._core.plan import Reconciler, State
 from .._core.types import JsonObject
 from .._kube.refs import Ref
 
@@ -44,34 +44,34 @@ def name_by_digest(prefix: str, text: str) -> str:
 
 
 def label_selector(labels: t.Mapping[str, str]) -> str:
+    """Return the query for objects with these labels."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def annotations_of(live: JsonObject | None) -> JsonObject:
+    """Return an object's annotations; empty where it doesn't exist."""
     return ((live or {}).get("metadata") or {}).get("annotations") or {}
 
 
-def apply_plan(
-    plan: Plan, result: JsonObject, check: bool, apply: t.Callable[[], None], plan_again: t.Callable[[], Plan]
-) -> JsonObject:
-    """Apply a plan unless it is empty or in check mode, and verify that nothing is left of it.
+def reconcile(reconciler: Reconciler[State], check: bool, details: t.Callable[[State], JsonObject]) -> JsonObject:
+    """Observe, plan, apply and observe again; an error carries the module's result.
 
-    :param result: the module's result, completed with ``changed`` and ``diff`` and added to an error's details.
-    :param check: whether the module runs in check mode.
-    :param apply: makes the changes.
-    :param plan_again: observes the cluster again and plans.
+    :param check: predict the changes without applying them.
+    :param details: returns more keys of the result.
     :raises ShareError: the changes couldn't be made.
     :raises NotInEffect: they were made and have no effect.
     """
-    result = {"changed": not plan.empty, "diff": plan.diff(), **result}
+    state = reconciler.observe()
+    plan = reconciler.plan(state)
+    result = {"changed": not plan.empty, "diff": plan.diff(), **details(state)}
     if plan.empty or check:
         return result
     try:
-        apply()
+        reconciler.apply(state, plan)
+        missing = reconciler.plan(reconciler.observe())
+        if not missing.empty:
+            raise NotInEffect(f"these changes were made but have no effect: {missing.headers()}")
     except ShareError as error:
         error.details.update(result)
         raise
-    missing = plan_again()
-    if not missing.empty:
-        raise NotInEffect(f"these changes were made but have no effect: {missing.headers()}", **result)
     return result

@@ -16,6 +16,7 @@ https://docs.openshift.com/container-platform/4.17/nodes/scheduling/secondary_sc
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import typing as t
@@ -29,7 +30,7 @@ from .._kube.objects import HIDDEN
 from .._kube.refs import FIELD_MANAGER, Ref, ref_of
 from .._kube.rollout import not_ready_reason, reasons, selector
 from . import cluster as openshift
-from .reconcile import PART_OF, Api, annotations_of, apply_plan, label_selector, name_by_digest
+from .reconcile import PART_OF, Api, annotations_of, label_selector, name_by_digest, reconcile
 
 NAMESPACE = "openshift-secondary-scheduler-operator"
 PACKAGE = "openshift-secondary-scheduler-operator"
@@ -50,7 +51,45 @@ FIELDS = ("managementState", "schedulerConfig", "schedulerImage", "topology")
 CONFIG_MAP = "gpushare-scheduler-config"
 
 
+@dataclasses.dataclass(frozen=True)
+class OlmObject:
+    """A Namespace, OperatorGroup (with its target namespaces) or Subscription (with its ClusterServiceVersion)."""
+
+    ref: Ref
+    ours: bool
+    targets: t.Sequence[str]
+    installed: str
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The objects of the cluster that a secondary scheduler depends on.
+
+    :param version: of OpenShift.
+    :param served: the operator is installed.
+    :param topology: its release supports the field.
+    :param spec: our fields of SecondaryScheduler/cluster; None where it doesn't exist.
+    :param before: those before a change that isn't proven yet, as JSON.
+    :param terminating: the namespace is being deleted.
+    :param foreign: other objects in the namespace, listed for a removal only.
+    :param maps: our configurations by the names of their ConfigMaps.
+    """
+
+    version: str
+    served: bool
+    topology: bool
+    spec: JsonObject | None
+    before: str | None
+    namespaces: t.Sequence[OlmObject]
+    terminating: bool
+    foreign: t.Sequence[str]
+    groups: t.Sequence[OlmObject]
+    subscriptions: t.Sequence[OlmObject]
+    maps: t.Mapping[str, str]
+
+
 def ref(name: str) -> Ref:
+    """Return the reference of a configuration's ConfigMap."""
     return Ref("v1", "ConfigMap", NAMESPACE, name)
 
 
@@ -77,17 +116,17 @@ class Options:
             "installPlanApproval": "Automatic",
         }
 
-    def missing_for_olm(self, state: JsonObject) -> list[JsonObject]:
+    def missing_for_olm(self, state: State) -> list[JsonObject]:
         """Return the objects that OLM needs and that don't exist."""
         missing = []
-        if not state["space"]:
+        if not state.namespaces:
             labels = {**LABELS, "openshift.io/cluster-monitoring": "true"}
             missing.append(_made("v1", "Namespace", {"name": NAMESPACE, "labels": labels}))
         place = {"name": PACKAGE, "namespace": NAMESPACE, "labels": LABELS}
-        if not state["groups"]:
+        if not state.groups:
             # The operator watches its own namespace alone.
             missing.append(_made(GROUPS, "OperatorGroup", place, {"targetNamespaces": [NAMESPACE]}))
-        if not state["subscriptions"]:
+        if not state.subscriptions:
             missing.append(_made(SUBSCRIPTIONS, "Subscription", place, self.subscription))
         return missing
 
@@ -100,7 +139,7 @@ def _made(api_version: str, kind: str, metadata: JsonObject, spec: JsonObject | 
 # --------------------------------------------------------------------------- observing and planning
 
 
-def observe(api: Api, removal: bool = False) -> JsonObject:
+def observe(api: Api, removal: bool = False) -> State:
     """Collect the state that a plan is made from.
 
     :param removal: of everything of ours; only then other objects in the namespace are listed.
@@ -109,58 +148,56 @@ def observe(api: Api, removal: bool = False) -> JsonObject:
     definition = api.get(DEFINITION)
     served = definition is not None and openshift.condition(definition, "Established")[0] == "True"
     maps = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(LABELS))
-    live = (api.get(SECONDARY) if served else None) or {}
-    if removal and (live.get("metadata") or {}).get("deletionTimestamp"):
-        live = {}
+    live = api.get(SECONDARY) if served else None
+    if removal and live and live["metadata"].get("deletionTimestamp"):
+        live = None
     subscriptions = api.list_all(SUBSCRIPTIONS, "Subscription", NAMESPACE)
-    spaces = [one for one in [api.get(SPACE)] if one]
-    space = _found(spaces)
+    namespace = api.get(SPACE)
+    namespaces = _olm_objects([namespace] if namespace else [])
     ours = {DEPLOYMENT, *(ref(one["metadata"]["name"]) for one in maps)}
-    return {
-        "version": openshift.version_of(openshift.cluster_version(api)),
-        "served": served,
-        "topology": served and "topology" in json.dumps(definition),
-        "there": bool(live),
-        "spec": {key: value for key, value in (live.get("spec") or {}).items() if key in FIELDS},
-        "before": annotations_of(live).get(BEFORE),
-        "space": space,
-        "leaving": bool(spaces) and not space,
-        "foreign": foreign_objects(api, NAMESPACE, ours) if removal and [one for one in space if one["ours"]] else [],
-        "groups": _found(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
-        "subscriptions": _found([one for one in subscriptions if (one.get("spec") or {}).get("name") == PACKAGE]),
-        "maps": {one["metadata"]["name"]: (one.get("data") or {}).get(KEY) or "" for one in maps},
-    }
+    created = any(one.ours for one in namespaces)
+    return State(
+        version=openshift.version_of(openshift.cluster_version(api)),
+        served=served,
+        topology=served and "topology" in json.dumps(definition),
+        spec={key: value for key, value in (live.get("spec") or {}).items() if key in FIELDS} if live else None,
+        before=annotations_of(live).get(BEFORE),
+        namespaces=namespaces,
+        terminating=bool(namespace) and not namespaces,
+        foreign=foreign_objects(api, NAMESPACE, ours) if removal and created else [],
+        groups=_olm_objects(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
+        subscriptions=_olm_objects([one for one in subscriptions if (one.get("spec") or {}).get("name") == PACKAGE]),
+        maps={one["metadata"]["name"]: (one.get("data") or {}).get(KEY) or "" for one in maps},
+    )
 
 
-def _found(objects: list[JsonObject]) -> list[JsonObject]:
-    """Describe each object that isn't being deleted: its name, whether it is ours, and the fields that matter."""
+def _olm_objects(objects: t.Iterable[JsonObject]) -> list[OlmObject]:
     return [
-        {
-            "api_version": one["apiVersion"],
-            "kind": one["kind"],
-            "name": one["metadata"]["name"],
-            "ours": CREATED in (one["metadata"].get("annotations") or {}),
-            "targets": (one.get("spec") or {}).get("targetNamespaces") or [],
-            "installed": str((one.get("status") or {}).get("installedCSV") or ""),
-        }
+        OlmObject(
+            ref_of(one),
+            CREATED in annotations_of(one),
+            (one.get("spec") or {}).get("targetNamespaces") or [],
+            str((one.get("status") or {}).get("installedCSV") or ""),
+        )
         for one in objects
         if not one["metadata"].get("deletionTimestamp")
     ]
 
 
-def make_plan(options: Options, state: JsonObject) -> Plan:
+def make_plan(options: Options, state: State) -> Plan:
     """Plan the change.
 
     :raises BadInput: the cluster doesn't support it.
     :raises ShareError: it isn't possible yet.
     """
-    named = str(state["spec"].get("schedulerConfig") or "")
-    foreign = state["there"] and named not in state["maps"] and not named.startswith(f"{options.prefix}-")
+    spec = state.spec or {}
+    named = str(spec.get("schedulerConfig") or "")
+    foreign = state.spec is not None and named not in state.maps and not named.startswith(f"{options.prefix}-")
     if not options.config:
         return Plan(()) if foreign else _absent(state)
-    if openshift.takes_policy(str(state["version"])):
+    if openshift.takes_policy(state.version):
         raise BadInput(
-            f"scheduler_mode: OpenShift {state['version']} has no Secondary Scheduler Operator; its own scheduler "
+            f"scheduler_mode: OpenShift {state.version} has no Secondary Scheduler Operator; its own scheduler "
             "reads a Policy"
         )
     if foreign:
@@ -168,56 +205,55 @@ def make_plan(options: Options, state: JsonObject) -> Plan:
             f"scheduler_mode: {SECONDARY} exists already with a configuration that isn't ours ({named or 'none'}), "
             "and the operator serves only one"
         )
-    if state["leaving"]:
+    if state.terminating:
         raise ShareError(f"{SPACE} is being deleted; run again when it is gone")
-    if "topology" in options.spec and state["served"] and not state["topology"]:
+    if "topology" in options.spec and state.served and not state.topology:
         raise BadInput(
             "scheduler_openshift_topology: this release of the Secondary Scheduler Operator doesn't support it"
         )
-    for group in state["groups"]:
-        if group["targets"] != [NAMESPACE]:
+    for group in state.groups:
+        if list(group.targets) != [NAMESPACE]:
             raise BadInput(
-                f"scheduler_mode: OperatorGroup {group['name']} in {NAMESPACE} watches other namespaces than its own, "
+                f"scheduler_mode: OperatorGroup {group.ref.name} in {NAMESPACE} watches other namespaces than its own, "
                 "which the Secondary Scheduler Operator doesn't support"
             )
     changes = [
         Change(str(ref_of(one)), "", json.dumps(one, indent=2) + "\n", "install")
         for one in options.missing_for_olm(state)
     ]
-    if state["maps"].get(options.name) != options.config:
-        before = _masked(state["maps"].get(options.name, ""))
+    if state.maps.get(options.name) != options.config:
+        before = _masked(state.maps.get(options.name, ""))
         changes.append(Change(str(ref(options.name)), before, _masked(options.config), "write"))
-    if not _holds(state["spec"], options.spec):
-        changes.append(Change(str(SECONDARY), _shown(state["spec"]), _shown(options.spec), "switch"))
-    elif state["before"] is not None:
+    if not _holds(spec, options.spec):
+        changes.append(Change(str(SECONDARY), _shown(spec), _shown(options.spec), "switch"))
+    elif state.before is not None:
         changes.append(Change(str(DEPLOYMENT), "", "every pod with this configuration and image\n", "prove"))
     return Plan((*changes, *_swept(state, options.name)))
 
 
-def _absent(state: JsonObject) -> Plan:
-    there = (Change(str(SECONDARY), _shown(state["spec"]), "", "switch"),) if state["there"] else ()
+def _absent(state: State) -> Plan:
+    there = (Change(str(SECONDARY), _shown(state.spec), "", "switch"),) if state.spec is not None else ()
     return Plan(
         (*there, *_swept(state, ""), *(Change(str(one), str(one) + "\n", "", "remove") for one in _ours(state)))
     )
 
 
-def _ours(state: JsonObject) -> list[Ref]:
+def _ours(state: State) -> list[Ref]:
     """Return the objects that we had OLM install, in the order of removal; a namespace with others' objects stays."""
-    going = []
-    for one in (*state["subscriptions"], *state["groups"], *([] if state["foreign"] else state["space"])):
-        if one["ours"]:
-            going.append(
-                Ref(one["api_version"], one["kind"], NAMESPACE if one["kind"] != "Namespace" else "", one["name"])
-            )
-            if one["installed"]:
+    removed = []
+    for one in (*state.subscriptions, *state.groups, *([] if state.foreign else state.namespaces)):
+        if one.ours:
+            removed.append(one.ref)
+            if one.installed:
                 # OLM doesn't remove what a Subscription has installed.
-                going.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, one["installed"]))
-    return going
+                removed.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, one.installed))
+    return removed
 
 
-def _swept(state: JsonObject, keep: str) -> tuple[Change, ...]:
-    going = {name: _masked(text) for name, text in state["maps"].items() if name != keep}
-    return tuple(Change(str(ref(name)), text, "", "sweep") for name, text in going.items())
+def _swept(state: State, keep: str) -> tuple[Change, ...]:
+    return tuple(
+        Change(str(ref(name)), _masked(text), "", "sweep") for name, text in state.maps.items() if name != keep
+    )
 
 
 def _masked(config: str) -> str:
@@ -226,7 +262,7 @@ def _masked(config: str) -> str:
 
 
 def _holds(live: JsonObject, options: JsonObject) -> bool:
-    """Whether the live object has these values; the API server adds defaults."""
+    """Return whether the live object has these values; the API server adds defaults."""
     for key, value in options.items():
         same = _holds(live.get(key) or {}, value) if isinstance(value, dict) else live.get(key) == value
         if not same:
@@ -234,23 +270,32 @@ def _holds(live: JsonObject, options: JsonObject) -> bool:
     return True
 
 
-def _shown(spec: JsonObject) -> str:
+def _shown(spec: JsonObject | None) -> str:
     return json.dumps({"spec": spec}, indent=2, sort_keys=True) + "\n" if spec else ""
 
 
 # --------------------------------------------------------------------------- applying
 
 
-class SecondaryChange:
-    """Applies a plan, and rolls it back where the Deployment doesn't become healthy with it."""
+class SecondaryReconciler:
+    """Installs a secondary scheduler, and rolls it back where the Deployment doesn't become healthy with it."""
 
     def __init__(self, api: Api, options: Options, waiting: Waiting) -> None:
         self._api = api
         self._options = options
         self._waiting = waiting
 
-    def apply(self, state: JsonObject, plan: Plan) -> None:
-        """:raises ShareError: it isn't in effect."""
+    def observe(self) -> State:
+        return observe(self._api, removal=not self._options.config)
+
+    def plan(self, state: State) -> Plan:
+        return make_plan(self._options, state)
+
+    def apply(self, state: State, plan: Plan) -> None:
+        """Make the changes of a plan.
+
+        :raises ShareError: it isn't in effect.
+        """
         steps = [str(one.step) for one in plan.changes]
         if not self._options.config:
             if "switch" in steps:
@@ -265,7 +310,7 @@ class SecondaryChange:
             for one in _ours(state):
                 self._api.delete(one)
 
-    def _present(self, state: JsonObject, steps: list[str]) -> None:
+    def _present(self, state: State, steps: list[str]) -> None:
         options = self._options
         for one in options.missing_for_olm(state):
             self._api.apply(one, FIELD_MANAGER)
@@ -274,11 +319,11 @@ class SecondaryChange:
             # An edit would change the running scheduler without a new Deployment.
             config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True}
             self._api.apply({**config_map, "data": {KEY: options.config}}, FIELD_MANAGER)
-        if not state["served"]:
+        if not state.served:
             self._until(self._not_installed, "OLM doesn't install the Secondary Scheduler Operator")
-        before = state["before"]
+        # The record of an interrupted run is older.
+        before = json.dumps(state.spec or {}, sort_keys=True) if state.before is None else state.before
         if "switch" in steps:
-            before = json.dumps(state["spec"], sort_keys=True) if before is None else before
             self._request(options.spec, before)
         if "switch" in steps or "prove" in steps:
             try:
@@ -352,9 +397,14 @@ class SecondaryChange:
                 reason += [f"{kind}: {message}"] if status == "True" else []
         return "; ".join(reason) or f"{DEFINITION.name} isn't served"
 
-    def _until(
-        self, left: t.Callable[[], str], subject: str = "", why: t.Callable[[], list[str]] | None = None
-    ) -> None:
+    def _until(self, left: t.Callable[[], str], subject: str = "", why: t.Callable[[], list[str]] = lambda: []) -> None:
+        """Wait until nothing is left to do.
+
+        :param left: returns what is left; empty for nothing.
+        :param subject: the beginning of the error.
+        :param why: returns more details for the error.
+        :raises NotInEffect: something is left when the time is over.
+        """
         reason = ""
         for _attempt in self._waiting.attempts():
             try:
@@ -365,7 +415,7 @@ class SecondaryChange:
             if not reason:
                 return
         try:
-            details = why() if why is not None else []
+            details = why()
         except ShareError as error:
             details = [str(error)]
         begin = f"{subject} within" if subject else "not within"
@@ -378,20 +428,11 @@ def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObj
     :raises ShareError: with ``changed`` in its details.
     """
     options = Options(params)
-    removal = not options.config
-    state = observe(api, removal)
-    plan = make_plan(options, state)
-    change = SecondaryChange(api, options, waiting)
-    result = apply_plan(
-        plan,
-        {"library": api.library, "kept": state["foreign"]},
-        check,
-        lambda: change.apply(state, plan),
-        lambda: make_plan(options, observe(api, removal)),
-    )
-    if plan.empty and options.config and not check:
+    reconciler = SecondaryReconciler(api, options, waiting)
+    result = reconcile(reconciler, check, lambda state: {"library": api.library, "kept": list(state.foreign)})
+    if not result["changed"] and options.config and not check:
         try:
-            change.wait()
+            reconciler.wait()
         except ShareError as error:
             error.details.update(result)
             raise

@@ -13,7 +13,6 @@ whose subject is the host. Unknown facts are no finding.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import typing as t
 
@@ -23,7 +22,7 @@ from .._core.errors import BadInput
 from .._driver import conflicts as driver_conflicts
 from .._driver import nouveau
 from .._driver.modprobe import PATH as BLACKLIST
-from .._driver.types import NodeFacts
+from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
 from .._node.types import GpuNode
 from .._openshift import coreos
@@ -37,7 +36,6 @@ MAINTENANCE = ("never", "drain", "reboot")
 # Xid errors after which a card needs a reset or a repair:
 # https://docs.nvidia.com/deploy/xid-errors/
 FATAL_XIDS = (48, 74, 79, 95, 119, 120)
-MISMATCH = 18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +56,15 @@ class NodeOptions:
         return {name[len(prefix) :]: value for name, value in vars(self).items() if name.startswith(prefix)}
 
 
-class Draft(t.NamedTuple):
-    """A finding without its id and host."""
+class Draft:
+    """A finding without its id and host; see ``Finding`` for the parameters."""
 
-    severity: str
-    what: str
-    action: str
-    variable: str
-    fields: dict[str, t.Any]
-
-
-def draft(severity: str, what: str, action: str = "", *, variable: str = "", **fields: t.Any) -> Draft:
-    """Return what a check found; see ``Finding`` for the parameters."""
-    return Draft(severity, what, action, variable, fields)
+    def __init__(self, severity: str, what: str, action: str = "", *, variable: str = "", **fields: t.Any) -> None:
+        self.severity = severity
+        self.what = what
+        self.action = action
+        self.variable = variable
+        self.fields = fields
 
 
 class Machine:
@@ -166,7 +160,7 @@ def _distribution(machine: Machine) -> Draft | None:
     distribution = machine.node["distribution"]
     if distribution["family"] in FAMILIES:
         return None
-    return draft(
+    return Draft(
         PROBLEM,
         "runs {id} {version}",
         "what can be set up is a family of {known}",
@@ -184,7 +178,7 @@ def _architecture(machine: Machine) -> Draft | None:
     if arch in ARCHITECTURES:
         return None
     action = "the driver and the servers exist for {known}"
-    return draft(PROBLEM, "has the architecture {arch}", action, variable="gpu_nodes", arch=arch, known=ARCHITECTURES)
+    return Draft(PROBLEM, "has the architecture {arch}", action, variable="gpu_nodes", arch=arch, known=ARCHITECTURES)
 
 
 @check("no-gpu")
@@ -192,7 +186,7 @@ def _no_gpu(machine: Machine) -> Draft | None:
     """No NVIDIA GPU is on the machine's PCI bus."""
     if machine.node["gpus"]:
         return None
-    return draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", variable="gpu_nodes")
+    return Draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", variable="gpu_nodes")
 
 
 # --------------------------------------------------------------------------- nouveau, kernel, boot
@@ -207,9 +201,9 @@ def _nouveau(machine: Machine) -> Draft | None:
         return None
     what = "has nouveau loaded" + (" for {cards}" if bound else "")
     if machine.options.maintenance == "reboot":
-        return draft(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", cards=bound)
+        return Draft(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", cards=bound)
     action = "set gpu_maintenance: reboot, or reboot it yourself after role nouveau has run"
-    return draft(WARNING, what + ", and only a reboot may unload it", action, cards=bound)
+    return Draft(WARNING, what + ", and only a reboot may unload it", action, cards=bound)
 
 
 @check("nouveau-in-initramfs")
@@ -219,7 +213,7 @@ def _initramfs(machine: Machine) -> Draft | None:
     images = [one["path"] for one in state["images"] if one["nouveau"] and one["blacklist"] is False]
     if not state["files"].get(BLACKLIST) or not images:
         return None
-    return draft(NOTE, "has {images} with nouveau and without its blacklist", "role nouveau rebuilds it", images=images)
+    return Draft(NOTE, "has {images} with nouveau and without its blacklist", "role nouveau rebuilds it", images=images)
 
 
 @check("boot-full")
@@ -230,7 +224,7 @@ def _boot(machine: Machine) -> Draft | None:
     try:
         nouveau.plan(True, machine.driver_facts)
     except BadInput as error:
-        return draft(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
+        return Draft(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
     return None
 
 
@@ -245,7 +239,7 @@ def _kernel_module(machine: Machine) -> Draft | None:
     missing = [name for name, one in modules.items() if not one["nvidia"] and name in booted]
     if not missing:
         return None
-    return draft(
+    return Draft(
         WARNING,
         "has no nvidia module for kernel {kernels}, and would have no GPU when that one runs",
         "install its headers and run 'dkms autoinstall -k {newest}'",
@@ -261,7 +255,7 @@ def _headers(machine: Machine) -> Draft | None:
     if not machine.has_kernel or kernel["headers"] or machine.module or not machine.installs_driver:
         return None
     action = "role driver installs them first, as driver_install_headers allows"
-    return draft(NOTE, "has no headers of its running kernel {release}", action, release=kernel["release"])
+    return Draft(NOTE, "has no headers of its running kernel {release}", action, release=kernel["release"])
 
 
 @check("compiler-mismatch")
@@ -271,7 +265,7 @@ def _compiler(machine: Machine) -> Draft | None:
     major = kernel.partition(".")[0]
     if not kernel or not gcc or major == gcc.partition(".")[0] or not machine.has_kernel:
         return None
-    return draft(
+    return Draft(
         WARNING,
         "has gcc {gcc} and a kernel that was built by gcc {kernel}",
         "install gcc {major} (Oracle's UEK: the gcc-toolset of that version) before the driver",
@@ -289,9 +283,9 @@ def _secure_boot(machine: Machine) -> Draft | None:
         return None
     if mok["pending"]:
         what = "has Secure Boot on and a key whose enrolment waits for the next boot"
-        return draft(PROBLEM, what, "reboot it and confirm the key on its console")
+        return Draft(PROBLEM, what, "reboot it and confirm the key on its console")
     built_here = any("dkms" in name and "nvidia" in name for name in machine.node["packages"])
-    return draft(
+    return Draft(
         PROBLEM if built_here or machine.node["log"]["key_rejected"] else WARNING,
         "has Secure Boot on and no enrolled key for modules that are built on it",
         "use signed modules (driver_source: distribution on Ubuntu), or run 'mokutil --import {key}', reboot it and "
@@ -311,7 +305,7 @@ def _mismatch(machine: Machine) -> Draft | None:
     if not differs and machine.node["driver"]["code"] != MISMATCH:
         return None
     repaired = machine.installs_driver and machine.options.maintenance != "never"
-    return draft(
+    return Draft(
         WARNING if repaired or not machine.has_kernel else PROBLEM,
         "has the nvidia module {module} loaded and the driver's library {library}",
         "it will be drained and its modules reloaded"
@@ -328,7 +322,7 @@ def _driver_fails(machine: Machine) -> Draft | None:
     driver = machine.node["driver"]
     if not driver["error"] or driver["code"] == MISMATCH:
         return None
-    return draft(
+    return Draft(
         PROBLEM if machine.options.driver_state == "external" else WARNING,
         "has a driver that fails; nvidia-smi reports: {error}",
         "run 'dmesg | grep NVRM' on it; a card that fell off the bus needs a reboot or a repair",
@@ -342,7 +336,7 @@ def _flavour(machine: Machine) -> Draft | None:
     if not machine.node["log"]["unsupported_by_open"]:
         return None
     action = "set driver_flavour: proprietary and a driver_version of branch 580 or older for cards before Turing"
-    return draft(WARNING, "has a card that the open kernel module doesn't support, as its kernel reports", action)
+    return Draft(WARNING, "has a card that the open kernel module doesn't support, as its kernel reports", action)
 
 
 @check("driver-not-held")
@@ -355,7 +349,7 @@ def _unheld(machine: Machine) -> Draft | None:
     if not loose:
         return None
     more = " …" if len(loose) > 3 else ""
-    return draft(
+    return Draft(
         WARNING,
         "upgrades by itself and holds none of {packages}{more}",
         "run 'apt-mark hold {names}'{more}",
@@ -375,7 +369,7 @@ def _fabric(machine: Machine) -> Draft | None:
     active = bool(service and service["active"])
     if active and version == machine.module:
         return None
-    return draft(
+    return Draft(
         WARNING if machine.installs_driver else PROBLEM,
         "has NVSwitches, driver {module} and "
         + ("a fabric manager of version {version}" if version else "no fabric manager")
@@ -395,7 +389,7 @@ def _persistence(machine: Machine) -> Draft | None:
     if not off or machine.installs_driver:
         return None
     what = "has persistence off on {count} card" + ("s" if len(off) > 1 else "")
-    return draft(NOTE, what, "run 'systemctl enable --now nvidia-persistenced'", count=len(off))
+    return Draft(NOTE, what, "run 'systemctl enable --now nvidia-persistenced'", count=len(off))
 
 
 @check("device-nodes")
@@ -404,7 +398,7 @@ def _device_nodes(machine: Machine) -> Draft | None:
     if not machine.has_kernel or not machine.node["driver"]["cards"] or machine.node["devices"]["uvm"]:
         return None
     action = "run 'nvidia-modprobe -u -c 0', or start nvidia-persistenced at boot"
-    return draft(WARNING, "has cards and no /dev/nvidia-uvm", action)
+    return Draft(WARNING, "has cards and no /dev/nvidia-uvm", action)
 
 
 @check("card-lost")
@@ -413,11 +407,11 @@ def _lost(machine: Machine) -> Draft | None:
     lost = sorted({one["address"] for one in machine.node["log"]["xids"] if one["code"] in FATAL_XIDS})
     if lost:
         action = "drain it, reboot it, and have the card checked if they come again"
-        return draft(WARNING, "has reported fatal errors (Xid) of {cards} since it was booted", action, cards=lost)
+        return Draft(WARNING, "has reported fatal errors (Xid) of {cards} since it was booted", action, cards=lost)
     listed, there = len(machine.node["driver"]["cards"]), len(machine.gpus)
     if not machine.module or not listed or listed == there:
         return None
-    return draft(
+    return Draft(
         PROBLEM,
         "has {there} NVIDIA cards on PCI and its driver lists {listed}",
         "run 'dmesg | grep NVRM' on it for the card that is missing",
@@ -436,7 +430,7 @@ def _link(machine: Machine) -> Draft | None:
     ]
     if not slow:
         return None
-    return draft(WARNING, "has cards on a narrow PCIe link: {cards}", "reseat the card, or ask its vendor", cards=slow)
+    return Draft(WARNING, "has cards on a narrow PCIe link: {cards}", "reseat the card, or ask its vendor", cards=slow)
 
 
 # --------------------------------------------------------------------------- toolkit, runtime, cluster
@@ -449,9 +443,10 @@ def _skew(machine: Machine) -> Draft | None:
     if len(set(versions.values())) < 2:
         return None
     packages = [f"{name} {version}" for name, version in sorted(versions.items())]
+    severity, action = WARNING, "install all four at one version"
     if machine.installs_toolkit:
-        return draft(NOTE, "has {packages}", "role toolkit installs one version of them", packages=packages)
-    return draft(WARNING, "has {packages}", "install all four at one version", packages=packages)
+        severity, action = NOTE, "role toolkit installs one version of them"
+    return Draft(severity, "has {packages}", action, packages=packages)
 
 
 @check("stale-sources")
@@ -462,8 +457,8 @@ def _stale_sources(machine: Machine) -> Draft | None:
         return None
     what = "has {files} of NVIDIA's container repositories"
     if machine.installs_toolkit:
-        return draft(NOTE, what, "role toolkit removes them", files=files)
-    return draft(WARNING, what, "remove them", files=files)
+        return Draft(NOTE, what, "role toolkit removes them", files=files)
+    return Draft(WARNING, what, "remove them", files=files)
 
 
 @check("legacy-mode")
@@ -475,7 +470,7 @@ def _legacy_mode(machine: Machine) -> Draft | None:
         return None
     if machine.node["devices"]["char_links"]:
         return None
-    return draft(
+    return Draft(
         WARNING,
         "has NVIDIA's runtime in mode \"legacy\" with systemd's cgroups, where a daemon-reload takes the GPUs from "
         "running containers (NVML: Unknown Error)",
@@ -489,7 +484,7 @@ def _cdi(machine: Machine) -> Draft | None:
     """A CDI specification names libraries of another driver version than the loaded one."""
     if not machine.node["cdi"]["stale"]:
         return None
-    return draft(
+    return Draft(
         WARNING,
         "has a CDI specification of driver {specified} and runs {module}",
         "run 'nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml', or start nvidia-cdi-refresh",
@@ -504,7 +499,7 @@ def _operator(machine: Machine) -> Draft | None:
     if not machine.node["toolkit"]["operator"] or not machine.installs_toolkit:
         return None
     action = "switch that part of the operator off (toolkit.enabled=false), or take the node out of gpu_nodes"
-    return draft(PROBLEM, "has its toolkit from NVIDIA's GPU Operator", action)
+    return Draft(PROBLEM, "has its toolkit from NVIDIA's GPU Operator", action)
 
 
 @check("mandatory-access")
@@ -512,7 +507,7 @@ def _selinux(machine: Machine) -> Draft | None:
     """SELinux is enforcing, and containers may not open the cards' device files without its policy."""
     if machine.node["security"]["selinux"] != "enforcing" or "nvidia-container-selinux" in machine.node["packages"]:
         return None
-    return draft(
+    return Draft(
         NOTE,
         "has SELinux enforcing",
         "where containers get 'Insufficient Permissions', run 'ausearch -m avc' and allow container_use_devices "
@@ -524,7 +519,7 @@ def _selinux(machine: Machine) -> Draft | None:
 
 
 def _cards(machine: Machine) -> list[Card]:
-    """Return the cards in the unit of shares; a card that the driver can't read has no size and is left out."""
+    """Return the cards in the unit of shares, none where it is unknown; a card that can't be read is left out."""
     return [
         Card(
             index=card["index"],
@@ -534,27 +529,16 @@ def _cards(machine: Machine) -> list[Card]:
             units=contract.units_of(card["memory_mib"], machine.unit),
         )
         for card in machine.node["driver"]["cards"]
-        if card["memory_mib"]
+        if card["memory_mib"] and machine.unit
     ]
 
 
-def _memory_check(function: t.Callable[[Machine, list[Card]], Draft | None]) -> Check:
-    """Wrap a check that needs the unit of shares and the cards in it."""
-
-    @functools.wraps(function)
-    def wrapped(machine: Machine) -> Draft | None:
-        return function(machine, _cards(machine)) if machine.unit else None
-
-    return wrapped
-
-
 @check("unknown-cards")
-@_memory_check
-def _unknown_cards(machine: Machine, cards: list[Card]) -> Draft | None:
+def _unknown_cards(machine: Machine) -> Draft | None:
     """The driver isn't loaded: the memory of the cards isn't known yet."""
-    if cards:
+    if not machine.unit or _cards(machine):
         return None
-    return draft(
+    return Draft(
         NOTE,
         "lists no card before its driver is loaded; the device plugin itself will check whether {unit} makes too many "
         "device IDs there",
@@ -564,13 +548,13 @@ def _unknown_cards(machine: Machine, cards: list[Card]) -> Draft | None:
 
 
 @check("device-list")
-@_memory_check
-def _device_list(machine: Machine, cards: list[Card]) -> Draft | None:
+def _device_list(machine: Machine) -> Draft | None:
     """The memory unit makes more device IDs than kubelet accepts."""
+    cards = _cards(machine)
     size = contract.device_list_bytes(cards)
     if size <= contract.KUBELET_MESSAGE_BYTES:
         return None
-    return draft(
+    return Draft(
         PROBLEM,
         "has cards of {count} units: {unit} makes a list of device IDs of {size} bytes, and kubelet accepts {most}",
         "use GiB",
@@ -583,13 +567,12 @@ def _device_list(machine: Machine, cards: list[Card]) -> Draft | None:
 
 
 @check("small-card")
-@_memory_check
-def _small_card(machine: Machine, cards: list[Card]) -> Draft | None:
+def _small_card(machine: Machine) -> Draft | None:
     """A card has less memory than one unit."""
-    small = [card for card in cards if card.units <= 0]
+    small = [card for card in _cards(machine) if card.units <= 0]
     if not small:
         return None
-    return draft(
+    return Draft(
         PROBLEM,
         "has card {index} with {memory} MiB, less than one {unit}",
         variable="gpushare_memory_unit",
@@ -606,10 +589,7 @@ def _memory_limit(machine: Machine) -> Draft | None:
         return None
     options, driver = machine.options, machine.node["driver"]
     unmet = memory_limit.conditions(
-        (options.driver_version if machine.installs_driver else "")
-        or driver["module_version"]
-        or driver["version"]
-        or "",
+        (options.driver_version if machine.installs_driver else "") or machine.module or driver["version"] or "",
         (options.toolkit_version if machine.installs_toolkit else "") or machine.node["toolkit"]["version"] or "",
         machine.node["cgroup"]["version"],
         [card["index"] for card in driver["cards"] if card["mig"]],
@@ -618,7 +598,7 @@ def _memory_limit(machine: Machine) -> Draft | None:
         return None
     reason, variable = "; ".join(unmet), "gpushare_memory_limit"
     if machine.limit == "auto":
-        return draft(NOTE, "doesn't limit pods to their shares, because {reason}", variable=variable, reason=reason)
+        return Draft(NOTE, "doesn't limit pods to their shares, because {reason}", variable=variable, reason=reason)
     what = "can't limit pods to their shares, because {reason}"
     action = "set it to auto where that is acceptable, or provide what is missing"
-    return draft(PROBLEM, what, action, variable=variable, reason=reason)
+    return Draft(PROBLEM, what, action, variable=variable, reason=reason)

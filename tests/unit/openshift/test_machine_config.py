@@ -183,6 +183,10 @@ def params(**given):
     return {**defaults, "nodes": ["w1"], **given}
 
 
+def machine_config(**given):
+    return subject.machine_config(subject.Options.of(params(**given)))
+
+
 def run(kube, check=False, timeout=25.0, **given):
     waiting = Waiting(timeout, 0.05)
     if isinstance(kube, MemoryKube):
@@ -287,7 +291,7 @@ def test_pool_status_older_than_the_change_is_ignored(kube, openshift):
 
 
 def test_rendered_config_may_contain_more_files():
-    spec = subject.machine_config(params(kernel_arguments=["a=1"]))["spec"]
+    spec = machine_config(kernel_arguments=["a=1"])["spec"]
     rendered = {"spec": {**spec, "kernelArguments": ["quiet", *spec["kernelArguments"]]}}
     assert subject.holds(rendered, spec)
     assert not subject.holds(rendered, {**spec, "kernelArguments": ["b=2"]})
@@ -330,7 +334,7 @@ def in_pool_infra(kube):
 
 def their_config(kube):
     kube.objects[CONFIG] = {
-        **subject.machine_config(params(kernel_arguments=["quiet"])),
+        **machine_config(kernel_arguments=["quiet"]),
         "metadata": {"name": CONFIG.name},
     }
 

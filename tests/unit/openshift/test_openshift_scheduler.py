@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 
@@ -20,6 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._openshift import cl
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import policy as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS
 from definitions import OLD, definitions
+from memory_kube import Killed
 from played_operator import CRASH, INSTALLER, NODES, REMOVED, PlayedOperator
 from real_apiserver import MERGE, Refused
 from simulation import module_of
@@ -201,39 +203,23 @@ def test_old_failed_revision_ignored():
     assert "revision 9 failed on node a" in pure.rollout_of(None, {"status": status}).failure(8)
 
 
-class Killed(BaseException):
-    """A SIGKILL."""
-
-
 class Cut:
     """A client that kills the module before or after the n-th change."""
 
     def __init__(self, api, number, after):
-        self.api, self.left, self.after, self.library = api, number, after, api.library
+        self.api, self.left, self.after = api, number, after
 
-    def get(self, ref):
-        return self.api.get(ref)
-
-    def list_all(self, *arguments, **named):
-        return self.api.list_all(*arguments, **named)
+    def __getattr__(self, name):
+        call = getattr(self.api, name)
+        return functools.partial(self._change, call) if name in ("apply", "patch", "delete") else call
 
     def _change(self, call, *arguments):
         self.left -= 1
         if self.left == 0 and not self.after:
             raise Killed
-        done = getattr(self.api, call)(*arguments)
+        call(*arguments)
         if self.left == 0:
             raise Killed
-        return done
-
-    def apply(self, definition, manager):
-        return self._change("apply", definition, manager)
-
-    def patch(self, ref, body):
-        return self._change("patch", ref, body)
-
-    def delete(self, ref):
-        return self._change("delete", ref)
 
 
 def once_settled(*arguments):
@@ -603,8 +589,5 @@ def test_client_errors(openshift, tmp_path):
 )
 def test_versions(version, takes, minor):
     assert (pure.takes_policy(version), pure.kubernetes_minor(version)) == (takes, minor)
-
-
-def test_invalid_version_refused():
     with pytest.raises(BadInput, match="'nightly' isn't a version of OpenShift"):
         pure.release("nightly")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 
 import pytest
 import role_templates
@@ -54,12 +55,8 @@ def applied(openshift):
 
 
 def test_api_server_accepts_every_object(applied, openshift):
-    assert {each["kind"] for each in applied} >= {
-        "SecurityContextConstraints",
-        "NetworkPolicy",
-        "Service",
-        "Deployment",
-    }
+    kinds = {"SecurityContextConstraints", "NetworkPolicy", "Service", "Deployment"}
+    assert {each["kind"] for each in applied} >= kinds
     # Unknown fields are refused, so that the test above can fail.
     broken = {**one(applied, "SecurityContextConstraints", "extender"), "allowHostNetworks": True}
     with pytest.raises(Refused, match="allowHostNetworks"):
@@ -84,13 +81,11 @@ def test_extender_rights_equal_those_of_role_gpushare(applied, openshift):
     assert one(applied, "ClusterRole")["rules"] == one(elsewhere, "ClusterRole")["rules"]
     ledger = [each for each in applied if each["kind"] == "Role" and "scc" not in each["metadata"]["name"]]
     assert [each["rules"] for each in ledger] == [one(elsewhere, "Role")["rules"]]
-    user = f"system:serviceaccount:{NAMESPACE}:gpushare-extender"
-    assert openshift.may(user, "create", "pods/binding", namespace="any")
-    assert openshift.may(user, "watch", "nodes")
-    assert not openshift.may(user, "delete", "pods", namespace="any")
-    assert openshift.may(user, "update", "leases", NAMESPACE, "gpushare-ledger", "coordination.k8s.io")
-    assert not openshift.may(user, "update", "leases", "kube-system", "gpushare-ledger", "coordination.k8s.io")
-    assert not openshift.may(user, "get", "secrets", namespace=NAMESPACE)
+    may = functools.partial(openshift.may, f"system:serviceaccount:{NAMESPACE}:gpushare-extender")
+    assert may("create", "pods/binding", namespace="any") and may("watch", "nodes")
+    assert may("update", "leases", NAMESPACE, "gpushare-ledger", "coordination.k8s.io")
+    assert not may("update", "leases", "kube-system", "gpushare-ledger", "coordination.k8s.io")
+    assert not may("delete", "pods", namespace="any") and not may("get", "secrets", namespace=NAMESPACE)
 
 
 def allowed_by(constraints, pod):
@@ -143,9 +138,8 @@ def test_service_and_network_policy_select_the_extender():
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     (rule,) = policy["ingress"]
     (peer,) = rule["from"]
-    assert peer["namespaceSelector"]["matchLabels"] == {
-        "kubernetes.io/metadata.name": "openshift-secondary-scheduler-operator"
-    }
+    namespace = {"kubernetes.io/metadata.name": "openshift-secondary-scheduler-operator"}
+    assert peer["namespaceSelector"]["matchLabels"] == namespace
     assert peer["podSelector"]["matchLabels"] == {"app": "secondary-scheduler"}
     (container,) = template["spec"]["containers"]
     options = command.parse(container["command"][1:])
@@ -159,18 +153,10 @@ def test_service_and_network_policy_select_the_extender():
     assert service["ports"][0]["port"] == rule["ports"][0]["port"] == contract.EXTENDER_PORT
     # restricted-v2 chooses the user.
     assert "runAsUser" not in template["spec"]["securityContext"] and not template["spec"].get("hostNetwork")
-
-
-def test_service_ignores_extenders_of_old_releases():
-    """Such a one, of an OpenShift before 4.10, listens on its node's loopback address alone."""
+    # An extender of an OpenShift before 4.10 listens on its node's loopback address alone.
     old = one(rendered("extender", "gpushare"), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    objects = rendered("openshift/extender")
-    selectors = (
-        one(objects, "Service")["spec"]["selector"],
-        one(objects, "Deployment")["spec"]["selector"]["matchLabels"],
-        one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
-    )
-    for selector in selectors:
+    selectors = (service["selector"], policy["podSelector"]["matchLabels"])
+    for selector in (*selectors, one(objects, "Deployment")["spec"]["selector"]["matchLabels"]):
         assert not selector.items() <= old.items()
 
 
