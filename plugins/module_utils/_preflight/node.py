@@ -529,7 +529,7 @@ def _cards(machine: Machine) -> list[Card]:
             units=contract.units_of(card["memory_mib"], machine.unit),
         )
         for card in machine.node["driver"]["cards"]
-        if card["memory_mib"] and machine.unit
+        if machine.unit and card["memory_mib"]
     ]
 
 

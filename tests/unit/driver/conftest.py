@@ -16,6 +16,4 @@ def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(driver_folder: Path, tmp_path: Path) -> Driver:
-    made = Driver(driver_folder, tmp_path / "cards")
-    made.describe()
-    return made
+    return Driver(driver_folder, tmp_path / "cards").describe()

@@ -27,6 +27,16 @@ def skip_without(*tools: str) -> None:
         pytest.skip(f"this machine lacks {', '.join(missing)}")
 
 
+def assert_signed(home: Path, key: Path, *signed: tuple[Path, ...], other: Path) -> None:
+    """Assert that a key has signed these files, and not the other one."""
+    home.mkdir(mode=0o700)
+    ring = home / "ring"
+    output("gpg", "--homedir", home, "--batch", "--dearmor", "--output", ring, key)
+    for files in signed:
+        output("gpgv", "--keyring", ring, *files)
+    assert subprocess.run(["gpgv", "--keyring", ring, other], capture_output=True, check=False).returncode != 0
+
+
 def make_toolkit(folder: Path) -> Path:
     """Create the toolkit's programs as scripts."""
     folder.mkdir()

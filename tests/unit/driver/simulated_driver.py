@@ -92,18 +92,23 @@ class Driver:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "KUBEGPU_SIM_CARDS": str(self.cards), "LC_ALL": "C"}
 
-    def describe(self, *lines: str) -> None:
+    def describe(self, *lines: str) -> Driver:
         """Describe two cards, and add these lines."""
         self.cards.write_text(CARDS + "".join(f"{line}\n" for line in lines))
+        return self
 
     def python(self, script: str) -> Any:
         """Run a program of nvidia-ml-py; return the value that it reports."""
-        done = self._run([sys.executable, "-c", _PRELUDE + textwrap.dedent(script)])
+        done = self.run([sys.executable, "-c", _PRELUDE + textwrap.dedent(script)])
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    def smi(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._run([str(self.folder / "nvidia-smi"), *arguments])
+    def query(self, script: str) -> Any:
+        """Run a program that begins with NVML initialized and with handles of the ``first`` and ``second`` card."""
+        return self.python("first, second = start()\n" + textwrap.dedent(script))
 
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def smi(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run([str(self.folder / "nvidia-smi"), *arguments])
+
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=self.environment())

@@ -33,6 +33,13 @@ def rpm(packages=None, repositories=(), others=(), id="rocky", family="redhat", 
     }
 
 
+def ubuntu(packages=None, sources=(), others=()):
+    return deb(packages, sources, others, id="ubuntu", version="22.04")
+
+
+NEGATIVO17 = {"id": "fedora-nvidia", "url": "https://negativo17.org/repos/nvidia/", "file": "/x.repo", "enabled": True}
+
+
 def source(url, file="/etc/apt/sources.list.d/x.list", signed_by=""):
     return {"file": file, "url": url, "suite": "/", "signed_by": signed_by}
 
@@ -47,35 +54,12 @@ CASES = [
      "RPM Fusion's akmod-nvidia, xorg-x11-drv-nvidia-cuda", "dnf remove akmod-nvidia xorg-x11-drv-nvidia-cuda"),
     (rpm({"kmod-nvidia": {"origin": "The ELRepo Project (http://elrepo.org)"}, "nvidia-x11-drv": {}}), {},
      "driver-elrepo", "ELRepo's kmod-nvidia, nvidia-x11-drv", "dnf remove kmod-nvidia nvidia-x11-drv"),
-    (
-        rpm(
-            repositories=[
-                {
-                    "id": "fedora-nvidia",
-                    "url": "https://negativo17.org/repos/nvidia/",
-                    "file": "/etc/yum.repos.d/fedora-nvidia.repo",
-                    "enabled": True,
-                }
-            ]
-        ),
-        {},
-        "driver-negativo17",
-        "negativo17's repository enabled",
-        "rm /etc/yum.repos.d/fedora-nvidia.repo",
-    ),
+    (rpm(repositories=[NEGATIVO17]), {}, "driver-negativo17", "negativo17's repository enabled", "rm /x.repo"),
     (rpm({"nvidia-driver": {"origin": "negativo17 - Simone Caronni"}}), {}, "driver-negativo17",
      "negativo17's nvidia-driver", "dnf remove nvidia-driver"),
-    (
-        deb(
-            sources=[source("https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu")],
-            id="ubuntu",
-            version="22.04",
-        ),
-        {},
-        "driver-graphics-ppa",
-        "the graphics-drivers PPA in /etc/apt/sources.list.d/x.list",
-        "add-apt-repository --remove ppa:graphics-drivers/ppa",
-    ),
+    (ubuntu(sources=[source("https://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu")]), {},
+     "driver-graphics-ppa", "the graphics-drivers PPA in /etc/apt/sources.list.d/x.list",
+     "add-apt-repository --remove ppa:graphics-drivers/ppa"),
     (deb({"nvidia-tesla-470-driver": {"version": "470.256.02-1"}}), {}, "driver-debian-legacy",
      "nvidia-tesla-470-driver", "apt-get purge 'nvidia-legacy-*' 'nvidia-tesla-*'"),
     (deb({"nvidia-legacy-390xx-driver": {"version": "390.157-1"}}), {}, "driver-debian-legacy",
@@ -86,15 +70,15 @@ CASES = [
      "apt-get purge nvidia-open-kernel-dkms"),
     (deb({"nvidia-smi": {"version": "535.261.03-1~deb12u1"}, "nvidia-container-toolkit": {"version": "1.20.1-1"}}), {},
      "driver-other-source", "nvidia-smi", "apt-get purge nvidia-smi'"),
-    (deb({"nvidia-utils-580-server": {"version": "580.95.05-0ubuntu0.22.04.2"}}, id="ubuntu", version="22.04"), {},
+    (ubuntu({"nvidia-utils-580-server": {"version": "580.95.05-0ubuntu0.22.04.2"}}), {},
      "driver-other-source", "nvidia-utils-580-server", "apt-get purge"),
-    (deb({"nvidia-dkms-580": {"version": "580.95.05-0ubuntu0.24.04.2"}}, id="ubuntu", version="24.04"), {},
+    (ubuntu({"nvidia-dkms-580": {"version": "580.95.05-0ubuntu0.24.04.2"}}), {},
      "driver-other-source", "nvidia-dkms-580 from the distribution", "apt-get purge nvidia-dkms-580"),
     (deb({"nvidia-driver-cuda": {}}), {"source": "distribution"}, "driver-other-source",
      "nvidia-driver-cuda from NVIDIA's repository, and driver_source is distribution",
      "apt-get purge nvidia-driver-cuda"),
-    (deb({"libnvidia-compute-580": {"version": "580.95.05-0ubuntu1"}}, id="ubuntu", version="22.04"),
-     {"source": "distribution"}, "driver-other-source", "libnvidia-compute-580", "apt-get purge"),
+    (ubuntu({"libnvidia-compute-580": {"version": "580.95.05-0ubuntu1"}}), {"source": "distribution"},
+     "driver-other-source", "libnvidia-compute-580", "apt-get purge"),
     (rpm({"kmod-nvidia-open": {}, "nvidia-container-toolkit": {}}, others=["distribution"], id="almalinux"), {},
      "driver-other-source", "kmod-nvidia-open from the distribution", "dnf remove kmod-nvidia-open'"),
     (rpm({"nvidia-open-driver-G06-signed-kmp-default": {}}, others=["distribution"], family="suse", id="sles"), {},
@@ -108,16 +92,9 @@ CASES = [
     (deb(sources=[source(CUDA + "debian11/x86_64/")]), {}, "driver-other-release",
      "repository for debian11 in /etc/apt/sources.list.d/x.list and is debian12",
      "apt-get purge cuda-keyring; rm -f /etc/apt/sources.list.d/x.list"),
-    (
-        deb(
-            {"cuda-keyring": {"version": "1.1-1"}},
-            [source(CUDA + "debian12/x86_64/", signed_by="/usr/share/keyrings/c.gpg")],
-        ),
-        {"repo_url": CUDA + "debian12/x86_64"},
-        "driver-source-twice",
-        "already, with a key of its own",
-        "apt-get purge cuda-keyring",
-    ),
+    (deb({"cuda-keyring": {"version": "1.1-1"}}, [source(CUDA + "debian12/x86_64/", signed_by="/c.gpg")]),
+     {"repo_url": CUDA + "debian12/x86_64"}, "driver-source-twice", "already, with a key of its own",
+     "apt-get purge cuda-keyring"),
     # Tools.
     (deb({"dkms": {"version": "3.0.10-8", "held": True}}), {}, "driver-dkms-old",
      "dkms 3.0.10-8, and driver 580.95.05 is built with 3.1.8", "apt-mark unhold dkms"),
@@ -149,33 +126,15 @@ COMPATIBLE = [
     ({}, {}),
     # The role's own packages, whatever maintainer NVIDIA's packages name.
     (deb({"nvidia-driver-cuda": {}, "nvidia-kernel-open-dkms": {}, "libcuda1": {}}, others=["distribution"]), {}),
-    (
-        deb(
-            {name: {"version": "580.95.05-0ubuntu1"} for name in ("libnvidia-compute-580", "nvidia-dkms-580-open")},
-            others=["distribution"],
-            id="ubuntu",
-            version="22.04",
-        ),
-        {},
-    ),
-    (
-        deb(
-            {
-                "nvidia-utils-580-server": {"version": "580.95.05-0ubuntu0.22.04.2"},
-                "libnvidia-compute-580-server": {"version": "580.95.05-0ubuntu0.22.04.2"},
-                "linux-modules-nvidia-580-server-open-5.15.0-144-generic": {"version": "5.15.0-144.157+1"},
-            },
-            id="ubuntu",
-            version="22.04",
-        ),
-        {"source": "distribution"},
-    ),
+    (ubuntu({name: {"version": "580.95.05-0ubuntu1"} for name in ("libnvidia-compute-580", "nvidia-dkms-580-open")},
+            others=["distribution"]), {}),
+    (ubuntu({name: {"version": "580.95.05-0ubuntu0.22.04.2"} for name in ("nvidia-utils-580-server",
+             "libnvidia-compute-580-server", "linux-modules-nvidia-580-server-open-5.15.0-144-generic")}),
+     {"source": "distribution"}),
     (deb({"nvidia-smi": {"version": "535.261.03-1~deb12u1"}}), {"source": "distribution", "version": "535.261.03"}),
     (rpm({"nvidia-driver-cuda": {}}, others=["nvidia"]), {}),
-    (
-        rpm({"nvidia-open-kmod": {}, "nvidia-driver-cuda": {}}, others=["distribution", "nvidia"]),
-        {"source": "distribution"},
-    ),
+    (rpm({"nvidia-open-kmod": {}, "nvidia-driver-cuda": {}}, others=["distribution", "nvidia"]),
+     {"source": "distribution"}),
     # Our own list of NVIDIA's repository, a newer keyring beside another mirror, a dkms that may be replaced.
     (deb(sources=[source(CUDA + "debian12/x86_64/", "/etc/apt/sources.list.d/kubegpu-cuda.sources")]), {}),
     (deb({"cuda-keyring": {"version": "1.1-1"}}), {}),
@@ -184,13 +143,8 @@ COMPATIBLE = [
     # A toolkit for CUDA from the archive is no driver.
     (deb({"nvidia-cuda-toolkit": {"version": "11.8.89~11.8.0-5~deb12u1"}}), {}),
     (deb(others=["runfile"]), {"source": "runfile"}),
-    (
-        rpm(
-            repositories=[{"id": "negativo17", "url": "https://negativo17.org/x", "file": "/x.repo", "enabled": False}]
-        ),
-        {},
-    ),
-]
+    (rpm(repositories=[{**NEGATIVO17, "enabled": False}]), {}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("node", "changes"), COMPATIBLE)
@@ -200,8 +154,5 @@ def test_compatible_installation_is_no_conflict(node, changes):
 
 def test_several_conflicts_are_all_reported():
     node = deb({"nvidia-tesla-470-driver": {"version": "470.1-1"}}, others=["runfile", "gpu-operator"])
-    assert [one["id"] for one in conflicts(node, **DEFAULTS)] == [
-        "driver-runfile",
-        "driver-gpu-operator",
-        "driver-debian-legacy",
-    ]
+    found = [one["id"] for one in conflicts(node, **DEFAULTS)]
+    assert found == ["driver-runfile", "driver-gpu-operator", "driver-debian-legacy"]

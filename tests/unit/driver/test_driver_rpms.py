@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from lab_repository import OLDER, TOOLKIT, VERSION, make_toolkit, output, skip_without
+from lab_repository import OLDER, TOOLKIT, VERSION, assert_signed, make_toolkit, output, skip_without
 
 from lab import publish, rpms
 
@@ -61,9 +61,8 @@ def test_packages_require_the_same_version_of_each_other(el: publish.Folders, su
         assert f"nvidia-persistenced = 3:{version}-1.el9" in needs
         assert f"nvidia-kmod = 3:{version}-1.el9" in query(rpm(el.cuda, "nvidia-kmod-common", version), "requires")
         assert f"nvidia-kmod = 3:{version}-1.el9" in query(rpm(el.cuda, OPEN, version), "provides")
-        assert f"nvidia-compute-G06 = {version}-1" in query(
-            rpm(suse.cuda, "nvidia-compute-utils-G06", version), "requires"
-        )
+        of_suse = query(rpm(suse.cuda, "nvidia-compute-utils-G06", version), "requires")
+        assert f"nvidia-compute-G06 = {version}-1" in of_suse
     toolkit = query(rpm(el.toolkit, "nvidia-container-toolkit", TOOLKIT), "requires")
     assert f"nvidia-container-toolkit-base = {TOOLKIT}-1" in toolkit
 
@@ -84,8 +83,7 @@ def test_files_are_those_of_the_debian_packages_at_this_familys_paths(el: publis
     for name in ("nvidia-smi", "nvidia-persistenced", "nvidia-ctk", "nvidia-container-runtime"):
         assert stat.S_IMODE((tmp_path / "usr" / "bin" / name).stat().st_mode) == 0o755
     assert "blacklist nouveau" in (tmp_path / "usr" / "lib" / "modprobe.d" / "nvidia.conf").read_text()
-    left = [path for path in tmp_path.rglob("*") if path.is_file() and b"@VERSION@" in path.read_bytes()]
-    assert left == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"@VERSION@" in path.read_bytes()]
 
 
 def test_scripts_are_valid_shell_and_belong_to_root(el: publish.Folders, suse: publish.Folders) -> None:
@@ -104,27 +102,16 @@ def test_scripts_are_valid_shell_and_belong_to_root(el: publish.Folders, suse: p
 def test_packages_and_metadata_are_signed_by_the_repositorys_key(
     el: publish.Folders, suse: publish.Folders, tmp_path: Path
 ) -> None:
-    for number, (folder, key) in enumerate(
-        ((el.cuda, el.cuda_key), (el.toolkit, el.toolkit_key), (suse.cuda, suse.cuda_key), (el.own, el.own_key))
-    ):
-        database, ring = tmp_path / f"db{number}", tmp_path / f"ring{number}"
+    keys = {el.cuda: el.cuda_key, el.toolkit: el.toolkit_key, suse.cuda: suse.cuda_key, el.own: el.own_key}
+    for number, (folder, key) in enumerate(keys.items()):
+        database = tmp_path / f"db{number}"
         output("rpmkeys", "--dbpath", database, "--import", key)
         for path in folder.glob("*.rpm"):
             assert "digests signatures OK" in output("rpmkeys", "--dbpath", database, "--checksig", path)
-        output("gpg", "--homedir", _home(tmp_path, number), "--batch", "--dearmor", "--output", ring, key)
-        metadata = folder / "repodata" / "repomd.xml"
-        output("gpgv", "--keyring", ring, metadata.with_name("repomd.xml.asc"), metadata)
-        other = next((suse.toolkit if folder != suse.toolkit else el.cuda).glob("*.rpm"))
-        foreign = subprocess.run(
-            ["rpmkeys", "--dbpath", database, "--checksig", other], capture_output=True, check=False
-        )
-        assert foreign.returncode != 0
-
-
-def _home(tmp_path: Path, number: int) -> Path:
-    home = tmp_path / f"home{number}"
-    home.mkdir(mode=0o700)
-    return home
+        signed, foreign = folder / "repodata" / "repomd.xml", suse.toolkit / "repodata" / "repomd.xml.asc"
+        assert_signed(tmp_path / f"home{number}", key, (signed.with_name("repomd.xml.asc"), signed), other=foreign)
+        check = ["rpmkeys", "--dbpath", database, "--checksig", next(suse.toolkit.glob("*.rpm"))]
+        assert subprocess.run(check, capture_output=True).returncode != 0
 
 
 def test_module_streams_contain_their_flavour_and_every_version(el: publish.Folders) -> None:

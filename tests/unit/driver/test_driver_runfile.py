@@ -90,15 +90,11 @@ def machine(tmp_path):
 
 
 def params(path, sha256, version=VERSION, **more):
-    return {
-        "state": "present",
-        "file": "x.run",
-        "sha256": sha256,
-        "version": version,
-        "flavour": "open",
-        "remote_path": path,
-        **more,
-    }
+    given = {"state": "present", "file": "x.run", "sha256": sha256, "version": version, "flavour": "open"}
+    return {**given, "remote_path": path, **more}
+
+
+ABSENT = {"state": "absent", "remote_path": None}
 
 
 def test_installer_runs_once_with_one_command_line(machine):
@@ -117,29 +113,18 @@ def test_other_version_is_installed_over_it_and_absent_runs_the_uninstaller(mach
     work(params(*machine.file()), False, machine.system)
     done = work(params(*machine.file("590.48.01"), version="590.48.01"), False, machine.system)
     assert done["diff"][0]["before"] == "version: 580.95.05\n" and len(machine.calls) == 2
-    gone = work({"state": "absent", "remote_path": None}, False, machine.system)
+    gone = work(ABSENT, False, machine.system)
     assert gone["changed"] and machine.calls[-1] == "uninstall --silent"
-    assert work({"state": "absent", "remote_path": None}, False, machine.system)["changed"] is False
+    assert work(ABSENT, False, machine.system)["changed"] is False
 
 
-def test_check_mode_and_a_run_without_the_file_only_report(machine):
-    path, sha256 = machine.file()
-    assert work(params(path, sha256), True, machine.system)["changed"]
-    assert work(params(None, sha256), False, machine.system)["changed"]
-    assert machine.calls == []
-
-
-def test_a_file_with_another_checksum_is_never_executed(machine):
-    path, _sha256 = machine.file()
-    with pytest.raises(BadInput, match=r"sha256: the file has [0-9a-f]{64}, and sha256 is bbbb"):
-        work(params(path, "b" * 64), False, machine.system)
-    assert machine.calls == []
-
-
-def test_packages_of_the_driver_are_not_overwritten(machine):
+def test_nothing_runs_in_check_mode_without_the_file_with_another_checksum_or_beside_packages(machine):
     path, sha256 = machine.file()
     machine.packages = ["bash", "nvidia-container-toolkit", "libnvidia-container1"]
     assert work(params(path, sha256), True, machine.system)["changed"]
+    assert work(params(None, sha256), False, machine.system)["changed"]
+    with pytest.raises(BadInput, match=r"sha256: the file has [0-9a-f]{64}, and sha256 is bbbb"):
+        work(params(path, "b" * 64), False, machine.system)
     machine.packages += ["nvidia-driver-cuda", "libnvidia-ml1"]
     with pytest.raises(BadInput, match=r"packages are installed \(libnvidia-ml1, nvidia-driver-cuda\)"):
         work(params(path, sha256), False, machine.system)
@@ -168,7 +153,6 @@ def test_a_loaded_module_is_unloaded_and_one_in_use_refused(machine):
 @pytest.mark.parametrize(
     ("version", "flavour", "expected"),
     [
-        ("580.95.05", "proprietary", "--kernel-module-type=proprietary"),
         ("560.35.03", "open", "--kernel-module-type=open"),
         ("550.163.01", "open", "-m=kernel-open"),
         ("535.261.03", "proprietary", "-m=kernel"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
@@ -74,10 +75,13 @@ class Node(FakeSystem):
         for number, device in enumerate(devices):
             self.links[f"/proc/{pid}/fd/{number}"] = device
 
-    def remove_process(self, pid):
+    def remove_paths(self, pattern):
         for known in (self.files, self.links):
-            for path in [path for path in known if path.startswith(f"/proc/{pid}/")]:
+            for path in [path for path in known if re.search(pattern, path)]:
                 del known[path]
+
+    def remove_process(self, pid):
+        self.remove_paths(f"^/proc/{pid}/")
 
     def _modinfo(self, argv):
         if not self.on_disk:
@@ -122,12 +126,7 @@ class Node(FakeSystem):
                 assert not self.names(f"/sys/module/{name}/holders"), name
                 self.modules.remove(name)
                 self.folders.discard(f"/sys/module/{name}")
-                for path in [
-                    path
-                    for path in self.files
-                    if path.startswith(f"/sys/module/{name}/") or path.endswith(f"/holders/{name}")
-                ]:
-                    del self.files[path]
+                self.remove_paths(f"^/sys/module/{name}/|/holders/{name}$")
             self.step()
             return Done(0, "", "")
         if self.fails == "load":
@@ -205,10 +204,8 @@ def test_services_that_the_user_names_are_stopped_too():
     node.process(77, "miner", "/dev/nvidia0", unit="mine")
     result = go(node, services=["mine.service"])
     assert result["changed"] and not result["reboot_required"]
-    assert [line for line in changing(node) if "mine" in line] == [
-        "systemctl stop mine.service",
-        "systemctl start mine.service",
-    ]
+    lines = [line for line in changing(node) if "mine" in line]
+    assert lines == ["systemctl stop mine.service", "systemctl start mine.service"]
 
 
 def test_processes_of_drained_pods_are_ended_while_kubelet_is_stopped():
@@ -242,31 +239,22 @@ def test_refused_unload_restores_the_node():
     assert node.active["nvidia-persistenced"] and set(node.modules) == set(HOLDERS) and RECORD not in node.files
 
 
-def killed(*services):
-    """A node on which a run was killed after it had stopped services."""
-    node = Node(active=("nvidia-persistenced",))
-    node.files[RECORD] = json.dumps({"services": list(services), "modules": list(HOLDERS)})
-    return node
-
-
 @pytest.mark.parametrize("state", ["reloaded", "unloaded"])
-def test_services_of_a_killed_run_start_although_a_gpu_is_in_use(state):
-    node = killed("kubelet")
+def test_services_of_a_killed_run_start_although_the_module_is_in_use(state):
+    """By a process, which is observed, or by what only the kernel detects."""
+    node, refusing = Node(active=("nvidia-persistenced",)), Node(active=("nvidia-persistenced",))
+    for one in (node, refusing):
+        one.files[RECORD] = json.dumps({"services": ["kubelet"], "modules": list(HOLDERS)})
     node.process(77, "python3", "/dev/nvidia0")
     assert go(node, check=True, state=state)["diff"][0]["after"] == "kubelet\n" and not node.active["kubelet"]
     result = go(node, state=state)
     assert (result["changed"], result["reboot_required"]) == (True, True)
-    assert changing(node) == ["systemctl start kubelet.service"]
-    assert node.active["kubelet"] and RECORD not in node.files and set(node.modules) == set(HOLDERS)
+    assert changing(node) == ["systemctl start kubelet.service"] and set(node.modules) == set(HOLDERS)
     assert not go(node, state=state)["changed"]
-
-
-@pytest.mark.parametrize("state", ["reloaded", "unloaded"])
-def test_services_of_a_killed_run_start_although_the_kernel_refuses_to_unload(state):
-    node = killed("kubelet")
-    node.fails = "remove"
-    assert go(node, state=state)["reboot_required"]
-    assert node.active["kubelet"] and node.active["nvidia-persistenced"] and RECORD not in node.files
+    refusing.fails = "remove"
+    assert go(refusing, state=state)["reboot_required"] and refusing.active["nvidia-persistenced"]
+    for one in (node, refusing):
+        assert one.active["kubelet"] and RECORD not in one.files
 
 
 @pytest.mark.parametrize("state", ["reloaded", "unloaded"])
@@ -305,15 +293,11 @@ def test_unloaded_then_another_installed_then_reloaded():
     assert set(node.modules) == set(HOLDERS) and node.active["nvidia-persistenced"] and RECORD not in node.files
 
 
-def test_container_changes_no_module():
+def test_container_changes_no_module_and_restarts_only_the_named_services():
     node = Node(kernels=())
     result = go(node)
     assert not result["changed"] and not result["reboot_required"] and result["container"]
-    assert not go(node, state="unloaded")["changed"]
-    assert not changing(node)
-
-
-def test_container_restarts_only_the_named_services():
+    assert not go(node, state="unloaded")["changed"] and not changing(node)
     node = Node(active=("kubelet", "mine", "nvidia-persistenced"), loaded="", on_disk="", kernels=())
     node.files["/proc/driver/nvidia/version"] = (
         f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {OLD}  Release\n"
@@ -330,15 +314,9 @@ def test_container_restarts_only_the_named_services():
 
     node.commands["systemctl st"] = restart
     assert go(node, services=["mine"], end_pods=True)["changed"]
-    assert changing(node) == [
-        "systemctl stop kubelet.service",
-        "systemctl stop nvidia-persistenced.service",
-        "systemctl stop mine.service",
-        "kill -TERM 78",
-        "systemctl start mine.service",
-        "systemctl start nvidia-persistenced.service",
-        "systemctl start kubelet.service",
-    ]
+    names = ["kubelet", "nvidia-persistenced", "mine"]
+    stops = [f"systemctl stop {name}.service" for name in names]
+    assert changing(node) == [*stops, "kill -TERM 78", *(f"systemctl start {name}.service" for name in names[::-1])]
     assert not go(node, services=["mine"], end_pods=True)["changed"]
     node.process(78, "plugin", pod=POD, maps="7f00 r-xp 0 0 1 /usr/lib/libnvidia-ml.so.1\n")
     node.ran.clear()

@@ -62,16 +62,15 @@ def node(version=OLD, library=NEW, nouveau=False, error=None):
 
 
 def kube_node(unschedulable=False, ours=False):
-    annotations = {"kubegpu.share/maintenance": "cordoned"} if ours else {"a": "b"}
-    return {
-        "resources": [{"metadata": {"name": "x", "annotations": annotations}, "spec": {"unschedulable": unschedulable}}]
-    }
+    metadata = {"name": "x", "annotations": {"kubegpu.share/maintenance": "cordoned"} if ours else {"a": "b"}}
+    return {"resources": [{"metadata": metadata, "spec": {"unschedulable": unschedulable}}]}
 
 
 HELD = {"reboot_required": True, "reason": "the GPUs are in use by python3 (process 77)"}
 FREE = {"reboot_required": False, "reason": "", "changed": True}
 UNLOAD, LOAD, DRAIN = "kernel_driver:unloaded", "kernel_driver", "k8s_drain:drain"
-ALL = {UNLOAD: [FREE], LOAD: [FREE], DRAIN: [{"result": "node x already marked unschedulable."}]}
+EMPTY = {"result": "node x already marked unschedulable."}
+ALL = {"k8s_info": [kube_node()], UNLOAD: [FREE], LOAD: [FREE], DRAIN: [EMPTY]}
 LOADED = node(version=NEW)
 
 # Host: its variables, and the answers of its modules.
@@ -81,11 +80,10 @@ HOSTS = {
     "slow": (
         {},
         {
-            "k8s_info": [kube_node()],
             DRAIN: [
                 {"msg": "Failed to delete pod a/b: Cannot evict pod as it would violate the pod's disruption budget."},
                 {"result": "node x already marked unschedulable. 2 Pod(s) deleted from node."},
-                {"result": "node x already marked unschedulable."},
+                EMPTY,
             ],
         },
     ),
@@ -94,26 +92,24 @@ HOSTS = {
         {"k8s_info": [kube_node(unschedulable=True)]},
     ),
     "resumed": ({"maintenance_node_name": "x"}, {"k8s_info": [kube_node(unschedulable=True, ours=True)]}),
-    "unmanaged": (
-        {},
-        {
-            "k8s_info": [kube_node()],
-            DRAIN: [{"msg": "Pod deletion errors: cannot delete Pods not managed by: a/b."}],
-        },
-    ),
-    "endless": (
-        {"maintenance_drain_timeout": 2},
-        {"k8s_info": [kube_node()], DRAIN: [{"result": "1 Pod(s) deleted from node."}]},
-    ),
+    "unmanaged": ({}, {DRAIN: [{"msg": "Pod deletion errors: cannot delete Pods not managed by: a/b."}]}),
+    "endless": ({"maintenance_drain_timeout": 2}, {DRAIN: [{"result": "1 Pod(s) deleted from node."}]}),
     "unknown": ({}, {"k8s_info": [{"resources": []}]}),
     "forbidden": ({"maintenance_allowed": "never"}, {}),
-    "held": ({}, {"k8s_info": [kube_node()], UNLOAD: [HELD]}),
-    "broken": ({"driver_breaks": True}, {"k8s_info": [kube_node()]}),
-    "rebooted": ({"maintenance_allowed": "reboot"}, {"k8s_info": [kube_node()], UNLOAD: [HELD], LOAD: [HELD]}),
-    "nouveau": ({"gpu_node": node(None, "", True), "after": node(None, "", True)}, {"k8s_info": [kube_node()]}),
-    "unchanged": ({"after": node()}, {"k8s_info": [kube_node()]}),
+    "held": ({}, {UNLOAD: [HELD]}),
+    "broken": ({"driver_breaks": True}, {}),
+    "rebooted": ({"maintenance_allowed": "reboot"}, {UNLOAD: [HELD], LOAD: [HELD]}),
+    "nouveau": ({"gpu_node": node(None, "", True), "after": node(None, "", True)}, {}),
+    "unchanged": ({"after": node()}, {}),
     "alone": ({"maintenance_cluster": False}, {}),
 }
+
+
+def playbook(folder, collections, *flags):
+    """Run a folder's play.yml for its hosts.yml."""
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", "play.yml", *flags]
+    env = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(collections), "ANSIBLE_NOCOLOR": "1"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +162,7 @@ def played(tmp_path_factory):
     ]
     plays = [play, {"hosts": "all", "gather_facts": False, "tasks": later}]
     (folder / "play.yml").write_text(yaml.safe_dump(plays))
-    done = subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", "play.yml"),
-            *("-e", '{"__maintenance_drain_pause": 1}'),
-        ],
-        cwd=folder,
-        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = playbook(folder, folder / "collections", "-e", '{"__maintenance_drain_pause": 1}')
     rows = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
     log = {name: [(call, params) for host, call, params in rows if host == name] for name in HOSTS}
     return log, done.stdout + done.stderr
@@ -190,11 +176,10 @@ def steps(played, host):
 def failed(played, host):
     """The message that the host's run failed with; empty where it didn't."""
     lines = [line for line in played[1].splitlines() if line.startswith("fatal: ") or "msg" in line]
-    text = played[1]
-    recap = next(line for line in text.split("PLAY RECAP")[1].splitlines() if line.startswith(f"{host} "))
+    recap = next(line for line in played[1].split("PLAY RECAP")[1].splitlines() if line.startswith(f"{host} "))
     if "failed=0" in recap:
         return ""
-    last = text.split("TASK [kubegpu.share.maintenance : Fail with the first error and how to continue]")[-1]
+    last = played[1].split("TASK [kubegpu.share.maintenance : Fail with the first error and how to continue]")[-1]
     found = [line for line in last.splitlines() if line.startswith(f"fatal: [{host}]")]
     return found[-1] if found else "\n".join(lines)
 
@@ -209,10 +194,8 @@ def test_node_is_drained_changed_and_uncordoned(played):
     assert steps(played, "good") == SWAP + BACK
     calls = dict(played[0]["good"])
     assert calls["cluster_objects"]["field_manager"] == calls["cluster_objects:absent"]["field_manager"]
-    assert calls["cluster_objects"]["definitions"]["metadata"] == {
-        "name": "good",
-        "annotations": {"kubegpu.share/maintenance": "cordoned"},
-    }
+    annotations = {"kubegpu.share/maintenance": "cordoned"}
+    assert calls["cluster_objects"]["definitions"]["metadata"] == {"name": "good", "annotations": annotations}
     assert calls[DRAIN]["delete_options"] == {"ignore_daemonsets": True, "force": False, "delete_emptydir_data": False}
     assert calls[UNLOAD]["end_pods"] is True and calls[LOAD]["end_pods"] is True
     assert {params["kubeconfig"] for call, params in played[0]["good"] if "kernel" not in call} == {"/somewhere", LATER}
@@ -224,12 +207,10 @@ def test_drain_waits_for_disruption_budgets_and_remaining_pods(played):
     assert steps(played, "slow")[-2:] == BACK
 
 
-def test_node_that_was_cordoned_before_stays_cordoned(played):
+def test_node_is_uncordoned_unless_another_cordoned_it(played):
     assert failed(played, "theirs") == ""
     assert steps(played, "theirs") == ["k8s_info", "k8s_drain:cordon", DRAIN, UNLOAD, LOAD, "k8s_info"]
-
-
-def test_node_that_a_killed_run_cordoned_is_uncordoned(played):
+    # A killed run cordoned this one.
     assert failed(played, "resumed") == "" and steps(played, "resumed")[-2:] == BACK
 
 
@@ -303,14 +284,7 @@ def test_nouveau_that_needs_a_reboot_is_left_to_maintenance_where_reboots_are_al
     hosts["reboot-2"] = host("reboot", loaded=False)
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
     (tmp_path / "play.yml").write_text(PLAN)
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", "play.yml"],
-        cwd=tmp_path,
-        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = playbook(tmp_path, ROOT / ".collections")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert "left to maintenance: reboot-1." in done.stdout
     assert "changed=1" not in done.stdout

@@ -76,12 +76,9 @@ class Node(FakeSystem):
         super().write(path, text, mode)
 
     def _stat(self, argv):
-        rows = [f"{self.times[path]:.9f} 4 {path}" for path in argv[3:] if path in self.files and path in self.times]
-        rows += [
-            f"{self.contents[self.files[path]][0]:.9f} {self.contents[self.files[path]][1]} {path}"
-            for path in argv[3:]
-            if path.startswith("/boot/") and path in self.files
-        ]
+        known = {path: (self.times[path], 4) for path in self.times if path in self.files}
+        known.update({path: self.contents[inode][:2] for path, inode in self.files.items() if inode in self.contents})
+        rows = ["{:.9f} {} {}".format(*known[path], path) for path in argv[3:] if path in known]
         return Done(0 if len(rows) == len(argv[3:]) else 1, "\n".join(rows) + "\n", "")
 
     def _inode(self, argv):
@@ -138,7 +135,7 @@ class Node(FakeSystem):
     def _modprobe(self, argv):
         self.step()
         if self.files["/sys/module/nouveau/refcnt"].strip() != "0":
-            return Done(1, "", "modprobe: FATAL: Module nouveau is in use.")
+            return IN_USE
         for path in [path for path in self.files if path.startswith("/sys/module/nouveau/")]:
             del self.files[path]
         return Done(0, "", "")
@@ -191,21 +188,12 @@ def test_observed_images():
     node = Node()
     observed = observe(node, "debian", KERNELS)
     assert observed["tool"] == "initramfs-tools" and observed["boot_free"] == node.free
-    assert observed["images"][0] == {
-        "path": IMAGES[0],
-        "release": KERNELS[0],
-        "bytes": 31457280,
-        "newer": True,
-        "nouveau": True,
-        "blacklist": False,
-        "kept": False,
-    }
+    image = {"path": IMAGES[0], "release": KERNELS[0], "bytes": 31457280, "newer": True}
+    assert observed["images"][0] == {**image, "nouveau": True, "blacklist": False, "kept": False}
     # Both are unknown for an unreadable image.
     node.add(IMAGES[0], 50.0, None, size=5)
-    assert [(one["nouveau"], one["blacklist"]) for one in observe(node, "debian", KERNELS)["images"]] == [
-        (None, None),
-        (True, False),
-    ]
+    found = [(one["nouveau"], one["blacklist"]) for one in observe(node, "debian", KERNELS)["images"]]
+    assert found == [(None, None), (True, False)]
 
 
 def test_container_gets_only_the_file():
@@ -238,6 +226,9 @@ CONSOLE = {
 }
 
 
+IN_USE = Done(1, "", "modprobe: FATAL: Module nouveau is in use.")
+
+
 def test_console_is_unbound_and_the_module_unloaded():
     node = Node(loaded="1\n", files=CONSOLE)
     result = work(True, False, node)
@@ -248,43 +239,34 @@ def test_console_is_unbound_and_the_module_unloaded():
 
 def test_console_is_restored_where_the_module_stays():
     node = Node(loaded="1\n", files=CONSOLE)
-    node.commands["modprobe -r"] = Done(1, "", "modprobe: FATAL: Module nouveau is in use.")
+    node.commands["modprobe -r"] = IN_USE
     assert work(True, False, node)["reboot_required"]
     assert node.files["/sys/class/vtconsole/vtcon1/bind"] == "1\n"
 
 
-def in_use(node, why):
-    if why == "a display":
-        node.files["/proc/77/comm"] = "Xorg\n"
-        node.links["/proc/77/fd/5"] = "/dev/dri/card0"
-    elif why == "another card's console":
-        node.files["/sys/class/graphics/fb1/name"] = "astdrmfb\n"
-    elif why == "a module":
-        node.files["/sys/module/nouveau/holders/mxm_wmi"] = ""
-    else:
-        del node.files["/sys/class/vtconsole/vtcon1/bind"]
-
-
-@pytest.mark.parametrize("why", ["a display", "another card's console", "a module", "no console at all"])
-def test_module_with_another_user_requires_a_reboot(why):
-    node = Node(loaded="2\n", files=CONSOLE)
-    in_use(node, why)
-    result = work(True, False, node)
-    assert result["reboot_required"] and "module nouveau" not in headers(result)
-    assert not [line for line in node.ran if line.startswith(("tee", "modprobe"))]
-
-
-def test_module_in_use_requires_a_reboot_and_stays():
-    node = Node(loaded="3\n")
+@pytest.mark.parametrize(
+    "more",
+    [
+        # A display; the console of another card; another module; no console at all.
+        {"/proc/77/comm": "Xorg\n", "/proc/77/fd/5": "/dev/dri/card0"},
+        {"/sys/class/graphics/fb1/name": "astdrmfb\n"},
+        {"/sys/module/nouveau/holders/mxm_wmi": ""},
+        {"/sys/class/vtconsole/vtcon1/bind": None},
+    ],
+)
+def test_module_with_another_user_requires_a_reboot(more):
+    files = {path: text for path, text in {**CONSOLE, **more}.items() if text is not None}
+    node = Node(loaded="2\n", files=files)
+    node.links.update({path: files[path] for path in files if "/fd/" in path})
     result = work(True, False, node)
     assert result["reboot_required"] and "module nouveau" not in headers(result)
     assert work(True, False, node)["changed"] is False
-    assert not [line for line in node.ran if line.startswith("modprobe")]
+    assert not [line for line in node.ran if line.startswith(("tee", "modprobe"))]
 
 
 def test_module_that_came_into_use_requires_a_reboot():
     node = Node(loaded="0\n")
-    node.commands["modprobe -r"] = Done(1, "", "modprobe: FATAL: Module nouveau is in use.")
+    node.commands["modprobe -r"] = IN_USE
     assert work(True, False, node)["reboot_required"]
 
 
@@ -298,17 +280,12 @@ def test_module_that_came_into_use_requires_a_reboot():
     ],
 )
 def test_lines_of_the_user_stay(text, after):
-    node = Node(files={nouveau.PATH: text})
+    # The blacklist of a package doesn't replace ours.
+    node = Node(files={nouveau.PATH: text, "/usr/lib/modprobe.d/nvidia.conf": "blacklist nouveau\n"})
     # The images may still lack a file of the user's.
     assert headers(work(True, False, node)) == ([nouveau.PATH] if after else []) + IMAGES
     assert node.files[nouveau.PATH] == (after or text)
     assert not work(True, False, node)["changed"]
-
-
-def test_packaged_blacklist_is_observed_and_ours_written_too():
-    node = Node(files={"/usr/lib/modprobe.d/nvidia.conf": "blacklist nouveau\n"})
-    assert work(True, False, node)["changed"]
-    assert node.files[nouveau.PATH] == BOTH
 
 
 @pytest.mark.parametrize("machine", [DEBIAN, MACHINES[2]], ids=lambda machine: machine[0])
@@ -337,7 +314,12 @@ def bad(node, how):
     if how == "nothing":
         node.make = lambda path: Done(0, "not updating\n", "")
         return "didn't change .*|created no"
-    size = {"scrap": 7 * 2**20, "broken": 999 * 2**13, "unreadable": 5, "forgets": 31457280}[how]
+    size, message = {
+        "scrap": (7 * 2**20, "has 7340032 bytes where"),
+        "broken": (999 * 2**13, "contains no init"),
+        "unreadable": (5, "can't be read"),
+        "forgets": (31457280, "doesn't contain"),
+    }[how]
 
     def make(path):
         done = whole(path)
@@ -348,12 +330,7 @@ def bad(node, how):
     node.make = make
     if how == "broken":
         node.commands["lsinit"] = lambda argv: Done(0, f"{nouveau.PATH}\n", "")
-    return {
-        "scrap": "has 7340032 bytes where",
-        "broken": "contains no init",
-        "unreadable": "can't be read",
-        "forgets": "doesn't contain",
-    }[how]
+    return message
 
 
 @pytest.mark.parametrize("how", ["fails", "full", "nothing", "scrap", "broken", "unreadable", "forgets"])
@@ -403,14 +380,6 @@ def test_read_only_mount_of_boot(mounts, answer):
     assert initramfs.read_only(mounts) is answer
 
 
-def test_machine_without_any_tool_is_refused():
-    node = Node()
-    for path in PROGRAMS["initramfs-tools"]:
-        del node.files[path]
-    with pytest.raises(BadInput, match="install initramfs-tools or dracut"):
-        work(True, False, node)
-
-
 def test_leftovers_of_a_removed_kernel_are_removed():
     node = Node()
     work(True, False, node)
@@ -442,10 +411,14 @@ def test_full_boot_is_refused_before_anything_changes(check):
     assert work(True, check, node)["changed"]
 
 
-def test_other_family_is_refused():
-    node = Node()
-    node.files["/etc/os-release"] = "ID=alpine\n"
+def test_other_family_and_machine_without_any_tool_are_refused():
+    node = Node(machine=(DEBIAN[0], "ID=alpine\n", DEBIAN[2]))
     with pytest.raises(BadInput, match="family 'alpine'"):
+        work(True, False, node)
+    node = Node()
+    for path in PROGRAMS["initramfs-tools"]:
+        del node.files[path]
+    with pytest.raises(BadInput, match="install initramfs-tools or dracut"):
         work(True, False, node)
 
 

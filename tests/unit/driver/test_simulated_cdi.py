@@ -64,11 +64,6 @@ def test_only_a_card_with_mig_on_can_have_instances(driver: Driver) -> None:
     """Zero where MIG is missing or disabled: an index beyond the maximum is refused."""
     for mig, expected in (("", [0, 3]), (" mig=disabled", [0, 6]), (" mig=enabled", [7, 6])):
         driver.cards.write_text(CARDS.replace("_8GiB", f"_8GiB{mig}"))
-        answer = driver.python(
-            """
-            n.nvmlInit()
-            card = n.nvmlDeviceGetHandleByIndex(1)
-            report([n.nvmlDeviceGetMaxMigDeviceCount(card), code(n.nvmlDeviceGetMigDeviceHandleByIndex, card, 0)])
-            """
-        )
+        count = "n.nvmlDeviceGetMaxMigDeviceCount(second)"
+        answer = driver.query(f"report([{count}, code(n.nvmlDeviceGetMigDeviceHandleByIndex, second, 0)])")
         assert answer == expected, mig

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import textwrap
 import time
 import typing as t
 from pathlib import Path
@@ -46,13 +47,11 @@ def r615_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def r615(r615_folder: Path, tmp_path: Path) -> Driver:
-    made = Driver(r615_folder, tmp_path / "cards")
-    made.describe()
-    return made
+    return Driver(r615_folder, tmp_path / "cards").describe()
 
 
 def query(driver: Driver, script: str) -> t.Any:
-    return driver.python(_CALLS + "first, second = start()\n" + script)
+    return driver.query(_CALLS + textwrap.dedent(script))
 
 
 Allocate = t.Callable[..., subprocess.Popen[str]]
@@ -87,36 +86,21 @@ def end(*programs: subprocess.Popen[str]) -> None:
 
 
 def test_a_limit_is_kept_read_back_and_cleared(r615: Driver) -> None:
-    answer = query(
-        r615,
+    script = """
+        one, other = folder("one"), folder("other")
+        answers = [read(first, one), limit(first, one, 3 << 30), read(first, one), read(first, other)]
+        report([*answers, read(second, one), limit(first, one, NONE), read(first, one)])
         """
-one, other = folder("one"), folder("other")
-answers = [read(first, one), limit(first, one, 3 << 30), read(first, one), read(first, other), read(second, one)]
-answers += [limit(first, one, NONE), read(first, one)]
-report(answers)
-""",
-    )
+    answer = query(r615, script)
     # A card without any limit reports "not supported"; with a limit of another cgroup it reports "not found".
     assert answer == [3, 0, [0, 3 * GIB, 0], 6, 3, 0, 6]
 
 
-def test_limits_persist_after_the_program_that_set_them(r615: Driver) -> None:
+def test_limits_persist_and_a_cgroup_of_the_same_name_is_another_cgroup(r615: Driver) -> None:
     query(r615, 'report(limit(second, folder("one"), 1 << 30, 5 << 20))')
     assert query(r615, 'report(read(second, folder("one")))') == [5 << 20, GIB, 0]
-
-
-def test_a_cgroup_of_the_same_name_is_another_cgroup(r615: Driver) -> None:
-    answer = query(
-        r615,
-        """
-one = folder("one")
-limit(first, one, 3 << 30)
-os.rmdir(one)
-time.sleep(0.02)
-report(read(first, folder("one")))
-""",
-    )
-    assert answer == 6
+    script = 'limit(first, folder("one"), 3 << 30); os.rmdir(folder("one")); time.sleep(0.02)\n'
+    assert query(r615, script + 'report(read(first, folder("one")))') == 6
 
 
 @pytest.mark.parametrize(
@@ -145,10 +129,8 @@ def test_limits_can_be_turned_off_and_mig_has_none(r615: Driver) -> None:
 
 def test_with_dmem_a_cgroup_without_a_limit_has_the_highest(r615: Driver) -> None:
     r615.describe("limits dmem")
-    answer = query(
-        r615, 'report([read(first, folder("x")), limit(first, folder("x"), 1 << 30), read(first, folder("x"))])'
-    )
-    assert answer == [[0, (1 << 64) - 1, 0], 0, [0, GIB, 0]]
+    script = 'x = folder("x"); report([read(first, x), limit(first, x, 1 << 30), read(first, x)])'
+    assert query(r615, script) == [[0, (1 << 64) - 1, 0], 0, [0, GIB, 0]]
 
 
 def test_with_dmem_the_cgroup_must_be_writable(r615: Driver, tmp_path: Path) -> None:
@@ -160,8 +142,7 @@ def test_with_dmem_the_cgroup_must_be_writable(r615: Driver, tmp_path: Path) -> 
     script = f"mount --bind {group} {group} && mount -o remount,bind,ro {group} && {smi}"
     for how, code in (("dmem", 17), ("misc", 0)):
         r615.describe(f"limits {how}")
-        done = subprocess.run(["unshare", "-m", "sh", "-c", script], check=False, env=r615.environment())
-        assert done.returncode == code
+        assert r615.run(["unshare", "-m", "sh", "-c", script]).returncode == code
 
 
 def test_only_root_sets_a_limit_and_everyone_reads_it(r615: Driver) -> None:
@@ -172,23 +153,19 @@ def test_only_root_sets_a_limit_and_everyone_reads_it(r615: Driver) -> None:
     smi = str(r615.folder / "nvidia-smi")
     arguments = ["memory-limits", "-n", str(group), "-i", "0"]
     less = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", smi, *arguments]
-    first = subprocess.run(
-        [*less, "--set", "--soft-limit", "0", "--hard-limit", "5"],
-        check=False,
-        capture_output=True,
-        env=r615.environment(),
-    )
-    assert (first.returncode, first.stdout.decode()) == (4, "Insufficient Permissions\n")
-    assert r615.smi(*arguments, "--set", "--soft-limit", "0", "--hard-limit", "5").returncode == 0
-    again = subprocess.run([*less, "--get"], check=False, capture_output=True, text=True, env=r615.environment())
+    five = ["--set", "--soft-limit", "0", "--hard-limit", "5"]
+    first = r615.run([*less, *five])
+    assert (first.returncode, first.stdout) == (4, "Insufficient Permissions\n")
+    assert r615.smi(*arguments, *five).returncode == 0
+    again = r615.run([*less, "--get"])
     assert again.stdout == f"namespace: {group}\nsoft limit: 0 MiB\nhard limit: 5 MiB\ncurrent used: 0 MiB\n"
 
 
 def test_nvidia_smi_treats_the_highest_limit_as_none(r615: Driver) -> None:
     arguments = ["memory-limits", "-n", str(r615.cards.parent), "-i", SECOND]
     assert r615.smi(*arguments, "--get").stdout == "Not Supported\n"
-    assert r615.smi(*arguments, "--set", "--soft-limit", "0", "--hard-limit", "100").returncode == 0
-    assert r615.smi(*arguments, "--set", "--soft-limit", "0", "--hard-limit", "max").returncode == 0
+    for hard in ("100", "max"):
+        assert r615.smi(*arguments, "--set", "--soft-limit", "0", "--hard-limit", hard).returncode == 0
     done = r615.smi(*arguments, "--get")
     assert (done.returncode, done.stdout) == (6, "Not Found\n")
     assert r615.smi("memory-limits", "--get").returncode == 2
@@ -214,24 +191,16 @@ def test_memory_beyond_the_limit_is_refused_and_an_ended_program_uses_none(
     assert (first_line(five), first_line(six)) == ("holding 5000 MiB", "holding 9000 MiB")
     answer = query(r615, 'report([read(first, folder("one")), read(second, folder("one"))])')
     assert answer == [[0, 1000 << 20, 1000 << 20], 3]
-    memory = query(
-        r615, "report([[n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used >> 20 for h in (first, second)]])"
-    )
-    assert memory == [[10000, 5000]]
+    script = "report([n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used >> 20 for h in (first, second)])"
+    assert query(r615, script) == [10000, 5000]
+    # A limit isn't lowered below the used memory.
+    assert query(r615, 'report([limit(first, folder("one"), mib << 20) for mib in (900, 1000)])') == [19, 0]
     end(one)
     assert query(r615, 'report(read(first, folder("one"))[2] >> 20)') == 400
     seven = allocate(600, group)
     assert first_line(seven) == "holding 600 MiB"
     end(four, five, six, seven)
     assert query(r615, 'report(read(first, folder("one"))[2])') == 0
-
-
-def test_a_limit_is_not_lowered_below_the_used_memory(r615: Driver, allocate: Allocate, tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    one = allocate(600, tmp_path / "one")
-    assert first_line(one) == "holding 600 MiB"
-    answers = query(r615, 'report([limit(first, folder("one"), 500 << 20), limit(first, folder("one"), 700 << 20)])')
-    assert answers == [19, 0]
 
 
 def test_a_card_allocates_no_more_than_its_memory(r615: Driver, allocate: Allocate, tmp_path: Path) -> None:
@@ -260,17 +229,15 @@ def test_inside_a_limited_cgroup_the_limit_is_the_total_memory(
     query(r615, 'report(limit(first, folder("one"), 1000 << 20))')
     one = allocate(300, tmp_path / "one")
     first_line(one)
-    answer = query(
-        r615,
+    script = """
+        os.environ["KUBEGPU_SIM_CGROUP"] = folder("one")
+        answers = []
+        for h in (first, second):
+            whole, own = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
+            answers.append([value >> 20 for value in (whole.total, own.total, own.used, own.free)])
+        report(answers)
         """
-os.environ["KUBEGPU_SIM_CGROUP"] = folder("one")
-answers = []
-for h in (first, second):
-    whole, own = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
-    answers.append([value >> 20 for value in (whole.total, own.total, own.used, own.free)])
-report(answers)
-""",
-    )
+    answer = query(r615, script)
     assert answer == [[16384, 1000, 300, 700], [8192, 8192, 0, 7936]]
 
 
@@ -314,14 +281,11 @@ def test_concurrent_limits_are_all_stored(r615: Driver, tmp_path: Path) -> None:
     groups = [tmp_path / f"g{k}" for k in range(20)]
     for one in groups:
         one.mkdir()
+    command = [str(r615.folder / "nvidia-smi"), "memory-limits", "--set", "-i", "0", "--soft-limit", "0"]
     programs = [
-        subprocess.Popen(
-            [str(r615.folder / "nvidia-smi"), "memory-limits", "--set", "-n", str(group), "--soft-limit", "0",
-             "--hard-limit", str(100 + k), "-i", "0"],
-            env=r615.environment(),
-        )
+        subprocess.Popen([*command, "-n", str(group), "--hard-limit", str(100 + k)], env=r615.environment())
         for k, group in enumerate(groups)
-    ]  # fmt: skip
+    ]
     end_by = time.monotonic() + 30
     assert [one.wait(max(0.1, end_by - time.monotonic())) for one in programs] == [0] * 20
     answer = query(r615, "report([read(first, folder(f'g{k}'))[1] >> 20 for k in range(20)])")

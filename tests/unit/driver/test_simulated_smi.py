@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi as node_info
@@ -28,19 +29,9 @@ def test_a_query_answers_every_field_with_its_unit(driver: Driver) -> None:
     assert done.returncode == 0
     heading, first, second = rows(done.stdout)
     assert heading == [name + " [MiB]" if name.startswith("memory.") else name for name in QUERY.split(",")]
-    assert first == [
-        "0",
-        FIRST,
-        "Simulated NVIDIA GPU 16GiB",
-        "16384 MiB",
-        "0 MiB",
-        "16128 MiB",
-        VERSION,
-        "00000000:3B:00.0",
-        "Disabled",
-        "Default",
-        FIRST,
-    ]
+    memory = ["16384 MiB", "0 MiB", "16128 MiB"]
+    rest = [VERSION, "00000000:3B:00.0", "Disabled", "Default", FIRST]
+    assert first == ["0", FIRST, "Simulated NVIDIA GPU 16GiB", *memory, *rest]
     assert second[:6] == ["1", SECOND, "Simulated NVIDIA GPU 8GiB", "8192 MiB", "1000 MiB", "6936 MiB"]
 
 
@@ -72,14 +63,6 @@ def test_one_card_can_be_chosen(driver: Driver, chosen: str) -> None:
     assert (done.returncode, done.stdout) == (0, f"{SECOND}\n")
 
 
-def test_running_programs_are_listed(driver: Driver) -> None:
-    driver.describe("process 1 4711 1000", "process 0 4712 5 graphics")
-    done = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv,noheader,nounits")
-    assert (done.returncode, done.stdout) == (0, f"4711, 1000, {SECOND}\n")
-    heading = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv").stdout.splitlines()[0]
-    assert heading == "pid, used_gpu_memory [MiB], gpu_uuid"
-
-
 def test_the_list_and_the_table(driver: Driver) -> None:
     driver.describe("process 0 4711 1000")
     assert driver.smi("-L").stdout.splitlines() == [
@@ -91,6 +74,8 @@ def test_the_list_and_the_table(driver: Driver) -> None:
     assert f"Driver Version: {VERSION}" in table and "CUDA Version: 13.0" in table
     assert "1000MiB /   16384MiB" in table and "4711" in table
     assert {len(line) for line in table.splitlines()} == {91}
+    heading = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv").stdout.splitlines()[0]
+    assert heading == "pid, used_gpu_memory [MiB], gpu_uuid"
     details = driver.smi("-q").stdout
     assert "SIMULATED" in details
     assert [line.split(":")[1].strip() for line in details.splitlines() if "Minor Number" in line] == ["1", "3"]
@@ -138,20 +123,13 @@ def test_failing_driver_prints_the_real_message_whose_code_gpu_node_info_reads(
 )
 def test_a_wrong_command_line_ends_with_2(driver: Driver, arguments: list[str]) -> None:
     done = driver.smi(*arguments)
-    assert done.returncode == 2
-    assert done.stdout
+    assert done.returncode == 2 and done.stdout
 
 
-def test_a_missing_card_ends_with_6(driver: Driver) -> None:
+def test_a_missing_card_ends_with_6_and_a_missing_library_with_12(driver: Driver) -> None:
     assert driver.smi("-L", "-i", "7").returncode == 6
-
-
-def test_without_the_library_it_ends_with_12(driver: Driver) -> None:
-    alone = driver.cards.parent / "nvidia-smi"
-    shutil.copy(driver.folder / "nvidia-smi", alone)
-    done = subprocess.run(
-        [alone], capture_output=True, text=True, check=False, env={"LD_LIBRARY_PATH": str(alone.parent)}
-    )
+    alone = Path(shutil.copy(driver.folder / "nvidia-smi", driver.cards.parent))
+    done = subprocess.run([alone], capture_output=True, text=True, env={"LD_LIBRARY_PATH": str(alone.parent)})
     assert done.returncode == 12
     assert "couldn't find libnvidia-ml.so" in done.stdout
 
