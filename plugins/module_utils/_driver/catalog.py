@@ -6,7 +6,7 @@
 
 """The names of the driver's packages, repositories and kernel headers in a node's distribution.
 
-The catalogue is role driver's ``vars/<id or family>_<major>.yml``: data whose words in braces are replaced here.
+The catalogue is role driver's ``vars/<id or family>_<major>.yml``: data whose placeholders in braces are replaced here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Catalog:
         only = one.get("only")
         return one if only is None or self._distribution.get("id") in only else {}
 
-    def words(self, name: str) -> list[str]:
+    def entries(self, name: str) -> list[str]:
         """Return a list of the catalogue as it is."""
         return list(self._data.get(name) or [])
 
@@ -122,8 +122,8 @@ class Catalog:
         return self._filled(name.partition("=")[0].replace("{branch}", branch).replace("{kernel}", "*"))
 
     def _filled(self, text: str, kernel: str = "") -> str:
-        """Return a text of the catalogue with its words in braces replaced."""
-        words = {
+        """Return a text of the catalogue with its placeholders in braces replaced."""
+        values = {
             "version": self._version,
             "branch": str(self.branch),
             "arch": str(self.architectures.get(self._arch, self._arch)),
@@ -132,7 +132,7 @@ class Catalog:
             "kernel": kernel,
             "kernel_version": _kernel_version(kernel),
         }
-        return re.sub(r"\{([a-z_]+)\}", lambda found: words[found.group(1)], text)
+        return re.sub(r"\{([a-z_]+)\}", lambda found: values[found.group(1)], text)
 
     def _of_distribution(self, values: JsonObject) -> t.Any:
         return values.get(str(self._distribution.get("id")), values.get("*"))
@@ -175,11 +175,13 @@ class Catalog:
     # ------------------------------------------------------------------ where the packages come from
 
     def url(self) -> str:
+        """Return the repository's URL; empty for a source without one."""
         if self._options.source in ("packages", "runfile") or not self.source.get("url"):
             return ""
         return (self._options.repo_url or self._filled(str(self.source["url"]))).rstrip("/") + "/"
 
     def repositories(self) -> list[JsonObject]:
+        """Return the entries of the option ``repositories`` of ``pinned_packages``."""
         url = self.url()
         if not url:
             return []
@@ -203,6 +205,7 @@ class Catalog:
         return [{"module": row["module"], "stream": self._filled(row[flavour]), "switch": True} for row in rows]
 
     def pins(self) -> list[JsonObject]:
+        """Return the entries of the option ``pins`` of ``pinned_packages``."""
         rows = self.source.get("pins") or () if not self._options.of_runfile else ()
         return [{**row, "pin": self._filled(row["pin"])} for row in rows]
 

@@ -98,6 +98,7 @@ class _Node:
         self.keys = [*(apt.get("keys") or {}), *_words(rpm.get("keys")), *_words(rpm.get("imported"))]
 
     def named(self, *patterns: str) -> list[str]:
+        """Return the installed packages whose names match a pattern."""
         return sorted(name for name in self.packages if any(fnmatch.fnmatchcase(name, one) for one in patterns))
 
     def of_origin(self, word: str, *patterns: str) -> list[str]:

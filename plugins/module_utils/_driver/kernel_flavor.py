@@ -138,4 +138,5 @@ def _misfit(asked: str, cards: Cards, has: t.Callable[[str], bool]) -> str:
 
 
 def listed(generations: t.Sequence[str]) -> str:
+    """Return architectures for a message."""
     return " and ".join(one.capitalize() for one in generations)

@@ -23,4 +23,5 @@ def directives(text: str) -> list[str]:
 
 
 def blacklisted(text: str) -> bool:
+    """Return whether a modprobe.d file prevents loading nouveau."""
     return DIRECTIVES[0] in directives(text)

@@ -70,7 +70,13 @@ class NouveauReconciler:
 
 
 def work(present: bool, check: bool, system: System, keep_file: bool = False) -> JsonObject:
-    """Reconcile, and report what only a reboot can do."""
+    """Reconcile, and report what only a reboot can do.
+
+    :param present: the blacklist is wanted.
+    :param check: predict the changes without applying them.
+    :param system: the machine.
+    :param keep_file: as in ``nouveau.plan``.
+    """
     reconciler = NouveauReconciler(present, system, keep_file)
     result = core_plan.run(reconciler, check)
     return {**result, "reboot_required": nouveau.reboot_required(present, reconciler.observe())}

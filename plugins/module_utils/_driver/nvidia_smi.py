@@ -23,7 +23,7 @@ NEWER_FIELDS = ("persistence_mode", "mig.mode.current")
 REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
 
 # nvidia-smi's messages by NVML's return codes, as nvmlErrorString has them (driver 580), and its own additions.
-WORDS = (
+MESSAGES = (
     ("driver/library version mismatch", MISMATCH),
     ("nvml/rm version mismatch", MISMATCH),
     ("couldn't communicate with the nvidia driver", 9),
@@ -74,22 +74,22 @@ def parse_result(done: Done, fields: t.Sequence[str]) -> SmiAnswer:
         error = f"nvidia-smi didn't finish within {SECONDS} s"
         return {"version": None, "cards": [], "code": None, "error": error}
     cards, versions, other = parse(done.out, fields)
-    words = " ".join([*other, *done.err.split("\n")]).strip()
-    if done.rc != 0 and not words:
-        words = f"nvidia-smi ended with status {done.rc}"
+    message = " ".join([*other, *done.err.split("\n")]).strip()
+    if done.rc != 0 and not message:
+        message = f"nvidia-smi ended with status {done.rc}"
     failed = done.rc != 0 or bool(other)
     return {
         "version": versions[0] if versions else None,
         "cards": cards,
-        "code": code_in(words) if failed else 0,
-        "error": words if failed else None,
+        "code": code_in(message) if failed else 0,
+        "error": message if failed else None,
     }
 
 
-def code_in(words: str) -> int | None:
+def code_in(message: str) -> int | None:
     """Return NVML's return code of a message; None where it is unknown."""
-    lower = words.lower()
-    return next((code for part, code in WORDS if part in lower), None)
+    lower = message.lower()
+    return next((code for part, code in MESSAGES if part in lower), None)
 
 
 def parse(text: str, fields: t.Sequence[str]) -> tuple[list[Card], list[str], list[str]]:

@@ -135,8 +135,8 @@ class _Chooser:
         choice["packages"] = [*names, *fabric]
         choice["replaced"] = self.catalog.replaced([*names, *fabric], flavour)
         choice["replaces"] = self.catalog.replaceable()
-        choice["hold_also"] = self.catalog.words("hold_also")
-        choice["never_upgrade"] = self.catalog.words("never_upgrade")
+        choice["hold_also"] = self.catalog.entries("hold_also")
+        choice["never_upgrade"] = self.catalog.entries("never_upgrade")
         choice["services"] = [PERSISTENCED, *([FABRIC] if fabric else [])]
         choice["persistence_override"] = self.catalog.persistence_override if not of_runfile else ""
         choice["conflicts"] = self._conflicts()
@@ -275,7 +275,7 @@ class _Chooser:
         there = self.driver.get("library_version") or self.driver.get("version")
         if not self.options.of_runfile or ("runfile" in (self.driver.get("others") or []) and there == self.version):
             return []
-        return self.catalog.words("build")
+        return self.catalog.entries("build")
 
     # ------------------------------------------------------------------ services
 
@@ -370,7 +370,7 @@ class _Chooser:
         choice["streams"] = self._streams_to_reset() if ours and not had_driver else []
         choice["packages"] = [name for name in names if name not in keep]
         # What was installed with the packages is removed with them.
-        choice["hold_also"] = self.catalog.words("hold_also") if names else []
+        choice["hold_also"] = self.catalog.entries("hold_also") if names else []
         choice["build"] = [name for name in headers if name not in keep]
         choice["services"] = [PERSISTENCED, FABRIC] if ours and not had_driver else []
         choice["persistence_override"] = self.catalog.persistence_override if ours else ""

@@ -541,6 +541,10 @@ class OperatorReconciler:
 def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
     """Run the module.
 
+    :param kube: the cluster.
+    :param params: the module's parameters.
+    :param check: predict the changes without applying them.
+    :param waiting: for the operator; by default as long as the option ``timeout`` says.
     :raises ShareError: with ``changed`` in its details.
     """
     waiting = waiting or Waiting(params["timeout"], PAUSE)

@@ -309,6 +309,7 @@ def _since_leaving(state: State, text: str | None) -> int:
 
 
 def takes_copy(release: tuple[int, int]) -> bool:
+    """Return whether the operator of a release copies the Policy for its pods."""
     return FIRST_WITH_COPY <= release <= openshift.LAST_WITH_POLICY
 
 

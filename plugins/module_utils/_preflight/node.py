@@ -218,7 +218,7 @@ def _initramfs(machine: Machine) -> Draft | None:
 
 @check("boot-full")
 def _boot(machine: Machine) -> Draft | None:
-    """An initramfs has to be rebuilt, and /boot has no room for it or can't be written."""
+    """An initramfs has to be rebuilt, and /boot has no space for it or can't be written."""
     if not machine.node["nouveau"]["images"] or machine.node["distribution"]["family"] not in FAMILIES:
         return None
     try:

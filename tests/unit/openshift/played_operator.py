@@ -214,12 +214,12 @@ class PlayedOperator(Simulation):
             for node in NODES
         ]
         self._status("revisions", {"latestAvailableRevision": self.revision, "nodeStatuses": nodes, "readyReplicas": 0})
-        told = conditions(
+        report = conditions(
             Available=(True, f"StaticPodsAvailable: 3 nodes are active; {message}"),
             Progressing=(rolling, message),
             Degraded=(bool(degraded), degraded or "NodeControllerDegraded: All master nodes are ready"),
         )
-        self._status("operator", {"conditions": told})
+        self._status("operator", {"conditions": report})
 
     def _status(self, what: str, status: dict[str, t.Any]) -> None:
         self.server.request("PATCH", STATUS[what], {"status": status}, MERGE)

@@ -89,7 +89,7 @@ def test_foreign_certificates_used_until_expiry(made, foreign):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"now": NOW + datetime.timedelta(days=subject.DAYS + 1)}, "gpushare-extender-tls: its certificate is valid"),
         ({"names": ["other.svc"]}, "gpushare-extender-tls: its certificate isn't for other.svc"),
@@ -100,7 +100,7 @@ def test_foreign_certificates_used_until_expiry(made, foreign):
     ],
     ids=str,
 )
-def test_unfit_foreign_certificates_refused(foreign, made, change, words):
+def test_unfit_foreign_certificates_refused(foreign, made, change, message):
     server, client = dict(foreign["server"]), dict(foreign["client"])
     if "key" in change:
         client["key"] = server["key"]
@@ -109,7 +109,7 @@ def test_unfit_foreign_certificates_refused(foreign, made, change, words):
     if "text" in change:
         server["certificate"] = "none"
     secrets = kept(foreign, server=server, client=client)[: 1 if "lose" in change else 2]
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         fitting(secrets, change.get("names", NAMES), change.get("now", NOW))
     result = FilterModule().filters()["extender_certificates"](secrets, ["other.svc"])
     assert result["problem"] and "server" not in result
@@ -163,4 +163,4 @@ def test_only_the_scheduler_connects(made, address, tmp_path):
             ask(address, "POST", "/bind", authority, client, name, tmp_path)
     with pytest.raises((ssl.SSLError, OSError)):
         assert ask(address, "POST", "/bind", client["authority"], other["client"], folder=tmp_path) == 403
-        raise OSError("refused in words")
+        raise OSError("refused by the server")

@@ -87,7 +87,7 @@ def test_users_policy_merged_and_unchanged(openshift):
 
 
 def test_invalid_or_binding_policy_refused(openshift):
-    for text, words in (
+    for text, message in (
         (USERS.replace('"filterVerb"', '"bindVerb": "bind", "filterVerb"'), "binds pods already"),
         (USERS.replace('"Policy"', '"Polisy"'), "team-policy isn't a Policy"),
         ("{", "team-policy"),
@@ -96,7 +96,7 @@ def test_invalid_or_binding_policy_refused(openshift):
         openshift.request("POST", MAPS, {"metadata": {"name": "team-policy"}, "data": {"policy.cfg": text}})
         with PlayedOperator(openshift, "4.9.23", policy="team-policy"):
             done, executed = act(openshift)
-            assert done["failed"] and words in done["msg"] and executed == [False]
+            assert done["failed"] and message in done["msg"] and executed == [False]
             assert len(openshift.request("GET", MAPS)["items"]) == 1
 
 

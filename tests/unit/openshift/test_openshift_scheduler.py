@@ -155,18 +155,18 @@ def test_definition_of_4_6_accepts_the_policy(only, openshift):
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "message"),
     [("crash", CRASH), ("failed-revision", INSTALLER), ("slow", "not within"), ("asleep", "not within")],
 )
-def test_failed_rollout_rolls_back_with_the_operators_message(only, openshift, script, words):
+def test_failed_rollout_rolls_back_with_the_operators_message(only, openshift, script, message):
     users = "" if script == "crash" else "team-policy"
     if users:
         users_map(openshift)
     before = maps(openshift)
     with PlayedOperator(openshift, "4.7.3", [script], policy=users) as operator:
         with pytest.raises(NotInEffect) as failure:
-            run(only, base=USERS if users else None, timeout=5.0 if words == "not within" else 20.0)
-        assert words in str(failure.value) and "healthy" in str(failure.value)
+            run(only, base=USERS if users else None, timeout=5.0 if message == "not within" else 20.0)
+        assert message in str(failure.value) and "healthy" in str(failure.value)
         assert "isn't healthy" not in str(failure.value)
         assert failure.value.details["changed"]
         assert named(openshift) == users and maps(openshift) == before

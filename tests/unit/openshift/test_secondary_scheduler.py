@@ -185,8 +185,8 @@ def test_crashing_first_configuration_is_removed(api, openshift):
 
 
 def test_olm_failure_reported_with_its_message(api, openshift):
-    words = r"OLM doesn't install .* ResolutionFailed: no operators found in package"
-    with Played(openshift, installs=False), pytest.raises(NotInEffect, match=words):
+    message = r"OLM doesn't install .* ResolutionFailed: no operators found in package"
+    with Played(openshift, installs=False), pytest.raises(NotInEffect, match=message):
         run(api, timeout=2.0)
 
 
@@ -344,7 +344,7 @@ def test_unknown_major_version():
 
 
 @pytest.mark.parametrize(
-    ("release", "given", "words"),
+    ("release", "given", "message"),
     [
         ("4.23.0", {}, "scheduler_openshift_image: no image is known for OpenShift 4.23.0 (Kubernetes 1.36)"),
         ("4.20.0", {"image": "example.org/s:v1.36.3"}, "kube-scheduler 1.36 doesn't work with an API server 1.33"),
@@ -353,10 +353,10 @@ def test_unknown_major_version():
         ("4.20.0", {"name": "Ours"}, "scheduler_name: 'Ours' isn't"),
     ],
 )
-def test_incompatible_options_refused(release, given, words):
+def test_incompatible_options_refused(release, given, message):
     with pytest.raises(BadInput) as failure:
         dedicated.plan({"version": release, "nodes": []}, options(**given))
-    assert words in str(failure.value)
+    assert message in str(failure.value)
 
 
 def test_real_scheduler_reads_the_configuration(openshift, tmp_path):

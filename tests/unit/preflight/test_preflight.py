@@ -88,7 +88,7 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variable", "words"),
+    ("arguments", "variable", "message"),
     [
         ({"options": Options(backend="cuda")}, "gpu_backend", "'cuda' isn't known; it can be gpushare"),
         ({"options": Options(memory_unit="GB")}, "gpushare_memory_unit", "'GB' isn't known; it can be GiB or MiB"),
@@ -122,11 +122,11 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
          "gpu1, twin have the same node name, gpu1"),
     ],
 )  # fmt: skip
-def test_one_problem_has_one_text_that_names_the_variable(arguments, variable, words):
+def test_one_problem_has_one_text_that_names_the_variable(arguments, variable, message):
     problems = found(**arguments).problems
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"{variable}: ")
-    assert words in problems[0]
+    assert message in problems[0]
     assert "\n" not in problems[0]
 
 

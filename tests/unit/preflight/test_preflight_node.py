@@ -82,13 +82,13 @@ def test_a_healthy_node_has_no_finding(options: NodeOptions) -> None:
     assert examine("n", options) == []
 
 
-@pytest.mark.parametrize(("id", "severity", "options", "paths", "words"), CASES)
+@pytest.mark.parametrize(("id", "severity", "options", "paths", "message"), CASES)
 def test_each_fault_has_its_finding_and_no_other(
-    id: str, severity: str, options: NodeOptions, paths: dict[str, Any], words: str
+    id: str, severity: str, options: NodeOptions, paths: dict[str, Any], message: str
 ) -> None:
     found = examine("gpu7", options, **paths)
     assert [(one.id, one.severity, one.host) for one in found] == [(id, severity, "gpu7")]
-    assert words in found[0].text and "\n" not in found[0].text
+    assert message in found[0].text and "\n" not in found[0].text
     assert found[0].found.removeprefix(f"{found[0].variable}: ").startswith("host gpu7 ") and found[0].do
 
 
