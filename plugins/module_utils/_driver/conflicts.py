@@ -47,11 +47,7 @@ CUDA_FOLDER = re.compile(r"/compute/cuda/repos/([a-z]+[0-9]+)/")
 # rpm packages have a vendor, as in ``driver.others``, and each source of packages goes with some vendors. A driver of
 # the distribution consists of NVIDIA's packages around the distribution's module.
 VENDORS = {"nvidia": "NVIDIA's repository", "distribution": "the distribution"}
-FITTING = {
-    "repository": {"nvidia"},
-    "packages": {"nvidia"},
-    "distribution": {"distribution", "nvidia"},
-}
+FITTING = {"repository": {"nvidia"}, "packages": {"nvidia"}, "distribution": {"distribution", "nvidia"}}
 # NVIDIA's packages for Debian and Ubuntu have the same maintainers: there names and versions differ.
 ARCHIVE_VERSION = re.compile(r"ubuntu0\.[0-9]{2}\.[0-9]{2}|~deb[0-9]+u|~bpo[0-9]+")
 ARCHIVE_NAMES = ("nvidia-open-kernel-dkms", "*nvidia-*-server", "nvidia-*-server-open", "linux-modules-nvidia-*")

@@ -12,7 +12,6 @@ import dataclasses
 import re
 import typing as t
 
-TOOLS = ("initramfs-tools", "dracut")
 # The program that lists an image's content.
 LISTERS = {"initramfs-tools": "lsinitramfs", "dracut": "lsinitrd"}
 FAMILIES = ("debian", "redhat", "suse")

@@ -214,12 +214,7 @@ def test_packages_are_reproducible(repository: Path, cuda: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("version", "older"),
-    [
-        ("580.95.05", "580.82.07"),
-        ("580.200.01", "580.178.04"),
-        ("615.71.09", "615.70.01"),
-    ],
+    ("version", "older"), [("580.95.05", "580.82.07"), ("580.200.01", "580.178.04"), ("615.71.09", "615.70.01")]
 )
 def test_the_older_version_is_of_the_same_branch(version: str, older: str) -> None:
     assert packages.older_than(version) == older

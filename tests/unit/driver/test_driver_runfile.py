@@ -94,59 +94,55 @@ def params(path, sha256, version=VERSION, **more):
     return {**given, "remote_path": path, **more}
 
 
-ABSENT = {"state": "absent", "remote_path": None}
+def run(machine, check=False, **more):
+    """Run the module with an installer that is on the node already."""
+    path, sha256 = machine.file(more.get("version", VERSION))
+    return work({**params(path, sha256), **more}, check, machine.system)
 
 
 def test_installer_runs_once_with_one_command_line(machine):
-    path, sha256 = machine.file()
-    done = work(params(path, sha256), False, machine.system)
+    done, folder = run(machine), machine.root / "tmp"
     assert done["changed"] and done["diff"][0]["after"] == "version: 580.95.05\nmodule: open\n"
-    folder = Path(path).parent
-    assert machine.calls == [
-        f"{path} --silent --dkms --no-x-check --no-nouveau-check --tmpdir={folder} --kernel-module-type=open"
-    ]
-    again = work(params(path, sha256), False, machine.system)
+    options = f"--silent --dkms --no-x-check --no-nouveau-check --tmpdir={folder} --kernel-module-type=open"
+    assert machine.calls == [f"{folder}/{VERSION}.run {options}"]
+    again = run(machine)
     assert again == {"changed": False, "diff": []} and len(machine.calls) == 1
 
 
 def test_other_version_is_installed_over_it_and_absent_runs_the_uninstaller(machine):
-    work(params(*machine.file()), False, machine.system)
-    done = work(params(*machine.file("590.48.01"), version="590.48.01"), False, machine.system)
+    run(machine)
+    done = run(machine, version="590.48.01")
     assert done["diff"][0]["before"] == "version: 580.95.05\n" and len(machine.calls) == 2
-    gone = work(ABSENT, False, machine.system)
+    gone = run(machine, state="absent", remote_path=None)
     assert gone["changed"] and machine.calls[-1] == "uninstall --silent"
-    assert work(ABSENT, False, machine.system)["changed"] is False
+    assert run(machine, state="absent", remote_path=None)["changed"] is False
 
 
 def test_nothing_runs_in_check_mode_without_the_file_with_another_checksum_or_beside_packages(machine):
-    path, sha256 = machine.file()
     machine.packages = ["bash", "nvidia-container-toolkit", "libnvidia-container1"]
-    assert work(params(path, sha256), True, machine.system)["changed"]
-    assert work(params(None, sha256), False, machine.system)["changed"]
+    assert run(machine, check=True)["changed"] and run(machine, remote_path=None)["changed"]
     with pytest.raises(BadInput, match=r"sha256: the file has [0-9a-f]{64}, and sha256 is bbbb"):
-        work(params(path, "b" * 64), False, machine.system)
+        run(machine, sha256="b" * 64)
     machine.packages += ["nvidia-driver-cuda", "libnvidia-ml1"]
     with pytest.raises(BadInput, match=r"packages are installed \(libnvidia-ml1, nvidia-driver-cuda\)"):
-        work(params(path, sha256), False, machine.system)
+        run(machine)
     assert machine.calls == []
 
 
 def test_a_failure_reports_the_installers_error(machine):
-    path, sha256 = machine.file()
     (machine.root / "broken").touch()
     with pytest.raises(ShareError, match=r"NVIDIA's installer failed: Unable to find the kernel source tree."):
-        work(params(path, sha256), False, machine.system)
+        run(machine)
 
 
 def test_a_loaded_module_is_unloaded_and_one_in_use_refused(machine):
-    path, sha256 = machine.file()
     machine.load("nvidia", "nvidia_uvm")
     machine.modules_busy = True
     with pytest.raises(ShareError, match=r"in use and can't be unloaded: modprobe: FATAL: Module nvidia is in use"):
-        work(params(path, sha256), False, machine.system)
+        run(machine)
     assert machine.calls == []
     machine.modules_busy = False
-    assert work(params(path, sha256), False, machine.system)["changed"]
+    assert run(machine)["changed"]
     assert "modprobe -r nvidia_uvm nvidia" in machine.ran
 
 

@@ -84,7 +84,7 @@ HOSTS = {
                 {"msg": "Failed to delete pod a/b: Cannot evict pod as it would violate the pod's disruption budget."},
                 {"result": "node x already marked unschedulable. 2 Pod(s) deleted from node."},
                 EMPTY,
-            ],
+            ]
         },
     ),
     "theirs": (

@@ -351,10 +351,7 @@ def test_node_removed_step_by_step():
         node_labels(kube, name)["gpushare"] = "true"
     holder = pod("p", "b", "aliyun.com/gpu-mem")
     add(kube, holder)
-    for taken in (
-        lambda: kube.objects.pop(ref_of(holder)),
-        lambda: node_labels(kube, "b").pop("gpushare"),
-    ):
+    for taken in (lambda: kube.objects.pop(ref_of(holder)), lambda: node_labels(kube, "b").pop("gpushare")):
         with pytest.raises(BadInput, match="b isn't in it"):
             run(kube, "a")
         taken()
@@ -389,8 +386,7 @@ STATES = {
     ],
 )
 @pytest.mark.parametrize(
-    ("runtime", "broken"),
-    [(CRIO, False), pytest.param(CONTAINERD, False, marks=pytest.mark.long), (CONTAINERD, True)],
+    ("runtime", "broken"), [(CRIO, False), pytest.param(CONTAINERD, False, marks=pytest.mark.long), (CONTAINERD, True)]
 )
 def test_killed_run_is_completed_or_reverted_by_the_next(runtime, first, then, broken):
     """Kill a run before each change and read; then repeat it, revert it, or remove everything."""

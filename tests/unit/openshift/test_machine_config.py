@@ -334,10 +334,7 @@ def in_pool_infra(kube):
 
 
 def their_config(kube):
-    kube.objects[CONFIG] = {
-        **machine_config(kernel_arguments=["quiet"]),
-        "metadata": {"name": CONFIG.name},
-    }
+    kube.objects[CONFIG] = {**machine_config(kernel_arguments=["quiet"]), "metadata": {"name": CONFIG.name}}
 
 
 def degraded_workers(kube):
