@@ -122,9 +122,9 @@ def parse(text: str, fields: t.Sequence[str]) -> tuple[list[Card], list[str], li
     return cards, versions, other
 
 
-def switched(word: str | None) -> bool | None:
+def switched(mode: str | None) -> bool | None:
     """Return a mode; None where the card has none or doesn't report it."""
-    return {"Enabled": True, "Disabled": False}.get(word or "")
+    return {"Enabled": True, "Disabled": False}.get(mode or "")
 
 
 def pci_address(bus: str) -> str:

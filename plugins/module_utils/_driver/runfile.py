@@ -26,6 +26,8 @@ ARGUMENTS: JsonObject = {
     "remote_path": {"type": "path"},
     "observed": {"type": "dict"},
 }
+VERSION = re.compile(r"[0-9]{3,}([.][0-9]+){1,2}")
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 RULES: JsonObject = {"required_if": [("state", "present", ("file", "sha256", "version"))]}
 
 # Packages whose files the installer would overwrite.
@@ -76,9 +78,9 @@ def options(params: JsonObject) -> Options:
     """
     if params["state"] == "absent":
         return Options(False)
-    if not re.fullmatch(r"[0-9]{3,}([.][0-9]+){1,2}", params["version"]):
+    if not VERSION.fullmatch(params["version"]):
         raise BadInput(f"version: {params['version']!r} is no driver version such as 580.95.05")
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", params["sha256"]):
+    if not SHA256.fullmatch(params["sha256"]):
         raise BadInput("sha256: it isn't 64 hexadecimal digits")
     return Options(True, params["version"], params["flavour"], params["sha256"].lower())
 

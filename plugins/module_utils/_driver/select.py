@@ -21,6 +21,7 @@ from . import kernel_flavor as flavours
 from .catalog import Catalog
 from .conflicts import conflicts
 from .options import DriverOptions, driver_options
+from .runfile import SHA256, VERSION
 from .types import MISMATCH, Choice, Conflict, NodeFacts, Prerequisite, StreamOption
 
 KNOWN = {
@@ -29,8 +30,6 @@ KNOWN = {
     "driver_flavour": flavours.FLAVOURS,
     "driver_maintenance": ("never", "drain", "reboot"),
 }
-VERSION = re.compile(r"[0-9]{3,}([.][0-9]+){1,2}")
-SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 PERSISTENCED, FABRIC = "nvidia-persistenced", "nvidia-fabricmanager"
 # Files and locks that show a later run that the role has installed the driver.
