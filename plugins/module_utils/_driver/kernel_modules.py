@@ -110,35 +110,35 @@ def options(params: JsonObject) -> Options:
     return Options(params["state"] == "unloaded", names, bool(params["end_pods"]))
 
 
-def plan(want: Options, state: State) -> Plan:
+def plan(options: Options, state: State) -> Plan:
     """Return what has to be done; while the modules are in use only the restart of an interrupted run's services."""
     unfinished = state.unfinished or Record()
     left = [name for name in unfinished.services if not state.services.get(name)]
-    if in_use(want, state):
+    if in_use(options, state):
         # The GPUs may stay in use for long: the node must have its kubelet meanwhile.
         if state.refused or not left:
             return Plan()
         return Plan((_services_left(left, Swap(start=tuple(dict.fromkeys(reversed(unfinished.services))))),))
-    swap = _needed(want, state)
-    if want.unloaded:
+    swap = _needed(options, state)
+    if options.unloaded:
         # The services wait for the reload.
         left = []
-    if not swap and not left and (want.unloaded or state.unfinished is None):
+    if not swap and not left and (options.unloaded or state.unfinished is None):
         return Plan()
-    stop = stopped(want, state) if swap else ()
+    stop = stopped(options, state) if swap else ()
     changes = []
-    ended = pods_to_end(want, state) if swap else []
+    ended = pods_to_end(options, state) if swap else []
     if ended:
         changes.append(Change("processes of pods", "".join(f"{_described(one)}\n" for one in ended), "restarted\n"))
     step = Swap(
         stop=stop,
         end=tuple(one["pid"] for one in ended),
         remove=state.modules if swap and not state.container else (),
-        load=_load(want, state, unfinished.modules),
-        start=() if want.unloaded else tuple(dict.fromkeys([*reversed(unfinished.services), *reversed(stop)])),
+        load=_load(options, state, unfinished.modules),
+        start=() if options.unloaded else tuple(dict.fromkeys([*reversed(unfinished.services), *reversed(stop)])),
     )
     if swap:
-        before, after = _version(state.loaded), "" if want.unloaded else _target(state)
+        before, after = _version(state.loaded), "" if options.unloaded else _target(state)
         changes.append(Change(f"module {MODULE}", before, after, step))
     else:
         changes.append(_services_left(left, step))
@@ -150,54 +150,54 @@ def _services_left(left: t.Iterable[str], step: Swap) -> Change:
     return Change("services that an interrupted run stopped", "", names or "none left to start\n", step)
 
 
-def _load(want: Options, state: State, before: t.Sequence[str]) -> tuple[str, ...]:
+def _load(options: Options, state: State, before: t.Sequence[str]) -> tuple[str, ...]:
     """Return the module and all that depended on it before, in the order of their dependencies."""
-    if want.unloaded or state.container or state.installed is None:
+    if options.unloaded or state.container or state.installed is None:
         return ()
     names = reversed(tuple(dict.fromkeys([*state.modules, *before])))
     return tuple(dict.fromkeys([MODULE, *names]))
 
 
-def _needed(want: Options, state: State) -> bool:
+def _needed(options: Options, state: State) -> bool:
     """Return whether the loaded module isn't the installed one (or, unloaded, whether one is loaded)."""
     if state.container:
         # A container doesn't change its host's modules; the user names the services that use them.
-        if want.unloaded:
-            return any(state.services.get(name) for name in want.services)
-        return bool(want.services and state.loaded and state.library and state.loaded.version != state.library)
-    if want.unloaded:
+        if options.unloaded:
+            return any(state.services.get(name) for name in options.services)
+        return bool(options.services and state.loaded and state.library and state.loaded.version != state.library)
+    if options.unloaded:
         return state.loaded is not None
     return state.installed is not None and not state.installed.same(state.loaded)
 
 
-def stopped(want: Options, state: State) -> tuple[str, ...]:
+def stopped(options: Options, state: State) -> tuple[str, ...]:
     """Return the active services that have to stop, kubelet first so that it restarts nothing meanwhile."""
-    kubelets = KUBELETS if pods_to_end(want, state) else ()
-    return tuple(name for name in dict.fromkeys([*kubelets, *SERVICES, *want.services]) if state.services.get(name))
+    kubelets = KUBELETS if pods_to_end(options, state) else ()
+    return tuple(name for name in dict.fromkeys([*kubelets, *SERVICES, *options.services]) if state.services.get(name))
 
 
-def pods_to_end(want: Options, state: State) -> list[JsonObject]:
+def pods_to_end(options: Options, state: State) -> list[JsonObject]:
     """Return processes of pods that use a GPU or the old library: those of DaemonSets, which draining leaves."""
-    return [one for one in state.users if one["pod"]] if want.end_pods else []
+    return [one for one in state.users if one["pod"]] if options.end_pods else []
 
 
-def blockers(want: Options, state: State) -> list[JsonObject]:
+def blockers(options: Options, state: State) -> list[JsonObject]:
     """Return the processes that use a GPU and may not be ended."""
-    services = {*SERVICES, *want.services}
+    services = {*SERVICES, *options.services}
     return [
         one
         for one in state.users
-        if one["devices"] and one["unit"] not in services and not (one["pod"] and want.end_pods)
+        if one["devices"] and one["unit"] not in services and not (one["pod"] and options.end_pods)
     ]
 
 
-def in_use(want: Options, state: State) -> str:
+def in_use(options: Options, state: State) -> str:
     """Return why the modules can't be unloaded; empty where they can or needn't be."""
-    if not _needed(want, state) or state.loaded is None or state.container:
+    if not _needed(options, state) or state.loaded is None or state.container:
         return ""
     if state.refused:
         return state.refused
-    found = blockers(want, state)
+    found = blockers(options, state)
     return f"the GPUs are in use by {', '.join(_described(one) for one in found)}" if found else ""
 
 

@@ -28,7 +28,7 @@ MAPPED = r"/lib(?:nvidia-ml|cuda)\.so"
 GRACE_SECONDS = 10
 
 
-def observe(system: System, want: driver.Options) -> driver.State:
+def observe(system: System, options: driver.Options) -> driver.State:
     """Return all that the plan is made from."""
     version = loaded_version(system)
     loaded = driver.Module(version, (system.read(f"{MODULE}/srcversion") or "").strip()) if version else None
@@ -39,7 +39,7 @@ def observe(system: System, want: driver.Options) -> driver.State:
         installed=_installed(system),
         library=library_version(system),
         modules=tuple(_with_dependents(system, driver.MODULE)) if system.exists(MODULE) else (),
-        services=_services(system, want),
+        services=_services(system, options),
         users=tuple(users),
         unfinished=_record(system),
     )
@@ -66,11 +66,11 @@ def _with_dependents(system: System, name: str) -> list[str]:
     return order
 
 
-def _services(system: System, want: driver.Options) -> dict[str, bool]:
+def _services(system: System, options: driver.Options) -> dict[str, bool]:
     """Return which of the services exist, and whether they are active."""
     if not system.exists("/run/systemd/system"):
         return {}
-    names = dict.fromkeys([*driver.KUBELETS, *driver.SERVICES, *want.services])
+    names = dict.fromkeys([*driver.KUBELETS, *driver.SERVICES, *options.services])
     units = [f"{name}.service" for name in names]
     done = system.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState", *units], timeout=30)
     found = {}
@@ -96,21 +96,21 @@ def _record(system: System) -> driver.Record | None:
 class KernelModulesReconciler:
     """NVIDIA's kernel modules on the machine that the module runs on."""
 
-    def __init__(self, want: driver.Options, system: System) -> None:
-        self._want = want
+    def __init__(self, options: driver.Options, system: System) -> None:
+        self._options = options
         self._system = system
         self._refused = ""
 
     def observe(self) -> driver.State:
-        return dataclasses.replace(observe(self._system, self._want), refused=self._refused)
+        return dataclasses.replace(observe(self._system, self._options), refused=self._refused)
 
-    def plan(self, seen: driver.State) -> core_plan.Plan:
-        return driver.plan(self._want, seen)
+    def plan(self, state: driver.State) -> core_plan.Plan:
+        return driver.plan(self._options, state)
 
-    def apply(self, seen: driver.State, plan: core_plan.Plan) -> None:
+    def apply(self, state: driver.State, plan: core_plan.Plan) -> None:
         swap: driver.Swap = next(change.step for change in plan.changes if change.step is not None)
-        earlier = seen.unfinished or driver.Record()
-        self._write_record(earlier, seen, swap)
+        earlier = state.unfinished or driver.Record()
+        self._write_record(earlier, state, swap)
         # The services that an interrupted run stopped too: its record is removed.
         start = swap.start or tuple(dict.fromkeys([*reversed(earlier.services), *reversed(swap.stop)]))
         self._stop(swap.stop, start)
@@ -119,7 +119,7 @@ class KernelModulesReconciler:
             done = self._system.run(["modprobe", "-r", *swap.remove], timeout=120)
             # A user that is no process: a console, another kernel module, or a process that has just started.
             self._refused = f"the kernel refused to unload them: {_last(done.err)}" if done.rc != 0 else ""
-        if self._want.unloaded and not self._refused and (swap.remove or seen.container):
+        if self._options.unloaded and not self._refused and (swap.remove or state.container):
             return
         failed = self._load(swap.load) if swap.load else ""
         # Also where the module can't be loaded: a node without its kubelet would be worse.
@@ -145,10 +145,10 @@ class KernelModulesReconciler:
         self._system.remove(RECORD)
         self._system.run(["rmdir", RECORD.rpartition("/")[0]])
 
-    def _write_record(self, earlier: driver.Record, seen: driver.State, swap: driver.Swap) -> None:
+    def _write_record(self, earlier: driver.Record, state: driver.State, swap: driver.Swap) -> None:
         record = {
             "services": list(dict.fromkeys([*earlier.services, *swap.stop])),
-            "modules": list(dict.fromkeys([*earlier.modules, *seen.modules])),
+            "modules": list(dict.fromkeys([*earlier.modules, *state.modules])),
         }
         folder = RECORD.rpartition("/")[0]
         done = self._system.run(["mkdir", "-p", "-m", "0700", folder])
@@ -193,15 +193,15 @@ def _last(text: str) -> str:
 
 def work(params: JsonObject, check: bool, system: System) -> JsonObject:
     """Reconcile, and report what only a reboot can do."""
-    want = driver.options(params)
-    reconciler = KernelModulesReconciler(want, system)
+    options = driver.options(params)
+    reconciler = KernelModulesReconciler(options, system)
     result = core_plan.run(reconciler, check)
     state = reconciler.observe()
-    reason = driver.in_use(want, state)
+    reason = driver.in_use(options, state)
     return {
         **result,
         "reboot_required": bool(reason),
         "reason": reason,
-        "users": driver.blockers(want, state) if reason else [],
+        "users": driver.blockers(options, state) if reason else [],
         "container": state.container,
     }

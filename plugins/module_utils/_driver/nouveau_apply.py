@@ -36,16 +36,16 @@ class NouveauReconciler:
             state["refcnt"] = None
         return {"distribution": found, "kernel": own, "nouveau": state}
 
-    def plan(self, seen: NodeFacts) -> core_plan.Plan:
-        return nouveau.plan(self._present, seen, self._keep_file)
+    def plan(self, facts: NodeFacts) -> core_plan.Plan:
+        return nouveau.plan(self._present, facts, self._keep_file)
 
-    def apply(self, seen: NodeFacts, plan: core_plan.Plan) -> None:
+    def apply(self, facts: NodeFacts, plan: core_plan.Plan) -> None:
         for change in plan.changes:
             step = change.step
             if isinstance(step, nouveau.PutFile):
                 self._put(step)
             elif isinstance(step, nouveau.Rebuild):
-                tool = seen["nouveau"]["tool"] or ""
+                tool = facts["nouveau"]["tool"] or ""
                 Image(self._system, tool, step.path, step.release, PATH, self._present).rebuild()
             elif isinstance(step, nouveau.Unload):
                 self._unload(step)

@@ -100,35 +100,35 @@ def driver_packages(names: t.Iterable[str]) -> list[str]:
     return sorted(name for name in names if any(fnmatch.fnmatchcase(name, one) for one in DRIVER_PACKAGES))
 
 
-def plan(want: Options, state: State) -> Plan:
+def plan(options: Options, state: State) -> Plan:
     """Return the plan: install, unless exactly this version is installed.
 
     :raises BadInput: packages of the driver are installed, whose files the installer would overwrite.
     """
-    if want.present and state.packages:
+    if options.present and state.packages:
         names = ", ".join(state.packages[:3]) + (", …" if len(state.packages) > 3 else "")
         raise BadInput(
             f"file: the driver's packages are installed ({names}), and a .run file would overwrite their files"
         )
-    after = want.version if want.present else ""
+    after = options.version if options.present else ""
     if state.version == after:
         return Plan()
     before = f"version: {state.version}\n" if state.version else ""
-    after = f"version: {after}\nmodule: {want.flavour}\n" if after else ""
+    after = f"version: {after}\nmodule: {options.flavour}\n" if after else ""
     return Plan((Change("NVIDIA driver from a .run file", before, after),))
 
 
-def install_command(want: Options, path: str) -> list[str]:
+def install_command(options: Options, path: str) -> list[str]:
     """Return the installer's command line, whose option for the module's flavour depends on the branch.
 
     :raises BadInput: the branch has no open module.
     """
     folder = path.rpartition("/")[0] or "/"
     argv = ["sh", path, "--silent", "--dkms", "--no-x-check", "--no-nouveau-check", f"--tmpdir={folder}"]
-    if want.branch >= 560:
-        argv.append(f"--kernel-module-type={want.flavour}")
-    elif want.branch >= 515:
-        argv.append("-m=kernel-open" if want.flavour == "open" else "-m=kernel")
-    elif want.flavour == "open":
-        raise BadInput(f"flavour: branch {want.branch} has no open module")
+    if options.branch >= 560:
+        argv.append(f"--kernel-module-type={options.flavour}")
+    elif options.branch >= 515:
+        argv.append("-m=kernel-open" if options.flavour == "open" else "-m=kernel")
+    elif options.flavour == "open":
+        raise BadInput(f"flavour: branch {options.branch} has no open module")
     return argv

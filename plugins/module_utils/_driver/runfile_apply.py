@@ -24,17 +24,17 @@ INSTALL_SECONDS = 3600
 
 def work(params: JsonObject, check: bool, system: System) -> JsonObject:
     """Reconcile; without a file on the node only report whether one is needed."""
-    want = runfile.options(params)
+    options = runfile.options(params)
     path = params["remote_path"] or ""
-    return run(RunfileReconciler(system, want, path), check or (want.present and not path))
+    return run(RunfileReconciler(system, options, path), check or (options.present and not path))
 
 
 class RunfileReconciler:
     """The driver that a .run file installs."""
 
-    def __init__(self, system: System, want: runfile.Options, path: str) -> None:
+    def __init__(self, system: System, options: runfile.Options, path: str) -> None:
         self._system = system
-        self._want = want
+        self._options = options
         self._path = path
 
     def observe(self) -> runfile.State:
@@ -43,13 +43,13 @@ class RunfileReconciler:
             version = library_version(self._system) or "unknown"
         return runfile.State(version, tuple(runfile.driver_packages(self._packages())))
 
-    def plan(self, seen: runfile.State) -> Plan:
-        return runfile.plan(self._want, seen)
+    def plan(self, state: runfile.State) -> Plan:
+        return runfile.plan(self._options, state)
 
-    def apply(self, seen: runfile.State, plan: Plan) -> None:
-        if self._want.present:
+    def apply(self, state: runfile.State, plan: Plan) -> None:
+        if self._options.present:
             self._check_file()
-            argv = runfile.install_command(self._want, self._path)
+            argv = runfile.install_command(self._options, self._path)
         else:
             argv = [UNINSTALL, "--silent"]
         self._unload()
@@ -74,8 +74,10 @@ class RunfileReconciler:
         """Validate the file where it is executed."""
         done = self._system.run(["sha256sum", self._path], timeout=120)
         found = done.out.split()[:1]
-        if done.rc != 0 or found != [self._want.sha256]:
-            raise BadInput(f"sha256: the file has {found[0] if found else 'none'}, and sha256 is {self._want.sha256}")
+        if done.rc != 0 or found != [self._options.sha256]:
+            raise BadInput(
+                f"sha256: the file has {found[0] if found else 'none'}, and sha256 is {self._options.sha256}"
+            )
 
     def _unload(self) -> None:
         """Unload the modules: the installer refuses while they are loaded."""
