@@ -139,9 +139,9 @@ class DynamicKube:
     ) -> JsonObject:
         self.requests[method] += 1
         call = {"GET": self._client.get, "DELETE": self._client.delete}[method]
-        place = {"name": name, "namespace": namespace or None}
+        where = {"name": name, "namespace": namespace or None}
         with _api_errors(self._host, subject):
-            answer = call(resource, serialize=False, _request_timeout=TIMEOUT, **place, **query)
+            answer = call(resource, serialize=False, _request_timeout=TIMEOUT, **where, **query)
         return _plain(answer)
 
     def _resource(self, api_version: str, kind: str) -> t.Any:

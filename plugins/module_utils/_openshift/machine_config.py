@@ -320,7 +320,7 @@ def make_plan(options: Options, observed: State) -> Plan:
         if label not in (observed.nodes[name]["metadata"].get("labels") or {}):
             changes.append(Change(f"Node {name}", "", f'{label}: ""\n', ("label", name)))
     if not changes and _unproven(observed) is not None:
-        changes.append(Change(f"MachineConfigPool {options.pool}", "", "every node updated\n", ("prove", "")))
+        changes.append(Change(f"MachineConfigPool {options.pool}", "", "every node updated\n", ("verify", "")))
     return Plan(tuple(changes))
 
 
@@ -341,7 +341,7 @@ def _absent(options: Options, observed: State) -> Plan:
         changes.append(Change(f"MachineConfigPool {options.pool}", _shown(pool_of(options.pool)), "", ("pool", "")))
     if observed.pool is not None and not ours:
         if not changes and _unproven(observed) is not None:
-            changes.append(Change(f"MachineConfigPool {options.pool}", "", "every node updated\n", ("prove", "")))
+            changes.append(Change(f"MachineConfigPool {options.pool}", "", "every node updated\n", ("verify", "")))
         if changes:
             _not_paused(observed.pool)
     return Plan(tuple(changes))
@@ -415,9 +415,9 @@ class MachineConfigReconciler:
             self._note(self._config, LABELLED, json.dumps(mine))
         for name in coming:
             self._label(name, "")
-        self._prove(before, mine)
+        self._verify(before, mine)
 
-    def _prove(self, before: Record, mine: t.Sequence[str]) -> None:
+    def _verify(self, before: Record, mine: t.Sequence[str]) -> None:
         why = self._until(self._pool, self._count(), machine_config(self._options)["spec"])
         if not why:
             self._note(self._pool, BEFORE, None)

@@ -247,20 +247,20 @@ def _present(options: Options, state: State) -> Plan:
     named = maps.get(name)
     if named is not None and not named["ours"] and named["text"] == options.policy:
         # The extender is in the user's own Policy.
-        return Plan(_swept(state, keep={name}))
-    place = options.config_map(state)
-    mine = maps.get(place)
+        return Plan(_obsolete(state, keep={name}))
+    target = options.config_map(state)
+    mine = maps.get(target)
     if mine and not mine["ours"]:
-        raise BadInput(f"config_map: ConfigMap {NAMESPACE}/{place} exists and isn't ours; set another config_map")
+        raise BadInput(f"config_map: ConfigMap {NAMESPACE}/{target} exists and isn't ours; set another config_map")
     changes = []
     text = mine["text"] if mine else None
     if text != options.policy:
-        changes.append(Change(str(ref(place)), text or "", options.policy, "write"))
-    if name != place or not mine:
-        changes.append(_switch(name, place))
+        changes.append(Change(str(ref(target)), text or "", options.policy, "write"))
+    if name != target or not mine:
+        changes.append(_switch(name, target))
     elif mine["leaving"] or not mine["proven"]:
-        changes.append(_proof(state, _since_of(state, mine, options.policy)))
-    return Plan((*changes, *_swept(state, keep={place})))
+        changes.append(_verification(state, _since_of(state, mine, options.policy)))
+    return Plan((*changes, *_obsolete(state, keep={target})))
 
 
 def _absent(state: State) -> Plan:
@@ -271,8 +271,8 @@ def _absent(state: State) -> Plan:
     if named is not None and named["ours"]:
         changes.append(_switch(name, users))
     elif _leaving(state):
-        changes.append(_proof(state, _since_leaving(state, text)))
-    return Plan((*changes, *_swept(state, keep=set())))
+        changes.append(_verification(state, _since_leaving(state, text)))
+    return Plan((*changes, *_obsolete(state, keep=set())))
 
 
 def after_ours(state: State) -> tuple[str, str | None]:
@@ -320,14 +320,14 @@ def _switch(before: str, after: str) -> Change:
     return Change(str(SCHEDULER), text(before), text(after), "switch")
 
 
-def _proof(state: State, since: int) -> Change:
+def _verification(state: State, since: int) -> Change:
     before, after = f"{rollout(state)}\n", f"a revision after {since} on every node\n"
-    return Change("revision of kube-scheduler", before, after, "prove")
+    return Change("revision of kube-scheduler", before, after, "verify")
 
 
-def _swept(state: State, keep: set[str]) -> tuple[Change, ...]:
+def _obsolete(state: State, keep: set[str]) -> tuple[Change, ...]:
     return tuple(
-        Change(str(ref(name)), one["text"] or "", "", "sweep")
+        Change(str(ref(name)), one["text"] or "", "", ref(name))
         for name, one in sorted(state["maps"].items())
         if one["ours"] and name not in keep
     )
@@ -368,23 +368,23 @@ class PolicyReconciler:
             self._to_ours(state, steps, release)
         else:
             self._to_users(state, steps, release)
-        self._sweep([str(one.header).rpartition("/")[2] for one in plan.changes if one.step == "sweep"])
+        self._delete_unnamed([one.step.name for one in plan.changes if isinstance(one.step, Ref)])
 
     def _to_ours(self, state: State, steps: list[str], release: tuple[int, int]) -> None:
         options, maps = self._options, state["maps"]
-        place = options.config_map(state)
+        target = options.config_map(state)
         if "switch" in steps:
             before, since = state["name"], _since(state, options.policy)
             users, _text = users_policy(state)
             notes = {USERS: users, REPLACED: before, SINCE: str(since), PROVEN: "false", LEAVING: ""}
-            metadata = {"name": place, "namespace": NAMESPACE, "labels": PART_OF, "annotations": notes}
+            metadata = {"name": target, "namespace": NAMESPACE, "labels": PART_OF, "annotations": notes}
             self._api.apply(
                 {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: options.policy}},
                 FIELD_MANAGER,
             )
-            self._name(place, state["resource_version"])
-        elif "prove" in steps:
-            mine = maps[place]
+            self._name(target, state["resource_version"])
+        elif "verify" in steps:
+            mine = maps[target]
             # The one that it replaced is deleted once it is proven; the user's stays.
             before = next((one for one in (mine["replaced"], mine["users"]) if one in maps), "")
             since = _since_of(state, mine, options.policy)
@@ -392,8 +392,8 @@ class PolicyReconciler:
             return
         why = self._wait(since, options.policy, release)
         if why:
-            self._roll_back(before, maps[before]["text"] if before in maps else None, release, why, unused=[place])
-        self._note(place, {PROVEN: "true", LEAVING: ""})
+            self._roll_back(before, maps[before]["text"] if before in maps else None, release, why, unused=[target])
+        self._note(target, {PROVEN: "true", LEAVING: ""})
 
     def _to_users(self, state: State, steps: list[str], release: tuple[int, int]) -> None:
         before = state["name"]
@@ -405,7 +405,7 @@ class PolicyReconciler:
             if mine and mine["there"]:
                 self._note(before, {LEAVING: str(since)})
             self._name(users, state["resource_version"])
-        elif "prove" in steps:
+        elif "verify" in steps:
             since = _since_leaving(state, text)
         else:
             return
@@ -434,7 +434,7 @@ class PolicyReconciler:
             outcome = f"rolled back to {named}, with which it is healthy"
             if not self._options.policy:
                 self._note(before, {LEAVING: ""})
-            self._sweep(unused)
+            self._delete_unnamed(unused)
         raise NotInEffect(f"kube-scheduler didn't become healthy with the change: {why}; {outcome}")
 
     def _name(self, name: str, resource_version: str) -> None:
@@ -447,7 +447,7 @@ class PolicyReconciler:
     def _note(self, name: str, notes: JsonObject) -> None:
         self._api.patch(ref(name), {"metadata": {"annotations": notes}})
 
-    def _sweep(self, names: t.Iterable[str]) -> None:
+    def _delete_unnamed(self, names: t.Iterable[str]) -> None:
         named = str((((self._api.get(SCHEDULER) or {}).get("spec") or {}).get("policy") or {}).get("name") or "")
         for name in names:
             if name != named:

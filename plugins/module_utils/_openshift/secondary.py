@@ -122,12 +122,12 @@ class Options:
         if not state.namespaces:
             labels = {**LABELS, "openshift.io/cluster-monitoring": "true"}
             missing.append(_made("v1", "Namespace", {"name": NAMESPACE, "labels": labels}))
-        place = {"name": PACKAGE, "namespace": NAMESPACE, "labels": LABELS}
+        metadata = {"name": PACKAGE, "namespace": NAMESPACE, "labels": LABELS}
         if not state.groups:
             # The operator watches its own namespace alone.
-            missing.append(_made(GROUPS, "OperatorGroup", place, {"targetNamespaces": [NAMESPACE]}))
+            missing.append(_made(GROUPS, "OperatorGroup", metadata, {"targetNamespaces": [NAMESPACE]}))
         if not state.subscriptions:
-            missing.append(_made(SUBSCRIPTIONS, "Subscription", place, self.subscription))
+            missing.append(_made(SUBSCRIPTIONS, "Subscription", metadata, self.subscription))
         return missing
 
 
@@ -227,15 +227,13 @@ def make_plan(options: Options, state: State) -> Plan:
     if not _holds(spec, options.spec):
         changes.append(Change(str(SECONDARY), _shown(spec), _shown(options.spec), "switch"))
     elif state.before is not None:
-        changes.append(Change(str(DEPLOYMENT), "", "every pod with this configuration and image\n", "prove"))
-    return Plan((*changes, *_swept(state, options.name)))
+        changes.append(Change(str(DEPLOYMENT), "", "every pod with this configuration and image\n", "verify"))
+    return Plan((*changes, *_obsolete(state, options.name)))
 
 
 def _absent(state: State) -> Plan:
     there = (Change(str(SECONDARY), _shown(state.spec), "", "switch"),) if state.spec is not None else ()
-    return Plan(
-        (*there, *_swept(state, ""), *(Change(str(one), str(one) + "\n", "", "remove") for one in _ours(state)))
-    )
+    return Plan((*there, *_obsolete(state, ""), *(Change(str(one), str(one) + "\n", "", one) for one in _ours(state))))
 
 
 def _ours(state: State) -> list[Ref]:
@@ -250,9 +248,9 @@ def _ours(state: State) -> list[Ref]:
     return removed
 
 
-def _swept(state: State, keep: str) -> tuple[Change, ...]:
+def _obsolete(state: State, keep: str) -> tuple[Change, ...]:
     return tuple(
-        Change(str(ref(name)), _masked(text), "", "sweep") for name, text in state.maps.items() if name != keep
+        Change(str(ref(name)), _masked(text), "", ref(name)) for name, text in state.maps.items() if name != keep
     )
 
 
@@ -304,11 +302,8 @@ class SecondaryReconciler:
         else:
             self._present(state, steps)
         for change in plan.changes:
-            if change.step == "sweep":
-                self._api.delete(ref(change.header.rpartition("/")[2]))
-        if "remove" in steps:
-            for one in _ours(state):
-                self._api.delete(one)
+            if isinstance(change.step, Ref):
+                self._api.delete(change.step)
 
     def _present(self, state: State, steps: list[str]) -> None:
         options = self._options
@@ -325,7 +320,7 @@ class SecondaryReconciler:
         before = json.dumps(state.spec or {}, sort_keys=True) if state.before is None else state.before
         if "switch" in steps:
             self._request(options.spec, before)
-        if "switch" in steps or "prove" in steps:
+        if "switch" in steps or "verify" in steps:
             try:
                 self.wait()
             except NotInEffect as error:
