@@ -83,8 +83,3 @@ def test_a_module_sends_only_what_it_needs(name: str) -> None:
     found = payload(name)
     assert found.files <= files, f"{name} sends {found.files} files, more than {files}"
     assert found.kib <= kib, f"{name} sends {found.kib} KiB, more than {kib}"
-
-
-if __name__ == "__main__":
-    for one in modules():
-        print(f'    "{one}": {tuple(payload(one))},')
