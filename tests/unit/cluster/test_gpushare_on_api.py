@@ -3,27 +3,20 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import yaml
 from gpushare_objects import rendered
-from real_apiserver import ApiServer, Missing, Refused
+from own_cluster import own_api_server, until
+from real_apiserver import MERGE, Refused
 
 NAMESPACE = "gpushare-system"
-MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 MEMORY = "aliyun.com/gpu-mem"
 
 
 @pytest.fixture(scope="module")
 def server():
-    # Not the shared one: a policy applies to the whole cluster.
-    try:
-        started = ApiServer()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with started:
+    with own_api_server() as started:
         started.apply(*rendered("namespace", "extender", "device_plugin"))
         yield started
 
@@ -162,13 +155,6 @@ CASES = {
     "another annotation": (pod(annotations={"example.org/cdi.k8s.io": "x"}), ""),
     "a whole config map": (pod(container(envFrom=[{"configMapRef": {"name": "m"}}])), ""),
 }
-
-
-def until(check, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

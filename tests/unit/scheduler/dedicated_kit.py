@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 import types
 
 import role_templates
@@ -11,8 +10,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set impo
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import plan
 from role_templates import one
-
-__all__ = ["apply", "containers_of", "one", "planned", "pod_of", "rendered", "until"]
 
 ALL = ("gpushare_namespace", "dedicated/namespace", "dedicated/rights", "dedicated/workload", "dedicated/policy")
 NAME = NAMESPACE = "gpushare-scheduler"
@@ -91,12 +88,3 @@ def apply(server, objects, state="present", check=False):
     kube = RealKube.of_module(types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set()))
     wanted = {"definitions": objects, "state": state, "field_manager": "kubegpu-share", "replace_unready": False}
     return ensure(kube, {**wanted, "wait": False}, check)
-
-
-def until(check, seconds=20.0, pause=0.1):
-    """Return the first true value of a check."""
-    end = time.monotonic() + seconds
-    while not (value := check()):
-        assert time.monotonic() < end, f"still {value!r} after {seconds} s"
-        time.sleep(pause)
-    return value

@@ -6,89 +6,46 @@ Its controllers are real, too; no pods run, since no node belongs to the control
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import yaml
-from dedicated_kit import until
-from real_apiserver import MERGE, ApiServer, Missing
+from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
+from real_apiserver import MERGE
 
-ROOT = Path(__file__).resolve().parents[3]
 SPACES = "/api/v1/namespaces"
 DAEMONS = "/apis/apps/v1/namespaces/{}/daemonsets/gpushare-extender"
-CONTROLLERS = "daemonset-controller,garbage-collector-controller,namespace-controller"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
 class Cluster:
-    def __init__(self):
-        self.api, self._controllers = ApiServer(), None
-
-    def __enter__(self):
-        self.api.start()
-        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        flags = [f"--kubeconfig={self.api.kubeconfig}", f"--controllers={CONTROLLERS}"]
-        flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
-        with (self.api.folder / "controllers.log").open("wb") as log:
-            self._controllers = subprocess.Popen(
-                [*tied, self.api.programs["kube-controller-manager"], *flags], stdout=log, stderr=subprocess.STDOUT
-            )
+    def __init__(self, api):
+        self.api = api
         self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
         amounts = {"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1"}
         status = {"status": {"capacity": amounts, "allocatable": amounts}}
         self.api.request("PATCH", "/api/v1/nodes/gpu1/status", status, MERGE)
-        return self
-
-    def __exit__(self, *_):
-        if self._controllers:
-            self._controllers.terminate()
-            self._controllers.wait(20)
-        self.api.remove()
 
     def there(self, path):
         return self.api.ask("GET", path)[0] == 200
 
     def play(self, folder, playbook, *words, hosts=(), **variables):
-        """Run ansible-playbook with these hosts in gpu_nodes."""
-        local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-        given = {"gpu_kubeconfig": str(self.api.kubeconfig), **local, **variables}
-        inventory = {"all": {"vars": given}, "gpu_nodes": {"hosts": {name: {} for name in hosts}}}
-        (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
-            "ANSIBLE_HOME": str(folder / "home"),
-            "ANSIBLE_NOCOLOR": "1",
-        }
-        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", str(playbook), *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
+        """Run a playbook with these hosts in gpu_nodes."""
+        given = {"gpu_kubeconfig": str(self.api.kubeconfig), **variables}
+        return run_playbook(folder, playbook, *words, groups={"gpu_nodes": hosts}, **given)
 
     def role(self, folder, state, **variables):
-        """The role gpushare alone, for the extender; return the number of changed tasks and the output."""
+        """Run the role gpushare alone, for the extender."""
         role = {"role": "kubegpu.share.gpushare", "gpushare_component": "extender", "gpushare_state": state}
-        play = {"hosts": "localhost", "gather_facts": False, "roles": [role]}
-        (folder / "play.yml").write_text(yaml.safe_dump([play]))
         given = {"gpushare_image_delivery": "registry", "gpushare_wait_timeout": 30, **variables}
-        rc, text = self.play(folder, "play.yml", **given)
-        assert rc == 0, text
-        return int(re.search(r"changed=(\d+)", text).group(1)), text
+        done = self.play(folder, [{"hosts": "localhost", "gather_facts": False, "roles": [role]}], **given)
+        assert done.rc == 0, done.text
+        return done
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    try:
-        made = Cluster()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with made:
-        yield made
+    with own_api_server() as api, controllers(api, "daemonset", "garbage-collector", "namespace"):
+        yield Cluster(api)
 
 
 @pytest.fixture
@@ -137,11 +94,11 @@ def test_preflight_validates_nodes_outside_the_inventory(cluster, tmp_path):
 
 
 def test_uninstall_removes_our_namespace_and_restores_labels_of_others(cluster, tmp_path):
-    assert cluster.role(tmp_path, "present")[0] == 1
+    assert cluster.role(tmp_path, "present").changed == 1
     metadata = cluster.api.request("GET", f"{SPACES}/gpushare-system")["metadata"]
     assert metadata["annotations"]["kubegpu.share/created"] == "true"
-    assert cluster.role(tmp_path, "present")[0] == 0
-    assert cluster.role(tmp_path, "absent")[0] == 1
+    assert cluster.role(tmp_path, "present").changed == 0
+    assert cluster.role(tmp_path, "absent").changed == 1
     until(lambda: not cluster.there(f"{SPACES}/gpushare-system"))
 
     labels = {"team": "a", ENFORCE: "baseline"}
@@ -150,13 +107,13 @@ def test_uninstall_removes_our_namespace_and_restores_labels_of_others(cluster, 
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings"
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
     cluster.api.request("POST", path, {"metadata": {"name": "theirs"}, "roleRef": role})
-    assert cluster.role(tmp_path, "present", gpushare_namespace=name)[0] == 1
+    assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 1
     assert cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]["labels"][ENFORCE] == "privileged"
-    assert cluster.role(tmp_path, "present", gpushare_namespace=name)[0] == 0
-    changed, text = cluster.role(tmp_path, "absent", gpushare_namespace=name)
-    assert changed == 2, text
+    assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 0
+    done = cluster.role(tmp_path, "absent", gpushare_namespace=name)
+    assert done.changed == 2, done.text
     after = cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]
     assert not cluster.there(DAEMONS.format(name)) and cluster.there(f"{path}/theirs")
     assert (after["labels"], after.get("annotations", {})) == (before["labels"], before.get("annotations", {}))
     assert not after.get("deletionTimestamp")
-    assert cluster.role(tmp_path, "absent", gpushare_namespace=name)[0] == 0
+    assert cluster.role(tmp_path, "absent", gpushare_namespace=name).changed == 0

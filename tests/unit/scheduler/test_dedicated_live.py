@@ -6,28 +6,22 @@ from __future__ import annotations
 import copy
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import role_templates
 import yaml
-from dedicated_kit import LEDGER, NAME, NAMESPACE, apply, one, rendered, until
-from real_apiserver import ApiServer, Missing, Refused
+from dedicated_kit import LEDGER, NAME, NAMESPACE, apply, one, rendered
+from own_cluster import own_api_server, until
+from real_apiserver import MERGE, Refused
 from real_scheduler import VERSIONS, complaint, release
 
-ROOT = Path(__file__).resolve().parents[3]
 MEMORY = "aliyun.com/gpu-mem"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{NAME}"
 
 
 @pytest.fixture(scope="module")
 def server():
-    # One of its own: a policy holds in the whole cluster.
-    try:
-        started = ApiServer()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with started:
+    with own_api_server() as started:
         apply(started, rendered())
         yield started
 
@@ -70,7 +64,7 @@ def test_pods_fit_pod_security_restricted(server):
     assert server.request("GET", quota)["spec"]["hard"] == {"pods": "1k"}
     # There is no controller manager that counts.
     counted = {"status": {"hard": {"pods": "1k"}, "used": {"pods": "0"}}}
-    server.request("PATCH", f"{quota}/status", counted, "application/merge-patch+json")
+    server.request("PATCH", f"{quota}/status", counted, MERGE)
     pod = one(rendered("workload"), "Deployment")["spec"]["template"]
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
     made = until(lambda: _accepted(server, pods, {**pod, "metadata": {**pod["metadata"], "name": "one"}}))
@@ -291,11 +285,8 @@ def test_policy_admits_or_refuses_pods(server, guarded, case):
 
 def test_policy_v1beta1_behaves_like_v1_and_upgrades_to_it():
     """A kube-apiserver that behaves as 1.33 is the newest that serves v1beta1; somebody has to switch it on."""
-    try:
-        old = ApiServer(["--emulated-version=1.33", "--runtime-config=admissionregistration.k8s.io/v1beta1=true"])
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with old:
+    served = "--runtime-config=admissionregistration.k8s.io/v1beta1=true"
+    with own_api_server("--emulated-version=1.33", served) as old:
         first = rendered("policy", server="v1.29.14")
         assert {each["apiVersion"] for each in first} == {"admissionregistration.k8s.io/v1beta1"}
         assert apply(old, first)["changed"] and not apply(old, first)["changed"]
@@ -342,12 +333,11 @@ def test_policy_ignores_updates_of_existing_pods(server, guarded):
         return server.ask("POST", f"{path}?dryRun=All", pod({"containers": [container(limits=ONE)]}))[0] == 403
 
     until(refused)
-    merge = "application/merge-patch+json"
-    labelled = server.request("PATCH", f"{path}/old", {"metadata": {"labels": {"a": "b"}}}, merge)
+    labelled = server.request("PATCH", f"{path}/old", {"metadata": {"labels": {"a": "b"}}}, MERGE)
     assert labelled["metadata"]["labels"] == {"a": "b"}
     labelled["spec"]["activeDeadlineSeconds"] = 100
     server.request("PUT", f"{path}/old", labelled)
-    server.request("PATCH", f"{path}/old/status", {"status": {"message": "fine"}}, merge)
+    server.request("PATCH", f"{path}/old/status", {"status": {"message": "fine"}}, MERGE)
     ephemeral = {"spec": {"ephemeralContainers": [{"name": "e", "image": "i"}]}}
     server.request("PATCH", f"{path}/old/ephemeralcontainers", ephemeral, "application/strategic-merge-patch+json")
     binding = {"metadata": {"name": "old"}, "target": {"kind": "Node", "name": "gpu1"}}

@@ -10,25 +10,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
-from dedicated_kit import LEDGER, NAME, VARIABLES, node, until
+from dedicated_kit import LEDGER, NAME, VARIABLES, node
 from gpushare.extender import ledger
-from real_apiserver import ApiServer, Missing, Refused
+from own_cluster import controllers, own_api_server, run_playbook, until
+from real_apiserver import MERGE, Refused
 
-ROOT = Path(__file__).resolve().parents[3]
-MERGE = "application/merge-patch+json"
-CONTROLLERS = "deployment,replicaset,garbagecollector,namespace,resourcequota,disruption,serviceaccount"
+CONTROLLERS = "deployment replicaset garbage-collector namespace resourcequota disruption serviceaccount".split()
 NODES = ("cp1", "gpu1", "gpu2")
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
@@ -36,33 +28,16 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 class Cluster(threading.Thread):
     """An API server, its controllers, and nodes on which every pod is ready at once but for those of a broken image."""
 
-    def __init__(self):
+    def __init__(self, api):
         super().__init__(daemon=True)
-        self.api, self.broken, self.leading, self._over = ApiServer(), "\0", True, threading.Event()
-        self._controllers = None
-
-    def __enter__(self):
-        self.api.start()
-        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        flags = [f"--kubeconfig={self.api.kubeconfig}", f"--controllers={','.join(_controllers())}"]
-        flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
-        with (self.api.folder / "controllers.log").open("wb") as log:
-            self._controllers = subprocess.Popen(
-                [*tied, self.api.programs["kube-controller-manager"], *flags], stdout=log, stderr=subprocess.STDOUT
-            )
+        self.api, self.broken, self.leading, self._over = api, "\0", True, threading.Event()
         for name in NODES:
-            labels = node(name)["labels"]
-            self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+            self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": node(name)["labels"]}})
         self.start()
-        return self
 
-    def __exit__(self, *_):
+    def end(self):
         self._over.set()
         self.join(10)
-        if self._controllers:
-            self._controllers.terminate()
-            self._controllers.wait(20)
-        self.api.remove()
 
     def run(self):
         while not self._over.wait(0.2):
@@ -89,24 +64,21 @@ class Cluster(threading.Thread):
                 self.api.request("POST", f"{path}/binding", binding)
                 return
             elif self.broken not in spec["containers"][1]["image"] and not _ready(pod):
-                condition = {"type": "Ready", "status": "True", "lastTransitionTime": _now()}
-                self.api.request(
-                    "PATCH", f"{path}/status", {"status": {"phase": "Running", "conditions": [condition]}}, MERGE
-                )
+                ready = {"type": "Ready", "status": "True", "lastTransitionTime": _now()}
+                status = {"phase": "Running", "conditions": [ready]}
+                self.api.request("PATCH", f"{path}/status", {"status": status}, MERGE)
         leaders = [each for each in pods if _ready(each) and not each["metadata"].get("deletionTimestamp")]
         if self.leading and leaders:
             self._lead(leaders[0]["metadata"])
 
     def _lead(self, metadata):
-        lease = {"holderIdentity": f"{metadata['name']}_0b1c", "renewTime": _now(), "leaseDurationSeconds": 15}
-        self.api.apply(
-            {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": {"name": NAME, "namespace": metadata["namespace"]},
-                "spec": lease,
-            }
-        )
+        self.lease(NAME, metadata["namespace"], holderIdentity=f"{metadata['name']}_0b1c", renewTime=_now())
+
+    def lease(self, name, namespace, annotations=None, **spec):
+        metadata = {"name": name, "namespace": namespace, "annotations": annotations or {}}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        self.api.apply(lease)
+        return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
 
     # ----------------------------------------------------------------- the role
 
@@ -125,20 +97,7 @@ class Cluster(threading.Thread):
         }
         task = {"name": "Run the role", "ansible.builtin.include_role": {"name": f"kubegpu.share.{role}"}}
         play = {"name": "Play", "hosts": "localhost", "gather_facts": False, "vars": given, "tasks": [task]}
-        (folder / "play.yml").write_text(yaml.safe_dump([play]))
-        (folder / "inventory").write_text(
-            f"localhost ansible_connection=local ansible_python_interpreter={sys.executable}\n"
-        )
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
-            "ANSIBLE_HOME": str(folder / "home"),
-            "ANSIBLE_NOCOLOR": "1",
-        }
-        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "inventory", "play.yml", *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        return Done(done.returncode, done.stdout + done.stderr)
+        return run_playbook(folder, [play], *words)
 
     # ----------------------------------------------------------------- observation
 
@@ -161,36 +120,16 @@ class Cluster(threading.Thread):
             if NAME in each["metadata"]["name"] or "gpushare" in json.dumps(each["metadata"].get("labels", {}))
         }
 
-    def book(self, namespace=LEDGER):
+    def ledger(self, namespace=LEDGER):
         """Create the ledger that an extender leaves."""
-        metadata = {"name": ledger.NAME, "namespace": namespace, "annotations": {contract.LEDGER: "[]"}}
-        self.api.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
-        return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{ledger.NAME}"
+        return self.lease(ledger.NAME, namespace, {contract.LEDGER: "[]"})
 
-    def end(self, folder, **variables):
+    def uninstall(self, folder, **variables):
         """Run the last step of an uninstall."""
         gone = {"gpushare_component": "extender", "gpushare_state": "absent", "gpushare_image_delivery": "registry"}
         done = self.play(folder, role="gpushare", **gone, **variables)
         assert done.rc == 0, done.text
         return done
-
-
-class Done:
-    def __init__(self, rc, text):
-        self.rc, self.text = rc, text
-
-    @property
-    def changed(self):
-        return int(re.search(r"changed=(\d+)", self.text).group(1))
-
-
-def _controllers():
-    return [
-        f"{name}-controller" for name in CONTROLLERS.split(",") if name not in ("garbagecollector", "resourcequota")
-    ] + [
-        "garbage-collector-controller",
-        "resourcequota-controller",
-    ]
 
 
 def _ready(pod):
@@ -203,12 +142,10 @@ def _now():
 
 @pytest.fixture(scope="module")
 def cluster():
-    try:
-        made = Cluster()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with made:
+    with own_api_server() as api, controllers(api, *CONTROLLERS):
+        made = Cluster(api)
         yield made
+        made.end()
 
 
 def test_install_change_failure_and_removal(cluster, tmp_path):
@@ -254,7 +191,7 @@ def test_install_change_failure_and_removal(cluster, tmp_path):
     refused = cluster.play(tmp_path, scheduler_replicas=9)
     assert refused.rc == 2 and "scheduler_replicas: 9 pods need as many nodes" in refused.text, refused.text
 
-    bookings = cluster.book()
+    bookings = cluster.ledger()
     gone = cluster.play(tmp_path, scheduler_state="absent")
     assert gone.rc == 0, gone.text
     assert cluster.everything() == {f"Namespace /{LEDGER}"} and cluster.exists(bookings), (
@@ -262,7 +199,7 @@ def test_install_change_failure_and_removal(cluster, tmp_path):
     )
     again = cluster.play(tmp_path, scheduler_state="absent")
     assert (again.rc, again.changed) == (0, 0), again.text
-    assert cluster.end(tmp_path).changed == 1
+    assert cluster.uninstall(tmp_path).changed == 1
     assert cluster.everything() == before
 
 
@@ -289,7 +226,7 @@ def test_existing_namespace_stays_unchanged(cluster, tmp_path):
     assert gone.rc == 0, gone.text
     assert shape() == before
     assert cluster.exists(f"/api/v1/namespaces/{name}/secrets/pull")
-    cluster.end(tmp_path)
+    cluster.uninstall(tmp_path)
     until(lambda: cluster.everything() == set())
 
 
@@ -304,14 +241,11 @@ def test_ledger_in_an_existing_namespace(cluster, tmp_path):
     assert "kubegpu.share/created" not in cluster.api.request("GET", path)["metadata"]["annotations"]
     again = cluster.play(tmp_path, gpushare_namespace=name)
     assert (again.rc, again.changed) == (0, 0), again.text
-    bookings, theirs = cluster.book(name), f"/apis/coordination.k8s.io/v1/namespaces/{name}/leases/theirs"
-    cluster.api.apply(
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "theirs", "namespace": name}}
-    )
+    bookings, theirs = cluster.ledger(name), cluster.lease("theirs", name)
     gone = cluster.play(tmp_path, gpushare_namespace=name, scheduler_state="absent")
     assert gone.rc == 0, gone.text
     assert cluster.exists(bookings)
-    cluster.end(tmp_path, gpushare_namespace=name)
+    cluster.uninstall(tmp_path, gpushare_namespace=name)
     assert not cluster.exists(bookings) and cluster.exists(theirs)
     after = cluster.api.request("GET", path)["metadata"]
     assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))

@@ -13,16 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
-from dedicated_kit import NAME, NAMESPACE, apply, containers_of, one, rendered, until
-from real_apiserver import ApiServer, Missing
+from dedicated_kit import NAME, NAMESPACE, apply, containers_of, one, rendered
+from own_cluster import ROOT, own_api_server, until
+from real_apiserver import MERGE
 
-ROOT = Path(__file__).resolve().parents[3]
-MERGE = "application/merge-patch+json"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{NAME}"
 NODE = "gpu1"
 
@@ -96,11 +94,7 @@ class Replica:
 
 @pytest.fixture(scope="module")
 def server():
-    try:
-        started = ApiServer()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with started:
+    with own_api_server() as started:
         apply(started, rendered())
         gpu_node(started)
         yield started

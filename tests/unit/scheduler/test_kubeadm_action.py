@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import typing as t
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +18,7 @@ from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as a
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as module
+from own_cluster import run_playbook
 from real_apiserver import ApiServer, api_server
 from test_kubeadm_config import USERS_LIST, FakeKube, stored
 
@@ -28,7 +26,6 @@ __all__ = ["api_server"]
 
 JsonObject = dict[str, t.Any]
 
-ROOT = Path(__file__).resolve().parents[3]
 PATH = "/api/v1/namespaces/kube-system/configmaps"
 TEXT = stored("v1beta4", "v1.36.3", USERS_LIST)
 
@@ -75,19 +72,9 @@ def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> d
     names = ", ".join(f"'r{n}': r{n}, 'm{n}': m{n}" for n in range(len(STEPS)))
     results = {"content": f"{{{{ {{ {names} }} | to_json }}}}", "dest": str(folder / "results.json")}
     tasks.append({"ansible.builtin.copy": results, "check_mode": False})
-    variables = {"ansible_python_interpreter": sys.executable}
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables, "tasks": tasks}
-    (folder / "play.yml").write_text(yaml.safe_dump([play], sort_keys=False))
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", str(folder / "play.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_LOCAL_TEMP": str(folder)},
-    )
+    done = run_playbook(folder, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}])
     api_server.ask("DELETE", f"{PATH}/kubeadm-config")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.rc == 0, done.text
     results = json.loads((folder / "results.json").read_text())
     steps = {}
     for number, (name, *_more) in enumerate(STEPS):

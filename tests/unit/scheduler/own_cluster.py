@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A real API server of a file's own, real controllers beside it, and playbooks by the real ansible-playbook."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import typing as t
+from pathlib import Path
+
+import pytest
+import yaml
+from real_apiserver import ApiServer, Missing
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextlib.contextmanager
+def own_api_server(*flags):
+    """Run an API server that no other file uses, as a policy holds in the whole cluster; skip where it can't be had."""
+    try:
+        server = ApiServer(flags)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+@contextlib.contextmanager
+def controllers(api, *names):
+    """Run kube-controller-manager with these controllers only."""
+    tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    flags = [f"--kubeconfig={api.kubeconfig}", f"--controllers={','.join(f'{name}-controller' for name in names)}"]
+    flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
+    with (api.folder / "controllers.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*tied, api.programs["kube-controller-manager"], *flags], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+class Played(t.NamedTuple):
+    rc: int
+    text: str
+
+    @property
+    def changed(self):
+        return int(re.search(r"changed=(\d+)", self.text).group(1))
+
+
+def run_playbook(folder, playbook, *words, groups=None, **variables):
+    """Run a playbook on this machine.
+
+    :param playbook: a path, or the plays.
+    :param groups: the hosts of each group of the inventory.
+    :param variables: of all hosts, localhost included.
+    """
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    inventory = {name: {"hosts": dict.fromkeys(hosts)} for name, hosts in (groups or {}).items()}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": {**local, **variables}}, **inventory}))
+    if not isinstance(playbook, Path):
+        (folder / "play.yml").write_text(yaml.safe_dump(playbook, sort_keys=False))
+        playbook = folder / "play.yml"
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_HOME": str(folder / "home"),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", str(playbook), *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return Played(done.returncode, done.stdout + done.stderr)
+
+
+def until(check, seconds=20.0, pause=0.1):
+    """Return the first true value of a check."""
+    end = time.monotonic() + seconds
+    while not (value := check()):
+        assert time.monotonic() < end, f"still {value!r} after {seconds} s"
+        time.sleep(pause)
+    return value
