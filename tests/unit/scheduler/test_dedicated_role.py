@@ -20,7 +20,7 @@ from gpushare.extender import ledger
 from own_cluster import controllers, own_api_server, run_playbook, until
 from real_apiserver import MERGE, Refused
 
-CONTROLLERS = "deployment replicaset garbage-collector namespace resourcequota disruption serviceaccount".split()
+CONTROLLERS = ["deployment", "replicaset", "garbage-collector", "namespace", "resourcequota", "disruption"]
 NODES = ("cp1", "gpu1", "gpu2")
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
@@ -55,13 +55,8 @@ class Cluster(threading.Thread):
             elif not spec.get("nodeName"):
                 free = sorted(set(NODES) - {each["spec"].get("nodeName") for each in pods})
                 target = {"apiVersion": "v1", "kind": "Node", "name": free[0]}
-                binding = {
-                    "apiVersion": "v1",
-                    "kind": "Binding",
-                    "metadata": {"name": metadata["name"]},
-                    "target": target,
-                }
-                self.api.request("POST", f"{path}/binding", binding)
+                binding = {"apiVersion": "v1", "kind": "Binding", "target": target}
+                self.api.request("POST", f"{path}/binding", {**binding, "metadata": {"name": metadata["name"]}})
                 return
             elif self.broken not in spec["containers"][1]["image"] and not _ready(pod):
                 ready = {"type": "Ready", "status": "True", "lastTransitionTime": _now()}
@@ -142,7 +137,7 @@ def _now():
 
 @pytest.fixture(scope="module")
 def cluster():
-    with own_api_server() as api, controllers(api, *CONTROLLERS):
+    with own_api_server() as api, controllers(api, *CONTROLLERS, "serviceaccount"):
         made = Cluster(api)
         yield made
         made.end()

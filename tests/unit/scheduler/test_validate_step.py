@@ -52,13 +52,20 @@ def test_unchanged_machine_is_not_observed_again(tmp_path: Path) -> None:
     assert "ok:" not in output[CONFIGURE] and "changed:" not in output[CONFIGURE]
 
 
-def test_changed_options_observe_again(tmp_path: Path) -> None:
-    """One run removes and installs the extender."""
-    chosen = {"mode": "static_pod"}
-    first = play("cp1", role("validate", scheduler_state="absent", scheduler_detection=chosen))
-    code, output = run(tmp_path, first, play("cp1", role("machine", scheduler_detection=chosen)))
-    assert code == 2 and output[OBSERVE].count("ok: [cp1]") == 2
-    assert f"static_pod needs {cp.MANIFEST}, and this machine has none" in output[CONFIGURE]
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"scheduler_state": "present"}, 2),
+        ({"scheduler_extender_timeout": 1}, 0),
+        pytest.param({"scheduler_extender_preemption": False}, 0, marks=pytest.mark.long),
+    ],
+)
+def test_changed_options_observe_again(tmp_path: Path, changed: dict[str, t.Any], expected: int) -> None:
+    kinds = {"scheduler_state": "absent", "scheduler_detection": {"mode": "static_pod"}}
+    first, again = play("cp1", role("validate", **kinds)), play("cp1", role("machine", **{**kinds, **changed}))
+    code, output = run(tmp_path, first, again)
+    assert code == expected and output[OBSERVE].count("ok: [cp1]") == 2
+    assert not code or f"static_pod needs {cp.MANIFEST}, and this machine has none" in output[CONFIGURE]
 
 
 def test_both_steps_pass_the_same_options() -> None:
