@@ -3,17 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import json
 import posixpath
 import typing as t
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.embedded import PLACES
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import FAILED_STARTS
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.embedded import make_plan as on_server
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import make_plan as of_static_pod
 from memory_system import MemorySystem
 
 parsed = cache(yaml.safe_load)
@@ -109,11 +118,8 @@ class FakeMachine(MemorySystem):
         self.pid += 1
         container = pod["spec"]["containers"][0]
         words = [*(container.get("command") or []), *(container.get("args") or [])]
-        self.files[f"/proc/{self.pid}/cmdline"] = "\0".join(words) + "\0"
-        ticks = int(self.time * 100)
-        slice_ = f"kubepods-burstable-pod{self._hash}.slice"
-        self.files[f"/proc/{self.pid}/cgroup"] = f"0::/kubepods.slice/{slice_}/cri-containerd-abc.scope\n"
-        self.files[f"/proc/{self.pid}/stat"] = f"{self.pid} (kube-scheduler) S {' '.join(['0'] * 18)} {ticks} 0"
+        cgroup = f"0::/kubepods.slice/kubepods-burstable-pod{self._hash}.slice/cri-containerd-abc.scope\n"
+        self.put_process(self.pid, *words, cgroup=cgroup)
         self.healthy = True
 
     def ask(self, url: str) -> int:
@@ -153,3 +159,50 @@ class Watched:
         if state not in self._states:
             self._states.add(state)
             self.left.append(copy.deepcopy(self._machine))
+
+
+# --------------------------------------------------------------------------- runs
+
+
+EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
+PRESENT = Options(True, EXTENDER)
+OTHER = Options(True, Extender(EXTENDER.url, 10))
+ABSENT = Options(False, EXTENDER)
+_PLANS: dict[str, SchedulerPlan] = {}
+
+
+def plan(system: t.Any, options: Options) -> SchedulerPlan:
+    """Plan as the action plugin does, with an observation that went through JSON; equal ones share a plan."""
+    arguments: dict[str, str] = {}
+    while True:
+        observed = json.loads(json.dumps(cp.observe(system, ask=system.ask, **arguments)))
+        for one in observed["running"]:
+            del one["pid"]
+        key = repr(options) + json.dumps(observed, sort_keys=True)
+        make_plan = on_server if observed["kind"] in PLACES else of_static_pod
+        try:
+            return _PLANS[key] if key in _PLANS else _PLANS.setdefault(key, make_plan(options, observed))
+        except ObserveAgain as more:
+            assert not more.arguments.items() <= arguments.items()
+            arguments.update(more.arguments)
+
+
+def carry_out(system: t.Any, planned: SchedulerPlan, timeout: int = 60) -> None:
+    work({"plan": planned.to_module(), "timeout": timeout}, system, system.ask, system.sleep, system.now)
+
+
+def run(system: t.Any, options: Options) -> SchedulerPlan:
+    """Plan, and carry out a plan that isn't empty."""
+    planned = plan(system, options)
+    if not planned.plan.empty:
+        carry_out(system, planned)
+    return planned
+
+
+def left_by_kills(system: t.Any, options: Options, timeout: int = 60) -> list[t.Any]:
+    """Return the machines that a run leaves that is killed before any of its calls, or at its end."""
+    watched = Watched(system)
+    with contextlib.suppress(NotInEffect):
+        carry_out(watched, plan(system, options), timeout)
+    watched.remember()
+    return watched.left

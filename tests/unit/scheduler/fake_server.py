@@ -95,9 +95,9 @@ class FakeServer(MemorySystem):
         return values
 
     def restart(self) -> None:
-        self._process(self.pid, self.places.kind.name, gone=True)
+        self.forget_process(self.pid)
         self.pid += 1
-        self._process(self.pid, f"/usr/local/bin/{self.places.kind.name}\0server\0")
+        self.put_process(self.pid, f"/usr/local/bin/{self.places.kind.name}", "server")
         if self.places.kind.name == "k3s":
             self.healthy = False
         self._due = self.time + API_SECONDS
@@ -125,16 +125,9 @@ class FakeServer(MemorySystem):
         if name == getattr(self, "pod", ""):
             return
         self.pod, self.arguments = name, arguments
-        self._process(self.scheduler, "kube-scheduler", gone=True)
+        self.forget_process(self.scheduler)
         self.healthy = fine
         if fine:
             self.scheduler = self.scheduler + 1 if self.scheduler else 5000
             environ = "\0".join(settings.get("kube-scheduler-extra-env", []))
-            self._process(self.scheduler, "\0".join(["kube-scheduler", *arguments, ""]), environ=environ)
-
-    def _process(self, pid: int, cmdline: str, gone: bool = False, environ: str = "") -> None:
-        self.forget_process(pid)
-        if not gone:
-            self.files[f"/proc/{pid}/cmdline"] = cmdline
-            self.files[f"/proc/{pid}/environ"] = environ
-            self.files[f"/proc/{pid}/stat"] = f"{pid} (x) S {' '.join(['0'] * 18)} {int(self.time * 100)} 0"
+            self.put_process(self.scheduler, "kube-scheduler", *arguments, environ=environ)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
@@ -70,6 +71,14 @@ class MemorySystem:
 
     def now(self) -> float:
         return self.time
+
+    def put_process(self, pid: int, *argv: str, cgroup: str = "", environ: str = "", started: float = -1) -> None:
+        """Replace a process; ``started`` in seconds since the boot, by default now."""
+        self.forget_process(pid)
+        ticks = int((self.time if started < 0 else started) * 100)
+        stat = f"{pid} ({posixpath.basename(argv[0])}) S {' '.join(['0'] * 18)} {ticks} 0"
+        texts = {"cmdline": "\0".join(argv) + "\0", "cgroup": cgroup, "environ": environ, "stat": stat}
+        self.files.update({f"/proc/{pid}/{name}": text for name, text in texts.items()})
 
     def forget_process(self, pid: int) -> None:
         for path in [one for one in self.files if one.startswith(f"/proc/{pid}/")]:

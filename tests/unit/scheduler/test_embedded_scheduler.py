@@ -12,52 +12,16 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import embedded
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.embedded import make_plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
-from fake_machine import Watched
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import Options
+from fake_machine import ABSENT, EXTENDER, OTHER, PRESENT, carry_out, left_by_kills, plan, run
 from fake_server import FakeServer
 
-EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
-PRESENT = Options(True, EXTENDER)
-OTHER = Options(True, Extender(EXTENDER.url, 10))
-ABSENT = Options(False, EXTENDER)
 BOTH = pytest.mark.parametrize("name", ["k3s", "rke2"])
 
 
-def observe(server: FakeServer, **arguments: str) -> dict[str, t.Any]:
-    # Through JSON, as on its way to the controller.
-    return t.cast("dict[str, t.Any]", json.loads(json.dumps(cp.observe(server, ask=server.ask, **arguments))))
-
-
-_PLANS: dict[str, SchedulerPlan] = {}
-
-
-def remembered(options: Options, observed: dict[str, t.Any]) -> SchedulerPlan:
-    """Return the plan; equal observations share one."""
-    key = repr(options) + json.dumps(observed)
-    if key not in _PLANS:
-        _PLANS[key] = make_plan(options, observed)
-    return _PLANS[key]
-
-
-def plan(server: FakeServer, options: Options) -> SchedulerPlan:
-    try:
-        return remembered(options, observe(server))
-    except ObserveAgain as more:
-        return remembered(options, observe(server, **more.arguments))
-
-
-def carry_out(system: t.Any, planned: SchedulerPlan, timeout: int = 60) -> None:
-    work({"plan": planned.to_module(), "timeout": timeout}, system, system.ask, system.sleep, system.now)
-
-
-def run(server: FakeServer, options: Options) -> SchedulerPlan:
-    planned = plan(server, options)
-    if not planned.plan.empty:
-        carry_out(server, planned)
-    return planned
+def observe(server: FakeServer) -> t.Any:
+    return cp.observe(server, ask=server.ask)
 
 
 def kept(server: FakeServer) -> dict[str, str]:
@@ -284,14 +248,9 @@ def test_run_killed_at_any_call_is_completed_by_the_next(
     old = kept(start)
     if refused and wanted.present:
         start.refuses = lambda _server, config: f"httpTimeout: {wanted.extender.timeout_seconds}s" in config
-    watched = Watched(start)
-    try:
-        carry_out(watched, plan(start, wanted), timeout=15)
-    except NotInEffect:
-        assert refused
-    watched.remember()
-    assert len(watched.left) > 8
-    for at, server in enumerate(watched.left):
+    left = left_by_kills(start, wanted, timeout=15)
+    assert len(left) > 8
+    for at, server in enumerate(left):
         again = plan(server, wanted)
         if refused and wanted.present and not again.plan.empty:
             with pytest.raises(NotInEffect, match="rolled back, it runs with the old one"):

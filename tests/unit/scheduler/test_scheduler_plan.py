@@ -34,30 +34,49 @@ from observations import process, static_pod
 EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 PRESENT = Options(present=True, extender=EXTENDER)
 ABSENT = Options(present=False, extender=EXTENDER)
+KUBEADM = manifests.kubeadm(36)
+OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
 
 
-def after(planned: t.Any, before: dict[str, t.Any]) -> dict[str, t.Any]:
-    """Return the observation after a plan was applied."""
-    texts = {row.path: row.after for row in planned.files}
-    manifest = texts.get(cp.MANIFEST, before["manifest"])
-    named = cp.flag(manifest, "config")
-    ours = texts.get(CONFIG, before["ours"])
-    config = texts.get(before["config_path"], before["config"]) if before["config"] is not None else ours
-    path = before["config_path"] if before["config"] is not None else named
-    merged = texts.get(cp.MERGED, before["merged"])
-    running = [process(config=named)]
-    return static_pod(manifest, ours=ours, merged=merged, config=config, config_path=path, running=running)
+class Machine:
+    """The files of a machine, which runs with its manifest; ``paths`` are those that a plan asked for."""
+
+    def __init__(self, manifest: str, **files: str) -> None:
+        self.files: dict[str, str | None] = {cp.MANIFEST: manifest, **files}
+        self.paths: dict[str, str] = {}
+
+    def observed(self, **changes: t.Any) -> dict[str, t.Any]:
+        seen = static_pod(self.files[cp.MANIFEST], **self.paths)
+        names = {"config": seen["config_path"], "policy": seen["policy_path"], "merged": cp.MERGED}
+        names |= {"ours": CONFIG, "ours_policy": POLICY}
+        return {**seen, **{name: self.files.get(path) for name, path in names.items()}, **changes}
+
+    def plan(self, options: Options, **changes: t.Any) -> t.Any:
+        try:
+            return make_plan(options, self.observed(**changes))
+        except ObserveAgain as more:
+            self.paths.update(more.arguments)
+            return make_plan(options, self.observed(**changes))
+
+    def run(self, options: Options, files: int | None = None) -> t.Any:
+        """Carry out a plan, or only the first so many of its files."""
+        planned = self.plan(options)
+        for row in planned.files[:files]:
+            assert self.files.get(row.path) == row.before
+            self.files[row.path] = row.after
+        return planned
+
+    def left(self) -> dict[str, str]:
+        return {path: text for path, text in self.files.items() if text is not None}
 
 
-@pytest.mark.parametrize("minor", [19, 20, 22, 23, 25, 28, 29, 31, 32, 34, 36])
+@pytest.mark.parametrize("minor", [19, 23, 31, 34, 36])
 def test_kubeadm_manifest_of_each_version(minor: int) -> None:
     manifest = manifests.kubeadm(minor)
-    planned = make_plan(PRESENT, static_pod(manifest))
+    machine = Machine(manifest)
+    planned = machine.run(PRESENT)
     assert [row.path for row in planned.files] == [CONFIG, cp.MANIFEST], "the manifest last"
-    text = planned.files[1].after
-    old = manifest.splitlines()
-    assert [line for line in text.splitlines() if line in old][: len(old)] and not set(old) - set(text.splitlines())
-    pod = yaml.safe_load(text)
+    pod = yaml.safe_load(planned.files[1].after)
     [container] = pod["spec"]["containers"]
     assert f"--config={CONFIG}" in container["command"]
     assert {"mountPath": FOLDER, "name": "kubegpu-share", "readOnly": True} in container["volumeMounts"]
@@ -68,17 +87,16 @@ def test_kubeadm_manifest_of_each_version(minor: int) -> None:
     paths = ("/livez", "/readyz") if minor >= 31 else ("/healthz",)
     assert planned.urls == tuple(f"https://127.0.0.1:10259{path}" for path in paths)
 
-    then = after(planned, static_pod(manifest))
-    assert make_plan(PRESENT, then).plan.empty
-    back = make_plan(ABSENT, then)
+    assert machine.plan(PRESENT).plan.empty
+    back = machine.run(ABSENT)
     assert [row.path for row in back.files] == [cp.MANIFEST, CONFIG], "nothing refers to a file that is gone"
-    assert back.files[0].after == manifest, "to the byte"
-    assert back.files[1].after is None and back.config == ""
-    assert make_plan(ABSENT, after(back, then)).plan.empty
+    assert machine.left() == {cp.MANIFEST: manifest} and back.config == ""
+    assert machine.plan(ABSENT).plan.empty
 
 
 def test_a_manifest_in_another_style() -> None:
-    planned = make_plan(PRESENT, static_pod(manifests.FULL))
+    machine = Machine(manifests.FULL)
+    planned = machine.run(PRESENT)
     text = planned.files[1].after
     for comment in ("# our own manifest", "# who", "# flags", "# the kubeconfig", "# end of the volumes"):
         assert comment in text
@@ -87,61 +105,33 @@ def test_a_manifest_in_another_style() -> None:
     config = yaml.safe_load(planned.files[0].after)
     assert config["enableProfiling"] is False and config["clientConnection"]["qps"] == 75.0
     assert planned.urls == ("https://127.0.0.1:10260/livez", "https://127.0.0.1:10260/readyz")
-    then = after(planned, static_pod(manifests.FULL))
-    assert make_plan(PRESENT, then).plan.empty
-    assert make_plan(ABSENT, then).files[0].after == manifests.FULL, "to the byte"
+    assert machine.plan(PRESENT).plan.empty
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: manifests.FULL}, "to the byte"
 
 
-def users(**changes: t.Any) -> dict[str, t.Any]:
-    return static_pod(
-        manifests.WITH_CONFIG, config_path="/srv/scheduler/config.yaml", config=manifests.USERS_CONFIG, **changes
-    )
-
-
-def test_users_configuration_is_merged() -> None:
-    planned = make_plan(PRESENT, users())
-    assert [row.path for row in planned.files] == [cp.MERGED, "/srv/scheduler/config.yaml", cp.MANIFEST]
-    assert planned.config == "/etc/scheduler/config.yaml"
-    manifest = planned.files[2].after
-    assert FOLDER not in manifest and ANNOTATION in manifest
-    then = after(planned, users())
-    assert make_plan(PRESENT, then).plan.empty
-    back = make_plan(ABSENT, then)
-    assert [row.after for row in back.files] == [manifests.USERS_CONFIG, manifests.WITH_CONFIG, None]
-
-
-def test_removal_leaves_a_users_own_extender() -> None:
-    own = manifests.USERS_CONFIG.replace("http://127.0.0.1:9000", EXTENDER.url)
-    assert make_plan(ABSENT, users(running=[]) | {"config": own}).plan.empty
-
-
-def test_host_path_is_observed_for_a_container_path() -> None:
-    with pytest.raises(ObserveAgain) as caught:
-        make_plan(PRESENT, static_pod(manifests.WITH_CONFIG, config="something else"))
-    assert caught.value.arguments == {"config_path": "/srv/scheduler/config.yaml"}
-
-
-def test_changed_configuration_restarts_the_scheduler() -> None:
-    then = after(make_plan(PRESENT, static_pod(manifests.kubeadm(36))), static_pod(manifests.kubeadm(36)))
-    for other in (Extender(EXTENDER.url, 10), Extender(EXTENDER.url, 30, preempts=True)):
-        planned = make_plan(Options(True, other), then)
-        assert len(planned.files) == 2
-        texts = (then["manifest"], planned.files[1].after)
-        old, new = (yaml.safe_load(text)["metadata"]["annotations"] for text in texts)
-        assert old != new
-        # Its removal doesn't depend on the options.
-        assert make_plan(ABSENT, after(planned, then)).files[0].after == manifests.kubeadm(36)
+@pytest.mark.parametrize("other", [Extender(EXTENDER.url, 10), Extender(EXTENDER.url, 30, preempts=True)])
+def test_changed_configuration_restarts_the_scheduler(other: Extender) -> None:
+    machine = Machine(KUBEADM)
+    machine.run(PRESENT)
+    planned = machine.run(Options(True, other))
+    assert [row.path for row in planned.files] == [CONFIG, cp.MANIFEST]
+    old, new = (yaml.safe_load(text)["metadata"]["annotations"] for text in planned.files[1][1:])
+    assert old != new
+    # Its removal doesn't depend on the options.
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: KUBEADM}
 
 
 def test_partial_edit_is_completed() -> None:
     """A kubeadm upgrade kept the flag but lost the volume, or a user changed the mount."""
-    done = make_plan(PRESENT, static_pod(manifests.kubeadm(36)))
-    whole, ours = done.files[1].after, done.files[0].after
+    machine = Machine(KUBEADM)
+    whole = machine.run(PRESENT).files[1].after
     broken = whole.replace(f"  - hostPath:\n      path: {FOLDER}\n      type: Directory\n    name: kubegpu-share\n", "")
-    broken = broken.replace("mountPath: /etc/kubernetes/kubegpu-share", "mountPath: /elsewhere")
-    assert broken != whole
-    text = make_plan(PRESENT, static_pod(broken, ours=ours)).files[0].after
-    assert yaml.safe_load(text) == yaml.safe_load(whole)
+    machine.files[cp.MANIFEST] = broken.replace(f"mountPath: {FOLDER}", "mountPath: /elsewhere")
+    assert machine.files[cp.MANIFEST] not in (broken, whole)
+    machine.run(PRESENT)
+    assert yaml.safe_load(machine.files[cp.MANIFEST] or "") == yaml.safe_load(whole)
 
 
 @pytest.mark.parametrize(
@@ -154,20 +144,41 @@ def test_partial_edit_is_completed() -> None:
     ],
 )
 def test_right_files_and_unhealthy_scheduler_need_a_restart(changes: dict[str, t.Any], words: str) -> None:
-    then = after(make_plan(PRESENT, static_pod(manifests.kubeadm(36))), static_pod(manifests.kubeadm(36)))
-    planned = make_plan(PRESENT, {**then, **changes})
+    machine = Machine(KUBEADM)
+    machine.run(PRESENT)
+    planned = machine.plan(PRESENT, **changes)
     assert planned.files == ()
     assert [(one.header, one.before) for one in planned.plan.changes] == [(CONTAINER, f"{words}\n")]
 
 
 def test_absent_plans_nothing_unless_a_run_was_interrupted() -> None:
     assert make_plan(ABSENT, static_pod(None)).plan.empty
-    assert make_plan(ABSENT, static_pod(manifests.kubeadm(36), running=[], health=0)).plan.empty
-    assert not make_plan(ABSENT, static_pod(manifests.kubeadm(36), pending=True)).plan.empty
+    assert make_plan(ABSENT, static_pod(KUBEADM, running=[], health=0)).plan.empty
+    assert not make_plan(ABSENT, static_pod(KUBEADM, pending=True)).plan.empty
 
 
-KUBEADM = manifests.kubeadm(36)
-OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
+def with_policy(minor: int) -> str:
+    flag, folder = "--policy-config-file=/etc/policy/p.json", "  hostNetwork: true\n"
+    mount = f"    - mountPath: /etc/policy\n      name: policy\n{folder}"
+    volume = "  - hostPath:\n      path: /srv/policy\n    name: policy\nstatus: {}\n"
+    text = manifests.kubeadm(minor).replace("    image: ", f"    - {flag}\n    image: ")
+    return text.replace(folder, mount).replace("status: {}\n", volume)
+
+
+USERS_PATH, USERS_POLICY_PATH = "/srv/scheduler/config.yaml", "/srv/policy/p.json"
+USERS_POLICY = """\
+{
+  "kind": "Policy", "apiVersion": "v1",
+  "extenders": [
+    {"urlPrefix": "http://127.0.0.1:9000", "filterVerb": "filter", "nodeCacheCapable": true}
+  ]
+}
+"""
+WITH_COMMENT = {"policy_path": USERS_POLICY_PATH, "policy": USERS_POLICY.replace('"kind"', '"ours": 1, "kind"')}
+
+
+def flagged(flag: str, manifest: str = KUBEADM) -> str:
+    return manifest.replace("--leader-elect=true", flag)
 
 
 @pytest.mark.parametrize(
@@ -176,20 +187,10 @@ OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
         (None, {}, "scheduler_mode: static_pod needs /etc/kubernetes/manifests/kube-scheduler.yaml"),
         (None, {"embedded": "k3s"}, "this machine has none \\(it runs k3s\\)"),
         ("a: [\n", {}, "kube-scheduler.yaml, line 2, can't be parsed"),
-        (KUBEADM.replace("    name: kube-scheduler\n", "    name: other\n"), {}, "has no container kube-scheduler"),
+        (KUBEADM.replace("    name: kube-scheduler\n", "    name: x\n"), {}, "has no container kube-scheduler"),
         (KUBEADM.replace(":v1.36.3", ":main"), {}, "scheduler_version:"),
-        (
-            KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"),
-            {},
-            "has --policy-config-file=/p, with which",
-        ),
-        (KUBEADM.replace("--leader-elect=true", "--policy-configmap=p"), {}, "has --policy-configmap"),
-        (OLD.replace("--leader-elect=true", "--config=/c"), {}, "has --config=/c, with which a policy file can't be"),
-        (
-            KUBEADM,
-            {"link": "/srv/m.yaml"},
-            "kube-scheduler.yaml is a symbolic link to /srv/m.yaml; put the file itself",
-        ),
+        (flagged("--policy-configmap=p"), {}, "has --policy-configmap"),
+        (KUBEADM, {"link": "/srv/m"}, "kube-scheduler.yaml is a symbolic link to /srv/m; put the file itself"),
         (KUBEADM, {"others": {f"{cp.MANIFEST}.bak": KUBEADM}}, "second kube-scheduler pod, kube-scheduler.yaml.bak"),
         (
             KUBEADM,
@@ -197,24 +198,35 @@ OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
             r"half upgraded: .* asks for kube-scheduler 1.36 and 1.35 is running; finish the upgrade",
         ),
         (f"{KUBEADM}# caf\ufffd\n", {}, "kube-scheduler.yaml isn't in UTF-8"),
-        (KUBEADM.replace("--leader-elect=true", "--config=/nowhere/c"), {}, r"--config=/nowhere/c isn't in a folder"),
-        (manifests.WITH_CONFIG, {"config_path": "/srv/scheduler/config.yaml"}, "config.yaml, which .* doesn't exist"),
+        (flagged("--config=/nowhere/c"), {}, r"--config=/nowhere/c isn't in a folder"),
+        (manifests.WITH_CONFIG, {"config_path": USERS_PATH}, "config.yaml, which .* doesn't exist"),
+        (with_policy(19), WITH_COMMENT, r"kube-scheduler 1\.19 has no field ours"),
+        # The message suggests what is possible in this version.
+        (
+            flagged("--config=/c", OLD),
+            {},
+            r"1\.18 has --config=/c, .* a policy file .* combined; remove that flag$",
+        ),
+        (flagged("--policy-config-file=/p"), {}, r"has --policy-config-file=/p, with .* combined; remove that flag$"),
+        (flagged("--config=/c", manifests.kubeadm(20)), "policy", r"set scheduler_configuration: config, or remove"),
     ],
 )
-def test_refused(manifest: str | None, changes: dict[str, t.Any], words: str) -> None:
+def test_refused(manifest: str | None, changes: dict[str, t.Any] | str, words: str) -> None:
+    configuration, changes = (changes, {}) if isinstance(changes, str) else ("auto", changes)
     with pytest.raises(BadInput, match=words):
-        make_plan(PRESENT, static_pod(manifest, **changes))
+        make_plan(dataclasses.replace(PRESENT, configuration=configuration), static_pod(manifest, **changes))
 
 
 def test_half_upgraded_control_plane_refused() -> None:
     near, far = (
         dataclasses.replace(PRESENT, versions=versions) for versions in (("v1.36.1", "v1.36.3"), ("1.35.4", "1.36.3"))
     )
-    assert make_plan(near, static_pod(KUBEADM)).files
+    machine = Machine(KUBEADM)
+    assert machine.plan(near).files
     with pytest.raises(BadInput, match=r"half upgraded: its kube-schedulers are 1.35 to 1.36"):
-        make_plan(far, static_pod(KUBEADM))
-    then = after(make_plan(PRESENT, static_pod(KUBEADM)), static_pod(KUBEADM))
-    assert make_plan(far, then).plan.empty, "there is nothing to change"
+        machine.plan(far)
+    machine.run(PRESENT)
+    assert machine.plan(far).plan.empty, "there is nothing to change"
 
 
 def test_similar_files_are_no_second_scheduler() -> None:
@@ -229,35 +241,12 @@ def test_similar_files_are_no_second_scheduler() -> None:
 # --------------------------------------------------------------------------- Policy
 
 
-def with_policy(minor: int) -> str:
-    flag, folder = "--policy-config-file=/etc/policy/p.json", "  hostNetwork: true\n"
-    mount = f"    - mountPath: /etc/policy\n      name: policy\n{folder}"
-    volume = "  - hostPath:\n      path: /srv/policy\n    name: policy\nstatus: {}\n"
-    text = manifests.kubeadm(minor).replace("    image: ", f"    - {flag}\n    image: ")
-    return text.replace(folder, mount).replace("status: {}\n", volume)
-
-
-USERS_POLICY = """\
-{
-  "kind": "Policy", "apiVersion": "v1",
-  "extenders": [
-    {"urlPrefix": "http://127.0.0.1:9000", "filterVerb": "filter", "nodeCacheCapable": true}
-  ]
-}
-"""
-
-
 @pytest.mark.parametrize(
-    ("manifest", "configuration", "form"),
-    [
-        (OLD, "auto", "policy"),
-        (manifests.kubeadm(22), "auto", "config"),
-        (manifests.kubeadm(22), "policy", "policy"),
-        (manifests.kubeadm(23), "config", "config"),
-    ],
+    ("manifest", "form"),
+    [(OLD, "policy"), (manifests.kubeadm(22), "config"), (manifests.kubeadm(23), "config")],
 )
-def test_policy_or_configuration_by_version(manifest: str, configuration: str, form: str) -> None:
-    planned = make_plan(dataclasses.replace(PRESENT, configuration=configuration), static_pod(manifest))
+def test_policy_or_configuration_by_version(manifest: str, form: str) -> None:
+    planned = make_plan(PRESENT, static_pod(manifest))
     path, flag = (POLICY, "policy-config-file") if form == "policy" else (CONFIG, "config")
     assert [row.path for row in planned.files] == [path, cp.MANIFEST]
     [container] = yaml.safe_load(planned.files[1].after or "")["spec"]["containers"]
@@ -268,87 +257,45 @@ def test_policy_or_configuration_by_version(manifest: str, configuration: str, f
 @pytest.mark.parametrize(("minor", "configuration"), [(20, "auto"), (22, "policy")])
 def test_users_policy_is_merged(minor: int, configuration: str) -> None:
     options = dataclasses.replace(PRESENT, configuration=configuration)
-    manifest = with_policy(minor)
-    with pytest.raises(ObserveAgain) as caught:
-        make_plan(options, static_pod(manifest, policy_path="/etc/policy/p.json"))
-    assert caught.value.arguments == {"policy_path": "/srv/policy/p.json"}
-    before = static_pod(manifest, policy_path="/srv/policy/p.json", policy=USERS_POLICY)
-    planned = make_plan(options, before)
-    assert [row.path for row in planned.files] == [cp.MERGED, "/srv/policy/p.json", cp.MANIFEST]
-    note, policy_file, manifest_file = (row.after for row in planned.files)
-    policy = json.loads(policy_file or "")
+    machine = Machine(with_policy(minor), **{USERS_POLICY_PATH: USERS_POLICY})
+    before = machine.left()
+    planned = machine.run(options)
+    assert machine.paths == {"policy_path": USERS_POLICY_PATH}
+    assert [row.path for row in planned.files] == [cp.MERGED, USERS_POLICY_PATH, cp.MANIFEST]
+    policy = json.loads(planned.files[1].after or "")
     assert [one["urlPrefix"] for one in policy["extenders"]] == ["http://127.0.0.1:9000", EXTENDER.url]
     assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
     assert (planned.config, planned.policy) == ("", "/etc/policy/p.json")
-    then = {**before, "manifest": manifest_file, "policy": policy_file, "merged": note}
-    then["running"] = [process(config="", policy="/etc/policy/p.json")]
-    assert make_plan(options, then).plan.empty
-    back = make_plan(ABSENT, then)
-    assert [row.after for row in back.files] == [USERS_POLICY, manifest, None]
+    assert machine.plan(options).plan.empty
+    machine.run(ABSENT)
+    assert machine.left() == before
 
 
 def test_policy_removed_after_upgrade() -> None:
-    done = make_plan(dataclasses.replace(PRESENT, configuration="policy"), static_pod(manifests.kubeadm(22)))
-    planned = make_plan(PRESENT, static_pod(manifests.kubeadm(23), ours_policy=done.files[0].after))
-    assert [(row.path, row.after is None) for row in planned.files] == [
-        (CONFIG, False),
-        (cp.MANIFEST, False),
-        (POLICY, True),
-    ]
+    machine = Machine(manifests.kubeadm(22))
+    machine.run(dataclasses.replace(PRESENT, configuration="policy"))
+    machine.files[cp.MANIFEST] = manifests.kubeadm(23)
+    machine.run(PRESENT)
+    assert set(machine.left()) == {CONFIG, cp.MANIFEST}
 
 
 def test_configuration_replaced_by_the_users() -> None:
     """Ours was there; then the user gave kube-scheduler another one, by hand, beside our folder."""
-    whole = make_plan(PRESENT, static_pod(KUBEADM))
-    mixed = (whole.files[1].after or "").replace(f"--config={CONFIG}", "--config=/etc/scheduler/config.yaml")
-    mixed = mixed.replace(
+    machine = Machine(KUBEADM, **{USERS_PATH: manifests.USERS_CONFIG})
+    mixed = (machine.run(PRESENT).files[1].after or "").replace(
+        f"--config={CONFIG}", "--config=/etc/scheduler/config.yaml"
+    )
+    machine.files[cp.MANIFEST] = mixed.replace(
         "  hostNetwork: true\n", "    - mountPath: /etc/scheduler\n      name: mine\n  hostNetwork: true\n"
     ).replace("status: {}\n", "  - hostPath:\n      path: /srv/scheduler\n    name: mine\nstatus: {}\n")
-    path = "/srv/scheduler/config.yaml"
-    planned = make_plan(
-        PRESENT, static_pod(mixed, ours=whole.files[0].after, config=manifests.USERS_CONFIG, config_path=path)
-    )
-    assert [(row.path, row.after is None) for row in planned.files] == [
-        (cp.MERGED, False),
-        (path, False),
-        (cp.MANIFEST, False),
-        (CONFIG, True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("manifest", "words"),
-    [
-        (OLD.replace("--leader-elect=true", "--config=/c"), r"1\.18 has --config=/c, .* combined; remove that flag$"),
-        (KUBEADM.replace("--leader-elect=true", "--policy-config-file=/p"), r"combined; remove that flag$"),
-        (
-            manifests.kubeadm(20).replace("--leader-elect=true", "--config=/c"),
-            r"scheduler_configuration: config, or remove",
-        ),
-    ],
-)
-def test_message_suggests_a_possible_remedy(manifest: str, words: str) -> None:
-    options = dataclasses.replace(PRESENT, configuration="policy" if ":v1.20" in manifest else "auto")
-    with pytest.raises(BadInput, match=words):
-        make_plan(options, static_pod(manifest))
-
-
-def test_policy_validated_for_the_scheduler_version() -> None:
-    unknown = USERS_POLICY.replace('"extenders"', '"ours": 1, "extenders"')
-    for minor, refused in ((16, False), (17, True)):
-        manifest = with_policy(19).replace(":v1.19.3", f":v1.{minor}.3")
-        before = static_pod(manifest, policy_path="/srv/policy/p.json", policy=unknown)
-        if refused:
-            with pytest.raises(BadInput, match=r"kube-scheduler 1\.17 has no field ours"):
-                make_plan(PRESENT, before)
-        else:
-            assert make_plan(PRESENT, before).files
+    planned = machine.run(PRESENT)
+    assert [row.path for row in planned.files] == [cp.MERGED, USERS_PATH, cp.MANIFEST, CONFIG]
+    assert set(machine.left()) == {cp.MERGED, USERS_PATH, cp.MANIFEST}
 
 
 # --------------------------------------------------------------------------- the note of the user's file
 
 
-USERS_PATH = "/srv/scheduler/config.yaml"
 UPSTREAMS = """\
   - urlPrefix: "http://127.0.0.1:32766/gpushare-scheduler" # upstream's
     filterVerb: filter
@@ -367,48 +314,21 @@ EMPTY_LIST = json.dumps(
 )
 
 
-class Machine:
-    """A machine whose kube-scheduler has a configuration of the user's own."""
-
-    def __init__(self, config: str, manifest: str = manifests.WITH_CONFIG) -> None:
-        self.files: dict[str, str | None] = {cp.MANIFEST: manifest, USERS_PATH: config}
-        self.path = "/etc/scheduler/config.yaml"
-
-    def observed(self) -> dict[str, t.Any]:
-        merged = self.files.get(cp.MERGED)
-        manifest = self.files[cp.MANIFEST]
-        running = [process(config=cp.flag(manifest or "", "config"))]
-        ours, config = self.files.get(CONFIG), self.files.get(self.path)
-        return static_pod(manifest, config_path=self.path, config=config, ours=ours, merged=merged, running=running)
-
-    def plan(self, options: Options) -> t.Any:
-        try:
-            return make_plan(options, self.observed())
-        except ObserveAgain as more:
-            self.path = more.arguments["config_path"]
-            return make_plan(options, self.observed())
-
-    def run(self, options: Options, files: int | None = None) -> t.Any:
-        """Carry out a plan, or only the first so many of its files."""
-        planned = self.plan(options)
-        for row in planned.files[:files]:
-            assert self.files.get(row.path) == row.before
-            self.files[row.path] = row.after
-        return planned
-
-    def left(self) -> dict[str, str]:
-        return {path: text for path, text in self.files.items() if text is not None}
+def users(config: str = manifests.USERS_CONFIG, manifest: str = manifests.WITH_CONFIG) -> Machine:
+    """Return a machine whose kube-scheduler has a configuration of the user's own."""
+    return Machine(manifest, **{USERS_PATH: config})
 
 
 @pytest.mark.parametrize("config", [manifests.USERS_CONFIG, WITH_UPSTREAM, EMPTY_LIST], ids=["own", "upstream", "[]"])
 @pytest.mark.parametrize("minor_change", [False, True], ids=["", "changed"])
 def test_users_file_is_restored(config: str, minor_change: bool) -> None:
-    machine = Machine(config)
+    machine = users(config)
     before = machine.left()
     planned = machine.run(PRESENT)
-    assert [row.path for row in planned.files] == [cp.MERGED, USERS_PATH, cp.MANIFEST], (
-        "the note before what it is about"
-    )
+    assert machine.paths == {"config_path": USERS_PATH} and planned.config == "/etc/scheduler/config.yaml"
+    paths = [cp.MERGED, USERS_PATH, cp.MANIFEST]
+    assert [row.path for row in planned.files] == paths, "the note before what it is about"
+    assert FOLDER not in planned.files[2].after and ANNOTATION in planned.files[2].after
     assert machine.plan(PRESENT).plan.empty
     if minor_change:
         machine.run(Options(True, Extender(EXTENDER.url, 10)))
@@ -417,7 +337,7 @@ def test_users_file_is_restored(config: str, minor_change: bool) -> None:
 
 
 def test_later_changes_of_the_user_are_kept() -> None:
-    machine = Machine(WITH_UPSTREAM)
+    machine = users(WITH_UPSTREAM)
     machine.run(PRESENT)
     more = "percentageOfNodesToScore: 50\n"
     machine.files[USERS_PATH] = (machine.files[USERS_PATH] or "") + more
@@ -432,7 +352,7 @@ def test_failing_removal_does_not_block_install(monkeypatch: pytest.MonkeyPatch)
     def refused(*_: t.Any) -> str:
         raise BadInput("is written in a way that can't be edited safely")
 
-    machine = Machine(manifests.USERS_CONFIG)
+    machine = users()
     machine.run(PRESENT)
     machine.files[USERS_PATH] = (machine.files[USERS_PATH] or "").replace(
         "http://127.0.0.1:9000", "http://127.0.0.1:9001"
@@ -449,7 +369,7 @@ def test_failing_removal_does_not_block_install(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("notes", [True, False], ids=["noted", "without the note"])
 def test_recreated_manifest_keeps_our_entry_known(notes: bool) -> None:
-    machine = Machine(manifests.USERS_CONFIG)
+    machine = users()
     machine.run(PRESENT)
     machine.files[cp.MANIFEST] = manifests.WITH_CONFIG
     if not notes:
@@ -464,7 +384,7 @@ def test_recreated_manifest_keeps_our_entry_known(notes: bool) -> None:
 
 
 def test_users_file_cleaned_after_its_flag_is_gone() -> None:
-    machine = Machine(manifests.USERS_CONFIG)
+    machine = users()
     machine.run(PRESENT)
     machine.files[cp.MANIFEST] = KUBEADM
     machine.run(PRESENT)
@@ -476,7 +396,7 @@ def test_users_file_cleaned_after_its_flag_is_gone() -> None:
 @pytest.mark.parametrize("options", [PRESENT, ABSENT], ids=["present", "absent"])
 @pytest.mark.parametrize("done", [1, 2, 3])
 def test_interrupted_run_loses_nothing(options: Options, done: int) -> None:
-    machine = Machine(WITH_UPSTREAM)
+    machine = users(WITH_UPSTREAM)
     before = machine.left()
     if options is ABSENT:
         machine.run(PRESENT)
@@ -487,11 +407,12 @@ def test_interrupted_run_loses_nothing(options: Options, done: int) -> None:
 
 
 def test_foreign_extender_in_an_untouched_file_is_kept() -> None:
-    for config in (WITH_UPSTREAM, "a: [\n"):
-        for manifest in (manifests.WITH_CONFIG, "a: [\n"):
-            assert Machine(config, manifest).plan(ABSENT).plan.empty
+    same_url = manifests.USERS_CONFIG.replace("http://127.0.0.1:9000", EXTENDER.url)
     mapped = manifests.WITH_CONFIG.replace("  - hostPath:\n      path: /srv/scheduler\n", "  - configMap: {name: x}\n")
-    assert mapped != manifests.WITH_CONFIG and Machine(WITH_UPSTREAM, mapped).plan(ABSENT).plan.empty
+    assert mapped != manifests.WITH_CONFIG
+    for config in (WITH_UPSTREAM, same_url, "a: [\n"):
+        for manifest in (manifests.WITH_CONFIG, mapped, "a: [\n"):
+            assert users(config, manifest).plan(ABSENT).plan.empty
 
 
 def test_invalid_note_is_ignored() -> None:
@@ -499,16 +420,7 @@ def test_invalid_note_is_ignored() -> None:
         assert merged_file.read(text) is None
 
 
-# --------------------------------------------------------------------------- rollback and lease
-
-
-def test_rollback_reverses_the_plan() -> None:
-    planned = make_plan(PRESENT, static_pod(KUBEADM))
-    handed, back = planned.to_module(), planned.rollback()
-    assert [row["path"] for row in back["files"]] == [cp.MANIFEST, CONFIG]
-    assert [row["after"] for row in back["files"]] == [KUBEADM, None]
-    assert back["files"][0]["before"] == hashlib.sha256(handed["files"][1]["after"].encode()).hexdigest()
-    assert (handed["config"], back["config"]) == (CONFIG, "")
+# --------------------------------------------------------------------------- lease
 
 
 ELECTION = "leaderElection: {%s}\n"
@@ -537,8 +449,6 @@ def test_lease_by_configuration_and_flags(
 
 
 def test_lease_of_the_users_configuration() -> None:
-    own = manifests.USERS_CONFIG.replace("{leaderElect: true}", "{leaderElect: true, resourceName: mine}")
-    path = "/srv/scheduler/config.yaml"
-    planned = make_plan(PRESENT, static_pod(manifests.WITH_CONFIG, config_path=path, config=own))
+    planned = users(manifests.USERS_CONFIG.replace("{leaderElect: true}", "{resourceName: mine}")).plan(PRESENT)
     assert planned.lease == ("kube-system", "mine") and planned.lease_certain
-    assert make_plan(PRESENT, static_pod(KUBEADM)).lease == ("kube-system", "kube-scheduler")
+    assert Machine(KUBEADM).plan(PRESENT).lease == ("kube-system", "kube-scheduler")

@@ -4,38 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import typing as t
+from collections.abc import Callable
 
 import manifests
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import Replacement, replacements
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONFIG, FOLDER, POLICY
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import Apply, Proof, error_lines
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import (
-    ObserveAgain,
-    Options,
-    SchedulerPlan,
-    make_plan,
-)
-from fake_machine import FakeMachine, Watched
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import error_lines
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import Options
+from fake_machine import ABSENT, EXTENDER, OTHER, PRESENT, FakeMachine, carry_out, left_by_kills, plan, run
 
 KUBEADM = manifests.kubeadm(36)
-EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
-
-
-def plan(machine: FakeMachine, present: bool = True) -> SchedulerPlan:
-    return make_plan(Options(present, EXTENDER), cp.observe(machine, ask=machine.ask))
-
-
-def apply(machine: FakeMachine, planned: SchedulerPlan | None = None, present: bool = True) -> None:
-    planned = planned or plan(machine, present)
-    changes = replacements(planned.to_module()["files"])
-    Apply(machine, 120, machine.ask, machine.sleep, machine.now).run(changes, Proof(planned.config, planned.urls))
 
 
 def bad(machine: FakeMachine) -> str:
@@ -50,7 +31,7 @@ def state(machine: FakeMachine) -> dict[str, str]:
 def test_install_is_verified_and_idempotent() -> None:
     machine = FakeMachine(KUBEADM)
     old = machine.pid
-    apply(machine)
+    run(machine, PRESENT)
     [running] = cp.running(machine)
     assert running.pid != old and running.config == CONFIG
     assert set(state(machine)) == {cp.MANIFEST, CONFIG}, "no record, nothing staged"
@@ -58,17 +39,17 @@ def test_install_is_verified_and_idempotent() -> None:
     first, second = machine.log.index(f"write {CONFIG}"), machine.log.index(f"write {cp.STAGED}")
     assert machine.log.index(f"write {cp.PENDING}") < first < second, "the configuration before the manifest"
     assert machine.time < 130, "no longer than it takes"
-    assert plan(machine).plan.empty
+    assert plan(machine, PRESENT).plan.empty
 
 
 def test_removal_restores_the_manifest() -> None:
     machine = FakeMachine(KUBEADM)
-    apply(machine)
-    apply(machine, present=False)
+    run(machine, PRESENT)
+    run(machine, ABSENT)
     assert state(machine) == {cp.MANIFEST: KUBEADM}
     assert [one.config for one in cp.running(machine)] == [""]
     assert f"rmdir {FOLDER}" in machine.log
-    assert plan(machine, present=False).plan.empty
+    assert plan(machine, ABSENT).plan.empty
 
 
 def test_crash_loop_rolled_back_before_the_timeout() -> None:
@@ -78,7 +59,7 @@ def test_crash_loop_rolled_back_before_the_timeout() -> None:
         NotInEffect,
         match=r'\(its container restarts again and again\); rolled back, it runs with the old one: .*err="unknown',
     ):
-        apply(machine)
+        run(machine, PRESENT)
     assert machine.time - begun < 60
     assert state(machine) == {cp.MANIFEST: KUBEADM} and machine.modes[cp.MANIFEST] == 0o600
     assert machine.healthy
@@ -87,84 +68,55 @@ def test_crash_loop_rolled_back_before_the_timeout() -> None:
 def test_idle_kubelet_times_out() -> None:
     machine = FakeMachine(KUBEADM)
     machine.kubelet_works = False
-    with pytest.raises(NotInEffect, match=r"no new process with this configuration was started after 120 s"):
-        apply(machine)
+    with pytest.raises(NotInEffect, match=r"no new process with this configuration was started after 60 s"):
+        run(machine, PRESENT)
     assert state(machine)[cp.MANIFEST] == KUBEADM
 
 
 def test_old_process_does_not_count() -> None:
     """Only a process that is younger than the manifest counts, even where its flags are as they should be."""
     machine = FakeMachine(KUBEADM)
-    apply(machine)
-    changed = make_plan(Options(True, Extender(EXTENDER.url, 10)), cp.observe(machine, ask=machine.ask))
+    run(machine, PRESENT)
+    changed = plan(machine, OTHER)
     machine.kubelet_works = False
     with pytest.raises(NotInEffect, match="no new process"):
-        apply(machine, changed)
+        carry_out(machine, changed)
 
 
 def test_health_must_last() -> None:
     machine = FakeMachine(KUBEADM)
-    flicker = iter([200, 200, 0] * 400)
-
-    def ask(url: str) -> int:
-        return next(flicker) if CONFIG in machine.files[cp.MANIFEST] else machine.ask(url)
-
-    planned = plan(machine)
-    with pytest.raises(NotInEffect, match="it isn't healthy after 120 s"):
-        Apply(machine, 120, ask, machine.sleep, machine.now).run(
-            replacements(planned.to_module()["files"]), Proof(planned.config, planned.urls)
-        )
+    flicker, ask = iter([200, 200, 0] * 400), machine.ask
+    machine.ask = lambda url: next(flicker) if CONFIG in machine.files[cp.MANIFEST] else ask(url)  # type: ignore
+    with pytest.raises(NotInEffect, match="it isn't healthy after 60 s"):
+        run(machine, PRESENT)
     assert state(machine) == {cp.MANIFEST: KUBEADM}
 
 
 def test_failed_rollback_reported_and_record_kept() -> None:
     machine = FakeMachine(KUBEADM)
-    planned = plan(machine)
+    planned = plan(machine, PRESENT)
     machine.refuses = lambda m: 'err="no etcd"'
     with pytest.raises(NotInEffect, match=r"is restored, and kube-scheduler isn't healthy with it either .*no etcd"):
-        apply(machine, planned)
+        carry_out(machine, planned)
     assert machine.files[cp.MANIFEST] == KUBEADM and cp.PENDING in machine.files
     machine.refuses = lambda m: ""
-    apply(machine)
-    assert cp.PENDING not in machine.files and plan(machine).plan.empty
+    run(machine, PRESENT)
+    assert cp.PENDING not in machine.files and plan(machine, PRESENT).plan.empty
 
 
 def test_concurrently_changed_manifest_not_overwritten() -> None:
     machine = FakeMachine(KUBEADM)
-    planned = plan(machine)
+    planned = plan(machine, PRESENT)
     machine.put(cp.MANIFEST, KUBEADM + "# new\n", 0o600)
     with pytest.raises(ShareError, match="was changed by another process"):
-        apply(machine, planned)
+        carry_out(machine, planned)
     assert not [one for one in machine.log if one.startswith(("write", "mv"))]
 
 
 # --------------------------------------------------------------------------- killed
 
 
-_PLANS: dict[str, SchedulerPlan] = {}
-
-
-def remembered(machine: FakeMachine, options: Options) -> SchedulerPlan:
-    """Return the plan; equal observations share one."""
-    observed = cp.observe(machine, ask=machine.ask)
-    for one in observed["running"]:
-        del one["pid"]
-    key = repr(options) + json.dumps(observed, sort_keys=True)
-    if key not in _PLANS:
-        _PLANS[key] = make_plan(options, observed)
-    return _PLANS[key]
-
-
-def carry_out(system: t.Any, planned: SchedulerPlan) -> None:
-    work({"plan": planned.to_module(), "timeout": 60}, system, system.ask, system.sleep, system.now)
-
-
-PRESENT = Options(True, EXTENDER)
-OTHER = Options(True, Extender(EXTENDER.url, 10))
-ABSENT = Options(False, EXTENDER)
-
-
-def refusing(text: str) -> t.Callable[[FakeMachine], str]:
+def refusing(text: str) -> Callable[[FakeMachine], str]:
     """A kube-scheduler that ends when a file of ours that its manifest names has this in it."""
     return lambda machine: (
         'err="no"' if FOLDER in machine.files[machine.manifest] and text in machine.files[CONFIG] else ""
@@ -201,20 +153,15 @@ def test_run_killed_at_any_call_is_completed_by_the_next(
     """After each kill kube-scheduler runs by one manifest, and the next run completes."""
     start = FakeMachine(KUBEADM)
     if first:
-        carry_out(start, remembered(start, first))
+        run(start, first)
     old = state(start)
     start.refuses = refusing(refused) if refused else start.refuses
-    watched = Watched(start)
-    try:
-        carry_out(watched, remembered(start, wanted))
-    except NotInEffect:
-        assert refused
-    watched.remember()
-    assert len(watched.left) > 15
-    for at, machine in enumerate(watched.left):
+    left = left_by_kills(start, wanted)
+    assert len(left) > 15
+    for at, machine in enumerate(left):
         for _second in range(later):
             machine.sleep(1)
-        again = remembered(machine, then)
+        again = plan(machine, then)
         bad = bool(refused) and then.present
         if bad and not again.plan.empty:
             with pytest.raises(NotInEffect, match="rolled back, it runs with the old one"):
@@ -225,7 +172,7 @@ def test_run_killed_at_any_call_is_completed_by_the_next(
         assert machine.healthy and machine.names(machine.folder) == ["kube-scheduler.yaml"], at
         assert cp.PENDING not in machine.files and cp.STAGED not in machine.files, at
         if not bad:
-            assert remembered(machine, then).plan.empty, at
+            assert plan(machine, then).plan.empty, at
             assert [one.config for one in cp.running(machine)] == [CONFIG if then.present else ""], at
         if not then.present:
             assert state(machine) == {cp.MANIFEST: KUBEADM}, at
@@ -244,13 +191,12 @@ def test_kubelet_configuration_names_the_folder() -> None:
     machine.put(cp.MANIFEST, "leftover: [\n", 0o644)
     observed = cp.observe(machine, ask=machine.ask)
     assert observed["folder"] == ELSEWHERE and observed["manifest_path"] == f"{ELSEWHERE}/kube-scheduler.yaml"
-    planned = make_plan(PRESENT, observed)
-    carry_out(machine, planned)
+    run(machine, PRESENT)
     assert [one.config for one in cp.running(machine)] == [CONFIG]
     # On the file system of the folder, which isn't that of /etc/kubernetes.
     assert f"mv -fT /srv/kubelet/.staged-kube-scheduler.yaml {machine.manifest}" in machine.log
-    assert machine.files[cp.MANIFEST] == "leftover: [\n" and not plan(machine).files
-    carry_out(machine, plan(machine, present=False))
+    assert machine.files[cp.MANIFEST] == "leftover: [\n" and not plan(machine, PRESENT).files
+    run(machine, ABSENT)
     assert machine.files[machine.manifest] == KUBEADM
 
 
@@ -279,16 +225,16 @@ def test_folder_on_its_own_file_system_refused() -> None:
     machine = FakeMachine(KUBEADM)
     machine.devices = {machine.folder: "9"}
     with pytest.raises(ShareError, match="file system of its own"):
-        apply(machine)
+        run(machine, PRESENT)
     assert not [one for one in machine.log if one.startswith(("write", "mv", "mkdir"))]
 
 
 def test_symbolic_link_not_replaced() -> None:
     machine = FakeMachine(KUBEADM)
-    planned = plan(machine)
+    planned = plan(machine, PRESENT)
     machine.links = {machine.manifest: "/srv/kube-scheduler.yaml"}
     with pytest.raises(ShareError, match="is a symbolic link; nothing was changed"):
-        apply(machine, planned)
+        carry_out(machine, planned)
     assert not [one for one in machine.log if one.startswith(("write", "mv"))]
 
 
@@ -296,15 +242,15 @@ def test_policy_installed_replaced_and_removed() -> None:
     old = manifests.kubeadm(20)
     machine = FakeMachine(old)
     options = Options(True, EXTENDER, configuration="policy")
-    carry_out(machine, make_plan(options, cp.observe(machine, ask=machine.ask)))
+    run(machine, options)
     assert [(one.config, one.policy) for one in cp.running(machine)] == [("", POLICY)]
     assert set(state(machine)) == {cp.MANIFEST, POLICY}
-    assert make_plan(options, cp.observe(machine, ask=machine.ask)).plan.empty
+    assert plan(machine, options).plan.empty
     # The other form takes its place, and nothing of the first one is left.
-    carry_out(machine, make_plan(PRESENT, cp.observe(machine, ask=machine.ask)))
+    run(machine, PRESENT)
     assert [(one.config, one.policy) for one in cp.running(machine)] == [(CONFIG, "")]
     assert set(state(machine)) == {cp.MANIFEST, CONFIG}
-    carry_out(machine, make_plan(ABSENT, cp.observe(machine, ask=machine.ask)))
+    run(machine, ABSENT)
     assert state(machine) == {cp.MANIFEST: old}
 
 
@@ -314,27 +260,20 @@ def test_patches_written_and_removed() -> None:
     machine.put(f"{folder}/kube-scheduler0+merge.yaml", "spec: {}\n", 0o644)
     options = dataclasses.replace(PRESENT, patches_dir=folder)
 
-    def observe() -> dict[str, t.Any]:
-        return cp.observe(machine, ask=machine.ask, patches_dir=folder)
-
-    with pytest.raises(ObserveAgain) as caught:
-        make_plan(options, cp.observe(machine, ask=machine.ask))
-    assert caught.value.arguments == {"patches_dir": folder}
-    carry_out(machine, make_plan(PRESENT, observe()))
+    run(machine, PRESENT)
     pid = machine.pid
-    planned = make_plan(options, observe())
+    planned = run(machine, options)
     assert len(planned.files) == 2 and not planned.restarts
-    carry_out(machine, planned)
-    assert machine.pid == pid and make_plan(options, observe()).plan.empty
+    assert machine.pid == pid and plan(machine, options).plan.empty
     assert len(machine.names(folder)) == 3
-    carry_out(machine, make_plan(dataclasses.replace(options, present=False), observe()))
+    run(machine, dataclasses.replace(options, present=False))
     assert machine.names(folder) == ["kube-scheduler0+merge.yaml"]
     assert machine.files[cp.MANIFEST] == KUBEADM
 
 
 def test_full_disk_restores_all_files() -> None:
     machine = FakeMachine(KUBEADM)
-    planned, pid, write = plan(machine), machine.pid, machine.write
+    planned, pid, write = plan(machine, PRESENT), machine.pid, machine.write
 
     def full(path: str, text: str, mode: int = 0o644) -> None:
         if path == cp.STAGED:
@@ -343,13 +282,13 @@ def test_full_disk_restores_all_files() -> None:
 
     machine.write = full  # type: ignore[method-assign]
     with pytest.raises(ShareError, match="No space left on device; kube-scheduler's files are restored"):
-        apply(machine, planned)
+        carry_out(machine, planned)
     assert state(machine) == {cp.MANIFEST: KUBEADM} and machine.pid == pid
 
 
 def test_remaining_old_process_fails() -> None:
     machine = FakeMachine(KUBEADM)
-    planned, old = plan(machine), machine.pid
+    planned, old = plan(machine, PRESENT), machine.pid
     left = {path: text for path, text in machine.files.items() if path.startswith(f"/proc/{old}/")}
     stop = machine._stop
 
@@ -358,20 +297,20 @@ def test_remaining_old_process_fails() -> None:
         machine.files.update(left)
 
     machine._stop = stays  # type: ignore[method-assign]
-    with pytest.raises(NotInEffect, match="its old process is still running after 120 s"):
-        apply(machine, planned)
+    with pytest.raises(NotInEffect, match="its old process is still running after 60 s"):
+        carry_out(machine, planned)
     assert machine.files[cp.MANIFEST] == KUBEADM
 
 
 def test_unhealthy_scheduler_without_changes_fails() -> None:
     machine = FakeMachine(KUBEADM)
-    apply(machine)
+    run(machine, PRESENT)
     machine._stop()
     machine.kubelet_works = False
-    planned = plan(machine)
+    planned = plan(machine, PRESENT)
     assert planned.files == () and not planned.plan.empty
     with pytest.raises(NotInEffect, match=r"^kube-scheduler isn't healthy"):
-        apply(machine, planned)
+        carry_out(machine, planned)
 
 
 def test_the_module_needs_a_plan() -> None:
@@ -436,11 +375,14 @@ def test_observation() -> None:
     assert observed["manifest"] is None and observed["health"] == 0 and observed["running"] == []
 
 
-def test_observation_of_another_file() -> None:
+def test_observation_of_other_files() -> None:
     machine = FakeMachine(manifests.WITH_CONFIG)
     machine.put("/srv/scheduler/config.yaml", "mine", 0o644)
-    assert cp.observe(machine, ask=machine.ask)["config"] is None
-    assert cp.observe(machine, "/srv/scheduler/config.yaml", machine.ask)["config"] == "mine"
+    observed = cp.observe(machine, ask=machine.ask)
+    assert observed["config"] is None and observed["merged"] is None
+    machine.put(cp.MERGED, "{}", 0o644)
+    observed = cp.observe(machine, "/srv/scheduler/config.yaml", machine.ask)
+    assert observed["config"] == "mine" and observed["merged"] == "{}"
 
 
 HOSTED_CGROUPS = {
@@ -452,9 +394,7 @@ HOSTED_CGROUPS = {
 
 def hosted(machine: FakeMachine, cgroup: str) -> int:
     """A kube-scheduler of another cluster, whose control plane runs in pods or containers of this machine."""
-    machine.files["/proc/77/cmdline"] = "kube-scheduler\0--leader-elect=true\0"
-    machine.files["/proc/77/cgroup"] = cgroup
-    machine.files["/proc/77/stat"] = f"77 (kube-scheduler) S {' '.join(['0'] * 18)} 5000 0"
+    machine.put_process(77, "kube-scheduler", "--leader-elect=true", cgroup=cgroup, started=50)
     return 77
 
 
@@ -463,20 +403,20 @@ def test_scheduler_of_another_cluster_ignored(cgroup: str) -> None:
     machine = FakeMachine(KUBEADM)
     hosted(machine, cgroup)
     assert [one["pid"] for one in cp.observe(machine, ask=machine.ask)["running"]] == [machine.pid]
-    apply(machine)
-    assert [one.config for one in cp.running(machine)] == [CONFIG] and plan(machine).plan.empty
-    apply(machine, present=False)
+    run(machine, PRESENT)
+    assert [one.config for one in cp.running(machine)] == [CONFIG] and plan(machine, PRESENT).plan.empty
+    run(machine, ABSENT)
     assert [one.pid for one in cp.running(machine)] == [machine.pid]
     assert state(machine) == {cp.MANIFEST: KUBEADM}
 
 
 def test_scheduler_of_another_cluster_does_not_count() -> None:
     machine = FakeMachine(KUBEADM)
-    apply(machine)
+    run(machine, PRESENT)
     hosted(machine, HOSTED_CGROUPS["a pod's"])
     machine.refuses = lambda machine: 'err="no"' if FOLDER not in machine.files[machine.manifest] else ""
     with pytest.raises(NotInEffect, match="rolled back, it runs with the old one"):
-        apply(machine, present=False)
+        run(machine, ABSENT)
 
 
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "1:name=systemd:/\n0::/\n"])
@@ -491,13 +431,6 @@ def test_process_of_unknown_origin_counts(cgroup: str) -> None:
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
 
 
-def test_note_of_the_merge_is_observed() -> None:
-    machine = FakeMachine(KUBEADM)
-    assert cp.observe(machine, ask=machine.ask)["merged"] is None
-    machine.put(cp.MERGED, "{}", 0o644)
-    assert cp.observe(machine, ask=machine.ask)["merged"] == "{}"
-
-
 def test_image_version_ignores_comments() -> None:
     text = "  # image: registry.k8s.io/kube-scheduler:v1.20.1\n  image: registry.k8s.io/kube-scheduler:v1.36.3 # now\n"
     assert cp.image_version(text) == "1.36.3"
@@ -508,7 +441,3 @@ def test_error_lines() -> None:
     log = f"2026 stderr F I1121 fine\n{error}2026 stderr F I1121 bye\n"
     assert error_lines(log) == 'E1121 09:07 run.go:72] "command failed" err="x"'
     assert error_lines("t s F a\nt s F b\n") == "a | b"
-
-
-def test_replacement_rows() -> None:
-    assert replacements([{"path": "/a", "before": "", "after": None}]) == [Replacement("/a", "", None)]
