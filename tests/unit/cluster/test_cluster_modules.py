@@ -80,10 +80,8 @@ def test_gpu_allocation_info(kube, monkeypatch, capsys):
     assert found["requests"] == {"GET": 2}
 
 
-@pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info"])
-def test_an_error_fails_the_module(name, monkeypatch, capsys):
-    arguments = {"definitions": []} if name == "cluster_objects" else {}
-    found = call(name, BadInput("kubeconfig: is no file", more=1), monkeypatch, capsys, **arguments)
+def test_an_error_fails_the_module(monkeypatch, capsys):
+    found = call("cluster_info", BadInput("kubeconfig: is no file", more=1), monkeypatch, capsys)
     assert (found["failed"], found["msg"], found["more"]) == (True, "kubeconfig: is no file", 1)
 
 

@@ -96,54 +96,52 @@ def pod(*containers, annotations=None, **spec):
 
 ONE = {"limits": {MEMORY: "1"}}
 SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-OTHER_GPUS = "which would let"
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+
+
+def devices(value):
+    return {"name": DEVICES, "value": value}
+
+
+def mounting(path, **volume):
+    mount = {"name": "v", "mountPath": path}
+    return pod(container(volumeMounts=[mount]), volumes=[{"name": "v", **(volume or {"emptyDir": {}})}])
+
+
+ADMITTED = {
+    "nothing": pod(),
+    "a share": pod(container(resources=ONE)),
+    "its own variables": pod(container("CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE")),
+    "no card at all": pod(container(devices("void"))),
+    "none": pod(container(devices("none"))),
+    "another mount": mounting("/data"),
+    "another annotation": pod(annotations={"example.org/cdi.k8s.io": "x"}),
+    "a whole config map": pod(container(envFrom=[{"configMapRef": {"name": "m"}}])),
+}
+OTHER_GPUS = f"container c sets {DEVICES}, which would let"
 # Pods, and the message that rejects each; empty if it is admitted.
 CASES = {
-    "nothing": (pod(), ""),
-    "a share": (pod(container(resources=ONE)), ""),
-    "its own variables": (pod(container("CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE")), ""),
-    "no card at all": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})), ""),
-    "none": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"})), ""),
-    "all cards": (pod(container("NVIDIA_VISIBLE_DEVICES")), "container c sets NVIDIA_VISIBLE_DEVICES, " + OTHER_GPUS),
-    "all cards with a share": (pod(container("NVIDIA_VISIBLE_DEVICES", resources=ONE)), OTHER_GPUS),
-    "nothing in it": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES"})), OTHER_GPUS),
-    "from a secret": (pod(container({"name": "NVIDIA_VISIBLE_DEVICES", **SECRET})), OTHER_GPUS),
+    **{case: (one, "") for case, one in ADMITTED.items()},
+    "all cards": (pod(container(DEVICES)), OTHER_GPUS),
+    "all cards with a share": (pod(container(DEVICES, resources=ONE)), OTHER_GPUS),
+    "nothing in it": (pod(container({"name": DEVICES})), OTHER_GPUS),
+    "from a secret": (pod(container({"name": DEVICES, **SECRET})), OTHER_GPUS),
     "more memory": (
-        pod(
-            container(
-                "A", "NVIDIA_GPU_MEMORY_LIMIT", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, resources=ONE
-            )
-        ),
+        pod(container("A", "NVIDIA_GPU_MEMORY_LIMIT", devices("void"), resources=ONE)),
         "container c sets NVIDIA_GPU_MEMORY_LIMIT, ",
     ),
     "memory set aside": (pod(container("NVIDIA_GPU_MEMORY_REQUEST")), "NVIDIA_GPU_MEMORY_REQUEST"),
     "MIG's configuration": (pod(container("NVIDIA_MIG_CONFIG_DEVICES")), "NVIDIA_MIG_CONFIG_DEVICES"),
     "the second one": (
-        pod(container(), container("NVIDIA_VISIBLE_DEVICES", name="d"), container("NVIDIA_GPU_MEMORY_LIMIT", name="e")),
-        "container d sets NVIDIA_VISIBLE_DEVICES; container e sets NVIDIA_GPU_MEMORY_LIMIT",
+        pod(container(), container(DEVICES, name="d"), container("NVIDIA_GPU_MEMORY_LIMIT", name="e")),
+        f"container d sets {DEVICES}; container e sets NVIDIA_GPU_MEMORY_LIMIT",
     ),
-    "an init container": (
-        pod(initContainers=[container("NVIDIA_VISIBLE_DEVICES", name="before")]),
-        "container before sets NVIDIA_VISIBLE_DEVICES",
-    ),
+    "an init container": (pod(initContainers=[container(DEVICES, name="b")]), f"container b sets {DEVICES}"),
     "a mounted name": (
-        pod(
-            container(volumeMounts=[{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]),
-            volumes=[{"name": "v", "hostPath": {"path": "/dev/null"}}],
-        ),
+        mounting("/var/run/nvidia-container-devices/all", hostPath={"path": "/dev/null"}),
         "container c mounts something under /var/run/nvidia-container-devices",
     ),
-    "the same by its other name": (
-        pod(
-            container(volumeMounts=[{"name": "v", "mountPath": "/run/nvidia-container-devices/all"}]),
-            volumes=[{"name": "v", "emptyDir": {}}],
-        ),
-        "container c mounts something",
-    ),
-    "another mount": (
-        pod(container(volumeMounts=[{"name": "v", "mountPath": "/data"}]), volumes=[{"name": "v", "emptyDir": {}}]),
-        "",
-    ),
+    "the same by its other name": (mounting("/run/nvidia-container-devices/all"), "container c mounts something"),
     "a CDI annotation": (
         pod(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
         "annotation cdi.k8s.io/x names devices",
@@ -152,8 +150,6 @@ CASES = {
         pod(annotations={"nvidia.cdi.k8s.io/container.c": "nvidia.com/gpu=0"}),
         "annotation nvidia.cdi.k8s.io/container.c names devices",
     ),
-    "another annotation": (pod(annotations={"example.org/cdi.k8s.io": "x"}), ""),
-    "a whole config map": (pod(container(envFrom=[{"configMapRef": {"name": "m"}}])), ""),
 }
 
 

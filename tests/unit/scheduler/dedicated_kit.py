@@ -32,6 +32,27 @@ VARIABLES = {
     "scheduler_extender_preemption": True,
     "scheduler_extender_metrics": False,
 }
+# Options of the filter, and the role's variables of which it gets them.
+OPTIONS = {
+    "mode": "dedicated",
+    "state": "present",
+    "name": NAME,
+    "namespace": NAMESPACE,
+    "image": "registry.k8s.io/kube-scheduler",
+    "version": "",
+    "replicas": 2,
+    "nodes": [],
+    "timeout": 30,
+    "preemption": True,
+}
+SOURCES = {
+    "state": "scheduler_state",
+    "name": "scheduler_name",
+    "namespace": "scheduler_dedicated_namespace",
+    "replicas": "scheduler_replicas",
+    "nodes": "scheduler_dedicated_nodes",
+    "preemption": "scheduler_extender_preemption",
+}
 
 
 def node(name, **labels):
@@ -41,33 +62,14 @@ def node(name, **labels):
 def planned(server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **options):
     """Return the role's plan for a cluster of this version with these nodes."""
     cluster = {"version": server, "nodes": [one if isinstance(one, dict) else node(one) for one in there]}
-    wanted = {
-        "mode": "dedicated",
-        "state": "present",
-        "name": NAME,
-        "namespace": NAMESPACE,
-        "image": "registry.k8s.io/kube-scheduler",
-        "version": "",
-        "replicas": 2,
-        "nodes": [],
-        "timeout": 30,
-        "preemption": True,
-    }
-    return plan(cluster, {**wanted, **options})
+    return plan(cluster, {**OPTIONS, **options})
 
 
 def rendered(*names, server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **variables):
     """Return the objects in the order of their creation."""
     own = {**role_templates.variables_of("scheduler", "vars"), "scheduler_detection": {"mode": "dedicated"}}
     given = {**own, **VARIABLES, **variables}
-    options = {
-        "state": given["scheduler_state"],
-        "name": given["scheduler_name"],
-        "namespace": given["scheduler_dedicated_namespace"],
-        "replicas": given["scheduler_replicas"],
-        "nodes": given["scheduler_dedicated_nodes"],
-        "preemption": given["scheduler_extender_preemption"],
-    }
+    options = {option: given[variable] for option, variable in SOURCES.items()}
     given["__scheduler_dedicated"] = planned(server, there, **options)
     space = variables.get("gpushare_namespace", LEDGER)
     given = {"gpushare_namespace": space, "gpushare_openshift": False, **given}

@@ -8,7 +8,6 @@ import re
 import subprocess
 
 import pytest
-import role_templates
 import yaml
 from dedicated_kit import LEDGER, NAME, NAMESPACE, apply, one, rendered
 from own_cluster import own_api_server, until
@@ -16,6 +15,7 @@ from real_apiserver import MERGE, Refused
 from real_scheduler import VERSIONS, complaint, release
 
 MEMORY = "aliyun.com/gpu-mem"
+LEASES = "leases.coordination.k8s.io"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{NAME}"
 
 
@@ -99,81 +99,59 @@ def test_real_scheduler_reads_the_configuration(tmp_path, version):
 # --------------------------------------------------------------------------- the rights
 
 
+# The verb, the resource with its group, the namespace and the name.
 ALLOWED = [
-    ("get", "nodes", "", "", ""),
-    ("watch", "nodes", "", "", ""),
-    ("list", "pods", "", "", ""),
-    ("patch", "pods", "default", "", ""),
-    ("create", "pods/binding", "default", "", ""),
-    ("patch", "pods/status", "default", "", ""),
-    ("create", "events", "default", "", ""),
-    ("patch", "events", "default", "", "events.k8s.io"),
-    ("list", "persistentvolumeclaims", "", "", ""),
-    ("list", "storageclasses", "", "", "storage.k8s.io"),
-    ("patch", "persistentvolumes", "", "", ""),
-    ("update", "persistentvolumeclaims", "default", "", ""),
-    ("list", "poddisruptionbudgets", "", "", "policy"),
-    ("list", "namespaces", "", "", ""),
-    ("list", "resourceslices", "", "", "resource.k8s.io"),
-    ("create", "tokenreviews", "", "", "authentication.k8s.io"),
-    ("create", "subjectaccessreviews", "", "", "authorization.k8s.io"),
-    ("get", "configmaps", "kube-system", "extension-apiserver-authentication", ""),
-    ("create", "leases", NAMESPACE, "", "coordination.k8s.io"),
-    ("get", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
-    ("update", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
-    ("create", "leases", LEDGER, "", "coordination.k8s.io"),
-    ("get", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
-    ("update", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
-    ("create", "pods/eviction", "default", "", ""),
+    ("get", "nodes", "", ""),
+    ("watch", "nodes", "", ""),
+    ("list", "pods", "", ""),
+    ("patch", "pods", "default", ""),
+    ("create", "pods/binding", "default", ""),
+    ("create", "pods/eviction", "default", ""),
+    ("patch", "pods/status", "default", ""),
+    ("create", "events", "default", ""),
+    ("patch", "events.events.k8s.io", "default", ""),
+    ("list", "persistentvolumeclaims", "", ""),
+    ("list", "storageclasses.storage.k8s.io", "", ""),
+    ("patch", "persistentvolumes", "", ""),
+    ("update", "persistentvolumeclaims", "default", ""),
+    ("list", "poddisruptionbudgets.policy", "", ""),
+    ("list", "namespaces", "", ""),
+    ("list", "resourceslices.resource.k8s.io", "", ""),
+    ("create", "tokenreviews.authentication.k8s.io", "", ""),
+    ("create", "subjectaccessreviews.authorization.k8s.io", "", ""),
+    ("get", "configmaps", "kube-system", "extension-apiserver-authentication"),
+    *[("create", LEASES, namespace, "") for namespace in (NAMESPACE, LEDGER)],
+    *[(verb, LEASES, NAMESPACE, NAME) for verb in ("get", "update")],
+    *[(verb, LEASES, LEDGER, "gpushare-ledger") for verb in ("get", "update")],
 ]
 DENIED = [
-    ("get", "secrets", NAMESPACE, "", ""),
-    ("list", "secrets", "", "", ""),
-    ("list", "configmaps", "kube-system", "", ""),
-    ("get", "configmaps", NAMESPACE, "", ""),
-    ("create", "pods", "default", "", ""),
-    ("update", "pods", "default", "", ""),
-    ("create", "pods/exec", "default", "", ""),
-    ("patch", "nodes", "", "", ""),
-    ("patch", "nodes/status", "", "", ""),
-    ("update", "leases", NAMESPACE, "another", "coordination.k8s.io"),
-    ("list", "leases", LEDGER, "", "coordination.k8s.io"),
-    ("update", "leases", LEDGER, "another", "coordination.k8s.io"),
-    ("patch", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
-    ("delete", "leases", LEDGER, "gpushare-ledger", "coordination.k8s.io"),
-    ("delete", "leases", NAMESPACE, NAME, "coordination.k8s.io"),
-    ("update", "leases", "kube-system", NAME, "coordination.k8s.io"),
-    ("update", "leases", "kube-node-lease", "gpu1", "coordination.k8s.io"),
-    ("create", "serviceaccounts/token", NAMESPACE, NAME, ""),
-    ("create", "clusterrolebindings", "", "", "rbac.authorization.k8s.io"),
-    ("impersonate", "users", "", "", ""),
-    ("patch", "validatingadmissionpolicies", "", NAME, "admissionregistration.k8s.io"),
+    ("get", "secrets", NAMESPACE, ""),
+    ("list", "secrets", "", ""),
+    ("list", "configmaps", "kube-system", ""),
+    ("get", "configmaps", NAMESPACE, ""),
+    ("create", "pods", "default", ""),
+    ("update", "pods", "default", ""),
+    ("create", "pods/exec", "default", ""),
+    ("patch", "nodes", "", ""),
+    ("patch", "nodes/status", "", ""),
+    *[("update", LEASES, namespace, "another") for namespace in (NAMESPACE, LEDGER)],
+    *[(verb, LEASES, LEDGER, "gpushare-ledger") for verb in ("list", "watch", "patch", "delete", "deletecollection")],
+    ("update", LEASES, "kube-system", "gpushare-ledger"),
+    ("delete", LEASES, NAMESPACE, NAME),
+    ("update", LEASES, "kube-system", NAME),
+    ("update", LEASES, "kube-node-lease", "gpu1"),
+    ("create", "serviceaccounts/token", NAMESPACE, NAME),
+    ("create", "clusterrolebindings.rbac.authorization.k8s.io", "", ""),
+    ("impersonate", "users", "", ""),
+    ("patch", "validatingadmissionpolicies.admissionregistration.k8s.io", "", NAME),
 ]
 
 
 @pytest.mark.parametrize(("asked", "answer"), [(each, True) for each in ALLOWED] + [(each, False) for each in DENIED])
 def test_service_account_rights(server, asked, answer):
-    verb, resource, namespace, name, group = asked
-    assert server.may(ACCOUNT, verb, resource, namespace, name, group) is answer
-
-
-@pytest.mark.parametrize("account", [f"{LEDGER}:gpushare-extender", f"{NAMESPACE}:{NAME}"])
-def test_extenders_of_two_modes_share_one_ledger(server, account):
-    """kubectl adds up all bindings."""
-    own = {**role_templates.defaults("gpushare"), **role_templates.variables_of("gpushare", "vars")}
-    own |= {"gpushare_image_pull_policy": "Never", "__gpushare_archive_sha256": ""}
-    server.apply(*role_templates.objects("gpushare", "extender", **own))
-
-    def may(verb, lease, namespace=LEDGER):
-        words = ("auth", "can-i", verb, lease, f"--namespace={namespace}", f"--as=system:serviceaccount:{account}")
-        return server.kubectl(*words).stdout.strip()
-
-    leases = "leases.coordination.k8s.io"
-    ledger = f"{leases}/gpushare-ledger"
-    assert [may("create", leases), may("get", ledger), may("update", ledger)] == ["yes"] * 3
-    for verb in ("list", "watch", "patch", "delete", "deletecollection"):
-        assert may(verb, ledger) == "no", verb
-    assert [may("update", f"{leases}/another"), may("update", ledger, "kube-system")] == ["no"] * 2
+    verb, resource, namespace, name = asked
+    plural, _dot, group = resource.partition(".")
+    assert server.may(ACCOUNT, verb, plural, namespace, name, group) is answer
 
 
 def test_other_service_accounts_have_no_rights(server):
@@ -190,62 +168,56 @@ def container(name="c", limits=None, requests=None, **more):
 
 ONE = {MEMORY: "1"}
 PLAIN = container("plain")
-SIDECAR = {"restartPolicy": "Always"}
 NOT_ITS_SCHEDULER = f"set spec.schedulerName to {NAME}"
 NO_CARD = "use spec.nodeSelector in place of spec.nodeName"
 
+
+def asks(amount, name="c", **more):
+    return container(name, {MEMORY: amount}, **more)
+
+
+def spec(*containers, **more):
+    return {"containers": [*containers], **more}
+
+
+FILLER = [container(f"c{number}", {"cpu": "1"}) for number in range(1000)]
+ADMITTED = {
+    "no resources": spec(PLAIN),
+    "empty resources": spec(container(resources={})),
+    "other limits": spec(container(limits={"cpu": "1", "memory": "1Gi"})),
+    "only other requests": spec(container(requests={"cpu": "100m"})),
+    "another device": spec(container(limits={"nvidia.com/gpu": "1"})),
+    "a name that begins alike": spec(container(limits={f"{MEMORY}-x": "1"})),
+    "no units": spec(asks("0")),
+    "no units in another spelling": spec(asks("0Gi")),
+    "another scheduler and no memory": spec(PLAIN, schedulerName="other"),
+    "ours and no memory": spec(PLAIN, schedulerName=NAME),
+    "ours": spec(asks("1"), schedulerName=NAME),
+    "ours, several containers": spec(PLAIN, asks("1", "a"), asks("1", "b"), schedulerName=NAME),
+    "ours, init container": spec(PLAIN, schedulerName=NAME, initContainers=[asks("1", "i")]),
+    "a node of its own and no memory": spec(PLAIN, nodeName="gpu1"),
+    "many containers without": spec(*FILLER),
+}
+NOT_ITS_SCHEDULERS = {
+    "limit": spec(asks("1")),
+    "limit and request": spec(asks("1", requests=ONE)),
+    "many units": spec(asks("16384")),
+    "units in another spelling": spec(asks("1k")),
+    "the second container": spec(PLAIN, asks("1", "a")),
+    "init container": spec(PLAIN, initContainers=[asks("1", "i")]),
+    "second init container": spec(PLAIN, initContainers=[container("h"), asks("1", "i")]),
+    "sidecar": spec(PLAIN, initContainers=[asks("1", "i", restartPolicy="Always")]),
+    "another scheduler": spec(asks("1"), schedulerName="other"),
+    "the cluster's by name": spec(asks("1"), schedulerName="default-scheduler"),
+    "a name that begins with ours": spec(asks("1"), schedulerName=f"{NAME}-2"),
+    "held back by a gate": spec(asks("1"), schedulingGates=[{"name": "wait"}]),
+    "many containers": spec(*FILLER[:500], asks("1", "last")),
+}
 # The pod's spec, and the refusal's message.
 PODS = {
-    "no resources": ({"containers": [PLAIN]}, ""),
-    "empty resources": ({"containers": [container(resources={})]}, ""),
-    "other limits": ({"containers": [container(limits={"cpu": "1", "memory": "1Gi"})]}, ""),
-    "only other requests": ({"containers": [container(requests={"cpu": "100m"})]}, ""),
-    "another device": ({"containers": [container(limits={"nvidia.com/gpu": "1"})]}, ""),
-    "a name that begins alike": ({"containers": [container(limits={f"{MEMORY}-x": "1"})]}, ""),
-    "no units": ({"containers": [container(limits={MEMORY: "0"})]}, ""),
-    "no units in another spelling": ({"containers": [container(limits={MEMORY: "0Gi"})]}, ""),
-    "another scheduler and no memory": ({"schedulerName": "other", "containers": [PLAIN]}, ""),
-    "ours and no memory": ({"schedulerName": NAME, "containers": [PLAIN]}, ""),
-    "ours": ({"schedulerName": NAME, "containers": [container(limits=ONE)]}, ""),
-    "ours, several containers": (
-        {"schedulerName": NAME, "containers": [PLAIN, container("a", ONE), container("b", ONE)]},
-        "",
-    ),
-    "ours, init container": (
-        {"schedulerName": NAME, "initContainers": [container("i", ONE)], "containers": [PLAIN]},
-        "",
-    ),
-    "a node of its own and no memory": ({"nodeName": "gpu1", "containers": [PLAIN]}, ""),
-    "limit": ({"containers": [container(limits=ONE)]}, NOT_ITS_SCHEDULER),
-    "limit and request": ({"containers": [container(limits=ONE, requests=ONE)]}, NOT_ITS_SCHEDULER),
-    "many units": ({"containers": [container(limits={MEMORY: "16384"})]}, NOT_ITS_SCHEDULER),
-    "units in another spelling": ({"containers": [container(limits={MEMORY: "1k"})]}, NOT_ITS_SCHEDULER),
-    "the second container": ({"containers": [PLAIN, container("a", ONE)]}, NOT_ITS_SCHEDULER),
-    "init container": ({"initContainers": [container("i", ONE)], "containers": [PLAIN]}, NOT_ITS_SCHEDULER),
-    "second init container": (
-        {"initContainers": [container("h"), container("i", ONE)], "containers": [PLAIN]},
-        NOT_ITS_SCHEDULER,
-    ),
-    "sidecar": ({"initContainers": [container("i", ONE, **SIDECAR)], "containers": [PLAIN]}, NOT_ITS_SCHEDULER),
-    "another scheduler": ({"schedulerName": "other", "containers": [container(limits=ONE)]}, NOT_ITS_SCHEDULER),
-    "the cluster's by name": (
-        {"schedulerName": "default-scheduler", "containers": [container(limits=ONE)]},
-        NOT_ITS_SCHEDULER,
-    ),
-    "a name that begins with ours": (
-        {"schedulerName": f"{NAME}-2", "containers": [container(limits=ONE)]},
-        NOT_ITS_SCHEDULER,
-    ),
-    "held back by a gate": (
-        {"schedulingGates": [{"name": "wait"}], "containers": [container(limits=ONE)]},
-        NOT_ITS_SCHEDULER,
-    ),
-    "ours past it": ({"schedulerName": NAME, "nodeName": "gpu1", "containers": [container(limits=ONE)]}, NO_CARD),
-    "many containers": (
-        {"containers": [*(container(f"c{n}", {"cpu": "1"}) for n in range(500)), container("last", ONE)]},
-        NOT_ITS_SCHEDULER,
-    ),
-    "many containers without": ({"containers": [container(f"c{n}", {"cpu": "1"}) for n in range(1000)]}, ""),
+    **{case: (one, "") for case, one in ADMITTED.items()},
+    **{case: (one, NOT_ITS_SCHEDULER) for case, one in NOT_ITS_SCHEDULERS.items()},
+    "ours past it": (spec(asks("1"), schedulerName=NAME, nodeName="gpu1"), NO_CARD),
 }
 
 
@@ -265,19 +237,19 @@ def guarded(server):
     return name
 
 
-def pod(spec, name="p", **metadata):
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
+def pod(wanted, name="p", **metadata):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": wanted}
 
 
 @pytest.mark.parametrize("case", PODS)
 def test_policy_admits_or_refuses_pods(server, guarded, case):
-    spec, message = PODS[case]
+    wanted, message = PODS[case]
     path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
     if not message:
-        assert server.request("POST", path, pod(spec))["kind"] == "Pod"
+        assert server.request("POST", path, pod(wanted))["kind"] == "Pod"
         return
     with pytest.raises(Refused) as refusal:
-        server.request("POST", path, pod(spec))
+        server.request("POST", path, pod(wanted))
     assert refusal.value.status == 403
     assert f"ValidatingAdmissionPolicy '{NAME}'" in str(refusal.value)
     assert message in str(refusal.value) and MEMORY in str(refusal.value)
@@ -292,8 +264,8 @@ def test_policy_v1beta1_behaves_like_v1_and_upgrades_to_it():
         assert apply(old, first)["changed"] and not apply(old, first)["changed"]
         path = "/api/v1/namespaces/default/pods?dryRun=All"
         until(lambda: old.ask("POST", path, pod(PODS["limit"][0]))[0] == 403)
-        for what, (spec, message) in PODS.items():
-            status, text = old.ask("POST", path, pod(spec))
+        for what, (wanted, message) in PODS.items():
+            status, text = old.ask("POST", path, pod(wanted))
             assert (status, message in text) == (403 if message else 201, True), f"{what}: {text}"
         # The cluster goes to 1.30.
         apply(old, rendered("policy"))
@@ -322,7 +294,7 @@ def test_policy_ignores_updates_of_existing_pods(server, guarded):
 
     def made():
         try:
-            return server.request("POST", path, pod({"containers": [container(limits=ONE)]}, "old"))
+            return server.request("POST", path, pod(spec(asks("1")), "old"))
         except Refused:
             return None
 
@@ -330,7 +302,7 @@ def test_policy_ignores_updates_of_existing_pods(server, guarded):
     apply(server, rendered("policy"))
 
     def refused():
-        return server.ask("POST", f"{path}?dryRun=All", pod({"containers": [container(limits=ONE)]}))[0] == 403
+        return server.ask("POST", f"{path}?dryRun=All", pod(spec(asks("1"))))[0] == 403
 
     until(refused)
     labelled = server.request("PATCH", f"{path}/old", {"metadata": {"labels": {"a": "b"}}}, MERGE)
@@ -348,7 +320,7 @@ def test_policy_ignores_updates_of_existing_pods(server, guarded):
 def test_pods_can_not_request_memory_later(server, guarded):
     """Admission of new pods is sufficient."""
     path = f"/api/v1/namespaces/{guarded}/pods"
-    server.request("POST", path, pod({"containers": [container()]}, "later"))
+    server.request("POST", path, pod(spec(container()), "later"))
     more = {"spec": {"containers": [{"name": "c", "resources": {"limits": ONE, "requests": ONE}}]}}
     strategic = "application/strategic-merge-patch+json"
     for place in ("", "/resize"):
@@ -363,11 +335,8 @@ def test_pods_can_not_request_memory_later(server, guarded):
 
 def test_policy_admits_mirror_pods(server, guarded):
     """Static pods run already, so their cards must be counted."""
-    static = pod(
-        {"nodeName": "gpu9", "containers": [container(limits=ONE)]},
-        "static-gpu9",
-        annotations={"kubernetes.io/config.mirror": "ab", "kubernetes.io/config.hash": "ab"},
-    )
+    mirror = {"kubernetes.io/config.mirror": "ab", "kubernetes.io/config.hash": "ab"}
+    static = pod(spec(asks("1"), nodeName="gpu9"), "static-gpu9", annotations=mirror)
     as_node = server.kubeconfig_of("system:node:gpu9", ("system:nodes",))
     grant = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

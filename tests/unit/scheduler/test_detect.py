@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import (
@@ -75,21 +77,17 @@ def test_lease_holder_is_last():
 )
 def test_lease_holder_is_found_by_host_name_label_or_address(names, hostname, leader):
     def api_node(name, host):
-        labels = {**CONTROL, **({"kubernetes.io/hostname": host} if hostname == "label" else {})}
+        node = raw_node(name)
+        if hostname == "label":
+            node["metadata"]["labels"] = {**CONTROL, "kubernetes.io/hostname": host}
         addresses = [{"type": "InternalIP", "address": "10.0.0.9"}]
-        addresses += [{"type": "Hostname", "address": host}] if hostname == "address" else []
-        info = {"kubeletVersion": "v1.36.3", "osImage": "Debian"}
-        return {"metadata": {"name": name, "labels": labels}, "status": {"nodeInfo": info, "addresses": addresses}}
+        node["status"]["addresses"] = addresses + [{"type": "Hostname", "address": host}] * (hostname == "address")
+        return node
 
-    class Cluster:
-        def list_all(self, api_version, kind, **_selected):
-            return [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)] if kind == "Node" else []
-
-        def get(self, _ref):
-            return {"spec": {"holderIdentity": f"{leader}_7a-1"}}
-
+    nodes = [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)]
+    api = Api(nodes, (), {"Lease": {"spec": {"holderIdentity": f"{leader}_7a-1"}}})
     hosts = dict(zip(("a", "b"), names, strict=True))
-    assert select_mode("static_pod", hosts, read_state(Cluster(), Cluster().list_all("v1", "Node"))).hosts == ("b", "a")
+    assert select_mode("static_pod", hosts, read_state(api, nodes)).hosts == ("b", "a")
 
 
 def test_dedicated_mode_on_a_kubeadm_cluster():
@@ -101,12 +99,7 @@ def test_dedicated_mode_on_a_kubeadm_cluster():
 @pytest.mark.parametrize(
     ("mode", "hosts", "state", "sentence"),
     [
-        (
-            "auto",
-            {"cp1.lab": "cp1"},
-            THREE,
-            "control_plane: node cp2, cp3 runs a kube-scheduler and has no host in this group",
-        ),
+        ("auto", {"cp1.lab": "cp1"}, THREE, "control_plane: node cp2, cp3 runs a kube-scheduler and has no host"),
         ("auto", {}, KUBEADM, "control_plane: node cp1 runs a kube-scheduler and has no host"),
         ("auto", {}, K3S, "control_plane: node s1 runs a kube-scheduler and has no host"),
         ("auto", {"a": "cp1", "b": "nowhere"}, KUBEADM, "the cluster has no node nowhere; set gpu_node_name of host b"),
@@ -133,20 +126,20 @@ class Api:
         self.objects = dict(objects)
         self.answer = version
         self.asked = []
-        self.requests: dict[str, int] = {}
+        self.requests = collections.Counter()
 
     def list_all(self, _version, kind, namespace="", field_selector="", label_selector=""):
-        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        self.requests["GET"] += 1
         assert kind == "Node" or (namespace, label_selector) == ("kube-system", "component=kube-scheduler")
         return list(self.lists[kind])
 
     def get(self, ref):
-        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        self.requests["GET"] += 1
         self.asked.append(ref)
         return self.objects.get(ref.kind)
 
     def version(self):
-        self.requests["GET"] = self.requests.get("GET", 0) + 1
+        self.requests["GET"] += 1
         return {"gitVersion": self.answer}
 
 
@@ -170,6 +163,23 @@ def asked(**given):
     return {"memory_unit": None, "scheduler": {**defaults, **given}}
 
 
+def detected(api, **given):
+    return collect(api, asked(**{"hosts": {"a": "cp1"}, **given}))["scheduler"]
+
+
+def kubeadm(objects=(), **more):
+    """Return a cluster whose only control-plane machine is cp1."""
+    return Api([raw_node("cp1")], [mirror("cp1")], objects, **more)
+
+
+COREOS = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
+
+
+def openshift_of(version, objects=()):
+    found = {"ClusterVersion": {"status": {"desired": {"version": version}}}}
+    return Api([raw_node("m0", COREOS)], (), {**found, **dict(objects)})
+
+
 def test_kubeadm_cluster_takes_seven_requests():
     api = Api(
         [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)],
@@ -186,21 +196,19 @@ def test_kubeadm_cluster_takes_seven_requests():
 
 @pytest.mark.parametrize(("version", "policy"), [("4.9.59", True), ("4.10.0", False), ("4.22.1", False)])
 def test_openshift_detected_by_cluster_version(version, policy):
-    os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
-    api = Api([raw_node("m0", os)], (), {"ClusterVersion": {"status": {"desired": {"version": version}}}})
-    found = collect(api, asked())["scheduler"]
+    found = detected(openshift_of(version), hosts={})
     assert (found["mode"], found["openshift"], found["takes_policy"]) == ("openshift", version, policy)
 
 
 def test_coreos_without_openshift():
     api = Api([raw_node("cp1", "Red Hat Enterprise Linux CoreOS 9")], [mirror("cp1")])
-    assert collect(api, asked(hosts={"a": "cp1"}))["scheduler"]["mode"] == "static_pod"
+    assert detected(api)["mode"] == "static_pod"
 
 
 def test_namespace_metadata_is_reduced():
     metadata = {"name": "n", "labels": {"a": "b"}, "annotations": {"kubegpu.share/created": "true", "long": "text"}}
-    api = Api([raw_node("cp1")], [mirror("cp1")], {"Namespace": {"metadata": {**metadata, "uid": "u"}}})
-    found = collect(api, asked(hosts={"a": "cp1"}, namespace="n"))["scheduler"]["namespace"]
+    api = kubeadm({"Namespace": {"metadata": {**metadata, "uid": "u"}}})
+    found = detected(api, namespace="n")["namespace"]
     marks = {"kubegpu.share/created": "true"}
     assert found == {"name": "n", "metadata": {"name": "n", "labels": {"a": "b"}, "annotations": marks}}
 
@@ -216,48 +224,38 @@ def thing(name, ours=True, **more):
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "Deployment"])
 def test_leftover_dedicated_scheduler_refused_and_listed_for_removal(kind):
-    api = Api([raw_node("cp1")], [mirror("cp1")], {kind: thing("gpushare-scheduler")})
+    api = kubeadm({kind: thing("gpushare-scheduler")})
     with pytest.raises(BadInput) as caught:
-        collect(api, asked(hosts={"a": "cp1"}))
+        detected(api)
     message = str(caught.value)
     assert message.startswith("scheduler_mode: static_pod (node cp1 runs") and f"leave {kind} " in message
     assert "playbooks/uninstall.yml --limit localhost,control_plane -e scheduler_mode=dedicated" in message
-    found = collect(api, asked(hosts={"a": "cp1"}, state="absent"))["scheduler"]
+    found = detected(api, state="absent")
     assert found["mode"] == "static_pod" and [one.split()[0] for one in found["leftovers"]] == [kind]
     # Its own mode continues.
-    assert collect(api, asked(mode="dedicated"))["scheduler"]["leftovers"] == []
+    assert detected(api, mode="dedicated", hosts={})["leftovers"] == []
 
 
-def test_foreign_and_terminating_objects_are_no_leftovers():
-    for one in (
-        thing("gpushare-scheduler", ours=False),
-        thing("gpushare-scheduler", deletionTimestamp="2026-01-01T00:00:00Z"),
-    ):
-        api = Api([raw_node("cp1")], [mirror("cp1")], {"ValidatingAdmissionPolicy": one, "Deployment": one})
-        assert collect(api, asked(hosts={"a": "cp1"}))["scheduler"]["leftovers"] == []
+@pytest.mark.parametrize("more", [{"ours": False}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
+def test_foreign_and_terminating_objects_are_no_leftovers(more):
+    one = thing("gpushare-scheduler", **more)
+    assert detected(kubeadm({"ValidatingAdmissionPolicy": one, "Deployment": one}))["leftovers"] == []
 
 
 @pytest.mark.parametrize(
     ("version", "api_version"), [("v1.30.2", "v1"), ("v1.29.9+k3s1", "v1beta1"), ("v1.27.1", None)]
 )
 def test_policy_requested_in_the_served_version(version, api_version):
-    api = Api([raw_node("cp1")], [mirror("cp1")], version=version)
-    collect(api, asked(hosts={"a": "cp1"}))
+    api = kubeadm(version=version)
+    detected(api)
     found = [ref.api_version for ref in api.asked if ref.kind == "ValidatingAdmissionPolicy"]
     assert found == ([f"admissionregistration.k8s.io/{api_version}"] if api_version else [])
 
 
 def test_leftover_extender_daemon_set_reported():
-    os = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
-
-    def left(version):
-        objects = {
-            "ClusterVersion": {"status": {"desired": {"version": version}}},
-            "DaemonSet": thing("gpushare-extender"),
-        }
-        return collect(Api([raw_node("m0", os)], (), objects), asked())["scheduler"]["leftovers"]
-
-    assert left("4.9.59") == [] and left("4.10.0") == ["DaemonSet gpushare-system/gpushare-extender"]
-    api = Api([raw_node("cp1")], [mirror("cp1")], {"DaemonSet": thing("gpushare-extender")})
-    assert collect(api, asked(mode="dedicated"))["scheduler"]["leftovers"] == left("4.10.0")
-    assert collect(api, asked(hosts={"a": "cp1"}))["scheduler"]["leftovers"] == []
+    left = {"DaemonSet": thing("gpushare-extender")}
+    reported = ["DaemonSet gpushare-system/gpushare-extender"]
+    assert detected(openshift_of("4.9.59", left), hosts={})["leftovers"] == []
+    assert detected(openshift_of("4.10.0", left), hosts={})["leftovers"] == reported
+    assert detected(kubeadm(left), mode="dedicated", hosts={})["leftovers"] == reported
+    assert detected(kubeadm(left))["leftovers"] == []

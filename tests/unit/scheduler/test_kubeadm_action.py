@@ -18,6 +18,7 @@ from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as a
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as module
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm import cluster_configuration
 from own_cluster import run_playbook
 from real_apiserver import ApiServer, api_server
 from test_kubeadm_config import USERS_LIST, FakeKube, stored
@@ -45,30 +46,21 @@ STEPS: list[tuple[str, JsonObject, bool]] = [
 def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, JsonObject]:
     """Run all steps in one play; return each result and the ConfigMap after it."""
     folder = tmp_path_factory.mktemp("kubeadm")
-    (folder / "map.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": "kubeadm-config", "namespace": "kube-system"},
-                "data": {module.KEY: TEXT, "other": "stays"},
-            }
-        )
-    )
+    metadata = {"name": "kubeadm-config", "namespace": "kube-system"}
+    data = {module.KEY: TEXT, "other": "stays"}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    (folder / "map.yaml").write_text(yaml.safe_dump(config_map))
     kubectl = f"{api_server.programs['kubectl']} --kubeconfig={api_server.kubeconfig} --namespace=kube-system"
     tasks: list[JsonObject] = []
     for number, (name, arguments, check) in enumerate(STEPS):
         if name == "make":
-            tasks.append(
-                {"ansible.builtin.command": f"{kubectl} create -f {folder}/map.yaml", "register": f"r{number}"}
-            )
+            task: JsonObject = {"ansible.builtin.command": f"{kubectl} create -f {folder}/map.yaml"}
         else:
             options = {"kubeconfig": str(api_server.kubeconfig), **arguments}
-            tasks.append(
-                {"kubegpu.share.kubeadm_config": options, "check_mode": check, "diff": True, "register": f"r{number}"}
-            )
-        look = f"{kubectl} get configmap kubeadm-config --ignore-not-found -o json"
-        tasks.append({"ansible.builtin.command": look, "register": f"m{number}", "check_mode": False})
+            task = {"kubegpu.share.kubeadm_config": options, "check_mode": check, "diff": True}
+        read = f"{kubectl} get configmap kubeadm-config --ignore-not-found -o json"
+        tasks.append({**task, "register": f"r{number}"})
+        tasks.append({"ansible.builtin.command": read, "register": f"m{number}", "check_mode": False})
     names = ", ".join(f"'r{n}': r{n}, 'm{n}': m{n}" for n in range(len(STEPS)))
     results = {"content": f"{{{{ {{ {names} }} | to_json }}}}", "dest": str(folder / "results.json")}
     tasks.append({"ansible.builtin.copy": results, "check_mode": False})
@@ -149,10 +141,7 @@ def test_concurrent_change_is_kept() -> None:
 
 
 def test_concurrent_equal_change_is_no_change() -> None:
-    kube, other = FakeKube(TEXT), FakeKube(TEXT)
-    act(other)
-    assert other.map is not None
-    text = other.map["data"][module.KEY]
+    kube, text = FakeKube(TEXT), cluster_configuration(TEXT, present=True).text
     kube.meanwhile = lambda: kube.change(text)
     assert not act(kube)["changed"]
 

@@ -127,26 +127,25 @@ def test_renewed_lease_ends_the_wait(leases: list[tuple[str, str]], hostname: st
     assert Cluster(*leases).lease().wait_for_renewal(BEFORE, hostname, 30) == holder
 
 
-@pytest.mark.parametrize("leases", [[("cp1_old", "10")], [("cp1_old", "10"), ("cp1_old", "12")], [("", "")]])
-def test_lease_not_renewed_in_time(leases: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(
+    ("leases", "reason"),
+    [
+        ([("cp1_old", "10")], "its last holder is cp1_old"),
+        ([("cp1_old", "10"), ("cp1_old", "12")], "its last holder is cp1_old"),
+        ([("", "")], "its last holder is nobody"),
+        ([("away", "")], "the API server at x can't be reached: refused"),
+    ],
+)
+def test_lease_not_renewed_in_time(leases: list[tuple[str, str]], reason: str) -> None:
     cluster = Cluster(*leases)
-    with pytest.raises(NotInEffect, match=r"its lease kube-system/kube-scheduler isn't renewed after 30 s"):
+    words = rf"its lease kube-system/kube-scheduler isn't renewed after 30 s \({reason}\)"
+    with pytest.raises(NotInEffect, match=words):
         cluster.lease().wait_for_renewal(BEFORE, "cp1", 30)
     assert 30 <= cluster.time < 33
 
 
-def test_unreachable_api_server_is_reported() -> None:
-    with pytest.raises(
-        NotInEffect, match=r"isn't renewed after 30 s \(the API server at x can't be reached: refused\)"
-    ):
-        Cluster(("away", "")).lease().wait_for_renewal(BEFORE, "cp1", 30)
-
-
 def test_another_lease() -> None:
-    cluster = Cluster(("cp1_old", "10"), ("cp1_new", "12"))
-    cluster.ref = Ref("coordination.k8s.io/v1", "Lease", "a", "b")
-    assert cluster.lease().wait_for_renewal(BEFORE, "cp1", 30) == "cp1_new"
     cluster = Cluster(("", ""))
     cluster.ref = Ref("coordination.k8s.io/v1", "Lease", "a", "b")
-    with pytest.raises(NotInEffect, match=r"its lease a/b isn't renewed .*its last holder is nobody"):
+    with pytest.raises(NotInEffect, match=r"its lease a/b isn't renewed "):
         cluster.lease().wait_for_renewal(BEFORE, "cp1", 30)

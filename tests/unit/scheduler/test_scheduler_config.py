@@ -43,10 +43,7 @@ MORE_FLAGS = {
 
 @pytest.mark.parametrize(
     ("minor", "version"),
-    [
-        *[(19, "v1beta1"), (20, "v1beta1"), (21, "v1beta1"), (22, "v1beta2"), (23, "v1beta3"), (24, "v1beta3")],
-        *[(25, "v1"), (27, "v1"), (28, "v1"), (29, "v1"), (36, "v1"), (40, "v1")],
-    ],
+    [(19, "v1beta1"), (21, "v1beta1"), (22, "v1beta2"), (23, "v1beta3"), (24, "v1beta3"), (25, "v1"), (40, "v1")],
 )
 def test_version_of_the_configuration(minor: int, version: str) -> None:
     config = yaml.safe_load(sc.FORM.new(minor, FLAGS, EXTENDER))
@@ -85,9 +82,8 @@ def test_minor_refused(image: str, version: str | None, words: str) -> None:
 @pytest.mark.parametrize(
     ("minor", "wanted", "form"),
     [
-        *[(18, "auto", "policy"), (18, "policy", "policy"), (14, "auto", "policy")],
-        *[(19, "auto", "config"), (19, "policy", "policy"), (19, "config", "config")],
-        *[(22, "auto", "config"), (22, "policy", "policy"), (23, "auto", "config"), (36, "config", "config")],
+        *[(14, "auto", "policy"), (18, "auto", "policy"), (18, "policy", "policy"), (19, "auto", "config")],
+        *[(19, "policy", "policy"), (19, "config", "config"), (22, "policy", "policy"), (23, "auto", "config")],
     ],
 )
 def test_policy_or_configuration(minor: int, wanted: str, form: str) -> None:
@@ -98,7 +94,6 @@ def test_policy_or_configuration(minor: int, wanted: str, form: str) -> None:
     ("minor", "wanted", "words"),
     [
         (23, "policy", r"^scheduler_configuration: kube-scheduler 1\.23 reads no Policy"),
-        (36, "policy", r"^scheduler_configuration: kube-scheduler 1\.36 reads no Policy"),
         (18, "config", r"^scheduler_configuration: kube-scheduler 1\.18 takes extenders from a Policy only"),
     ],
 )
@@ -125,12 +120,8 @@ def test_flags_are_repeated_in_the_configuration(tmp_path: Path) -> None:
     text = sc.FORM.new(36, MORE_FLAGS, EXTENDER)
     config = yaml.safe_load(text)
     assert config["clientConnection"] == {"kubeconfig": "/etc/kubernetes/scheduler.conf", "qps": 75.0, "burst": 150}
-    assert config["leaderElection"] == {
-        "leaderElect": False,
-        "leaseDuration": "30s",
-        "renewDeadline": "20s",
-        "resourceName": "mine",
-    }
+    times = {"leaseDuration": "30s", "renewDeadline": "20s"}
+    assert config["leaderElection"] == {"leaderElect": False, **times, "resourceName": "mine"}
     assert config["enableProfiling"] is False and config["enableContentionProfiling"] is False
     assert real_scheduler.complaint(text, tmp_path) == ""
 
@@ -154,15 +145,10 @@ OLD_FLAGS = {
 def test_the_configuration_repeats_flags_up_to_1_22() -> None:
     text = sc.FORM.new(20, OLD_FLAGS, EXTENDER)
     config = yaml.safe_load(text)
-    assert config["leaderElection"] == {
-        "leaderElect": True,
-        "resourceName": "turns",
-        "resourceNamespace": "elsewhere",
-    }
-    args = {"hardPodAffinityWeight": 7}
-    assert config["profiles"] == [
-        {"schedulerName": "mine", "pluginConfig": [{"name": "InterPodAffinity", "args": args}]}
-    ]
+    lease = {"resourceName": "turns", "resourceNamespace": "elsewhere"}
+    assert config["leaderElection"] == {"leaderElect": True, **lease}
+    arguments = [{"name": "InterPodAffinity", "args": {"hardPodAffinityWeight": 7}}]
+    assert config["profiles"] == [{"schedulerName": "mine", "pluginConfig": arguments}]
     only = yaml.safe_load(sc.FORM.new(20, {"hard-pod-affinity-symmetric-weight": "7"}, EXTENDER))
     assert only["profiles"][0]["schedulerName"] == "default-scheduler"
     assert "profiles" not in yaml.safe_load(sc.FORM.new(20, FLAGS, EXTENDER))
@@ -206,17 +192,6 @@ def test_insecure_port_listens_on_loopback_only(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.2", port), 5).close()
 
 
-@pytest.mark.parametrize(
-    ("minor", "found"),
-    [
-        *[(19, ("v1beta1", 22, 23)), (21, ("v1beta1", 22, 23)), (22, ("v1beta2", 23, 28))],
-        *[(23, ("v1beta3", 25, 29)), (24, ("v1beta3", 25, 29)), (25, None), (28, None), (29, None), (40, None)],
-    ],
-)
-def test_upgrades_that_outlive_a_configuration(minor: int, found: tuple[str, int, int] | None) -> None:
-    assert sc.outlived(minor) == found
-
-
 REAL = [real_scheduler.release(*one) for one in (("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1"))]
 
 
@@ -245,11 +220,9 @@ def test_real_scheduler_reads_new_and_merged_configurations(version: str, api: s
 
 
 def as_json(text: str) -> str:
-    """A JSON file as hands write it, with tabs."""
-    return (
-        json.dumps(yaml.safe_load(text), indent="\t").replace('"filterVerb": "filter",', '"filterVerb":"filter",')
-        + "\n"
-    )
+    """Return a text as JSON that was written by hand, with tabs."""
+    tabs = json.dumps(yaml.safe_load(text), indent="\t")
+    return tabs.replace('"filterVerb": "filter",', '"filterVerb":"filter",') + "\n"
 
 
 def test_merge_keeps_every_line_of_the_user(tmp_path: Path) -> None:
@@ -321,12 +294,9 @@ def test_upstream_extender_restored_in_a_changed_file(write) -> None:  # type: i
     ours = sc.FORM.merged("/c", before, 36, EXTENDER)
     assert sc.FORM.has("/c", sc.FORM.merged("/c", write(UPSTREAM.partition("extenders:")[0]), 36, EXTENDER), EXTENDER)
     assert not sc.FORM.has("/c", before, EXTENDER) and not sc.FORM.has("/c", ours, EXTENDER)
-    changed = ours.replace("KubeSchedulerConfiguration", "KubeSchedulerConfiguration", 1)
-    changed = (
-        changed.rstrip()[:-1].rstrip() + ',\n\t"parallelism": 4\n}\n'
-        if write is not str
-        else changed + "parallelism: 4\n"
-    )
+    changed = ours + "parallelism: 4\n"
+    if write is not str:
+        changed = ours.rstrip()[:-1].rstrip() + ',\n\t"parallelism": 4\n}\n'
     undone = sc.FORM.undone("/c", changed, before, EXTENDER)
     assert yaml.safe_load(undone.replace("\t", " ")) == {**yaml.safe_load(UPSTREAM), "parallelism": 4}
     assert sc.FORM.undone("/c", before, before, EXTENDER) == before, "what is there again stays"
@@ -344,31 +314,19 @@ def test_empty_json_list_is_restored(empty: str) -> None:
     ("change", "words"),
     [
         (lambda t: t.replace("filterVerb: filter", "bindVerb: bind"), r"/c has an extender that binds pods already"),
-        (
-            lambda t: t.replace("extenders:", "extenderz:"),
-            r"/c, line 11: kube-scheduler 1\.36 has no field extenderz",
-        ),
-        (
-            lambda t: t.replace("filterVerb", "filterverb"),
-            r"/c, line 14: kube-scheduler 1\.36 has no field extenders\[0\]\.filterverb",
-        ),
+        (lambda t: t.replace("extenders:", "extenderz:"), r"/c, line 11: .* 1\.36 has no field extenderz"),
+        (lambda t: t.replace("filterVerb", "filterverb"), r"/c, line 14: .* no field extenders\[0\]\.filterverb"),
         (lambda t: t.replace("leaderElect:", "leader:"), r"no field leaderElection\.leader"),
         (lambda t: t.replace("io/v1", "io/v1beta3"), r"1\.36 doesn't read kubescheduler\.config\.k8s\.io/v1beta3"),
         (lambda t: t.replace("kind: Kube", "kind: Other"), "isn't a KubeSchedulerConfiguration"),
         (lambda t: t + "x: [\n", r"/c, line [0-9]+, can't be parsed"),
         (lambda t: t.split("extenders:")[0] + "extenders: {a: b}\n", "extenders isn't a list"),
-        (lambda t: t + "podMaxBackoff: 3\n", "no field podMaxBackoff"),
+        (lambda t: UPSTREAM + UPSTREAM.split("extenders:\n")[1], r"has 2 extenders for aliyun\.com/gpu-mem"),
     ],
 )
 def test_refused(change, words: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match=words):
         sc.FORM.merged("/c", change(manifests.USERS_CONFIG), 36, EXTENDER)
-
-
-def test_two_extenders_for_one_resource_refused() -> None:
-    item = UPSTREAM.split("extenders:\n")[1]
-    with pytest.raises(BadInput, match=r"has 2 extenders for aliyun\.com/gpu-mem"):
-        sc.FORM.merged("/c", UPSTREAM + item, 36, EXTENDER)
 
 
 def test_newer_scheduler_allows_unknown_fields() -> None:

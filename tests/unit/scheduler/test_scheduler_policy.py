@@ -18,14 +18,9 @@ from hypothesis import strategies as st
 
 EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 ENTRY = {
-    "urlPrefix": "http://127.0.0.1:12345/gpushare-scheduler",
-    "filterVerb": "filter",
-    "bindVerb": "bind",
+    **{key: value for key, value in EXTENDER.entry().items() if key != "enableHTTPS"},
     "enableHttps": False,
-    "httpTimeout": 30000000000,
-    "nodeCacheCapable": True,
-    "ignorable": False,
-    "managedResources": [{"name": "aliyun.com/gpu-mem", "ignoredByScheduler": False}],
+    "httpTimeout": 30_000_000_000,
 }
 
 USERS = """\
@@ -166,8 +161,7 @@ def test_extender_keys_in_any_case(tmp_path: Path) -> None:
         '{"kind":"Policy", "apiVersion":"v1", "extenders":[ {"urlPrefix":"http://a"} , {"urlPrefix":"http://b"} ]}',
         json.dumps({"kind": "Policy", "apiVersion": "v1", "priorities": []}, indent="\t") + "\n",
         json.dumps(json.loads(USERS), indent=4).replace("\n", "\r\n"),
-        '{\n  "extenders" : [ {\n    "urlPrefix" : "http://a"\n  }, {\n    "urlPrefix" : "http://b"\n  } ],\n'
-        '  "kind" : "Policy",\n  "apiVersion" : "v1"\n}',
+        '{\n  "kind" : "Policy", "apiVersion" : "v1",\n  "extenders" : [ {\n    "urlPrefix" : "http://a"\n  } ]\n}',
         "# in YAML, which kube-scheduler reads too\nkind: Policy\napiVersion: v1\nextenders:\n- urlPrefix: http://a\n",
     ],
 )
@@ -180,65 +174,51 @@ def test_every_layout_is_restored(text: str, tmp_path: Path) -> None:
     assert complaint(done, tmp_path) == ""
 
 
+def line(number: int, place: str, words: str = "") -> str:
+    return rf"^/p, line {number}: {re.escape(place)}{words}"
+
+
 @pytest.mark.parametrize(
-    ("text", "words", "real"),
+    ("old", "new", "words", "real"),
     [
+        ('"weight": 5,', "", line(15, "extenders[0].weight", " isn't greater than 0"), "positive weight"),
+        ('"weight": 1}', '"weight": "1"}', line(10, "priorities[0].weight", " isn't a whole"), "unexpected character"),
+        ('"weight": 1}', '"weight": 0}', line(10, "priorities[0].weight", " isn't greater"), "weight"),
+        ("5000000000", '"5s"', line(18, "extenders[0].httpTimeout", " isn't a whole"), "httpTimeout"),
+        ('SymmetricWeight" : 10', 'SymmetricWeight" : 101', "SymmetricWeight isn't between", "0-100"),
+        ('"Policy"', '"Polizei"', "^/p isn't a Policy$", "no kind"),
+        ('"v1"', '"v2"', "^/p: kube-scheduler reads a Policy of v1, not v2$", "no kind"),
+        ('"extenders" : [', '"extenders" : [,', r"^/p, line 14, can't be parsed \(.+\); it is left", "invalid"),
         (
-            USERS.replace('"weight": 5,', ""),
-            r"^/p, line 15: extenders\[0\]\.weight isn't greater than 0",
-            "positive weight",
-        ),
-        (
-            USERS.replace('"weight": 1}', '"weight": "1"}'),
-            r"^/p, line 10: priorities\[0\]\.weight isn't a whole",
-            "unexpected character",
-        ),
-        (
-            USERS.replace('"weight": 1}', '"weight": 0}'),
-            r"^/p, line 10: priorities\[0\]\.weight isn't greater",
-            "weight",
-        ),
-        (
-            USERS.replace("5000000000", '"5s"'),
-            r"^/p, line 18: extenders\[0\]\.httpTimeout isn't a whole",
-            "httpTimeout",
-        ),
-        (USERS.replace('SymmetricWeight" : 10', 'SymmetricWeight" : 101'), r"SymmetricWeight isn't between", "0-100"),
-        (USERS.replace('"Policy"', '"Polizei"'), "^/p isn't a Policy$", "no kind"),
-        (USERS.replace('"v1"', '"v2"'), "^/p: kube-scheduler reads a Policy of v1, not v2$", "no kind"),
-        (
-            USERS.replace('"extenders" : [', '"extenders" : [,'),
-            r"^/p, line 14, can't be parsed \(.+\); it is left",
-            "invalid",
-        ),
-        (
-            USERS.replace('"nodeCacheCapable": true', '"managedResources": [{"name": "cpu"}]'),
-            r"^/p, line 19: extenders\[0\]\.managedResources\[0\]\.name isn't the name of an extended resource",
+            '"nodeCacheCapable": true',
+            '"managedResources": [{"name": "cpu"}]',
+            line(19, "extenders[0].managedResources[0].name", " isn't the name of an extended resource"),
             "invalid extended resource",
         ),
         (
-            USERS.replace('"EqualPriority", ', '"EqualPriority", "argument": {}, '),
-            r"^/p, line 11: priorities\[1\]\.argument has none of labelPreference",
+            '"EqualPriority", ',
+            '"EqualPriority", "argument": {}, ',
+            line(11, "priorities[1].argument", " has none of labelPreference"),
             "no priority arguments",
         ),
         (
-            USERS.replace('"presence": true', '"presents": true'),
+            '"presence": true',
+            '"presents": true',
             r"^/p, line 7: .* no field predicates\[3\]\.argument\.labelsPresence\.presents$",
             "unknown field: presents",
         ),
         (
-            USERS.replace('"EqualPriority", ', PREFERS).replace('"LeastRequestedPriority",   "weight": 1', OTHER),
-            r"^/p, line 11: priorities\[1\] has a labelPreference, and so has an earlier priority",
+            '"LeastRequestedPriority",   "weight": 1},\n    {"name" : "EqualPriority", ',
+            f'{OTHER}}},\n    {{"name" : {PREFERS}',
+            line(11, "priorities[1]", " has a labelPreference, and so has an earlier priority"),
             "has a different weight",
         ),
-        (
-            USERS.replace('"predicates" : [', '"predicates" : 3, "x": ['),
-            r"^/p, line 4: predicates isn't a list",
-            "cannot|expect",
-        ),
+        ('"predicates" : [', '"predicates" : 3, "x": [', line(4, "predicates", " isn't a list"), "cannot|expect"),
     ],
 )
-def test_invalid_policy_refused(text: str, words: str, real: str, tmp_path: Path) -> None:
+def test_invalid_policy_refused(old: str, new: str, words: str, real: str, tmp_path: Path) -> None:
+    text = USERS.replace(old, new)
+    assert text != USERS
     with pytest.raises(BadInput, match=words):
         sp.FORM.merged("/p", text, None, EXTENDER)
     assert complaint(text, tmp_path) if _validator == OWN_RULES else re.search(real, complaint(text, tmp_path))
