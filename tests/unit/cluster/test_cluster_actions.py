@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-import yaml
+import role_templates
 from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
-from ansible_collections.kubegpu.share.plugins.action import gpu_report, preflight
+from ansible_collections.kubegpu.share.plugins.action import preflight
 from gpu_nodes import gpu_node
 from runtime_kit import containerd_state
 from test_images import archive
-
-ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 CLUSTER = {"version": "v1.36.3", "nodes": [], "sharing_pods": None}
 GPU_NODE = gpu_node(
@@ -28,9 +24,9 @@ GPU_NODE = gpu_node(
 )
 
 
-def act(plugin, task_vars=None, **arguments):
+def act(task_vars=None, **arguments):
     task = SimpleNamespace(args=arguments, check_mode=True, async_val=0, action="x", diff=False)
-    action = plugin.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
+    action = preflight.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
     action._display = MagicMock()
     return action.run(task_vars=task_vars or {}), [call.args[0] for call in action._display.display.call_args_list]
 
@@ -39,20 +35,12 @@ def node(name):
     return {"name": name, "ready": True, "capacity": {}, "annotations": {}, "runtime": "containerd://2.2.9"}
 
 
-def test_a_text_is_printed_unless_it_is_empty():
-    result, printed = act(gpu_report, text="a  b\n  c\n")
-    assert result["changed"] is False and printed == ["a  b\n  c"]
-    result, printed = act(gpu_report, text="")
-    assert result["changed"] is False and printed == []
-
-
 HOSTVARS = {"one": {"gpu_node": GPU_NODE, "gpu_node_name": "gpu1", "driver_version": "615.71.09"}, "cp1": {}}
 
 
 def test_hosts_are_matched_by_node_name(tmp_path):
     image = "localhost/kubegpu/gpushare:1.0.0"
     result, printed = act(
-        preflight,
         {"hostvars": HOSTVARS},
         cluster={**CLUSTER, "nodes": [node("gpu1"), node("cp1")]},
         gpu_nodes=["one"],
@@ -69,9 +57,9 @@ def test_hosts_are_matched_by_node_name(tmp_path):
 
 def test_nodes_outside_the_inventory_are_validated_on_the_controller():
     arguments = {"gpu_nodes": [], "image_delivery": "registry", "cluster": {**CLUSTER, "nodes": [node("worker-1")]}}
-    fine, _printed = act(preflight, {"hostvars": {}}, nodes=["worker-1"], **arguments)
+    fine, _printed = act({"hostvars": {}}, nodes=["worker-1"], **arguments)
     assert fine["problems"] == [] and not fine.get("failed")
-    wrong, _printed = act(preflight, {"hostvars": {}}, nodes=["worker-2"], **arguments)
+    wrong, _printed = act({"hostvars": {}}, nodes=["worker-2"], **arguments)
     assert wrong["msg"].startswith("gpushare_nodes: worker-2 isn't a node of the cluster")
 
 
@@ -88,50 +76,42 @@ def test_an_invalid_archive_is_reported_with_other_problems(tmp_path, given, mes
     archive(tmp_path / "other.tar", manifest_json=[{"RepoTags": ["x/z:1"]}])
     (tmp_path / "text.tar").write_text("no tar")
     arguments = {"image_archive": str(tmp_path / given)} if given else {}
-    result, _printed = act(
-        preflight, {"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image="x/y:1", **arguments
-    )
+    result, _printed = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image="x/y:1", **arguments)
     assert result["failed"] and not result["changed"]
     assert len(result["problems"]) == 2
     assert result["problems"][1].startswith("gpushare_image_archive: ") and message in result["problems"][1]
     assert result["msg"].splitlines()[0] == "2 problems:"
-    registry = act(preflight, {"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
+    registry = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
     assert registry[0]["msg"] == registry[0]["problems"][0]
 
 
 def test_options_of_a_host_come_from_its_variables():
     gpu = {**GPU_NODE, "driver": {**GPU_NODE["driver"], "others": ["runfile"]}}
     hostvars = {"one": {"gpu_node": gpu}, "two": {"gpu_node": gpu, "driver_state": "external"}}
-    result, _printed = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"])
+    result, _printed = act({"hostvars": hostvars}, gpu_nodes=["one", "two"])
     assert result["problems"] == [
         "host one has its driver from a .run file; run '/usr/bin/nvidia-uninstall --silent', "
         "or set driver_state to external"
     ]
-    ignored, _printed = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one", "two"], ignore=["driver-runfile@one"])
+    ignored, _printed = act({"hostvars": hostvars}, gpu_nodes=["one", "two"], ignore=["driver-runfile@one"])
     assert ignored["problems"] == [] and not ignored.get("failed")
-    wrong, _printed = act(preflight, {"hostvars": hostvars}, gpu_nodes=["one"], ignore=["nonsense"])
+    wrong, _printed = act({"hostvars": hostvars}, gpu_nodes=["one"], ignore=["nonsense"])
     assert wrong["failed"] and wrong["msg"].startswith("preflight_ignore: 'nonsense'")
 
 
-def evaluated(role, file, name, **variables):
+def evaluated(role, name, **variables):
+    cards = {"driver": {"cards": [{"uuid": "A"}, {"uuid": "B"}]}}
     given = {
         "groups": {"gpu_nodes": ["one", "gpu2"], "control_plane": ["cp1"]},
-        "hostvars": {
-            "one": {"gpu_node_name": "gpu1", "gpu_node": {"driver": {"cards": [{"uuid": "A"}, {"uuid": "B"}]}}},
-            "gpu2": {},
-            "cp1": {},
-        },
+        "hostvars": {"one": {"gpu_node_name": "gpu1", "gpu_node": cards}, "gpu2": {}, "cp1": {}},
         **variables,
     }
-    for path in ("defaults/main.yml", file):
-        described = yaml.safe_load((ROLES / role / path).read_text()) or {}
-        for key, value in described.items():
-            given[key] = trust_as_template(value) if isinstance(value, str) else value
-    return Templar(loader=DataLoader(), variables=given).template(given[name])
+    own = {**role_templates.defaults(role), **role_templates.variables_of(role, "vars")}
+    return role_templates.value(role, name, **own, **given)
 
 
 def test_node_names_come_from_the_inventory():
-    assert evaluated("gpushare", "defaults/main.yml", "gpushare_nodes") == ["gpu1", "gpu2"]
-    assert evaluated("verify", "vars/main.yml", "__verify_node_uuids") == {"gpu1": ["A", "B"], "gpu2": []}
-    assert evaluated("verify", "vars/main.yml", "__verify_control_plane_names") == ["cp1"]
-    assert evaluated("gpushare", "defaults/main.yml", "gpushare_nodes", groups={}) == []
+    assert evaluated("gpushare", "gpushare_nodes") == ["gpu1", "gpu2"]
+    assert evaluated("verify", "__verify_node_uuids") == {"gpu1": ["A", "B"], "gpu2": []}
+    assert evaluated("verify", "__verify_control_plane_names") == ["cp1"]
+    assert evaluated("gpushare", "gpushare_nodes", groups={}) == []

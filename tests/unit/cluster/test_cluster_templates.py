@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import pytest
+import role_templates
 import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from gpushare.extender import command as extender_command
 from gpushare.plugin import command as plugin_command
@@ -245,8 +244,5 @@ def test_nodes_are_annotated_with_the_cdi_state_of_their_runtime(dump, enabled):
 def test_admission_policies_where_they_are_served_and_wanted(version, served, admission, state, wanted):
     given = {**DEFAULTS, "__gpushare_cluster": {"version": version}}
     given |= {"gpushare_admission": admission, "gpushare_state": state}
-    templar = Templar(loader=DataLoader(), variables=given)
-    found = [
-        templar.template(trust_as_template(f"{{{{ __gpushare_admission_{one} }}}}")) for one in ("served", "wanted")
-    ]
+    found = [role_templates.value("gpushare", f"__gpushare_admission_{one}", **given) for one in ("served", "wanted")]
     assert found == [served, wanted]

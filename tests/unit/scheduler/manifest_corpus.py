@@ -69,49 +69,39 @@ def editable() -> dict[str, str]:
 def refused() -> dict[str, tuple[str, str]]:
     """Return manifests and the message that refuses them."""
     plain, texts = manifests.kubeadm(36), _texts("refused")
-    second = plain.index("status:")
+    last = plain.count("\n") + 1
+    half = plain[: plain.index("status:")].replace("hostPath:", "hostPath: {")
+    mount = "    volumeMounts:\n    - {mountPath: /etc/kubernetes/kubegpu-share/, name: x}\n"
+
+    def changed(old: str, new: str) -> str:
+        assert old in plain
+        return plain.replace(old, new)
+
     return {
         "shell": (texts["shell"], "line 11, starts kube-scheduler by /bin/sh"),
         "shared-mounts": (texts["shared-mounts"], "line 15, is written in a way .*volumeMounts is an alias"),
-        "documents": (f"{plain}---\n{plain}", f"line {plain.count(chr(10)) + 1}, can't be parsed .*several documents"),
-        "tab": (plain.replace("  hostNetwork", "\thostNetwork"), r"line 6\d, can't be parsed .*'\\t'"),
-        "twice": (
-            plain + "spec: {}\n",
-            f"line {plain.count(chr(10)) + 1}, can't be parsed .the key spec is there twice",
-        ),
-        "cut-short": (plain[:second].replace("hostPath:", "hostPath: {"), r"line \d+, can't be parsed"),
+        "documents": (f"{plain}---\n{plain}", f"line {last}, can't be parsed .*several documents"),
+        "tab": (changed("  hostNetwork", "\thostNetwork"), r"line 6\d, can't be parsed .*'\\t'"),
+        "twice": (plain + "spec: {}\n", f"line {last}, can't be parsed .the key spec is there twice"),
+        "cut-short": (half, r"line \d+, can't be parsed"),
         "empty": ("", "line 1, can't be parsed .it isn't a mapping"),
         "text": ("hello\n", "line 1, can't be parsed .it isn't a mapping"),
         "list": ("apiVersion: v1\nkind: List\nitems: []\n", "line 2, is a List, not a Pod"),
         "no-kind": ("# x\nspec: {}\n", "line 2, is a mapping without a kind, not a Pod"),
-        "no-scheduler": (
-            plain.replace("    name: kube-scheduler\n", "    name: s\n"),
-            "line 10, has no container kube",
-        ),
+        "no-scheduler": (changed("    name: kube-scheduler\n", "    name: s\n"), "line 10, has no container kube"),
         "two-schedulers": (
-            plain.replace("  hostNetwork", "  - {name: kube-scheduler, image: x}\n  hostNetwork"),
+            changed("  hostNetwork", "  - {name: kube-scheduler, image: x}\n  hostNetwork"),
             "line 10, has 2 containers kube-scheduler",
         ),
-        "no-list": (
-            plain.replace("  volumes:\n", "  volumes: 1\n  x:\n"),
-            r"line \d+, has a .* that isn't a list",
-        ),
-        "no-mappings": (
-            plain.replace("  volumes:\n", "  volumes:\n  - 7\n"),
-            r"line 68, has a .* with an item that isn't a mapping",
-        ),
-        "no-words": (
-            plain.replace("    - --leader-elect=true\n", "    - [a]\n"),
-            "line 17, has a .* with an item that isn't a string",
-        ),
+        "no-list": (changed("  volumes:\n", "  volumes: 1\n  x:\n"), r"line \d+, has a .* that isn't a list"),
+        "no-mappings": (changed("  volumes:\n", "  volumes:\n  - 7\n"), "line 68, has .* an item that isn't a mapping"),
+        "no-words": (changed("--leader-elect=true\n", "[a]\n"), "line 17, has a .* an item that isn't a string"),
         "folder-taken": (
-            plain.replace(
-                "    volumeMounts:\n", "    volumeMounts:\n    - {mountPath: /etc/kubernetes/kubegpu-share/, name: x}\n"
-            ),
+            changed("    volumeMounts:\n", mount),
             r"line \d+, mounts x at /etc/kubernetes/kubegpu-share, the path of our folder",
         ),
         "merged": (
-            plain.replace("metadata:\n", "metadata:\n  <<: {annotations: {a: b}}\n"),
+            changed("metadata:\n", "metadata:\n  <<: {annotations: {a: b}}\n"),
             "line 4, is written in a way .*merge key",
         ),
     }

@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import threading
-import time
 import typing as t
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,17 +57,6 @@ def release(version: str, *values: str) -> t.Any:
     return pytest.param(version, *values, marks=[] if version == NEWEST else [pytest.mark.long])
 
 
-@contextmanager
-def exclusive(version: str) -> Iterator[None]:
-    """Let one process at a time run kube-scheduler 1.20, whose port without TLS, 10251, flags can't close."""
-    if version != "1.20":
-        yield
-        return
-    with (cache_root() / "kube-scheduler-1.20.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 @cache
 def binary(version: str = NEWEST) -> Path:
     """Return a kube-scheduler, built if the cache has none; skip the test where it can't be built."""
@@ -111,73 +99,55 @@ def _build_from_debian(go: str, target: Path) -> None:
 
 
 @contextmanager
-def running(text: str, folder: Path, version: str) -> Iterator[None]:
-    """Run a real kube-scheduler with a configuration and, as kubeadm does, without a port without TLS in its flags."""
-    with exclusive(version):
-        yield from _running(text, folder, version)
-
-
-def _running(text: str, folder: Path, version: str) -> Iterator[None]:
-    kubeconfig, file, log = folder / "scheduler.conf", folder / "running.yaml", folder / "running.log"
-    kubeconfig.write_text(KUBECONFIG)
-    file.write_text(text.replace("/etc/kubernetes/scheduler.conf", str(kubeconfig)))
-    flags = [f"--config={file}", "--master=http://127.0.0.1:1", "--secure-port=0", f"--cert-dir={folder}", "--v=1"]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [binary(version), *flags, "--port=0"], stdout=out, stderr=out, stdin=subprocess.DEVNULL
-        )
-    try:
-        end = time.monotonic() + 60
-        while STARTED not in log.read_text(errors="replace") and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.1)
-        assert process.poll() is None, log.read_text(errors="replace")
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def complaint(text: str, folder: Path, version: str = NEWEST, *, policy: bool = False) -> str:
-    """Return the error of a real kube-scheduler for a configuration or Policy; empty where it starts with it.
+def running(text: str, folder: Path, version: str = NEWEST, *, policy: bool = False) -> Iterator[str]:
+    """Run a real kube-scheduler with a configuration or Policy; yield its error, which is empty where it starts.
 
     There is no API server: kube-scheduler validates its configuration before it connects.
     """
-    with exclusive(version):
-        return _complaint(text, folder, version, policy)
-
-
-def _complaint(text: str, folder: Path, version: str, policy: bool) -> str:
     program = binary(version)
     kubeconfig, file = folder / "scheduler.conf", folder / ("checked.json" if policy else "checked.yaml")
     kubeconfig.write_text(KUBECONFIG)
     file.write_bytes(text.replace("/etc/kubernetes/scheduler.conf", str(kubeconfig)).encode())
     flags = [f"--kubeconfig={kubeconfig}", f"--policy-config-file={file}"] if policy else [f"--config={file}"]
     flags += ["--master=http://127.0.0.1:1", "--secure-port=0", f"--cert-dir={folder}", "--v=1"]
-    # Another port, without TLS, that it opened before 1.23.
-    flags += ["--port=0"] if version == "1.20" else []
-    process = subprocess.Popen(
-        [program, *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-    )
-    limit = threading.Timer(60, process.kill)
-    limit.start()
+    with (cache_root() / "kube-scheduler-1.20.lock").open("w") as lock:
+        if version == "1.20":
+            # Flags can't close its port without TLS, 10251, so one process runs at a time.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            flags.append("--port=0")
+        process = subprocess.Popen(
+            [program, *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        try:
+            yield _error(process)
+        finally:
+            limit.cancel()
+            process.kill()
+            process.wait()
+            if process.stderr:
+                process.stderr.close()
+
+
+def _error(process: subprocess.Popen[str]) -> str:
     lines: list[str] = []
-    try:
-        assert process.stderr
-        for line in process.stderr:
-            if STARTED in line:
-                return ""
-            lines.append(line.strip())
-        # What comes at the end, in one line or several, isn't of the log's form, or has these words.
-        first = next((number for number, line in enumerate(lines) if END.search(line)), -1)
-        return " ".join(lines[first:]) or f"ended with {process.wait()}"
-    finally:
-        limit.cancel()
-        process.kill()
-        process.wait()
-        if process.stderr:
-            process.stderr.close()
+    assert process.stderr
+    for line in process.stderr:
+        if STARTED in line:
+            return ""
+        lines.append(line.strip())
+    # What comes at the end, in one line or several, isn't of the log's form, or has these words.
+    first = next((number for number, line in enumerate(lines) if END.search(line)), -1)
+    return " ".join(lines[first:]) or f"ended with {process.wait()}"
+
+
+def complaint(text: str, folder: Path, version: str = NEWEST, *, policy: bool = False) -> str:
+    """Return the error of a real kube-scheduler for a configuration or Policy; empty where it starts with it."""
+    with running(text, folder, version, policy=policy) as error:
+        return error

@@ -17,6 +17,12 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan impo
 from fake_machine import ABSENT, EXTENDER, OTHER, PRESENT, carry_out, left_by_kills, plan, run
 from fake_server import FakeServer
 
+
+@pytest.fixture(params=["k3s", "rke2"])
+def server(request: pytest.FixtureRequest) -> FakeServer:
+    return FakeServer(request.param)
+
+
 BOTH = pytest.mark.parametrize("name", ["k3s", "rke2"])
 
 
@@ -127,12 +133,11 @@ def test_removal_leaves_a_users_own_extender(name: str) -> None:
     assert plan(server, ABSENT).plan.empty
 
 
-@BOTH
-def test_refused_configuration_is_rolled_back(name: str) -> None:
-    server = FakeServer(name)
+def test_refused_configuration_is_rolled_back(server: FakeServer) -> None:
     before = kept(server)
     server.refuses = lambda _server, config: "extenders" in config
-    why = "it restarts again and again" if name == "k3s" else "it hasn't started kube-scheduler with .*"
+    on_k3s = server.places.kind.name == "k3s"
+    why = "it restarts again and again" if on_k3s else "it hasn't started kube-scheduler with .*"
     begun = server.time
     match = rf"\({why}\); rolled back, it runs with the old one: .*scheduler exited: no such file"
     with pytest.raises(NotInEffect, match=match):
@@ -141,9 +146,7 @@ def test_refused_configuration_is_rolled_back(name: str) -> None:
     assert kept(server) == before and server.healthy
 
 
-@BOTH
-def test_settings_overridden_by_a_later_file_refused(name: str) -> None:
-    server = FakeServer(name)
+def test_settings_overridden_by_a_later_file_refused(server: FakeServer) -> None:
     later = f"{server.places.kind.folder}/99-z.yaml"
     server.put(later, "kube-scheduler-arg: [v=4]\n", 0o644)
     with pytest.raises(BadInput, match=rf"{later} is read after .*-scheduler.yaml and overrides kube-scheduler-arg"):
@@ -210,13 +213,13 @@ def test_agent_has_no_scheduler() -> None:
     assert observed["kind"] == "" and observed["embedded"] == "k3s" and observed["server"] is None
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"health": 0}, "not healthy"), ({"pending": True}, "an earlier run was interrupted")],
 )
-def test_right_files_and_unhealthy_scheduler_need_a_restart(name: str, changes: dict[str, t.Any], words: str) -> None:
-    server = FakeServer(name)
+def test_right_files_and_unhealthy_scheduler_need_a_restart(
+    server: FakeServer, changes: dict[str, t.Any], words: str
+) -> None:
     run(server, PRESENT)
     planned = make_plan(PRESENT, {**observe(server), **changes})
     assert planned.files == () and [one.before for one in planned.plan.changes] == [f"{words}\n"]

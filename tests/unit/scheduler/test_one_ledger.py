@@ -7,8 +7,7 @@ import pytest
 import role_templates
 import yaml
 from dedicated_kit import planned
-from gpushare.extender import command as extender_command
-from gpushare.extender import ledger
+from gpushare.extender import command, ledger
 
 SIDE = {"authority": "a", "certificate": "b", "key": "c"}
 # Variables that tasks compute, without namespaces.
@@ -36,14 +35,11 @@ def rendered(mode, **variables):
     return role_templates.objects(role, *names, **{**own, **GIVEN, **variables})
 
 
-def booking(objects):
-    """Return the extender's ledger namespace and its service account."""
+def extender(objects):
+    """Return the extender's workload, its container and its options."""
     [workload] = [each for each in objects if each["kind"] in ("DaemonSet", "Deployment")]
-    spec = workload["spec"]["template"]["spec"]
-    [command] = [one["command"] for one in spec["containers"] if one["name"] == "extender"]
-    account = {"kind": "ServiceAccount", "name": spec["serviceAccountName"]}
-    account["namespace"] = workload["metadata"]["namespace"]
-    return extender_command.parse(command[1:]).ledger_namespace, account
+    [found] = [one for one in workload["spec"]["template"]["spec"]["containers"] if one["name"] == "extender"]
+    return workload, found, command.parse(found["command"][1:])
 
 
 @pytest.mark.parametrize(
@@ -52,32 +48,11 @@ def booking(objects):
 def test_all_modes_use_one_ledger(variables, place):
     accounts = {}
     for mode in MODES:
-        namespace, account = booking(rendered(mode, **variables))
-        assert namespace == place, mode
-        accounts[mode] = account["namespace"]
+        workload, _container, options = extender(rendered(mode, **variables))
+        assert options.ledger_namespace == place, mode
+        accounts[mode] = workload["metadata"]["namespace"]
     # That of a dedicated one would be taken, were none named.
     assert accounts == {"beside schedulers": place, "dedicated": "gpushare-scheduler", "openshift": place}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_service_account_may_write_the_ledger(mode):
-    objects = rendered(mode, gpushare_namespace="cards", scheduler_dedicated_namespace="elsewhere")
-    namespace, account = booking(objects)
-    bound = {
-        each["roleRef"]["name"]
-        for each in objects
-        if each["kind"] == "RoleBinding" and each["metadata"]["namespace"] == namespace and account in each["subjects"]
-    }
-    roles = [
-        each
-        for each in objects
-        if each["kind"] == "Role" and each["metadata"]["namespace"] == namespace and each["metadata"]["name"] in bound
-    ]
-    create, change = (rule for role in roles for rule in role["rules"])
-    for rule in (create, change):
-        assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
-    assert (create["verbs"], change["verbs"]) == (["create"], ["get", "update"])
-    assert change["resourceNames"] == [ledger.NAME, ledger.PROBE], "and no other's Lease"
 
 
 def test_uninstall_removes_the_ledger():
@@ -99,17 +74,11 @@ def test_objects_of_modes_do_not_overlap():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_metrics_address(mode):
-    def container(objects):
-        [workload] = [each for each in objects if each["kind"] in ("DaemonSet", "Deployment")]
-        [found] = [one for one in workload["spec"]["template"]["spec"]["containers"] if one["name"] == "extender"]
-        return found
-
-    without, having = container(rendered(mode)), container(rendered(mode, gpushare_extender_metrics=True))
-    assert extender_command.parse(without["command"][1:]).metrics_address == "" and "env" not in without
-    options = extender_command.parse(having["command"][1:])
+    _workload, without, usual = extender(rendered(mode))
+    _workload, container, options = extender(rendered(mode, gpushare_extender_metrics=True))
+    assert usual.metrics_address == "" and "env" not in without and usual.address == options.address
     # kubelet puts the variable's value there.
     assert options.metrics_address == "$(POD_IP)"
-    assert having["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    ports = {one["name"]: one["containerPort"] for one in having["ports"]}
+    assert container["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert ports["metrics"] == options.metrics_port != options.port
-    assert options.address == extender_command.parse(without["command"][1:]).address

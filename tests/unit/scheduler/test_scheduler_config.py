@@ -185,7 +185,8 @@ def test_insecure_port_listens_on_loopback_only(tmp_path: Path) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    with real_scheduler.running(text.replace("10251", str(port)), tmp_path, "1.20"):
+    with real_scheduler.running(text.replace("10251", str(port)), tmp_path, "1.20") as error:
+        assert not error
         socket.create_connection(("127.0.0.1", port), 5).close()
         # Every other address of this machine would do for this.
         with pytest.raises(OSError):

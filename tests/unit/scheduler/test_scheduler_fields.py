@@ -115,9 +115,7 @@ def test_fields_of_other_versions_refused(version: str, api: str, tmp_path: Path
     minor = int(version.split(".")[1])
     newest = fields.CONFIGURATION.of(99, "v1") | fields.CONFIGURATION.of(99, "v1beta1")
     others = set(newest) - set(fields.CONFIGURATION.of(minor, api))
-    points = set(fields._EXTENSION_POINTS) - {
-        name for name, since in fields._EXTENSION_POINTS.items() if since <= minor
-    }
+    points = {name for name, since in fields._EXTENSION_POINTS.items() if since > minor}
     texts = [{one: example(newest[one], 99, api, one)} for one in sorted(others)]
     texts += [{"profiles": [{"plugins": {one: {"enabled": []}}}]} for one in sorted(points)]
     assert texts
@@ -128,127 +126,107 @@ def test_fields_of_other_versions_refused(version: str, api: str, tmp_path: Path
 
 
 PROFILE = "profiles:\n- schedulerName: a\n"
-CONFIGURED = PROFILE + "  pluginConfig:\n  - name: {}\n    args: {}\n"
+TWO = PROFILE + "- schedulerName: b\n"
+
+
+def args(plugin: str, text: str) -> str:
+    return f"{PROFILE}  pluginConfig:\n  - name: {plugin}\n    args: {text}\n"
+
+
+def strategy(text: str) -> str:
+    return args("NodeResourcesFit", f"{{scoringStrategy: {{{text}}}}}")
+
+
+def managed(name: str) -> str:
+    return f"extenders: [{{managedResources: [{{{name}}}]}}]\n"
+
+
+PLUGIN = "profiles[0].pluginConfig[0]"
+FIRST_RESOURCE = "extenders[0].managedResources[0].name"
+SAME_RESOURCE = "extenders:\n" + 2 * "- managedResources:\n  - name: a.b/c\n"
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "line", "words"),
     [
-        ("parallelism: '5'\n", "line 3: parallelism isn't a whole number"),
-        ("parallelism: 5.5\n", "line 3: parallelism isn't a whole number"),
-        ("parallelism: 3000000000\n", "line 3: parallelism isn't a whole number"),
-        ("parallelism: 0\n", "line 3: parallelism isn't greater than 0"),
-        ("enableProfiling: 'true'\n", "line 3: enableProfiling isn't true or false"),
-        ("enableProfiling: 1\n", "line 3: enableProfiling isn't true or false"),
-        ("percentageOfNodesToScore: 101\n", "line 3: percentageOfNodesToScore isn't between 0 and 100"),
-        ("podInitialBackoffSeconds: 0\n", "line 3: podInitialBackoffSeconds isn't greater than 0"),
-        ("podInitialBackoffSeconds: 11\n", "line 3: podInitialBackoffSeconds makes the longest"),
-        ("podMaxBackoffSeconds: 0\n", "line 3: podMaxBackoffSeconds makes the longest"),
-        ("clientConnection:\n  kubeconfig: 5\n", r"line 4: clientConnection\.kubeconfig isn't a string"),
-        ("clientConnection: {qps: .inf}\n", r"clientConnection\.qps isn't a number"),
-        ("clientConnection: {qps: '5'}\n", r"clientConnection\.qps isn't a number"),
-        ("clientConnection: {burst: -1}\n", r"clientConnection\.burst is negative"),
-        ("clientConnection: []\n", "clientConnection isn't a mapping"),
-        ("leaderElection: {leaseDuration: 30}\n", r"leaderElection\.leaseDuration isn't a duration such as 30s"),
-        ("leaderElection: {leaseDuration: 30 s}\n", r"leaderElection\.leaseDuration isn't a duration"),
-        ("leaderElection: {leaseDuration: null}\n", r"leaderElection\.leaseDuration isn't a duration"),
-        ("leaderElection: {leaseDuration: 9s}\n", r"leaseDuration isn't greater than renewDeadline"),
-        ("leaderElection: {retryPeriod: -1s}\n", r"leaderElection\.retryPeriod is negative"),
+        ("parallelism: '5'\n", 3, "parallelism isn't a whole number"),
+        ("parallelism: 3000000000\n", 3, "parallelism isn't a whole number"),
+        ("parallelism: 0\n", 3, "parallelism isn't greater than 0"),
+        ("enableProfiling: 'true'\n", 3, "enableProfiling isn't true or false"),
+        ("enableProfiling: 1\n", 3, "enableProfiling isn't true or false"),
+        ("percentageOfNodesToScore: 101\n", 3, "percentageOfNodesToScore isn't between 0 and 100"),
+        ("podInitialBackoffSeconds: 0\n", 3, "podInitialBackoffSeconds isn't greater than 0"),
+        ("podInitialBackoffSeconds: 11\n", 3, "podInitialBackoffSeconds makes the longest"),
+        ("podMaxBackoffSeconds: 0\n", 3, "podMaxBackoffSeconds makes the longest"),
+        ("clientConnection:\n  kubeconfig: 5\n", 4, "clientConnection.kubeconfig isn't a string"),
+        ("clientConnection: {qps: .inf}\n", 3, "clientConnection.qps isn't a number"),
+        ("clientConnection: {burst: -1}\n", 3, "clientConnection.burst is negative"),
+        ("clientConnection: []\n", 3, "clientConnection isn't a mapping"),
+        ("leaderElection: {leaseDuration: 30}\n", 3, "leaderElection.leaseDuration isn't a duration such as 30s"),
+        ("leaderElection: {leaseDuration: 30 s}\n", 3, "leaderElection.leaseDuration isn't a duration"),
+        ("leaderElection: {leaseDuration: null}\n", 3, "leaderElection.leaseDuration isn't a duration"),
+        ("leaderElection: {leaseDuration: 9s}\n", 3, "leaseDuration isn't greater than renewDeadline"),
+        ("leaderElection: {retryPeriod: -1s}\n", 3, "leaderElection.retryPeriod is negative"),
+        ("leaderElection: {resourceLock: endpoints}\n", 3, "resourceLock is 'endpoints', and kube-scheduler 1.36 has"),
+        ("parallelism: 1\nparallelism: 2\n", 4, "parallelism is there twice"),
+        ("profiles: [{}, {}]\n", 3, "profiles[0].schedulerName is missing"),
+        (TWO + "- schedulerName: a\n", 6, "profiles[2].schedulerName is a, the same as that of"),
+        (PROFILE + "  percentageOfNodesToScore: 200\n", 5, "profiles[0].percentageOfNodesToScore isn't between"),
+        (PROFILE + "  plugins: {score: {enabled: [{name: x, weight: a}]}}\n", 5, "enabled[0].weight isn't a whole"),
+        (PROFILE + "  plugins: {score: [x]}\n", 5, "profiles[0].plugins.score isn't a mapping"),
+        (PROFILE + "  plugins: {multiPoint: {enabled: [{name: EBSLimits}]}}\n", 5, "is EBSLimits, which was removed"),
+        (TWO + "  plugins: {queueSort: {enabled: [{name: PrioritySort}]}}\n", 6, "queueSort isn't that of profiles[0]"),
+        (args("NodeResourcesFit", "{x: 1}"), 7, f"no field {PLUGIN}.args.x"),
+        (strategy("type: Least"), 7, "type is 'Least', which isn't one"),
+        (strategy(""), 7, "type is '', which isn't one of"),
+        (strategy("type: RequestedToCapacityRatio"), 7, "requestedToCapacityRatio is missing"),
+        (strategy("type: MostAllocated, resources: [{weight: 101}]"), 7, "resources[0].weight isn't between"),
+        (args("NodeResourcesFit", "{ignoredResources: a}"), 7, "args.ignoredResources isn't a list"),
+        (args("NodeResourcesFit", "{kind: PodTopologySpreadArgs}"), 7, "kind isn't NodeResourcesFitArgs"),
+        (args("NodeResourcesFit", "[]"), 7, "args isn't a mapping"),
+        (args("DefaultPreemption", "{minCandidateNodesPercentage: 101}"), 7, "Percentage isn't between"),
         (
-            "leaderElection: {resourceLock: endpoints}\n",
-            "resourceLock is 'endpoints', and kube-scheduler 1.36 has only",
-        ),
-        ("parallelism: 1\nparallelism: 2\n", "line 4: parallelism is there twice"),
-        ("profiles: [{}, {}]\n", r"profiles\[0\]\.schedulerName is missing"),
-        (
-            PROFILE + "- schedulerName: b\n- schedulerName: a\n",
-            r"line 6: profiles\[2\]\.schedulerName is a, the same as that of",
-        ),
-        (
-            PROFILE + "  percentageOfNodesToScore: 200\n",
-            r"line 5: profiles\[0\]\.percentageOfNodesToScore isn't between",
-        ),
-        (
-            PROFILE + "  plugins: {score: {enabled: [{name: x, weight: a}]}}\n",
-            r"score\.enabled\[0\]\.weight isn't a whole",
-        ),
-        (PROFILE + "  plugins: {score: [x]}\n", r"profiles\[0\]\.plugins\.score isn't a mapping"),
-        (PROFILE + "  plugins: {multiPoint: {enabled: [{name: EBSLimits}]}}\n", "is EBSLimits, which was removed"),
-        (
-            PROFILE + "- schedulerName: b\n  plugins: {queueSort: {enabled: [{name: PrioritySort}]}}\n",
-            r"line 6: profiles\[1\]\.plugins\.queueSort isn't that of profiles\[0\]",
-        ),
-        (
-            CONFIGURED.format("NodeResourcesFit", "{x: 1}"),
-            r"line 7: .* no field profiles\[0\]\.pluginConfig\[0\]\.args\.x",
-        ),
-        (CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {type: Least}}"), "type is 'Least', which isn't one"),
-        (CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {}}"), "type is '', which isn't one of"),
-        (
-            CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {type: RequestedToCapacityRatio}}"),
-            "requestedToCapacityRatio is missing",
-        ),
-        (
-            CONFIGURED.format(
-                "NodeResourcesFit", "{scoringStrategy: {type: MostAllocated, resources: [{weight: 101}]}}"
-            ),
-            r"resources\[0\]\.weight isn't between",
-        ),
-        (CONFIGURED.format("NodeResourcesFit", "{ignoredResources: a}"), r"args\.ignoredResources isn't a list"),
-        (CONFIGURED.format("NodeResourcesFit", "{kind: PodTopologySpreadArgs}"), "kind isn't NodeResourcesFitArgs"),
-        (CONFIGURED.format("NodeResourcesFit", "[]"), "args isn't a mapping"),
-        (CONFIGURED.format("DefaultPreemption", "{minCandidateNodesPercentage: 101}"), "Percentage isn't between"),
-        (
-            CONFIGURED.format("DefaultPreemption", "{minCandidateNodesPercentage: 0, minCandidateNodesAbsolute: 0}"),
+            args("DefaultPreemption", "{minCandidateNodesPercentage: 0, minCandidateNodesAbsolute: 0}"),
+            7,
             "Absolute is 0, as",
         ),
-        (CONFIGURED.format("InterPodAffinity", "{hardPodAffinityWeight: 101}"), "hardPodAffinityWeight isn't between"),
-        (CONFIGURED.format("VolumeBinding", "{bindTimeoutSeconds: -1}"), "bindTimeoutSeconds is negative"),
+        (args("InterPodAffinity", "{hardPodAffinityWeight: 101}"), 7, "hardPodAffinityWeight isn't between"),
+        (args("VolumeBinding", "{bindTimeoutSeconds: -1}"), 7, "bindTimeoutSeconds is negative"),
+        (args("PodTopologySpread", "{defaultConstraints: [{maxSkew: 1}]}"), 7, "isn't List, and there are"),
         (
-            CONFIGURED.format("PodTopologySpread", "{defaultConstraints: [{maxSkew: 1}]}"),
-            "defaultingType isn't List, and there are",
+            args("PodTopologySpread", "{defaultingType: List, defaultConstraints: [{maxSkew: 0}]}"),
+            7,
+            "defaultConstraints[0].maxSkew isn't greater",
         ),
+        (args("NodeResourcesBalancedAllocation", "{resources: [{name: a, weight: 2}]}"), 7, "weight isn't 1"),
+        (args("NodeAffinity", "{addedAffinity: {required: {}}}"), 7, f"no field {PLUGIN}.args.addedAffinity.required"),
         (
-            CONFIGURED.format("PodTopologySpread", "{defaultingType: List, defaultConstraints: [{maxSkew: 0}]}"),
-            r"defaultConstraints\[0\]\.maxSkew isn't greater",
+            args("InterPodAffinity", "{}") + "  - name: InterPodAffinity\n",
+            8,
+            "profiles[0].pluginConfig[1].name is InterPodAffinity, which already has arguments",
         ),
-        (CONFIGURED.format("NodeResourcesBalancedAllocation", "{resources: [{name: a, weight: 2}]}"), "weight isn't 1"),
-        (
-            CONFIGURED.format("NodeAffinity", "{addedAffinity: {required: {}}}"),
-            r"no field profiles\[0\]\.pluginConfig\[0\]\.args\.addedAffinity\.required$",
-        ),
-        (
-            CONFIGURED.format("InterPodAffinity", "{}") + "  - name: InterPodAffinity\n",
-            r"line 8: profiles\[0\]\.pluginConfig\[1\]\.name is InterPodAffinity, which already has arguments",
-        ),
-        ("extenders:\n- prioritizeVerb: p\n", r"line 4: extenders\[0\]\.weight isn't greater than 0"),
-        ("extenders: [{weight: a}]\n", r"extenders\[0\]\.weight isn't a whole number"),
-        ("extenders: [{enableHTTPS: 'no'}]\n", r"extenders\[0\]\.enableHTTPS isn't true or false"),
-        ("extenders: [{httpTimeout: 5000000000}]\n", r"extenders\[0\]\.httpTimeout isn't a duration"),
-        ("extenders: [{tlsConfig: {certData: '***'}}]\n", r"extenders\[0\]\.tlsConfig\.certData isn't base64"),
-        ("extenders: [{tlsConfig: {certdata: YQ==}}]\n", r"no field extenders\[0\]\.tlsConfig\.certdata"),
-        (
-            "extenders: [{managedResources: [{name: cpu}]}]\n",
-            r"managedResources\[0\]\.name isn't the name of an extended",
-        ),
-        ("extenders: [{managedResources: [{name: kubernetes.io/x}]}]\n", "isn't the name of an extended resource"),
-        ("extenders: [{managedResources: [{name: a.b/c/d}]}]\n", "isn't the name of an extended resource"),
-        ("extenders: [{managedResources: [{}]}]\n", "isn't the name of an extended resource"),
-        (
-            "extenders:\n- managedResources:\n  - name: a.b/c\n- managedResources:\n  - name: a.b/c\n",
-            r"line 7: extenders\[1\]\.managedResources\[0\]\.name is a\.b/c, which extenders\[0\] manages too",
-        ),
+        ("extenders:\n- prioritizeVerb: p\n", 4, "extenders[0].weight isn't greater than 0"),
+        ("extenders: [{weight: a}]\n", 3, "extenders[0].weight isn't a whole number"),
+        ("extenders: [{enableHTTPS: 'no'}]\n", 3, "extenders[0].enableHTTPS isn't true or false"),
+        ("extenders: [{httpTimeout: 5000000000}]\n", 3, "extenders[0].httpTimeout isn't a duration"),
+        ("extenders: [{tlsConfig: {certData: '***'}}]\n", 3, "extenders[0].tlsConfig.certData isn't base64"),
+        ("extenders: [{tlsConfig: {certdata: YQ==}}]\n", 3, "no field extenders[0].tlsConfig.certdata"),
+        (managed("name: cpu"), 3, f"{FIRST_RESOURCE} isn't the name of an extended resource"),
+        (managed("name: kubernetes.io/x"), 3, f"{FIRST_RESOURCE} isn't the name of an extended resource"),
+        (managed("name: a.b/c/d"), 3, f"{FIRST_RESOURCE} isn't the name of an extended resource"),
+        (managed(""), 3, f"{FIRST_RESOURCE} isn't the name of an extended resource"),
+        (SAME_RESOURCE, 7, "extenders[1].managedResources[0].name is a.b/c, which extenders[0] manages too"),
         (
             "extenders: [{bindVerb: a}, {bindVerb: b}]\n",
-            r"extenders\[1\]\.bindVerb is set, and extenders\[0\] has one too",
+            3,
+            "extenders[1].bindVerb is set, and extenders[0] has one too",
         ),
-        ("extenders: [filter]\n", r"extenders\[0\] isn't a mapping"),
-        ("profiles: {a: b}\n", "profiles isn't a list"),
+        ("extenders: [filter]\n", 3, "extenders[0] isn't a mapping"),
+        ("profiles: {a: b}\n", 3, "profiles isn't a list"),
     ],
 )
-def test_invalid_configuration_refused_with_its_line(more: str, words: str, tmp_path: Path) -> None:
-    assert re.search(rf"^/c, line \d+: .*{words.partition(': ')[2] or words}", refusal(HEAD + more))
-    assert re.search(words, refusal(HEAD + more))
+def test_invalid_configuration_refused_with_its_line(more: str, line: int, words: str, tmp_path: Path) -> None:
+    assert re.match(rf"/c, line {line}: .*{re.escape(words)}", refusal(HEAD + more))
     assert real_scheduler.complaint(HEAD + more, tmp_path) != ""
 
 
@@ -267,13 +245,11 @@ def test_invalid_configuration_refused_with_its_line(more: str, words: str, tmp_
         "extenders:\n- &a {urlPrefix: http://a, httpTimeout: 5s}\n- <<: *a\n  filterVerb: f\n",
         "extenders:\n- urlPrefix: http://a\n  tlsConfig: {insecure: true, certData: null, serverName: a}\n",
         "extenders: [{managedResources: [{name: example.com/Thing_1.a, ignoredByScheduler: on}], weight: 9e3}]\n",
-        CONFIGURED.format(
-            "NodeResourcesFit", "{apiVersion: kubescheduler.config.k8s.io/v1, kind: NodeResourcesFitArgs}"
-        ),
-        CONFIGURED.format("NodeResourcesFit", "{scoringStrategy: {type: LeastAllocated, resources: [{name: cpu}]}}"),
-        CONFIGURED.format("InterPodAffinity", "null"),
-        CONFIGURED.format("PodTopologySpread", "{defaultingType: System, defaultConstraints: []}"),
-        PROFILE + "- schedulerName: b\n  plugins: {queueSort: {enabled: []}, score: {disabled: [{name: '*'}]}}\n",
+        args("NodeResourcesFit", "{apiVersion: kubescheduler.config.k8s.io/v1, kind: NodeResourcesFitArgs}"),
+        strategy("type: LeastAllocated, resources: [{name: cpu}]"),
+        args("InterPodAffinity", "null"),
+        args("PodTopologySpread", "{defaultingType: System, defaultConstraints: []}"),
+        TWO + "  plugins: {queueSort: {enabled: []}, score: {disabled: [{name: '*'}]}}\n",
     ],
 )
 def test_valid_configuration_accepted(more: str, tmp_path: Path) -> None:
@@ -282,8 +258,7 @@ def test_valid_configuration_accepted(more: str, tmp_path: Path) -> None:
 
 
 def test_arguments_of_foreign_plugins_accepted() -> None:
-    text = HEAD + CONFIGURED.format("Coscheduling", "{permitWaitingTimeSeconds: 10, kind: AnyArgs}")
-    assert refusal(text) == ""
+    assert refusal(HEAD + args("Coscheduling", "{permitWaitingTimeSeconds: 10, kind: AnyArgs}")) == ""
 
 
 def test_text_with_leading_brace_is_json(tmp_path: Path) -> None:
@@ -296,6 +271,7 @@ def test_text_with_leading_brace_is_json(tmp_path: Path) -> None:
     assert "parallelism" in real_scheduler.complaint(text, tmp_path)
 
 
+HEADS = ("apiVersion", "kind")
 NUMBERS = st.sampled_from([0, 1, 1, 1, 5, 50, 100, 101, -1])
 STRINGS = st.sampled_from(["a", "b", "example.com/x", "x y", "yes", "5", "", "#", "a: b"])
 DURATIONS = st.sampled_from(["30s", "1m", "1h0.5m", "0", "5"])
@@ -306,16 +282,11 @@ def anything(shape: fields.Shape, name: str = "") -> st.SearchStrategy[object]:
     if name == "extenders":
         return st.lists(anything(shape.item), max_size=2, unique_by=str).map(distinct)  # type: ignore[union-attr]
     if isinstance(shape, fields.Struct):
-        known = {
-            key: anything(inner, key) for key, inner in shape.of(36, "v1").items() if key not in ("apiVersion", "kind")
-        }
+        known = {key: anything(inner, key) for key, inner in shape.of(36, "v1").items() if key not in HEADS}
         must = [key for key in ("name", "schedulerName", "urlPrefix", "key", "operator") if key in known]
         if "args" in known:
             return st.sampled_from(PLUGINS).flatmap(configured)
-        few = st.lists(st.sampled_from(sorted(known)), max_size=3, unique=True)
-        return few.flatmap(
-            lambda keys: st.fixed_dictionaries({key: known[key] for key in dict.fromkeys([*must, *keys])})
-        )
+        return some(known, *must)
     if isinstance(shape, fields.ListOf):
         return st.lists(anything(shape.item, name), max_size=2)
     if isinstance(shape, fields.MapOf):
@@ -324,6 +295,12 @@ def anything(shape: fields.Shape, name: str = "") -> st.SearchStrategy[object]:
         return STRINGS if WORDS.get(name, "a") == "a" else st.sampled_from([WORDS[name]] * 4 + ["b"])
     kinds = {"bool": st.booleans(), "float": st.sampled_from([1.5, 2, 0]), "bytes": st.just("YQ==")}
     return kinds.get(str(shape), DURATIONS if "duration" in str(shape) else NUMBERS)
+
+
+def some(known: dict[str, st.SearchStrategy[object]], *must: str) -> st.SearchStrategy[object]:
+    """Mappings with these keys and up to three others."""
+    few = st.lists(st.sampled_from(sorted(known)), max_size=3, unique=True)
+    return few.flatmap(lambda keys: st.fixed_dictionaries({key: known[key] for key in dict.fromkeys([*must, *keys])}))
 
 
 def configured(plugin: str) -> st.SearchStrategy[object]:
@@ -340,18 +317,11 @@ def distinct(extenders: list[dict]) -> list[dict]:  # type: ignore[type-arg]
     return extenders
 
 
-TOP = {
-    key: anything(inner, key)
-    for key, inner in fields.CONFIGURATION.of(36, "v1").items()
-    if key not in ("apiVersion", "kind")
-}
-CONFIGURATIONS = st.lists(st.sampled_from([*sorted(TOP), "extenders", "profiles"]), max_size=3, unique=True).flatmap(
-    lambda keys: st.fixed_dictionaries({key: TOP[key] for key in keys})
-)
+TOP = {key: anything(inner, key) for key, inner in fields.CONFIGURATION.of(36, "v1").items() if key not in HEADS}
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(config=CONFIGURATIONS, style=st.sampled_from(["block", "flow", "indented", "comments", "json", "tabs"]))
+@given(config=some(TOP), style=st.sampled_from(["block", "flow", "indented", "comments", "json", "tabs"]))
 def test_merge_of_accepted_configuration_stays_accepted(  # type: ignore[no-untyped-def]
     config, style, tmp_path: Path
 ) -> None:

@@ -70,6 +70,11 @@ class Machine:
         return {path: text for path, text in self.files.items() if text is not None}
 
 
+@pytest.fixture
+def machine() -> Machine:
+    return Machine(KUBEADM)
+
+
 @pytest.mark.parametrize("minor", [19, 23, 31, 34, 36])
 def test_kubeadm_manifest_of_each_version(minor: int) -> None:
     manifest = manifests.kubeadm(minor)
@@ -111,8 +116,7 @@ def test_a_manifest_in_another_style() -> None:
 
 
 @pytest.mark.parametrize("other", [Extender(EXTENDER.url, 10), Extender(EXTENDER.url, 30, preempts=True)])
-def test_changed_configuration_restarts_the_scheduler(other: Extender) -> None:
-    machine = Machine(KUBEADM)
+def test_changed_configuration_restarts_the_scheduler(machine: Machine, other: Extender) -> None:
     machine.run(PRESENT)
     planned = machine.run(Options(True, other))
     assert [row.path for row in planned.files] == [CONFIG, cp.MANIFEST]
@@ -123,9 +127,8 @@ def test_changed_configuration_restarts_the_scheduler(other: Extender) -> None:
     assert machine.left() == {cp.MANIFEST: KUBEADM}
 
 
-def test_partial_edit_is_completed() -> None:
+def test_partial_edit_is_completed(machine: Machine) -> None:
     """A kubeadm upgrade kept the flag but lost the volume, or a user changed the mount."""
-    machine = Machine(KUBEADM)
     whole = machine.run(PRESENT).files[1].after
     broken = whole.replace(f"  - hostPath:\n      path: {FOLDER}\n      type: Directory\n    name: kubegpu-share\n", "")
     machine.files[cp.MANIFEST] = broken.replace(f"mountPath: {FOLDER}", "mountPath: /elsewhere")
@@ -143,8 +146,9 @@ def test_partial_edit_is_completed() -> None:
         ({"pending": True}, "an earlier run was interrupted"),
     ],
 )
-def test_right_files_and_unhealthy_scheduler_need_a_restart(changes: dict[str, t.Any], words: str) -> None:
-    machine = Machine(KUBEADM)
+def test_right_files_and_unhealthy_scheduler_need_a_restart(
+    machine: Machine, changes: dict[str, t.Any], words: str
+) -> None:
     machine.run(PRESENT)
     planned = machine.plan(PRESENT, **changes)
     assert planned.files == ()

@@ -224,16 +224,6 @@ def test_invalid_policy_refused(old: str, new: str, words: str, real: str, tmp_p
     assert complaint(text, tmp_path) if _validator == OWN_RULES else re.search(real, complaint(text, tmp_path))
 
 
-def test_second_binder_and_second_extender_refused() -> None:
-    with pytest.raises(BadInput, match=r"^scheduler_mode: /p has an extender that binds pods already \(http://127"):
-        sp.FORM.merged("/p", USERS.replace('"filterVerb"', '"bindVerb"'), None, EXTENDER)
-    two = json.loads(UPSTREAM)
-    two["extenders"] *= 2
-    for change in (lambda text: sp.FORM.merged("/p", text, None, EXTENDER), lambda text: sp.FORM.without("/p", text)):
-        with pytest.raises(BadInput, match=r"^/p has 2 extenders for aliyun\.com/gpu-mem"):
-            change(json.dumps(two))
-
-
 def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     text = USERS.replace('"weight": 5,', '"weight": 5, "comment": "ours",')
     done = sp.FORM.merged("/p", text, None, EXTENDER)
