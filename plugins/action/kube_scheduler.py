@@ -69,7 +69,7 @@ class ActionModule(ControllerPlan):
             return None
         ref = Ref("coordination.k8s.io/v1", "Lease", *self._planned.lease)
         try:
-            return SchedulerLease(params["kubeconfig"] or None, ref=ref)
+            return SchedulerLease(params["kubeconfig"] or None, ref)
         except ShareError as error:
             if params["kubeconfig"]:
                 raise
@@ -78,7 +78,7 @@ class ActionModule(ControllerPlan):
             return None
 
     def _with_lease(
-        self, lease: SchedulerLease, params: JsonObject, handed: JsonObject, task_vars: JsonObject | None
+        self, lease: SchedulerLease, params: JsonObject, module_plan: JsonObject, task_vars: JsonObject | None
     ) -> JsonObject:
         """Execute the module, and wait until the lease is renewed."""
         planned = self._planned
@@ -89,7 +89,7 @@ class ActionModule(ControllerPlan):
                 raise
             # The API server may be part of the service that is down.
             before = Lease("", "")
-        done = super().apply(params, handed, task_vars)
+        done = super().apply(params, module_plan, task_vars)
         if done.get("failed") or not (before.holder or planned.lease_certain):
             return done
         hostname = str(params["observed"].get("hostname", "")) if planned.restarts else ""

@@ -168,10 +168,16 @@ def restarts(system: System, pod: str) -> int:
 
 def health_url(manifest: str) -> str:
     """Return the URL of kube-scheduler's /healthz on this machine, which every version serves."""
-    address = flag(manifest, "bind-address") or "127.0.0.1"
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-    host = f"[{address}]" if ":" in address else address
-    return f"https://{host}:{flag(manifest, 'secure-port') or '10259'}/healthz"
+    return f"{server_url(flag(manifest, 'bind-address'), flag(manifest, 'secure-port') or '10259')}/healthz"
+
+
+def server_url(address: str, port: str | int, scheme: str = "https") -> str:
+    """Return the URL of a server on this machine, without a path.
+
+    :param address: on which it listens; empty for the loopback address.
+    """
+    address = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
 
 
 def image_version(manifest: str) -> str:

@@ -57,7 +57,7 @@ ARGUMENTS: JsonObject = {
 
 
 class NamespaceState(t.TypedDict):
-    """A namespace's name and the part of its metadata that tells who owns it; empty where it doesn't exist."""
+    """A namespace's name and the part of its metadata by which its owner is known; empty where it doesn't exist."""
 
     name: str
     metadata: JsonObject
@@ -252,7 +252,7 @@ def _exists(kube: Kube, ref: Ref) -> bool:
 
 
 def _ownership(namespace: JsonObject | None) -> JsonObject:
-    """Return the part of a namespace's metadata that tells who owns it; empty where there is none."""
+    """Return the part of a namespace's metadata by which its owner is known; empty where there is none."""
     if namespace is None:
         return {}
     metadata = namespace["metadata"]

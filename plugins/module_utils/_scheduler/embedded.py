@@ -79,8 +79,8 @@ class SettingsFile(t.TypedDict):
 class Server(t.TypedDict):
     """A k3s or RKE2 server.
 
-    ``files`` are in the order in which they are read, ``named`` is the --config in effect, and ``stale`` tells that
-    the running process is older than the configuration.
+    ``files`` are in the order in which they are read, ``named`` is the --config in effect, and ``stale`` is true
+    where the running process is older than the configuration.
     """
 
     version: str

@@ -77,7 +77,7 @@ class Apply:
         """Write the files in this order and wait until kube-scheduler matches the proof.
 
         :raises ShareError: nothing was written.
-        :raises NotInEffect: the old files are restored and kube-scheduler runs with them, or the message tells why not.
+        :raises NotInEffect: the old files are restored and kube-scheduler runs with them, or the message says why not.
         """
         check_unchanged(changes, self._system.read)
         if any(one.path == self._manifest for one in changes) and self._system.link(self._manifest) is not None:

@@ -110,7 +110,7 @@ class Document:
 
     def restore(self, path: Path, literal: str) -> None:
         """Set a key to a value as it was written."""
-        self._put(path, self._parsed_value(literal), literal)
+        self._put(path, self._value(literal, 0).plain, literal)
 
     def delete(self, path: Path) -> None:
         """Remove a key with its comma."""
@@ -168,7 +168,7 @@ class Document:
         else:
             inner, outer = self._breaks(depth)
             self._splice(above.start + 1, above.end - 1, f"{inner}{json.dumps(path[-1])}: {new}{outer}")
-        self._table(path[:-1])[path[-1]] = copy.deepcopy(value)
+        self.get(path[:-1])[path[-1]] = copy.deepcopy(value)
 
     def _between(self, above: Node) -> str:
         """Return the text between the last comma and the last key."""
@@ -194,12 +194,6 @@ class Document:
         self._text = self._text[:start] + new + self._text[end:]
         self._root = self._parsed(self._text)
 
-    def _table(self, path: Path) -> JsonObject:
-        tree = self.tree
-        for part in path:
-            tree = tree[part]
-        return tree
-
     def _unit(self) -> str:
         """Return one step of the file's indentation."""
         for member in (self._root.members or {}).values():
@@ -224,9 +218,6 @@ class Document:
         if end < len(text):
             raise self._broken(text, end, "something follows the object")
         return root
-
-    def _parsed_value(self, literal: str) -> t.Any:
-        return self._value(literal, 0).plain
 
     def _skip(self, text: str, at: int) -> int:
         found = _BLANK.match(text, at)

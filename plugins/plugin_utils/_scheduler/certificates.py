@@ -34,6 +34,15 @@ except ImportError as error:
 
 Side = dict[str, str]
 
+
+class Certificates(t.TypedDict):
+    """Each side's ``authority``, ``certificate`` and ``key`` as PEM texts, and whether this collection made them."""
+
+    ours: bool
+    server: Side
+    client: Side
+
+
 SERVER, CLIENT = "gpushare-extender-tls", "gpushare-extender-client"
 AUTHORITY = "gpushare extender authority"
 DAYS = 3650
@@ -44,14 +53,12 @@ EARLIER = datetime.timedelta(hours=1)
 PARTS = {"authority": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
 
 
-def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: datetime.datetime) -> JsonObject:
+def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: datetime.datetime) -> Certificates:
     """Return both sides' certificates, the existing ones or new ones.
 
     :param secrets: the existing ones of the two Secrets, as objects of the API.
     :param names: the extender's host names for kube-scheduler.
     :param now: with a time zone.
-    :returns: ``server`` and ``client``, each with ``authority``, ``certificate`` and ``key`` as PEM texts, and as
-        ``ours`` whether this collection made them.
     :raises BadInput: those of another authority are invalid, or the package cryptography is missing.
     """
     if MISSING:
@@ -155,24 +162,22 @@ def _ends(certificate: x509.Certificate) -> datetime.datetime:
 # --------------------------------------------------------------------------- making
 
 
-def _new(names: t.Sequence[str], now: datetime.datetime) -> JsonObject:
+def _new(names: t.Sequence[str], now: datetime.datetime) -> Certificates:
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority = _signed_by(authority_key, AUTHORITY, authority_key, now, None, ())
-    made: JsonObject = {"ours": True}
-    for side, name, usage, alternatives in (
-        ("server", "gpushare-extender", (ExtendedKeyUsageOID.SERVER_AUTH,), names),
-        ("client", "gpushare-scheduler", (ExtendedKeyUsageOID.CLIENT_AUTH,), ()),
-    ):
+
+    def side(name: str, usage: x509.ObjectIdentifier, alternatives: t.Sequence[str]) -> Side:
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _signed_by(key, name, authority_key, now, usage, alternatives)
-        made[side] = {
+        return {
             "authority": _pem(authority),
-            "certificate": _pem(certificate),
+            "certificate": _pem(_signed_by(key, name, authority_key, now, (usage,), alternatives)),
             "key": key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ).decode(),
         }
-    return made
+
+    server = side("gpushare-extender", ExtendedKeyUsageOID.SERVER_AUTH, names)
+    return {"ours": True, "server": server, "client": side("gpushare-scheduler", ExtendedKeyUsageOID.CLIENT_AUTH, ())}
 
 
 def _signed_by(

@@ -38,6 +38,7 @@ API_VERSIONS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
 )
 CONFIG_SINCE = API_VERSIONS[-1][0]
 NO_POLICY_SINCE = 23
+LIVEZ_SINCE = 31
 # Up to here kube-scheduler also has a port without TLS.
 INSECURE_UP_TO = 22
 INSECURE_PORT = "10251"
@@ -123,6 +124,11 @@ def outlived(minor: int) -> tuple[str, int, int] | None:
     return (write, better, lost) if lost else None
 
 
+def health_paths(minor: int) -> tuple[str, ...]:
+    """Return the paths of kube-scheduler 1.``minor`` for liveness and, where it differs, readiness."""
+    return ("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)
+
+
 def insecure_addresses(minor: int, flags: t.Mapping[str, str]) -> JsonObject:
     """Return the fields that replace --address and --port, which kube-scheduler ignores with a configuration.
 
@@ -182,9 +188,6 @@ class Config(Form):
 
     name, flag, path, kind, fold = "config", "config", CONFIG, KIND, False
 
-    def entry(self, extender: Extender) -> JsonObject:
-        return extender.entry()
-
     def new(self, minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
         return generate(minor, {**from_flags(flags), **insecure_addresses(minor, flags)}, extender, HEAD)
 
@@ -208,8 +211,9 @@ FORM = Config()
 
 
 def generate(minor: int, fields: JsonObject, extender: Extender, head: str = "") -> str:
-    """Return a new configuration for kube-scheduler 1.``minor``.
+    """Return a new configuration.
 
+    :param minor: of kube-scheduler 1.``minor``.
     :param fields: all but version, kind and extenders.
     :param head: a comment for the top of the file.
     :raises BadInput: kube-scheduler would refuse it.

@@ -12,11 +12,11 @@ runs it, with an image that has /bin/kube-scheduler, which Kubernetes' own image
 
 from __future__ import annotations
 
-import hashlib
 import re
 import typing as t
 
 from ...module_utils._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
+from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._openshift import cluster as openshift
@@ -25,8 +25,6 @@ from . import config
 from .form import Extender, Tls
 
 OLDEST = 19
-# First minor version of 1.x in which kube-scheduler has /livez and /readyz.
-LIVEZ_SINCE = 31
 BUDGET_SINCE = 21
 # Images of the scheduler-plugins project, by the minor version of Kubernetes that they are built from.
 # https://github.com/kubernetes-sigs/scheduler-plugins/tree/v0.34.7#compatibility-matrix
@@ -131,8 +129,8 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
     # Without a kubeconfig, kube-scheduler uses its pod's service account.
     text = config.generate(minor, {**fields, "profiles": [{"schedulerName": str(options["name"])}]}, extender)
     found["image"], found["minor"], found["config"] = image, minor, text
-    found["config_name"] = hashlib.sha256(text.encode()).hexdigest()[:10]
-    found["live"], found["ready"] = ("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz", "/healthz")
+    found["config_name"] = digest(text)[:10]
+    found["live"], found["ready"] = config.health_paths(minor)[0], config.health_paths(minor)[-1]
     return found
 
 

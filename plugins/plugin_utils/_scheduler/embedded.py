@@ -14,17 +14,17 @@ only records that.
 from __future__ import annotations
 
 import collections
-import hashlib
 import posixpath
 import typing as t
 
 import yaml
 
+from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Plan
 from ...module_utils._core.types import JsonObject
 from ...module_utils._scheduler import embedded
-from ...module_utils._scheduler.control_plane import ControlPlane
+from ...module_utils._scheduler.control_plane import ControlPlane, server_url
 from . import config, merged_file
 from .plan import (
     NEWEST,
@@ -44,7 +44,6 @@ Settings = dict[str, list[str]]
 DROP_INS_SINCE = 21
 # First minor version of 1.x whose kube-scheduler serves its health over TLS.
 TLS_SINCE = 22
-LIVEZ_SINCE = 31
 
 
 def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
@@ -144,7 +143,7 @@ def _present(
         flags = {"kubeconfig": kubeconfig, "profiling": "false", "address": "127.0.0.1", **_flags(users)}
         text = config.FORM.new(minor, flags, options.extender)
         files = [File(places.config, observed["ours"], text)]
-    stamp = hashlib.sha256(text.encode()).hexdigest() if places.kind.name == "rke2" else ""
+    stamp = digest(text) if places.kind.name == "rke2" else ""
     drop_in = _drop_in(places, named, stamp)
     _refuse_overridden(server, drop_in)
     files.append(File(server["drop_in_path"], server["drop_in"], drop_in))
@@ -284,7 +283,5 @@ def _refuse_overridden(server: embedded.Server, drop_in: str) -> None:
 def _urls(flags: t.Mapping[str, str], minor: int) -> tuple[str, ...]:
     if minor < TLS_SINCE and flags.get("secure-port", "0") == "0":
         return (f"http://127.0.0.1:{flags.get('port', '10251')}/healthz",)
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(flags.get("bind-address", ""), flags.get("bind-address", ""))
-    host = f"[{address}]" if ":" in address else address or "127.0.0.1"
-    base = f"https://{host}:{flags.get('secure-port', '10259')}"
-    return tuple(base + path for path in (("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)))
+    base = server_url(flags.get("bind-address", ""), flags.get("secure-port", "10259"))
+    return tuple(base + path for path in config.health_paths(minor))

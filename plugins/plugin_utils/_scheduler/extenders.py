@@ -28,19 +28,8 @@ RESOURCE: JsonObject = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
 UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
 
 
-class Extenders(t.Protocol):
-    """The edited list of extenders; ``set`` and ``delete`` change a key of the extender with that number."""
-
-    @property
-    def items(self) -> list[JsonObject]: ...
-    def append(self, entry: JsonObject) -> None: ...
-    def remove(self, number: int) -> None: ...
-    def set(self, number: int, key: str, value: t.Any) -> None: ...
-    def delete(self, number: int, key: str) -> None: ...
-    def set_resources(self, number: int, key: str, resources: list[JsonObject]) -> None: ...
-    def written(self) -> str | None: ...
-    def leave(self, written: str | None) -> None: ...
-    def checked(self) -> str: ...
+# The edited list of extenders.
+Extenders = t.Union["_InYaml", "_InJson"]
 
 
 def opened(path: str, text: str) -> Extenders:
@@ -48,8 +37,7 @@ def opened(path: str, text: str) -> Extenders:
 
     :raises BadInput: the file can't be parsed, or they aren't a list of mappings.
     """
-    extenders: Extenders = _InJson(path, text) if is_json(text) else _InYaml(path, text)
-    return extenders
+    return _InJson(path, text) if is_json(text) else _InYaml(path, text)
 
 
 def put_in(path: str, extenders: Extenders, entry: JsonObject, *, fold: bool) -> None:

@@ -71,8 +71,8 @@ class Extender:
 class Form(abc.ABC):
     """One form: its names, its rules, and how the extender gets into a file and out of it.
 
-    ``flag`` is kube-scheduler's flag without dashes, ``path`` the collection's own file, and ``fold`` tells that keys
-    may be written in lower and upper case.
+    ``flag`` is kube-scheduler's flag without dashes, ``path`` the collection's own file, and with ``fold`` keys may be
+    written in lower and upper case.
     """
 
     name: FormName
@@ -81,9 +81,9 @@ class Form(abc.ABC):
     kind: str
     fold: bool
 
-    @abc.abstractmethod
     def entry(self, extender: Extender) -> JsonObject:
         """Return the extender as this form has it."""
+        return extender.entry()
 
     @abc.abstractmethod
     def new(self, minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
@@ -134,6 +134,7 @@ class Form(abc.ABC):
     def undone(self, path: str, text: str, before: str, extender: Extender) -> str:
         """Return the user's file without our extender, and with the one that ours replaced.
 
+        :param path: of the file, for messages.
         :param before: the file before ours was merged; it was edited since then.
         """
         return extenders.undone(path, text, before, extender.url, fold=self.fold)

@@ -181,11 +181,7 @@ def _minor(document: Document) -> int:
 
 def _require_types(document: Document) -> None:
     """Refuse a document whose edited fields haven't the types that kubeadm gives them."""
-    kinds: dict[Path, tuple[type, ...]] = {
-        ("scheduler",): (dict,),
-        ARGUMENTS: (dict, list),
-        VOLUMES: (list,),
-    }
+    kinds: dict[Path, tuple[type, ...]] = {("scheduler",): (dict,), ARGUMENTS: (dict, list), VOLUMES: (list,)}
     for path, kind in kinds.items():
         value = document.get(path)
         items = value if isinstance(value, list) else []
@@ -269,20 +265,9 @@ def patch_files(sha256: str, flag: str | None = None) -> dict[str, str]:
     pod: JsonObject = {"metadata": {"annotations": {ANNOTATION: sha256}}}
     files: dict[str, str] = {}
     if flag is not None:
-        pod["spec"] = {
-            "containers": [{"name": CONTAINER, "volumeMounts": [MOUNT]}],
-            "volumes": [HOST_FOLDER],
-        }
+        pod["spec"] = {"containers": [{"name": CONTAINER, "volumeMounts": [MOUNT]}], "volumes": [HOST_FOLDER]}
         # A strategic patch would replace the whole command.
         add = [{"op": "add", "path": "/spec/containers/0/command/-", "value": flag}]
         files[FLAG_PATCH] = json.dumps(add, indent=2) + "\n"
-    text = yaml.dump(pod, Dumper=_Plain, sort_keys=False, default_flow_style=False)
-    files[POD_PATCH] = f"{config.HEAD}{text}"
+    files[POD_PATCH] = config.HEAD + yaml.safe_dump(pod, sort_keys=False, default_flow_style=False)
     return files
-
-
-class _Plain(yaml.SafeDumper):
-    """A dumper without YAML anchors."""
-
-    def ignore_aliases(self, data: t.Any) -> bool:
-        return True

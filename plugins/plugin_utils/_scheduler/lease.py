@@ -22,7 +22,6 @@ from ...module_utils._kube.client import Kube, RealKube
 from ...module_utils._kube.refs import Ref
 
 POLL_SECONDS = 1.0
-LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
 
 
 class Lease(t.NamedTuple):
@@ -53,10 +52,10 @@ class SchedulerLease:
     def __init__(
         self,
         kubeconfig: str | JsonObject | None,
+        ref: Ref,
         kube: Kube | None = None,
         sleep: t.Callable[[float], None] = time.sleep,
         now: t.Callable[[], float] = time.monotonic,
-        ref: Ref = LEASE,
     ) -> None:
         self._ref = ref
         self._options = _Options(kubeconfig)

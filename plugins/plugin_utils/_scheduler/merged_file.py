@@ -6,7 +6,7 @@
 
 """A user's configuration or policy file with our extender merged into it, and a note of its text without it. Pure.
 
-The note is kept on the machine. It tells that the extender is ours where a regenerated manifest no longer does, and
+The note is kept on the machine. It records that the extender is ours where a regenerated manifest no longer does, and
 restores the extender that ours replaced.
 """
 
@@ -58,6 +58,7 @@ def put_in(
     """Return the file with our extender in it, and the note.
 
     :param path: of the file on the machine.
+    :param form: ``config`` or ``policy``.
     :param text: its current text.
     :param minor: of kube-scheduler 1.``minor``.
     :param note: of the last run.
@@ -78,6 +79,10 @@ def put_in(
 def take_out(path: str, form: FormName, text: str, extender: Extender, note: Note | None) -> str:
     """Return the file without our extender.
 
+    :param path: of the file, for messages.
+    :param form: ``config`` or ``policy``.
+    :param text: its current text.
+    :param note: of the run that merged the extender; None where there is none.
     :raises BadInput: it can't be edited.
     """
     if note is None:

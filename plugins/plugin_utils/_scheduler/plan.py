@@ -15,7 +15,6 @@ collection's own files records that, because an upgrade by kubeadm regenerates t
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import posixpath
 import re
 import typing as t
@@ -315,9 +314,9 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
         text = form.new(minor, flags, options.extender)
         files, flag = [], f"--{form.flag}={form.path}"
         manifest.mount(flag)
-    manifest.annotate(_sha256(text))
+    manifest.annotate(digest(text))
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(_sha256(text), flag))
+    patches = _patches(options, observed, patch_files(digest(text), flag))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     return [
         *files,
@@ -337,12 +336,12 @@ def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> li
         if text is None or not (stamp or note or FORMS[form].has(path, text, options.extender)):
             continue
         files.append(File(path, text, merged_file.take_out(path, form, text, options.extender, note)))
-    gone = [_sha256(one.after or "") for one in files]
+    gone = [digest(one.after or "") for one in files]
     # An annotation with the restored text's own digest stays: an earlier removal set it for the restart.
     manifest.restore(annotation=not (stamp in gone and not changed(files)))
     if changed(files) and manifest.text() == observed["manifest"]:
         # The manifest was regenerated without our annotation: kubelet restarts the pod only if it changes.
-        manifest.annotate(_sha256(changed(files)[0].after or ""))
+        manifest.annotate(digest(changed(files)[0].after or ""))
     files += _patches(options, observed, {})
     rest = [*_own_files(observed, {}), _note(observed, None)]
     return [*files, File(observed["manifest_path"], observed["manifest"], manifest.text()), *rest]
@@ -420,10 +419,6 @@ def _patches(options: Options, observed: ControlPlane, wanted: t.Mapping[str, st
         return []
     paths = {name: posixpath.join(options.patches_dir, name) for name in PATCHES}
     return [File(path, observed["patches"].get(path), wanted.get(name)) for name, path in paths.items()]
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # --------------------------------------------------------------------------- lease

@@ -4,11 +4,12 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""A namespace that may be somebody else's: made by us it goes again, otherwise it gets its own labels back. Pure."""
+"""A namespace that others may own: ours is deleted, and one of others gets its labels back. Pure."""
 
 from __future__ import annotations
 
 import json
+import typing as t
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube.namespace import CREATED
@@ -18,8 +19,16 @@ from ...module_utils._kube.objects import DIGEST
 BEFORE = "kubegpu.share/labels-before"
 
 
-def terms(metadata: JsonObject, definition: JsonObject) -> JsonObject:
-    """Return whether the namespace is ours, the definition to apply, and the one that reverts it.
+class Terms(t.TypedDict):
+    """The result of the filter; ``undo`` is a merge patch, empty where there is nothing to restore."""
+
+    ours: bool
+    wish: JsonObject
+    undo: JsonObject
+
+
+def terms(metadata: JsonObject, definition: JsonObject) -> Terms:
+    """Return whether the namespace is ours, the definition to apply, and the patch that reverts it.
 
     :param metadata: of the live namespace; empty where it doesn't exist.
     :param definition: the namespace with the labels that we need.
@@ -34,8 +43,8 @@ def terms(metadata: JsonObject, definition: JsonObject) -> JsonObject:
     if BEFORE in annotations:
         # Labels that were changed since then aren't ours.
         back = {label: value for label, value in before.items() if labels.get(label) == wanted.get(label)}
-        told = {"labels": back, "annotations": {BEFORE: None, DIGEST: None}}
-        undo = {**definition, "metadata": {"name": definition["metadata"]["name"], **told}}
+        restored = {"labels": back, "annotations": {BEFORE: None, DIGEST: None}}
+        undo = {**definition, "metadata": {"name": definition["metadata"]["name"], **restored}}
     return {"ours": False, "wish": _noted(definition, BEFORE, json.dumps(before, sort_keys=True)), "undo": undo}
 
 

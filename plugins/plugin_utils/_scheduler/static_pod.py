@@ -21,7 +21,6 @@ from .merged_file import FORMS
 
 VOLUME = "kubegpu-share"
 ANNOTATIONS: Path = ("metadata", "annotations")
-LIVEZ_SINCE = 31
 FLAGS = tuple(form.flag for form in FORMS.values())
 SHELLS = ("sh", "bash", "ash", "dash", "busybox")
 
@@ -96,6 +95,7 @@ class StaticPod:
         return "args" if self._get("args") or not command else "command"
 
     def flags(self) -> dict[str, str]:
+        """Return kube-scheduler's flags by their names without dashes; of those without a value it is empty."""
         words = _words(self._get())
         found: dict[str, str] = {}
         for number, word in enumerate(words):
@@ -197,20 +197,17 @@ class StaticPod:
         """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags."""
         asked = self._get("livenessProbe", "httpGet") or {}
         flags = self.flags()
-        address = str(asked.get("host") or flags.get("bind-address") or "127.0.0.1")
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        address = str(asked.get("host") or flags.get("bind-address") or "")
         port = asked.get("port") or flags.get("secure-port") or 10259
         if isinstance(port, str) and not port.isdigit():
             ports = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}
             port = ports.get(port) or 10259
-        scheme = str(asked.get("scheme") or "HTTPS").lower()
-        base = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
+        base = cp.server_url(address, port, str(asked.get("scheme") or "HTTPS").lower())
         try:
             minor = config.minor_of(self.image, version)
         except BadInput:
             minor = 0
-        paths = ("/livez", "/readyz") if minor >= LIVEZ_SINCE else ("/healthz",)
-        return tuple(base + path for path in paths)
+        return tuple(base + path for path in config.health_paths(minor))
 
 
 def _words(container: JsonObject) -> list[str]:

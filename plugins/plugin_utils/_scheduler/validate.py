@@ -105,12 +105,9 @@ def _backoff(config: Decoded) -> None:
 def _leader_election(config: Decoded, election: JsonObject, minor: int) -> None:
     if election.get("leaderElect") is False:
         return
-    times = {
-        name: seconds(str(election[name])) if election.get(name) else default
-        for name, default in (("leaseDuration", 15.0), ("renewDeadline", 10.0), ("retryPeriod", 2.0))
-    }
+    defaults = {"leaseDuration": 15.0, "renewDeadline": 10.0, "retryPeriod": 2.0}
     # Zero means the default.
-    times = {name: value or {"leaseDuration": 15, "renewDeadline": 10}.get(name, 2) for name, value in times.items()}
+    times = {name: seconds(str(election.get(name) or "")) or default for name, default in defaults.items()}
     for name, value in times.items():
         if value < 0:
             raise config.fault(f"leaderElection.{name}", "is negative")

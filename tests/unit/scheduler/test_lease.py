@@ -14,7 +14,9 @@ import kubernetes  # type: ignore[import-untyped,unused-ignore]
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import LEASE, Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
+
+LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
 
 
 class Cluster:
@@ -33,7 +35,7 @@ class Cluster:
         return {"spec": {"holderIdentity": holder, "renewTime": renewed}} if holder or renewed else None
 
     def lease(self) -> SchedulerLease:
-        return SchedulerLease("", t.cast(t.Any, self), self._sleep, lambda: self.time, self.ref)
+        return SchedulerLease("", self.ref, t.cast(t.Any, self), self._sleep, lambda: self.time)
 
     def _sleep(self, seconds: float) -> None:
         self.time += seconds
@@ -97,17 +99,17 @@ def test_sources_of_the_kubeconfig(api: str, given: str, monkeypatch: pytest.Mon
     if given == "K8S_AUTH_HOST":
         monkeypatch.setenv(given, api)
         monkeypatch.setenv("K8S_AUTH_API_KEY", "very-secret")
-    lease = SchedulerLease(named.get(given))
+    lease = SchedulerLease(named.get(given), LEASE)
     assert lease.read() == Lease("cp1_x", "1")
 
 
 def test_credentials_in_error_messages_are_masked(api: str) -> None:
-    lease = SchedulerLease(kubeconfig(api, "hush-hush"))
+    lease = SchedulerLease(kubeconfig(api, "hush-hush"), LEASE)
     with pytest.raises(ShareError) as caught:
         lease.read()
     assert "hush" not in str(caught.value) and "********" in str(caught.value)
     with pytest.raises(NotInEffect) as late:
-        SchedulerLease(kubeconfig(api, "hush-hush"), sleep=lambda seconds: None).wait_for_renewal(BEFORE, "cp1", 0)
+        lease.wait_for_renewal(BEFORE, "cp1", 0)
     assert "hush" not in str(late.value)
 
 
