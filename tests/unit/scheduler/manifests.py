@@ -3,65 +3,63 @@
 
 from __future__ import annotations
 
-import typing as t
-
 
 def kubeadm(minor: int) -> str:
     """The manifest of kubeadm 1.``minor``, byte for byte in its style."""
-    registry = "registry.k8s.io" if minor >= 25 else "k8s.gcr.io"
     port = "probe-port" if minor >= 34 else "10259"
+    live = "/livez" if minor >= 32 else "/healthz"
 
-    def probe(path: str, failures: int, seconds: t.Mapping[str, int]) -> str:
+    def since(first: int, text: str, before: int = 99) -> str:
+        return text if first <= minor < before else ""
+
+    def probe(kind: str, path: str, failures: int, **seconds: int) -> str:
         lines = [f"failureThreshold: {failures}", "httpGet:", "  host: 127.0.0.1", f"  path: {path}", f"  port: {port}"]
         lines += ["  scheme: HTTPS", *(f"{name}Seconds: {number}" for name, number in seconds.items())]
-        return "".join(f"      {line}\n" for line in lines)
+        return f"    {kind}Probe:\n" + "".join(f"      {line}\n" for line in lines)
 
-    lines = ["apiVersion: v1", "kind: Pod", "metadata:"]
-    lines += [] if minor >= 34 else ["  creationTimestamp: null"]
-    lines += ["  labels:", "    component: kube-scheduler", "    tier: control-plane", "  name: kube-scheduler"]
-    lines += ["  namespace: kube-system", "spec:", "  containers:", "  - command:", "    - kube-scheduler"]
-    lines += [
-        f"    - --{kind}-kubeconfig=/etc/kubernetes/scheduler.conf" for kind in ("authentication", "authorization")
-    ]
-    lines += [
-        "    - --bind-address=127.0.0.1",
-        "    - --kubeconfig=/etc/kubernetes/scheduler.conf",
-        "    - --leader-elect=true",
-    ]
-    lines += ["    - --port=0"] if 19 <= minor < 23 else []
-    lines += [
-        f"    image: {registry}/kube-scheduler:v1.{minor}.3",
-        "    imagePullPolicy: IfNotPresent",
-        "    livenessProbe:",
-    ]
-    live = "/livez" if minor >= 32 else "/healthz"
     usual = {"initialDelay": 10, "period": 10, "timeout": 15} if minor >= 19 else {"initialDelay": 15, "timeout": 15}
-    text = "\n".join(lines) + "\n" + probe(live, 8, usual) + "    name: kube-scheduler\n"
-    if minor >= 34:
-        text += "    ports:\n    - containerPort: 10259\n      name: probe-port\n      protocol: TCP\n"
-    if minor >= 32:
-        text += "    readinessProbe:\n" + probe("/readyz", 3, {"period": 1, "timeout": 15})
-    text += "    resources:\n      requests:\n        cpu: 100m\n"
-    text += "    startupProbe:\n" + probe(live, 24, usual) if minor >= 19 else ""
-    text += """    volumeMounts:
+    created, insecure = since(0, "  creationTimestamp: null\n", 34), since(19, "    - --port=0\n", 23)
+    registry, critical = "registry.k8s.io" if minor >= 25 else "k8s.gcr.io", "node" if minor >= 20 else "cluster"
+    priority = since(27, "  priority: 2000001000\n")
+    security = since(22, "  securityContext:\n    seccompProfile:\n      type: RuntimeDefault\n")
+    ports = "    ports:\n    - containerPort: 10259\n      name: probe-port\n      protocol: TCP\n"
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata:
+{created}  labels:
+    component: kube-scheduler
+    tier: control-plane
+  name: kube-scheduler
+  namespace: kube-system
+spec:
+  containers:
+  - command:
+    - kube-scheduler
+    - --authentication-kubeconfig=/etc/kubernetes/scheduler.conf
+    - --authorization-kubeconfig=/etc/kubernetes/scheduler.conf
+    - --bind-address=127.0.0.1
+    - --kubeconfig=/etc/kubernetes/scheduler.conf
+    - --leader-elect=true
+{insecure}    image: {registry}/kube-scheduler:v1.{minor}.3
+    imagePullPolicy: IfNotPresent
+{probe("liveness", live, 8, **usual)}    name: kube-scheduler
+{since(34, ports)}{since(32, probe("readiness", "/readyz", 3, period=1, timeout=15))}    resources:
+      requests:
+        cpu: 100m
+{since(19, probe("startup", live, 24, **usual))}    volumeMounts:
     - mountPath: /etc/kubernetes/scheduler.conf
       name: kubeconfig
       readOnly: true
   hostNetwork: true
-"""
-    text += "  priority: 2000001000\n" if minor >= 27 else ""
-    text += f"  priorityClassName: system-{'node' if minor >= 20 else 'cluster'}-critical\n"
-    text += "  securityContext:\n    seccompProfile:\n      type: RuntimeDefault\n" if minor >= 22 else ""
-    return (
-        text
-        + """  volumes:
+{priority}  priorityClassName: system-{critical}-critical
+{security}  volumes:
   - hostPath:
       path: /etc/kubernetes/scheduler.conf
       type: FileOrCreate
     name: kubeconfig
-status: {}
+status: {{}}
 """
-    )
 
 
 FULL = """\

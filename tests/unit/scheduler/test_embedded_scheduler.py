@@ -77,33 +77,17 @@ def test_users_configuration_gets_the_extender(name: str, where: str) -> None:
     server = FakeServer(name, setting if where == "config.yaml" else "", flags=flags)
     if where == "drop-in":
         server.put(f"{server.places.kind.folder}/10-mine.yaml", f'"kube-scheduler-arg+": ["config={path}"]\n', 0o644)
-    server.put(path, manifests.USERS_CONFIG, 0o640)
+    entry = "urlPrefix: http://127.0.0.1:32766/g, bindVerb: b, managedResources: [{name: aliyun.com/gpu-mem}]"
+    config = manifests.USERS_CONFIG.replace("extenders:\n", f"extenders:\n  - {{{entry}}} # upstream's\n")
+    server.put(path, config, 0o640)
     server.restart()
     server.sleep(10)
     before = kept(server)
-    run(server, PRESENT)
-    assert [one["urlPrefix"] for one in yaml.safe_load(server.files[path])["extenders"]][1] == EXTENDER.url
+    assert [one.path for one in run(server, PRESENT).files][:2] == [server.places.merged, path]
+    assert yaml.safe_load(server.files[path])["extenders"][0]["urlPrefix"] == EXTENDER.url
     assert server.files[path].startswith("# The platform team's scheduler.") and server.modes[path] == 0o640
-    assert server.places.config not in server.files and [one for one in server.arguments if "--config=" in one] == [
-        f"--config={path}"
-    ]
-    assert plan(server, PRESENT).plan.empty
-    run(server, ABSENT)
-    assert kept(server) == before
-
-
-@BOTH
-def test_users_extender_entry_is_restored(name: str) -> None:
-    path, note = "/etc/rancher/mine.yaml", embedded.PLACES[name].merged
-    server = FakeServer(name, f"kube-scheduler-arg: [config={path}]\n")
-    entry = (
-        "- urlPrefix: http://127.0.0.1:32766/g\n    bindVerb: bind\n    managedResources: [{name: aliyun.com/gpu-mem}]"
-    )
-    server.put(path, manifests.USERS_CONFIG.replace("extenders:\n", f"extenders:\n  {entry} # upstream's\n"), 0o600)
-    server.restart()
-    server.sleep(10)
-    before = kept(server)
-    assert [one.path for one in run(server, PRESENT).files][:2] == [note, path]
+    assert server.places.config not in server.files
+    assert [one for one in server.arguments if "--config=" in one] == [f"--config={path}"]
     assert plan(server, PRESENT).plan.empty
     run(server, OTHER)
     run(server, ABSENT)

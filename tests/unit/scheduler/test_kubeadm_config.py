@@ -36,15 +36,17 @@ SHA256 = "ab" * 32
 OURS = {"name": VOLUME, "hostPath": FOLDER, "mountPath": FOLDER, "readOnly": True, "pathType": "Directory"}
 
 
+edit = kubeadm.cluster_configuration
+
+
 def stored(version: str, kubernetes: str, scheduler: str = "scheduler: {}\n") -> str:
     """Return the configuration that kubeadm stores: sorted, with all defaults."""
-    listed = version == "v1beta4"
-    arguments = (
-        "  - name: authorization-mode\n    value: Node,RBAC\n" if listed else "    authorization-mode: Node,RBAC\n"
-    )
+    arguments, timeout = "  - name: authorization-mode\n    value: Node,RBAC\n", ""
+    if version != "v1beta4":
+        arguments, timeout = "    authorization-mode: Node,RBAC\n", "  timeoutForControlPlane: 4m0s\n"
     dns = "dns:\n  type: CoreDNS\n" if version in ("v1beta1", "v1beta2") else "dns: {}\n"
     return (
-        f"apiServer:\n  extraArgs:\n{arguments}{'' if listed else '  timeoutForControlPlane: 4m0s' + chr(10)}"
+        f"apiServer:\n  extraArgs:\n{arguments}{timeout}"
         f"apiVersion: kubeadm.k8s.io/{version}\ncertificatesDir: /etc/kubernetes/pki\nclusterName: kubernetes\n"
         f"controllerManager: {{}}\n{dns}etcd:\n  local:\n    dataDir: /var/lib/etcd\n"
         f"imageRepository: registry.k8s.io\nkind: ClusterConfiguration\nkubernetesVersion: {kubernetes}\n"
@@ -90,7 +92,7 @@ FORMS = [
 @pytest.mark.parametrize(("version", "kubernetes", "scheduler", "flag"), FORMS)
 def test_each_version_edited_and_undone(version: str, kubernetes: str, scheduler: str, flag: str) -> None:
     text = stored(version, kubernetes, scheduler)
-    done = kubeadm.cluster_configuration(text, present=True)
+    done = edit(text, present=True)
     assert done.kept and bool(done.message) == (int(kubernetes.split(".")[1]) < 25), "upgrades drop those"
     before, after = yaml.safe_load(text), yaml.safe_load(done.text)
     given = after["scheduler"]["extraArgs"]
@@ -104,15 +106,15 @@ def test_each_version_edited_and_undone(version: str, kubernetes: str, scheduler
     for one in ("extraArgs", "extraVolumes"):
         assert (after["scheduler"].pop(one) or None) == (theirs.pop(one, None) or None)
     assert {**after, "scheduler": None} == {**before, "scheduler": None}
-    assert kubeadm.cluster_configuration(done.text, present=True).text == done.text, "twice is once"
-    assert kubeadm.cluster_configuration(done.text, present=False).text == text, "to the byte"
-    assert kubeadm.cluster_configuration(text, present=False).text == text
+    assert edit(done.text, present=True).text == done.text, "twice is once"
+    assert edit(done.text, present=False).text == text, "to the byte"
+    assert edit(text, present=False).text == text
 
 
 @pytest.mark.parametrize(("version", "kubernetes", "scheduler"), [one[:3] for one in FORMS if one[1] == "v1.36.3"])
 def test_real_kubeadm_renders_our_manifest(version: str, kubernetes: str, scheduler: str, tmp_path: Path) -> None:
     text = stored(version, kubernetes, scheduler)
-    done = kubeadm.cluster_configuration(text, present=True).text
+    done = edit(text, present=True).text
     assert real_kubeadm.complaint(done, tmp_path) == real_kubeadm.complaint(text, tmp_path) == ""
     before, after = real_kubeadm.manifest(tmp_path, text), real_kubeadm.manifest(tmp_path, done)
     # What kubeadm writes for us is what we write, so that only the annotation is missing.
@@ -137,7 +139,7 @@ def _sorted(pod: JsonObject) -> JsonObject:
 
 
 def test_real_kubeadm_refuses_invalid_configuration(tmp_path: Path) -> None:
-    listed = kubeadm.cluster_configuration(stored("v1beta4", "v1.36.3"), present=True).text
+    listed = edit(stored("v1beta4", "v1.36.3"), present=True).text
     assert "extraArgs" in real_kubeadm.complaint(listed.replace("v1beta4", "v1beta3"), tmp_path)
 
 
@@ -146,39 +148,41 @@ def test_converted_v1beta4_configuration_is_recognised() -> None:
     later = "scheduler:\n  extraArgs:\n  - name: config\n    value: " + CONFIG + "\n  extraVolumes:\n"
     later += "".join(f"  {'-' if key == 'hostPath' else ' '} {key}: {json.dumps(OURS[key])}\n" for key in sorted(OURS))
     text = stored("v1beta4", "v1.31.0", later)
-    assert kubeadm.cluster_configuration(text, present=True).text == text
-    assert yaml.safe_load(kubeadm.cluster_configuration(text, present=False).text).get("scheduler") in (None, {})
+    assert edit(text, present=True).text == text
+    assert yaml.safe_load(edit(text, present=False).text).get("scheduler") in (None, {})
 
 
 def test_users_config_flag_is_kept() -> None:
     own = "scheduler:\n  extraArgs:\n    config: /etc/kubernetes/own.yaml\n"
     text = stored("v1beta3", "v1.29.0", own)
-    done = kubeadm.cluster_configuration(text, present=True)
+    done = edit(text, present=True)
     assert done.text == text and done.kept
+    machines = {name: kubeadm.ExtenderFile("config", "/etc/kubernetes/own.yaml") for name in ("cp1", "cp2")}
+    assert edit(text, True, "auto", machines) == done
     assert done.message.endswith("kubeadm-config has --config=/etc/kubernetes/own.yaml of its own, which kubeadm keeps")
     # Ours of an earlier time goes.
-    ours = kubeadm.cluster_configuration(stored("v1beta3", "v1.29.0"), present=True).text
+    ours = edit(stored("v1beta3", "v1.29.0"), present=True).text
     both = ours.replace(f"{{config: {CONFIG}}}", "{policy-config-file: /etc/p.json}")
-    assert both != ours and yaml.safe_load(kubeadm.cluster_configuration(both, present=True).text)["scheduler"] == {
-        "extraArgs": {"policy-config-file": "/etc/p.json"}
-    }
+    assert both != ours
+    scheduler = yaml.safe_load(edit(both, present=True).text)["scheduler"]
+    assert scheduler == {"extraArgs": {"policy-config-file": "/etc/p.json"}}
 
 
 def test_policy_is_replaced_by_configuration() -> None:
     text = stored("v1beta3", "v1.22.4", USERS_MAP)
-    policy = kubeadm.cluster_configuration(text, present=True, wanted="policy")
+    policy = edit(text, present=True, wanted="policy")
     assert "1.23 reads no policy file" in policy.message
     assert f"policy-config-file: {POLICY}" in policy.text
-    config = kubeadm.cluster_configuration(policy.text, present=True)
-    assert config.text == kubeadm.cluster_configuration(text, present=True).text and "policy" not in config.message
+    config = edit(policy.text, present=True)
+    assert config.text == edit(text, present=True).text and "policy" not in config.message
 
 
 def test_changed_entries_of_ours_are_repaired() -> None:
-    done = kubeadm.cluster_configuration(stored("v1beta4", "v1.36.3", USERS_LIST), present=True).text
+    done = edit(stored("v1beta4", "v1.36.3", USERS_LIST), present=True).text
     broken = done.replace("readOnly: true", "readOnly: false").replace("scheduler.yaml", "old.yaml")
     assert broken != done
-    assert kubeadm.cluster_configuration(broken, present=True).text == done
-    assert kubeadm.cluster_configuration(broken, present=False).text == stored("v1beta4", "v1.36.3", USERS_LIST)
+    assert edit(broken, present=True).text == done
+    assert edit(broken, present=False).text == stored("v1beta4", "v1.36.3", USERS_LIST)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,7 @@ def test_changed_entries_of_ours_are_repaired() -> None:
 )
 def test_refused(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=rf"^ConfigMap kube-system/kubeadm-config.*{words}") as caught:
-        kubeadm.cluster_configuration(text, present=True)
+        edit(text, present=True)
     assert "\n" not in str(caught.value)
 
 
@@ -212,7 +216,7 @@ def test_refused(text: str, words: str) -> None:
     ],
 )
 def test_upgrades_that_drop_our_file_are_reported(kubernetes: str, words: str) -> None:
-    done = kubeadm.cluster_configuration(stored("v1beta3", kubernetes), present=True)
+    done = edit(stored("v1beta3", kubernetes), present=True)
     assert done.kept and re.search(words, done.message), done.message
 
 
@@ -226,7 +230,7 @@ NAMED = "scheduler:\n  extraArgs:\n    config: /etc/mine.yaml\n"
 @pytest.mark.parametrize(("file", "flag"), [(OURS_CONFIG, "config"), (OURS_POLICY, "policy-config-file")])
 def test_file_common_to_all_machines_is_written(file: kubeadm.ExtenderFile, flag: str) -> None:
     machines = {"cp1": file, "cp2": file}
-    done = kubeadm.cluster_configuration(stored("v1beta2", "v1.20.5"), True, "auto", machines)
+    done = edit(stored("v1beta2", "v1.20.5"), True, "auto", machines)
     assert done.kept and list(yaml.safe_load(done.text)["scheduler"]["extraArgs"]) == [flag]
 
 
@@ -242,24 +246,19 @@ def test_file_common_to_all_machines_is_written(file: kubeadm.ExtenderFile, flag
 )
 def test_differing_machines_leave_kubeadm_config_unchanged(scheduler: str, machines: JsonObject, words: str) -> None:
     text = stored("v1beta2", "v1.20.5", scheduler)
-    done = kubeadm.cluster_configuration(text, True, "auto", machines)
+    done = edit(text, True, "auto", machines)
     assert not done.kept and done.text == text and re.search(words, done.message), done.message
     # Ours of an earlier time goes.
     if not scheduler:
-        ours = kubeadm.cluster_configuration(text, True).text
-        assert kubeadm.cluster_configuration(ours, True, "auto", machines).text == text
+        ours = edit(text, True).text
+        assert edit(ours, True, "auto", machines).text == text
 
 
 def test_unobserved_machine_changes_nothing() -> None:
-    ours = kubeadm.cluster_configuration(stored("v1beta3", "v1.29.0"), True).text
+    ours = edit(stored("v1beta3", "v1.29.0"), True).text
     for text in (ours, stored("v1beta3", "v1.29.0")):
-        done = kubeadm.cluster_configuration(text, True, "auto", {"cp1": OURS_CONFIG, "cp2": None})
+        done = edit(text, True, "auto", {"cp1": OURS_CONFIG, "cp2": None})
         assert done.text == text and not done.kept and done.message.endswith("cp2 was not observed in this run")
-
-
-def test_users_file_common_to_all_machines_is_kept() -> None:
-    done = kubeadm.cluster_configuration(stored("v1beta2", "v1.20.5", NAMED), True, "auto", {"cp1": MINE, "cp2": MINE})
-    assert done.kept and "which kubeadm keeps" in done.message
 
 
 # --------------------------------------------------------------------------- patches
@@ -281,7 +280,7 @@ def test_real_kubeadm_applies_the_patches(configured: bool, tmp_path: Path) -> N
     )
     text = stored("v1beta4", "v1.36.3")
     if configured:
-        text = kubeadm.cluster_configuration(text, present=True).text
+        text = edit(text, present=True).text
     after = real_kubeadm.manifest(tmp_path, text, folder)
     pod = yaml.safe_load(after)
     [container] = pod["spec"]["containers"]
