@@ -19,7 +19,7 @@ import yaml
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from .._documents import json_editor
-from .schema import Args, Kind, ListOf, MapOf, Shape, Struct, args_of
+from .schema import Kind, ListOf, MapOf, Shape, Struct, args_of
 
 _WORDS: dict[Kind, str] = {
     "string": "a string",
@@ -184,7 +184,7 @@ class _Reader:
         if isinstance(shape, MapOf):
             pairs = self._pairs(node, place)
             return {key: self.value(one, shape.value, f"{place}.{key}") for key, (_key, one) in pairs.items()}
-        if isinstance(shape, Args) or shape == "any":
+        if shape in ("args", "any"):
             return None
         return self._plain(node, shape, place)
 
@@ -207,7 +207,7 @@ class _Reader:
                 if self._strict and not shape.fold:
                     raise self._source.refusal(key_node, f"kube-scheduler 1.{self._minor} has no field {here}")
                 continue
-            if isinstance(inner, Args):
+            if inner == "args":
                 inner = self._args(pairs, value, here)
             found[name] = self.value(value, inner, here)
             self.lines[here] = key_node.start_mark.line + 1

@@ -14,8 +14,9 @@ import typing as t
 # The newest minor version whose fields are listed below; a newer one may have more.
 KNOWN_UP_TO = 37
 
-Kind = t.Literal["string", "bool", "int32", "int64", "float", "duration", "pointer to duration", "bytes", "any"]
-Shape = t.Union[Kind, "ListOf", "MapOf", "Struct", "Args"]
+# "args" are a plugin's arguments, whose fields depend on the plugin's name beside them; "any" isn't decoded.
+Kind = t.Literal["string", "bool", "int32", "int64", "float", "duration", "pointer to duration", "bytes", "args", "any"]
+Shape = t.Union[Kind, "ListOf", "MapOf", "Struct"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +60,15 @@ class Struct:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Args:
-    """A plugin's arguments; their fields depend on the plugin's name beside them."""
+def _fields(shape: Shape | Since, *names: str) -> dict[str, Shape | Since]:
+    """Return fields of one shape."""
+    return dict.fromkeys(names, shape)
 
 
 # --------------------------------------------------------------------------- of Kubernetes' other types
 
-_REQUIREMENTS = ListOf(Struct({"key": "string", "operator": "string", "values": ListOf("string")}))
+_STRINGS = ListOf("string")
+_REQUIREMENTS = ListOf(Struct({"key": "string", "operator": "string", "values": _STRINGS}))
 _LABEL_SELECTOR = Struct({"matchLabels": MapOf("string"), "matchExpressions": _REQUIREMENTS})
 _NODE_SELECTOR_TERM = Struct({"matchExpressions": _REQUIREMENTS, "matchFields": _REQUIREMENTS})
 _NODE_AFFINITY = Struct(
@@ -79,14 +81,15 @@ _NODE_AFFINITY = Struct(
 )
 _SPREAD_CONSTRAINT = Struct(
     {
-        "maxSkew": "int32",
-        "topologyKey": "string",
-        "whenUnsatisfiable": "string",
-        "labelSelector": _LABEL_SELECTOR,
+        **{
+            "maxSkew": "int32",
+            "topologyKey": "string",
+            "whenUnsatisfiable": "string",
+            "labelSelector": _LABEL_SELECTOR,
+        },
         "minDomains": Since("int32", 24),
-        "nodeAffinityPolicy": Since("string", 25),
-        "nodeTaintsPolicy": Since("string", 25),
-        "matchLabelKeys": Since(ListOf("string"), 25),
+        **_fields(Since("string", 25), "nodeAffinityPolicy", "nodeTaintsPolicy"),
+        "matchLabelKeys": Since(_STRINGS, 25),
     }
 )
 
@@ -97,7 +100,7 @@ _SHAPE = ListOf(Struct({"utilization": "int32", "score": "int32"}))
 _SCORING_STRATEGY = Struct(
     {"type": "string", "resources": _RESOURCES, "requestedToCapacityRatio": Struct({"shape": _SHAPE})}
 )
-_TYPE: dict[str, Shape | Since] = {"apiVersion": "string", "kind": "string"}
+_TYPE = _fields("string", "apiVersion", "kind")
 _OLD = ("v1beta1",)
 
 
@@ -116,8 +119,7 @@ _PLUGINS: dict[str, _Plugin] = {
     "NodeAffinity": _Plugin({"addedAffinity": _NODE_AFFINITY}),
     "NodeResourcesFit": _Plugin(
         {
-            "ignoredResources": ListOf("string"),
-            "ignoredResourceGroups": ListOf("string"),
+            **_fields(_STRINGS, "ignoredResources", "ignoredResourceGroups"),
             "scoringStrategy": Since(_SCORING_STRATEGY, 21),
         }
     ),
@@ -128,20 +130,13 @@ _PLUGINS: dict[str, _Plugin] = {
         {"filterTimeout": "pointer to duration", "bindingTimeout": Since("pointer to duration", 35)}, since=34
     ),
     "NodeLabel": _Plugin(
-        {
-            "presentLabels": ListOf("string"),
-            "absentLabels": ListOf("string"),
-            "presentLabelsPreference": ListOf("string"),
-            "absentLabelsPreference": ListOf("string"),
-        },
+        _fields(_STRINGS, "presentLabels", "absentLabels", "presentLabelsPreference", "absentLabelsPreference"),
         only=_OLD,
     ),
     "NodeResourcesLeastAllocated": _Plugin({"resources": _RESOURCES}, only=_OLD),
     "NodeResourcesMostAllocated": _Plugin({"resources": _RESOURCES}, only=_OLD),
     "RequestedToCapacityRatio": _Plugin({"shape": _SHAPE, "resources": _RESOURCES}, only=_OLD),
-    "ServiceAffinity": _Plugin(
-        {"affinityLabels": ListOf("string"), "antiAffinityLabelsPreference": ListOf("string")}, only=_OLD
-    ),
+    "ServiceAffinity": _Plugin(_fields(_STRINGS, "affinityLabels", "antiAffinityLabelsPreference"), only=_OLD),
 }
 
 
@@ -155,12 +150,7 @@ def args_of(plugin: str, minor: int, version: str) -> Struct | None:
 
 # --------------------------------------------------------------------------- KubeSchedulerConfiguration
 
-_PLUGIN_SET = Struct(
-    {
-        "enabled": ListOf(Struct({"name": "string", "weight": "int32"})),
-        "disabled": ListOf(Struct({"name": "string", "weight": "int32"})),
-    }
-)
+_PLUGIN_SET = Struct(_fields(ListOf(Struct({"name": "string", "weight": "int32"})), "enabled", "disabled"))
 _EXTENSION_POINTS: dict[str, int] = {
     **dict.fromkeys(("queueSort", "preFilter", "filter", "postFilter", "preScore", "score", "reserve"), 0),
     **dict.fromkeys(("permit", "preBind", "bind", "postBind"), 0),
@@ -175,23 +165,21 @@ _PROFILE = Struct(
         "schedulerName": "string",
         "percentageOfNodesToScore": Since("int32", 25, ("v1",)),
         "plugins": Struct({name: Since(_PLUGIN_SET, minor) for name, minor in _EXTENSION_POINTS.items()}),
-        "pluginConfig": ListOf(Struct({"name": "string", "args": Args()})),
+        "pluginConfig": ListOf(Struct({"name": "string", "args": "args"})),
     }
 )
 
 
 def _extender(https: str, timeout: Shape, fold: bool) -> Struct:
-    tls: dict[str, Shape | Since] = {"insecure": "bool"}
-    tls.update(dict.fromkeys(("serverName", "certFile", "keyFile", "caFile"), "string"))
-    tls.update(dict.fromkeys(("certData", "keyData", "caData"), "bytes"))
+    tls = {
+        "insecure": "bool",
+        **_fields("string", "serverName", "certFile", "keyFile", "caFile"),
+        **_fields("bytes", "certData", "keyData", "caData"),
+    }
     return Struct(
         {
-            "urlPrefix": "string",
-            "filterVerb": "string",
-            "preemptVerb": "string",
-            "prioritizeVerb": "string",
+            **_fields("string", "urlPrefix", "filterVerb", "preemptVerb", "prioritizeVerb", "bindVerb"),
             "weight": "int64",
-            "bindVerb": "string",
             https: "bool",
             "tlsConfig": Struct(tls, fold),
             "httpTimeout": timeout,
@@ -210,30 +198,17 @@ CONFIGURATION = Struct(
         "leaderElection": Struct(
             {
                 "leaderElect": "bool",
-                "leaseDuration": "duration",
-                "renewDeadline": "duration",
-                "retryPeriod": "duration",
-                "resourceLock": "string",
-                "resourceName": "string",
-                "resourceNamespace": "string",
+                **_fields("duration", "leaseDuration", "renewDeadline", "retryPeriod"),
+                **_fields("string", "resourceLock", "resourceName", "resourceNamespace"),
             }
         ),
         "clientConnection": Struct(
-            {
-                "kubeconfig": "string",
-                "acceptContentTypes": "string",
-                "contentType": "string",
-                "qps": "float",
-                "burst": "int32",
-            }
+            {**_fields("string", "kubeconfig", "acceptContentTypes", "contentType"), "qps": "float", "burst": "int32"}
         ),
-        "healthzBindAddress": Since("string", only=("v1beta1", "v1beta2")),
-        "metricsBindAddress": Since("string", only=("v1beta1", "v1beta2")),
-        "enableProfiling": "bool",
-        "enableContentionProfiling": "bool",
+        **_fields(Since("string", only=("v1beta1", "v1beta2")), "healthzBindAddress", "metricsBindAddress"),
+        **_fields("bool", "enableProfiling", "enableContentionProfiling"),
         "percentageOfNodesToScore": "int32",
-        "podInitialBackoffSeconds": "int64",
-        "podMaxBackoffSeconds": "int64",
+        **_fields("int64", "podInitialBackoffSeconds", "podMaxBackoffSeconds"),
         "profiles": ListOf(_PROFILE),
         "extenders": ListOf(_extender("enableHTTPS", "duration", False)),
         "delayCacheUntilActive": Since("bool", 28, ("v1",)),
@@ -242,36 +217,20 @@ CONFIGURATION = Struct(
 
 # --------------------------------------------------------------------------- Policy
 
-_LABELS = Struct({"labels": ListOf("string"), "presence": "bool"})
-_LABEL = Struct({"label": "string", "presence": "bool"})
+_PREDICATE = {
+    "serviceAffinity": Struct({"labels": _STRINGS}),
+    "labelsPresence": Struct({"labels": _STRINGS, "presence": "bool"}),
+}
+_PRIORITY = {
+    "serviceAntiAffinity": Struct({"label": "string"}),
+    "labelPreference": Struct({"label": "string", "presence": "bool"}),
+    "requestedToCapacityRatioArguments": Struct({"shape": _SHAPE, "resources": _RESOURCES}),
+}
 POLICY = Struct(
     {
         **_TYPE,
-        "predicates": ListOf(
-            Struct(
-                {
-                    "name": "string",
-                    "argument": Struct(
-                        {"serviceAffinity": Struct({"labels": ListOf("string")}), "labelsPresence": _LABELS}
-                    ),
-                }
-            )
-        ),
-        "priorities": ListOf(
-            Struct(
-                {
-                    "name": "string",
-                    "weight": "int64",
-                    "argument": Struct(
-                        {
-                            "serviceAntiAffinity": Struct({"label": "string"}),
-                            "labelPreference": _LABEL,
-                            "requestedToCapacityRatioArguments": Struct({"shape": _SHAPE, "resources": _RESOURCES}),
-                        }
-                    ),
-                }
-            )
-        ),
+        "predicates": ListOf(Struct({"name": "string", "argument": Struct(_PREDICATE)})),
+        "priorities": ListOf(Struct({"name": "string", "weight": "int64", "argument": Struct(_PRIORITY)})),
         "extenders": ListOf(_extender("enableHttps", "int64", True)),
         "hardPodAffinitySymmetricWeight": "int32",
         "alwaysCheckAllPredicates": "bool",
