@@ -28,7 +28,7 @@ from .._documents.yaml_editor import Document, Path
 from . import config
 from .form import FormName
 from .merged_file import FORMS
-from .static_pod import FLAGS, HOST_FOLDER, MOUNT, VOLUME
+from .static_pod import FLAGS, HOST_FOLDER, MOUNT, VOLUME, put_ours, remove_ours
 
 GROUP = "kubeadm.k8s.io"
 # Versions with arguments as a mapping, and as a list in which one may occur several times.
@@ -37,6 +37,8 @@ LISTED = ("v1beta4",)
 ARGUMENTS: Path = ("scheduler", "extraArgs")
 VOLUMES: Path = ("scheduler", "extraVolumes")
 OURS = f"{FOLDER}/"
+# The volume and the mount of a manifest, as kubeadm has both.
+EXTRA_VOLUME = {"name": VOLUME, "hostPath": FOLDER, "mountPath": FOLDER, "readOnly": True, "pathType": "Directory"}
 
 
 class Reason(enum.Enum):
@@ -210,16 +212,7 @@ def _remove(document: Document, kept: str) -> None:
         step = _arguments(document)[number][0] if isinstance(document.get(ARGUMENTS), dict) else number
         document.delete((*ARGUMENTS, step))
     if not kept:
-        _remove_volumes(document)
-
-
-def _remove_volumes(document: Document) -> None:
-    for number in reversed(_ours_in(document)):
-        document.delete((*VOLUMES, number))
-
-
-def _ours_in(document: Document) -> list[int]:
-    return [number for number, one in enumerate(document.get(VOLUMES) or []) if one.get("name") == VOLUME]
+        remove_ours(document, VOLUMES)
 
 
 def _add(document: Document, flag: str, value: str, listed: bool) -> None:
@@ -231,17 +224,7 @@ def _add(document: Document, flag: str, value: str, listed: bool) -> None:
             document.set((*ARGUMENTS, flag), value)
     elif _arguments(document)[there[-1]][1] != value:
         document.set((*ARGUMENTS, there[-1], "value") if listed else (*ARGUMENTS, flag), value)
-    volume = {
-        "name": VOLUME,
-        "hostPath": HOST_FOLDER["hostPath"]["path"],
-        "mountPath": MOUNT["mountPath"],
-        "readOnly": MOUNT["readOnly"],
-        "pathType": HOST_FOLDER["hostPath"]["type"],
-    }
-    numbers = _ours_in(document)
-    if len(numbers) != 1 or document.get((*VOLUMES, numbers[0])) != volume:
-        _remove_volumes(document)
-        document.append(VOLUMES, volume)
+    put_ours(document, VOLUMES, EXTRA_VOLUME)
 
 
 # --------------------------------------------------------------------------- patches

@@ -158,19 +158,8 @@ class StaticPod:
         for number, one in enumerate(self._get("volumeMounts") or []):
             if posixpath.normpath(str(one.get("mountPath"))) == FOLDER and one.get("name") != VOLUME:
                 raise self._refused((*mounts, number), f"mounts {one.get('name')} at {FOLDER}, the path of our folder")
-        self._one(mounts, MOUNT)
-        self._one(("spec", "volumes"), HOST_FOLDER)
-
-    def _one(self, path: Path, item: JsonObject) -> None:
-        there = self._numbers(path)
-        if len(there) == 1 and self._document.get((*path, there[0])) == item:
-            return
-        for number in reversed(there):
-            self._document.delete((*path, number))
-        self._document.append(path, item)
-
-    def _numbers(self, path: Path) -> list[int]:
-        return [n for n, one in enumerate(self._document.get(path) or []) if one.get("name") == VOLUME]
+        put_ours(self._document, mounts, MOUNT)
+        put_ours(self._document, ("spec", "volumes"), HOST_FOLDER)
 
     def restore(self, *, annotation: bool = True) -> None:
         """Remove everything of ours: each flag that names a file of our folder, the folder, the annotation.
@@ -183,8 +172,7 @@ class StaticPod:
             for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
                 self._document.delete((*self._container, name, number))
         for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
-            for number in reversed(self._numbers(path)):
-                self._document.delete((*path, number))
+            remove_ours(self._document, path)
         if annotation and self.annotated():
             self._document.delete((*ANNOTATIONS, ANNOTATION))
 
@@ -213,3 +201,17 @@ class StaticPod:
 def _words(container: JsonObject) -> list[str]:
     lists = [container.get(name) for name in ("command", "args")]
     return [str(word) for one in lists if isinstance(one, list) for word in one]
+
+
+def put_ours(document: Document, path: Path, item: JsonObject) -> None:
+    """Let a list of volumes or mounts have exactly this one of ours."""
+    if [one for one in document.get(path) or [] if one.get("name") == VOLUME] != [item]:
+        remove_ours(document, path)
+        document.append(path, item)
+
+
+def remove_ours(document: Document, path: Path) -> None:
+    """Remove our volumes or mounts from a list."""
+    numbers = [number for number, one in enumerate(document.get(path) or []) if one.get("name") == VOLUME]
+    for number in reversed(numbers):
+        document.delete((*path, number))
