@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import collections
-
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import (
@@ -15,6 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect im
     read_state,
     select_mode,
 )
+from fake_kube import FakeKube
 
 CONTROL = {"node-role.kubernetes.io/control-plane": ""}
 OLD_CONTROL = {"node-role.kubernetes.io/master": ""}
@@ -85,9 +84,9 @@ def test_lease_holder_is_found_by_host_name_label_or_address(names, hostname, le
         return node
 
     nodes = [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)]
-    api = Api(nodes, (), {"Lease": {"spec": {"holderIdentity": f"{leader}_7a-1"}}})
+    kube = FakeKube(*nodes, lease(leader))
     hosts = dict(zip(("a", "b"), names, strict=True))
-    assert select_mode("static_pod", hosts, read_state(api, nodes)).hosts == ("b", "a")
+    assert select_mode("static_pod", hosts, read_state(kube, nodes)).hosts == ("b", "a")
 
 
 def test_dedicated_mode_on_a_kubeadm_cluster():
@@ -118,44 +117,26 @@ def test_refused(mode, hosts, state, sentence):
 # --------------------------------------------------------------------------- the API
 
 
-class Api:
-    """A client that returns the given objects and counts requests."""
-
-    def __init__(self, nodes, pods=(), objects=(), version="v1.36.3"):
-        self.lists = {"Node": nodes, "Pod": pods}
-        self.objects = dict(objects)
-        self.answer = version
-        self.asked = []
-        self.requests = collections.Counter()
-
-    def list_all(self, _version, kind, namespace="", field_selector="", label_selector=""):
-        self.requests["GET"] += 1
-        assert kind == "Node" or (namespace, label_selector) == ("kube-system", "component=kube-scheduler")
-        return list(self.lists[kind])
-
-    def get(self, ref):
-        self.requests["GET"] += 1
-        self.asked.append(ref)
-        return self.objects.get(ref.kind)
-
-    def version(self):
-        self.requests["GET"] += 1
-        return {"gitVersion": self.answer}
+def of_api(kind, name, api_version="v1", metadata=(), **more):
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **dict(metadata)}, **more}
 
 
 def raw_node(name, os="Debian", worker=False):
-    return {
-        "metadata": {"name": name, "labels": None if worker else CONTROL},
-        "status": {"nodeInfo": {"kubeletVersion": "v1.36.3", "osImage": os}},
-    }
+    info = {"kubeletVersion": "v1.36.3", "osImage": os}
+    return of_api("Node", name, metadata={"labels": None if worker else CONTROL}, status={"nodeInfo": info})
 
 
 def mirror(name, annotations=("kubernetes.io/config.mirror",)):
+    metadata = {"namespace": "kube-system", "labels": {"component": "kube-scheduler"}}
+    metadata["annotations"] = dict.fromkeys(annotations, "0")
     containers = [{"name": "logger", "image": "x:1"}, {"name": "kube-scheduler", "image": IMAGE}]
-    return {
-        "metadata": {"name": f"kube-scheduler-{name}", "annotations": dict.fromkeys(annotations, "0")},
-        "spec": {"nodeName": name, "containers": containers},
-    }
+    return of_api("Pod", f"kube-scheduler-{name}", metadata=metadata, spec={"nodeName": name, "containers": containers})
+
+
+def lease(holder):
+    place = {"namespace": "kube-system"}
+    spec = {"holderIdentity": f"{holder}_7a-1"}
+    return of_api("Lease", "kube-scheduler", "coordination.k8s.io/v1", metadata=place, spec=spec)
 
 
 def asked(**given):
@@ -167,26 +148,27 @@ def detected(api, **given):
     return collect(api, asked(**{"hosts": {"a": "cp1"}, **given}))["scheduler"]
 
 
-def kubeadm(objects=(), **more):
+def kubeadm(*objects, version="v1.36.3"):
     """Return a cluster whose only control-plane machine is cp1."""
-    return Api([raw_node("cp1")], [mirror("cp1")], objects, **more)
+    kube = FakeKube(raw_node("cp1"), mirror("cp1"), *objects)
+    kube.version_answer = {"gitVersion": version}
+    return kube
 
 
 COREOS = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"
 
 
-def openshift_of(version, objects=()):
-    found = {"ClusterVersion": {"status": {"desired": {"version": version}}}}
-    return Api([raw_node("m0", COREOS)], (), {**found, **dict(objects)})
+def openshift_of(version, *objects):
+    status = {"desired": {"version": version}}
+    return FakeKube(
+        raw_node("m0", COREOS), of_api("ClusterVersion", "version", "config.openshift.io/v1", status=status), *objects
+    )
 
 
 def test_kubeadm_cluster_takes_seven_requests():
-    api = Api(
-        [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)],
-        [mirror("cp1"), mirror("cp2"), mirror("gpu1", ())],
-        {"Lease": {"spec": {"holderIdentity": "cp1_0a-1"}}},
-    )
-    found = collect(api, asked(hosts={"b": "cp1", "a": "cp2"}))
+    machines = [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)]
+    kube = FakeKube(*machines, mirror("cp1"), mirror("cp2"), mirror("gpu1", ()), lease("cp1"))
+    found = collect(kube, asked(hosts={"b": "cp1", "a": "cp2"}))
     assert found["scheduler"]["mode"] == "static_pod" and found["scheduler"]["on_machines"] is True
     assert found["scheduler"]["hosts"] == ["a", "b"] and found["scheduler"]["version"] == "v1.36.3"
     assert found["scheduler"]["versions"] == ["v1.36.3"] and found["requests"] == {"GET": 7}
@@ -201,14 +183,13 @@ def test_openshift_detected_by_cluster_version(version, policy):
 
 
 def test_coreos_without_openshift():
-    api = Api([raw_node("cp1", "Red Hat Enterprise Linux CoreOS 9")], [mirror("cp1")])
-    assert detected(api)["mode"] == "static_pod"
+    kube = FakeKube(raw_node("cp1", "Red Hat Enterprise Linux CoreOS 9"), mirror("cp1"))
+    assert detected(kube)["mode"] == "static_pod"
 
 
 def test_namespace_metadata_is_reduced():
-    metadata = {"name": "n", "labels": {"a": "b"}, "annotations": {"kubegpu.share/created": "true", "long": "text"}}
-    api = kubeadm({"Namespace": {"metadata": {**metadata, "uid": "u"}}})
-    found = detected(api, namespace="n")["namespace"]
+    metadata = {"labels": {"a": "b"}, "annotations": {"kubegpu.share/created": "true", "long": "text"}}
+    found = detected(kubeadm(of_api("Namespace", "n", metadata=metadata)), namespace="n")["namespace"]
     marks = {"kubegpu.share/created": "true"}
     assert found == {"name": "n", "metadata": {"name": "n", "labels": {"a": "b"}, "annotations": marks}}
 
@@ -216,15 +197,21 @@ def test_namespace_metadata_is_reduced():
 # --------------------------------------------------------------------------- leftovers of another mode
 
 OURS = {"app.kubernetes.io/part-of": "gpushare"}
+LEFT = {
+    "ValidatingAdmissionPolicy": ("gpushare-scheduler", "admissionregistration.k8s.io/v1", ""),
+    "Deployment": ("gpushare-scheduler", "apps/v1", "gpushare-scheduler"),
+    "DaemonSet": ("gpushare-extender", "apps/v1", "gpushare-system"),
+}
 
 
-def thing(name, ours=True, **more):
-    return {"metadata": {"name": name, "labels": OURS if ours else None, **more}}
+def left(kind, beta="", **metadata):
+    name, api_version, namespace = LEFT[kind]
+    return of_api(kind, name, api_version + beta, metadata={"namespace": namespace, "labels": OURS, **metadata})
 
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "Deployment"])
 def test_leftover_dedicated_scheduler_refused_and_listed_for_removal(kind):
-    api = kubeadm({kind: thing("gpushare-scheduler")})
+    api = kubeadm(left(kind))
     with pytest.raises(BadInput) as caught:
         detected(api)
     message = str(caught.value)
@@ -236,26 +223,24 @@ def test_leftover_dedicated_scheduler_refused_and_listed_for_removal(kind):
     assert detected(api, mode="dedicated", hosts={})["leftovers"] == []
 
 
-@pytest.mark.parametrize("more", [{"ours": False}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
+@pytest.mark.parametrize("more", [{"labels": None}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
 def test_foreign_and_terminating_objects_are_no_leftovers(more):
-    one = thing("gpushare-scheduler", **more)
-    assert detected(kubeadm({"ValidatingAdmissionPolicy": one, "Deployment": one}))["leftovers"] == []
+    found = kubeadm(left("ValidatingAdmissionPolicy", **more), left("Deployment", **more))
+    assert detected(found)["leftovers"] == []
 
 
 @pytest.mark.parametrize(
-    ("version", "api_version"), [("v1.30.2", "v1"), ("v1.29.9+k3s1", "v1beta1"), ("v1.27.1", None)]
+    ("version", "beta", "found"),
+    [("v1.30.2", "", 1), ("v1.29.9+k3s1", "beta1", 1), ("v1.30.2", "beta1", 0), ("v1.27.1", "beta1", 0)],
 )
-def test_policy_requested_in_the_served_version(version, api_version):
-    api = kubeadm(version=version)
-    detected(api)
-    found = [ref.api_version for ref in api.asked if ref.kind == "ValidatingAdmissionPolicy"]
-    assert found == ([f"admissionregistration.k8s.io/{api_version}"] if api_version else [])
+def test_policy_requested_in_the_served_version(version, beta, found):
+    kube = kubeadm(left("ValidatingAdmissionPolicy", beta), version=version)
+    assert len(detected(kube, state="absent")["leftovers"]) == found
 
 
 def test_leftover_extender_daemon_set_reported():
-    left = {"DaemonSet": thing("gpushare-extender")}
-    reported = ["DaemonSet gpushare-system/gpushare-extender"]
-    assert detected(openshift_of("4.9.59", left), hosts={})["leftovers"] == []
-    assert detected(openshift_of("4.10.0", left), hosts={})["leftovers"] == reported
-    assert detected(kubeadm(left), mode="dedicated", hosts={})["leftovers"] == reported
-    assert detected(kubeadm(left))["leftovers"] == []
+    daemons, reported = left("DaemonSet"), ["DaemonSet gpushare-system/gpushare-extender"]
+    assert detected(openshift_of("4.9.59", daemons), hosts={})["leftovers"] == []
+    assert detected(openshift_of("4.10.0", daemons), hosts={})["leftovers"] == reported
+    assert detected(kubeadm(daemons), mode="dedicated", hosts={})["leftovers"] == reported
+    assert detected(kubeadm(daemons))["leftovers"] == []
