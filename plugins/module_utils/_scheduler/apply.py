@@ -24,6 +24,8 @@ from . import embedded, static_pod
 
 # A server starts the API server, and RKE2 its own pods, before kube-scheduler.
 RESTART_SECONDS = 300.0
+# k3s logs kube-scheduler's arguments with it, and has no other interface that reports them.
+STARTING = "Running kube-scheduler "
 
 ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -48,7 +50,12 @@ def work(
     sleep: t.Callable[[float], None] = time.sleep,
     now: t.Callable[[], float] = time.monotonic,
 ) -> JsonObject:
-    """Apply the action plugin's plan."""
+    """Apply the action plugin's plan.
+
+    :param params: the module's options.
+    :param ask: returns the HTTP status of a URL, 0 for none.
+    :raises NotInEffect: kube-scheduler doesn't run with the new files; they are rolled back.
+    """
     plan = params["plan"]
     if not plan:
         raise BadInput("plan: the module needs its action plugin, which makes the plan")
@@ -138,18 +145,11 @@ class Server(Engine):
 
     def unmet_requirements(self) -> list[str]:
         server = embedded.observe(self._system, self._places.kind.name)
-        wrong = (
-            []
-            if server is not None and server["named"] == self._plan["config"]
-            else ["its settings name another configuration"]
-        )
+        named = server["named"] if server is not None else None
+        wrong = [] if named == self._plan["config"] else ["its settings name another configuration"]
         if self._places.kind.name == "k3s":
-            said = [
-                line
-                for line in self.journal("-g", "Running kube-scheduler ").splitlines()
-                if "Running kube-scheduler " in line
-            ]
-            if said and self._plan["config"] and f"--config={self._plan['config']}" not in said[-1]:
+            logged = [line for line in self.journal("-g", STARTING).splitlines() if STARTING in line]
+            if logged and self._plan["config"] and f"--config={self._plan['config']}" not in logged[-1]:
                 wrong.append("it has started kube-scheduler without this configuration")
         return wrong
 

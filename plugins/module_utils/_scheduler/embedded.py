@@ -62,7 +62,7 @@ class Places:
 
     @property
     def merged(self) -> str:
-        """The note about a user's configuration into which the extender was merged."""
+        """Return the path of the note about a user's configuration into which the extender was merged."""
         return f"/var/lib/kubegpu-share/{self.kind.name}-scheduler-merged.json"
 
 

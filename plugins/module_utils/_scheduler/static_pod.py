@@ -11,13 +11,12 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-import time
 import typing as t
 
 from .._core.digest import digest
 from .._core.errors import NotInEffect, ShareError
 from .._host.file_transaction import Backup, FileTransaction, Replacement, check_unchanged
-from .._host.http_probe import Probe, probe
+from .._host.http_probe import Probe
 from .._host.system import System
 from . import control_plane as cp
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
@@ -41,7 +40,7 @@ class Proof:
 
     config: str
     urls: t.Sequence[str]
-    policy: str = ""
+    policy: str
 
     def matches(self, process: cp.Process) -> bool:
         return (process.config, process.policy) == (self.config, self.policy)
@@ -58,10 +57,10 @@ class Apply:
         self,
         system: System,
         timeout: float,
-        ask: Probe = probe,
-        sleep: t.Callable[[float], None] = time.sleep,
-        now: t.Callable[[], float] = time.monotonic,
-        manifest: str = cp.MANIFEST,
+        ask: Probe,
+        sleep: t.Callable[[float], None],
+        now: t.Callable[[], float],
+        manifest: str,
     ) -> None:
         self._system = system
         self._timeout = timeout

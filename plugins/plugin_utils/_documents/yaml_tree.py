@@ -64,7 +64,11 @@ class Node:
 
 
 def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> list[str]:
-    """Return the comments on lines of their own; a line of a multi-line scalar is none."""
+    """Return the comments on lines of their own; a line of a multi-line scalar is none.
+
+    :param tree: of the whole text.
+    :param start: of the part to search, and ``end`` its end; None for the end of the text.
+    """
 
     def texts(node: Node) -> t.Iterator[tuple[int, int]]:
         if node.kind == SCALAR and "\n" in text[node.start : node.end]:

@@ -117,8 +117,9 @@ class Source:
         tree = reader.value(self._root, shape, "")
         return Decoded(self._file, tree or {}, reader.lines)
 
-    def refusal(self, node: yaml.Node, words: str) -> BadInput:
-        return BadInput(f"{self._file}, line {node.start_mark.line + 1}: {words}")
+    def refusal(self, node: yaml.Node, reason: str) -> BadInput:
+        """Return an error with the line of the node."""
+        return BadInput(f"{self._file}, line {node.start_mark.line + 1}: {reason}")
 
     def _scalar(self, node: yaml.ScalarNode) -> t.Any:
         tag, text = node.tag, str(node.value)

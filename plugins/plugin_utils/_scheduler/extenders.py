@@ -121,7 +121,11 @@ def _rewrite(extenders: Extenders, number: int, wanted: JsonObject) -> None:
 
 
 def has_exactly(path: str, text: str, entry: JsonObject, *, fold: bool) -> bool:
-    """Whether the list has an extender equal to ours, apart from timeout and preemption, which may have changed."""
+    """Whether the list has an extender equal to ours, apart from timeout and preemption, which may have changed.
+
+    :param entry: our extender.
+    :param fold: keys may be written in lower and upper case.
+    """
     try:
         items = opened(path, text).items
     except BadInput:

@@ -144,6 +144,9 @@ class Form(abc.ABC):
         return text is not None and extenders.has_exactly(path, text, self.entry(extender), fold=self.fold)
 
     def require_kind(self, path: str, kind: t.Any) -> None:
-        """:raises BadInput: the file is of another kind."""
+        """Refuse a file of another kind.
+
+        :raises BadInput: it is one.
+        """
         if kind != self.kind:
             raise BadInput(f"{path} isn't a {self.kind}")

@@ -142,7 +142,7 @@ def cluster_configuration(text: str, present: bool, wanted: str = "auto", machin
 
 
 def _users_own(document: Document, users: t.Mapping[str, str], machines: t.Mapping[str, ExtenderFile]) -> Result:
-    """kubeadm gives kube-scheduler a file of the user's own: kept only where the machines have the extender in it."""
+    """Return the result for a file of the user's own: kept only where the machines have the extender in it."""
     others = sorted(name for name, file in machines.items() if users.get(FORMS[file.form].flag) != file.path)
     flag, value = next(iter(users.items()))
     fields = {"flag": f"--{flag}={value}"}

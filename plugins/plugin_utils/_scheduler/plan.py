@@ -231,7 +231,7 @@ def _unproven(observed: ControlPlane, named: tuple[str, str], present: bool) -> 
 
 
 def _refuse_second_pod(observed: ControlPlane) -> None:
-    """kubelet runs every file of its folder, backups too."""
+    """Refuse a second kube-scheduler: kubelet runs every file of its folder, backups too."""
     for path, text in observed["others"].items():
         if _is_scheduler(text):
             raise BadInput(

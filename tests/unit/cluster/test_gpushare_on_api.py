@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 from gpushare_objects import rendered
-from own_cluster import own_api_server, until
+from own_cluster import Guarded, own_api_server, until
 from real_apiserver import MERGE, Refused
 
 NAMESPACE = "gpushare-system"
@@ -153,59 +152,50 @@ CASES = {
 }
 
 
+ALL = CASES["all cards"][0]
+
+
 @pytest.fixture(scope="module")
 def guarded(server):
     """Return a namespace in which the policies are in effect."""
     server.apply(*rendered("admission", gpushare_admission="deny"))
-    name = server.namespace()
-    until(lambda: server.ask("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", CASES["all cards"][0])[0] != 201)
-    return name
+    made = Guarded(server, server.namespace())
+    made.until(403, ALL)
+    return made
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pods_that_would_exceed_their_share(server, guarded, case):
-    wanted, message = CASES[case]
-    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
-    if not message:
-        server.request("POST", path, wanted)
-        return
-    with pytest.raises(Refused) as refusal:
-        server.request("POST", path, wanted)
-    assert refusal.value.status == 403 and message in str(refusal.value)
+def test_pods_that_would_exceed_their_share(guarded, case):
+    guarded.expect(*CASES[case])
 
 
 def test_a_controllers_event_has_the_reason(server, guarded):
-    done = server.kubectl(
-        "run", "p", f"--namespace={guarded}", "--image=i", "--env=NVIDIA_VISIBLE_DEVICES=all", "--dry-run=server"
-    )
+    flags = (f"--namespace={guarded.namespace}", "--image=i", f"--env={DEVICES}=all", "--dry-run=server")
+    done = server.kubectl("run", "p", *flags)
     assert done.returncode and "container p sets NVIDIA_VISIBLE_DEVICES" in done.stderr
 
 
 def test_exempt_namespaces(server, guarded):
-    path = "/api/v1/namespaces/{}/pods?dryRun=All"
-    bad = CASES["all cards"][0]
     for name in (NAMESPACE, "kube-system", server.namespace(labels={"kubegpu.share/admission": "exempt"})):
-        server.request("POST", path.format(name), bad)
-    with pytest.raises(Refused):
-        server.request("POST", path.format(server.namespace(labels={"kubegpu.share/admission": "of course"})), bad)
+        Guarded(server, name).expect(ALL)
+    other = server.namespace(labels={"kubegpu.share/admission": "of course"})
+    Guarded(server, other).expect(ALL, OTHER_GPUS)
 
 
 def test_existing_pods_keep_running_without_new_containers(server, guarded):
     """A pod from before the policy can still be labelled and evicted."""
     name = server.namespace(labels={"kubegpu.share/admission": "exempt"})
     path = f"/api/v1/namespaces/{name}"
-    old = CASES["all cards"][0]
-    old = {**old, "metadata": {"name": "old", "annotations": {"cdi.k8s.io/x": "a"}}}
+    old = {**ALL, "metadata": {"name": "old", "annotations": {"cdi.k8s.io/x": "a"}}}
     server.request("POST", f"{path}/pods", old)
     server.request("PATCH", path, {"metadata": {"labels": {"kubegpu.share/admission": None}}}, MERGE)
     one = f"{path}/pods/old"
-    until(lambda: server.ask("POST", f"{path}/pods?dryRun=All", CASES["all cards"][0])[0] == 403)
+    Guarded(server, name).until(403, ALL)
     server.request("PATCH", one, {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}, MERGE)
     server.request("PATCH", f"{one}/status", {"status": {"message": "fine"}}, MERGE)
-    with pytest.raises(Refused, match=r"annotation cdi\.k8s\.io/x names devices"):
-        server.request("PATCH", one, {"metadata": {"annotations": {"cdi.k8s.io/x": "b"}}}, MERGE)
-    with pytest.raises(Refused, match=r"annotation cdi\.k8s\.io/y names devices"):
-        server.request("PATCH", one, {"metadata": {"annotations": {"cdi.k8s.io/y": "b"}}}, MERGE)
+    for annotation in ("cdi.k8s.io/x", "cdi.k8s.io/y"):
+        with pytest.raises(Refused, match=f"annotation {annotation} names devices"):
+            server.request("PATCH", one, {"metadata": {"annotations": {annotation: "b"}}}, MERGE)
     server.request("PATCH", one, {"metadata": {"annotations": {"cdi.k8s.io/x": None}}}, MERGE)
     fine = {"spec": {"ephemeralContainers": [container(name="e")]}}
     server.request("PATCH", f"{one}/ephemeralcontainers", fine, STRATEGIC)
@@ -223,25 +213,14 @@ def test_existing_pods_keep_running_without_new_containers(server, guarded):
 def test_variables_from_config_maps(server, guarded, prefix, refused):
     source = {"secretRef": {"name": "s"}, **({} if prefix is None else {"prefix": prefix})}
     wanted = pod(container(envFrom=[{"configMapRef": {"name": "m"}, "prefix": "MINE_"}, source], name="reads"))
-    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+    anything = pod(container(envFrom=[{"secretRef": {"name": "s"}}]))
     server.apply(*rendered("admission", gpushare_admission="deny", gpushare_admission_env_from="deny"))
     try:
-        anything = pod(container(envFrom=[{"secretRef": {"name": "s"}}]))
-        until(lambda: server.ask("POST", path, anything)[0] == 403)
-        status, text = server.ask("POST", path, wanted)
-        assert status == (403 if refused else 201)
-        assert ("container reads takes variables of any name from elsewhere" in text) == refused
+        guarded.until(403, anything)
+        guarded.expect(wanted, "container reads takes variables of any name from elsewhere" if refused else "")
     finally:
         server.apply(*rendered("admission", gpushare_admission="deny"))
-        until(lambda: server.ask("POST", path, anything)[0] == 201)
-
-
-def warned(server, namespace, wanted):
-    """Return kubectl's warnings for a new pod."""
-    text = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **wanted})
-    done = server.kubectl("create", f"--namespace={namespace}", "--dry-run=server", "--filename=-", text=text)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+        guarded.until(201, anything)
 
 
 @pytest.mark.parametrize(
@@ -255,24 +234,21 @@ def warned(server, namespace, wanted):
     ],
     ids=str,
 )
-def test_privileged_pods_get_a_warning(server, guarded, context, privileged):
-    until(lambda: "container c may do everything" in warned(
-        server, guarded, pod(container(resources=ONE, securityContext={"privileged": True}))
-    ))  # fmt: skip
-    warning = warned(server, guarded, pod(container(resources=ONE, securityContext=context)))
-    assert ("container c may do everything on its node" in warning) == privileged
-    assert not warned(server, guarded, pod(container(securityContext=context))), "it requests no share"
+def test_privileged_pods_get_a_warning(guarded, context, privileged):
+    message = "container c may do everything on its node"
+    until(lambda: message in guarded.warnings(pod(container(resources=ONE, securityContext={"privileged": True}))))
+    assert (message in guarded.warnings(pod(container(resources=ONE, securityContext=context)))) == privileged
+    assert not guarded.warnings(pod(container(securityContext=context))), "it requests no share"
 
 
 def test_a_warning_instead_of_a_rejection(server, guarded):
-    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
     server.apply(*rendered("admission"))
     try:
-        until(lambda: server.ask("POST", path, CASES["all cards"][0])[0] == 201)
-        assert "container c sets NVIDIA_VISIBLE_DEVICES" in warned(server, guarded, CASES["all cards"][0])
+        guarded.until(201, ALL)
+        assert f"container c sets {DEVICES}" in guarded.warnings(ALL)
     finally:
         server.apply(*rendered("admission", gpushare_admission="deny"))
-        until(lambda: server.ask("POST", path, CASES["all cards"][0])[0] == 403)
+        guarded.until(403, ALL)
 
 
 def test_the_api_servers_type_check_accepts_the_expressions(server, guarded):

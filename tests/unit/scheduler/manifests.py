@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kube-scheduler's manifest as kubeadm writes it, by minor version: hand-written after its sources."""
+"""kube-scheduler's manifest as kubeadm writes it, by minor version: written after its sources."""
 
 from __future__ import annotations
 

@@ -82,6 +82,38 @@ def run_playbook(folder, playbook, *words, groups=None, **variables):
     return Played(done.returncode, done.stdout + done.stderr)
 
 
+class Guarded(t.NamedTuple):
+    """A namespace in which admission policies hold."""
+
+    server: ApiServer
+    namespace: str
+
+    @property
+    def pods(self):
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def ask(self, pod):
+        """Return the API server's status and text for a new pod, in a dry run."""
+        return self.server.ask("POST", f"{self.pods}?dryRun=All", pod)
+
+    def expect(self, pod, message=""):
+        """Require that a new pod is refused with this message, or admitted where there is none."""
+        status, text = self.ask(pod)
+        assert (status, message in text) == (403 if message else 201, True), text
+
+    def until(self, status, pod):
+        """Wait until a changed policy is in effect."""
+        until(lambda: self.ask(pod)[0] == status)
+
+    def warnings(self, pod):
+        """Return kubectl's warnings for a new pod, which is admitted."""
+        text = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **pod})
+        flags = (f"--namespace={self.namespace}", "--dry-run=server", "--filename=-")
+        done = self.server.kubectl("create", *flags, text=text)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+
 def until(check, seconds=20.0, pause=0.1):
     """Return the first true value of a check."""
     end = time.monotonic() + seconds

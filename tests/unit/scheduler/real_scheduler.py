@@ -91,7 +91,7 @@ def _build_from_debian(go: str, target: Path) -> None:
         source.mkdir(parents=True)
         left_out = [f"--exclude=*/kubernetes-*/{one}" for one in LEFT_OUT]
         run(["tar", "-xzf", str(archives[0]), "--strip-components=1", "-C", str(source), *left_out])
-        # It is older than modules' vendor folders as Go knows them today.
+        # It is older than modules' vendor folders as Go requires them today.
         environment = {**os.environ, "GO111MODULE": "off", "GOPATH": str(folder / "go"), "GOFLAGS": ""}
         environment.update(CGO_ENABLED="0", GOWORK="off")
         flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(target / "kube-scheduler")]

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import copy
-import re
 import subprocess
 
 import pytest
 import yaml
 from dedicated_kit import LEDGER, NAME, NAMESPACE, apply, one, rendered
-from own_cluster import own_api_server, until
+from own_cluster import Guarded, own_api_server, until
 from real_apiserver import MERGE, Refused
 from real_scheduler import VERSIONS, complaint, release
 
 MEMORY = "aliyun.com/gpu-mem"
+STRATEGIC = "application/strategic-merge-patch+json"
 LEASES = "leases.coordination.k8s.io"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{NAME}"
 
@@ -224,94 +224,68 @@ PODS = {
 @pytest.fixture(scope="module")
 def guarded(server):
     """A namespace, when the policy has come into effect."""
-    name = server.namespace()
-
-    def refused():
-        try:
-            server.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All", pod(PODS["limit"][0]))
-        except Refused:
-            return True
-        return False
-
-    until(refused)
-    return name
+    made = Guarded(server, server.namespace())
+    made.until(403, LIMITED)
+    return made
 
 
 def pod(wanted, name="p", **metadata):
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": wanted}
 
 
+LIMITED = pod(PODS["limit"][0])
+
+
 @pytest.mark.parametrize("case", PODS)
-def test_policy_admits_or_refuses_pods(server, guarded, case):
+def test_policy_admits_or_refuses_pods(guarded, case):
     wanted, message = PODS[case]
-    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
-    if not message:
-        assert server.request("POST", path, pod(wanted))["kind"] == "Pod"
-        return
-    with pytest.raises(Refused) as refusal:
-        server.request("POST", path, pod(wanted))
-    assert refusal.value.status == 403
-    assert f"ValidatingAdmissionPolicy '{NAME}'" in str(refusal.value)
-    assert message in str(refusal.value) and MEMORY in str(refusal.value)
+    guarded.expect(pod(wanted), message)
+    if message:
+        text = guarded.ask(pod(wanted))[1]
+        assert f"ValidatingAdmissionPolicy '{NAME}'" in text and MEMORY in text
 
 
 def test_policy_v1beta1_behaves_like_v1_and_upgrades_to_it():
-    """A kube-apiserver that behaves as 1.33 is the newest that serves v1beta1; somebody has to switch it on."""
+    """A kube-apiserver that behaves as 1.33 is the newest that serves v1beta1; it has to be enabled."""
     served = "--runtime-config=admissionregistration.k8s.io/v1beta1=true"
     with own_api_server("--emulated-version=1.33", served) as old:
         first = rendered("policy", server="v1.29.14")
         assert {each["apiVersion"] for each in first} == {"admissionregistration.k8s.io/v1beta1"}
         assert apply(old, first)["changed"] and not apply(old, first)["changed"]
-        path = "/api/v1/namespaces/default/pods?dryRun=All"
-        until(lambda: old.ask("POST", path, pod(PODS["limit"][0]))[0] == 403)
-        for what, (wanted, message) in PODS.items():
-            status, text = old.ask("POST", path, pod(wanted))
-            assert (status, message in text) == (403 if message else 201, True), f"{what}: {text}"
+        there = Guarded(old, "default")
+        there.until(403, LIMITED)
+        for wanted, message in PODS.values():
+            there.expect(pod(wanted), message)
         # The cluster goes to 1.30.
         apply(old, rendered("policy"))
         assert not apply(old, rendered("policy"))["changed"]
 
 
 def test_policy_warns_instead_of_refusing_on_request(server, guarded):
-    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
     try:
         assert apply(server, rendered("policy", scheduler_dedicated_admission="warn"))["changed"]
-        until(lambda: server.ask("POST", path, pod(PODS["limit"][0]))[0] == 201)
-        overrides = yaml.safe_dump(pod(PODS["limit"][0]))
-        warned = server.kubectl("create", f"--namespace={guarded}", "--dry-run=server", "--filename=-", text=overrides)
-        assert warned.returncode == 0 and NOT_ITS_SCHEDULER in warned.stderr
+        guarded.until(201, LIMITED)
+        assert NOT_ITS_SCHEDULER in guarded.warnings(LIMITED)
     finally:
         apply(server, rendered("policy"))
-    until(lambda: server.ask("POST", path, pod(PODS["limit"][0]))[0] == 403)
+    guarded.until(403, LIMITED)
 
 
 def test_policy_ignores_updates_of_existing_pods(server, guarded):
     """Existing pods are updated, bound and deleted as before."""
-    path = f"/api/v1/namespaces/{guarded}/pods"
-    kinds = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    path, kinds = guarded.pods, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
     for plural in ("ybindings", "ies"):
         server.request("DELETE", f"{kinds}{plural}/{NAME}")
-
-    def made():
-        try:
-            return server.request("POST", path, pod(spec(asks("1")), "old"))
-        except Refused:
-            return None
-
-    until(made)
+    until(lambda: server.ask("POST", path, pod(spec(asks("1")), "old"))[0] == 201)
     apply(server, rendered("policy"))
-
-    def refused():
-        return server.ask("POST", f"{path}?dryRun=All", pod(spec(asks("1"))))[0] == 403
-
-    until(refused)
+    guarded.until(403, LIMITED)
     labelled = server.request("PATCH", f"{path}/old", {"metadata": {"labels": {"a": "b"}}}, MERGE)
     assert labelled["metadata"]["labels"] == {"a": "b"}
     labelled["spec"]["activeDeadlineSeconds"] = 100
     server.request("PUT", f"{path}/old", labelled)
     server.request("PATCH", f"{path}/old/status", {"status": {"message": "fine"}}, MERGE)
     ephemeral = {"spec": {"ephemeralContainers": [{"name": "e", "image": "i"}]}}
-    server.request("PATCH", f"{path}/old/ephemeralcontainers", ephemeral, "application/strategic-merge-patch+json")
+    server.request("PATCH", f"{path}/old/ephemeralcontainers", ephemeral, STRATEGIC)
     binding = {"metadata": {"name": "old"}, "target": {"kind": "Node", "name": "gpu1"}}
     server.request("POST", f"{path}/old/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
     server.request("DELETE", f"{path}/old")
@@ -319,18 +293,14 @@ def test_policy_ignores_updates_of_existing_pods(server, guarded):
 
 def test_pods_can_not_request_memory_later(server, guarded):
     """Admission of new pods is sufficient."""
-    path = f"/api/v1/namespaces/{guarded}/pods"
+    path = guarded.pods
     server.request("POST", path, pod(spec(container()), "later"))
-    more = {"spec": {"containers": [{"name": "c", "resources": {"limits": ONE, "requests": ONE}}]}}
-    strategic = "application/strategic-merge-patch+json"
-    for place in ("", "/resize"):
+    more = {"containers": [{"name": "c", "resources": {"limits": ONE, "requests": ONE}}]}
+    ephemeral = {"ephemeralContainers": [{"name": "e", "image": "i", "resources": {"limits": ONE}}]}
+    changes = [("", more), ("/resize", more), ("/ephemeralcontainers", ephemeral), ("", {"schedulerName": "other"})]
+    for place, change in changes:
         with pytest.raises(Refused):
-            server.request("PATCH", f"{path}/later{place}", more, strategic)
-    ephemeral = {"spec": {"ephemeralContainers": [{"name": "e", "image": "i", "resources": {"limits": ONE}}]}}
-    with pytest.raises(Refused):
-        server.request("PATCH", f"{path}/later/ephemeralcontainers", ephemeral, strategic)
-    with pytest.raises(Refused):
-        server.request("PATCH", f"{path}/later", {"spec": {"schedulerName": "other"}}, strategic)
+            server.request("PATCH", f"{path}/later{place}", {"spec": change}, STRATEGIC)
 
 
 def test_policy_admits_mirror_pods(server, guarded):
@@ -347,12 +317,11 @@ def test_policy_admits_mirror_pods(server, guarded):
     }
     server.apply(grant)
     done = subprocess.run(
-        [server.programs["kubectl"], f"--kubeconfig={as_node}", "create", "--namespace", guarded, "--filename=-"],
+        [server.programs["kubectl"], f"--kubeconfig={as_node}", "create", "-n", guarded.namespace, "--filename=-"],
         input=yaml.safe_dump(static),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    with pytest.raises(Refused, match=re.escape(NOT_ITS_SCHEDULER)):
-        server.request("POST", f"/api/v1/namespaces/{guarded}/pods?dryRun=All", {**static, "metadata": {"name": "x"}})
+    guarded.expect({**static, "metadata": {"name": "x"}}, NOT_ITS_SCHEDULER)

@@ -255,7 +255,7 @@ def test_lease_and_policy_are_verified_beyond_ready_pods(cluster, tmp_path):
         idle = cluster.play(tmp_path, scheduler_replicas=1, scheduler_dedicated_timeout=20)
         assert idle.rc == 2 and "is held by nobody" in idle.text, idle.text
         cluster.leading = True
-        # Somebody narrowed the binding, in a field that isn't ours.
+        # Another client narrowed the binding, in a field that isn't ours.
         narrowed = {"spec": {"matchResources": {"namespaceSelector": {"matchLabels": {"only": "here"}}}}}
         cluster.api.request("PATCH", f"{POLICIES.replace('policies', 'policybindings')}/{NAME}", narrowed, MERGE)
         time.sleep(3)

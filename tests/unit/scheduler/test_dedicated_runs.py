@@ -213,7 +213,7 @@ def test_second_replica_takes_over_from_a_killed_leader(server, replicas):
     make(server, "after", 10)
     pod = until(lambda: bound(server, "after"), 30)
     assert holder(server) not in (None, "", before)
-    # The second one's extender knows what the first one has given away.
+    # The second one's extender has the allocations of the first one.
     shared = server.request("GET", "/api/v1/namespaces/default/pods/shared")
     assert {each["metadata"]["annotations"][contract.POD_INDEX] for each in (pod, shared)} == {"0", "1"}
     assert "bound" in second.log("extender")

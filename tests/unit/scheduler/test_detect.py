@@ -53,8 +53,8 @@ def test_mode_is_detected(state, hosts, mode, reason):
 
 def test_lease_holder_is_last():
     assert select_mode("auto", HOSTS, THREE).hosts == ("cp1.lab", "cp3.lab", "cp2.lab")
-    nobody = State(THREE.nodes, THREE.schedulers, "")
-    assert select_mode("auto", HOSTS, nobody).hosts == ("cp1.lab", "cp2.lab", "cp3.lab")
+    unheld = State(THREE.nodes, THREE.schedulers, "")
+    assert select_mode("auto", HOSTS, unheld).hosts == ("cp1.lab", "cp2.lab", "cp3.lab")
     by_host_name = State(THREE.nodes, THREE.schedulers, "cp1.lab_7a-1")
     assert select_mode("auto", HOSTS, by_host_name).hosts[-1] == "cp1.lab"
 

@@ -12,7 +12,6 @@ from unittest.mock import MagicMock
 import manifests
 import pytest
 import real_kubeadm
-import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
@@ -30,79 +29,60 @@ JsonObject = dict[str, t.Any]
 PATH = "/api/v1/namespaces/kube-system/configmaps"
 TEXT = stored("v1beta4", "v1.36.3", USERS_LIST)
 
-STEPS: list[tuple[str, JsonObject, bool]] = [
-    ("nothing there", {}, False),
-    ("make", {}, False),
-    ("check", {}, True),
-    ("add", {}, False),
-    ("again", {}, False),
-    ("check removal", {"state": "absent"}, True),
-    ("take", {"state": "absent"}, False),
-    ("taken", {"state": "absent"}, False),
-]
+# The options and check mode of each step.
+STEPS: dict[str, tuple[JsonObject, bool]] = {
+    "check": ({}, True),
+    "add": ({}, False),
+    "again": ({}, False),
+    "check_removal": ({"state": "absent"}, True),
+    "take": ({"state": "absent"}, False),
+    "taken": ({"state": "absent"}, False),
+}
 
 
 @pytest.fixture(scope="module")
 def played(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, JsonObject]:
-    """Run all steps in one play; return each result and the ConfigMap after it."""
+    """Run all steps in one play; return each result, and the ConfigMap after it as ``<step>_map``."""
     folder = tmp_path_factory.mktemp("kubeadm")
-    metadata = {"name": "kubeadm-config", "namespace": "kube-system"}
     data = {module.KEY: TEXT, "other": "stays"}
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-    (folder / "map.yaml").write_text(yaml.safe_dump(config_map))
-    kubectl = f"{api_server.programs['kubectl']} --kubeconfig={api_server.kubeconfig} --namespace=kube-system"
+    api_server.request("POST", PATH, {"metadata": {"name": "kubeadm-config"}, "data": data})
+    read = f"{api_server.programs['kubectl']} --kubeconfig={api_server.kubeconfig} --namespace=kube-system"
+    read += " get configmap kubeadm-config -o json"
     tasks: list[JsonObject] = []
-    for number, (name, arguments, check) in enumerate(STEPS):
-        if name == "make":
-            task: JsonObject = {"ansible.builtin.command": f"{kubectl} create -f {folder}/map.yaml"}
-        else:
-            options = {"kubeconfig": str(api_server.kubeconfig), **arguments}
-            task = {"kubegpu.share.kubeadm_config": options, "check_mode": check, "diff": True}
-        read = f"{kubectl} get configmap kubeadm-config --ignore-not-found -o json"
-        tasks.append({**task, "register": f"r{number}"})
-        tasks.append({"ansible.builtin.command": read, "register": f"m{number}", "check_mode": False})
-    names = ", ".join(f"'r{n}': r{n}, 'm{n}': m{n}" for n in range(len(STEPS)))
-    results = {"content": f"{{{{ {{ {names} }} | to_json }}}}", "dest": str(folder / "results.json")}
-    tasks.append({"ansible.builtin.copy": results, "check_mode": False})
+    for name, (arguments, check) in STEPS.items():
+        options = {"kubeconfig": str(api_server.kubeconfig), **arguments}
+        task = {"kubegpu.share.kubeadm_config": options, "check_mode": check, "diff": True}
+        tasks.append({**task, "register": name})
+        tasks.append({"ansible.builtin.command": read, "register": f"{name}_map"})
+    results = ", ".join(f"'{name}': {name}, '{name}_map': {name}_map.stdout | from_json" for name in STEPS)
+    content = {"content": f"{{{{ {{ {results} }} | to_json }}}}", "dest": str(folder / "results.json")}
+    tasks.append({"ansible.builtin.copy": content})
     done = run_playbook(folder, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}])
     api_server.ask("DELETE", f"{PATH}/kubeadm-config")
     assert done.rc == 0, done.text
-    results = json.loads((folder / "results.json").read_text())
-    steps = {}
-    for number, (name, *_more) in enumerate(STEPS):
-        shown = results[f"m{number}"]["stdout"]
-        steps[name] = {"result": results[f"r{number}"], "map": json.loads(shown) if shown else None}
-    return steps
-
-
-def test_cluster_without_kubeadm_config(played: dict[str, JsonObject]) -> None:
-    result = played["nothing there"]["result"]
-    assert not result["changed"] and not result["kept"] and played["nothing there"]["map"] is None
-    assert result["reason"] == "ConfigMap kube-system/kubeadm-config doesn't exist"
+    return t.cast("dict[str, JsonObject]", json.loads((folder / "results.json").read_text()))
 
 
 def test_check_mode_changes_nothing_and_predicts_the_diff(played: dict[str, JsonObject]) -> None:
-    for check, real in (("check", "add"), ("check removal", "take")):
-        assert played[check]["result"]["changed"]
-        assert played[check]["result"]["diff"] == played[real]["result"]["diff"]
-    assert played["check"]["map"] == played["make"]["map"]
-    assert played["check removal"]["map"] == played["again"]["map"]
+    for check, real in (("check", "add"), ("check_removal", "take")):
+        assert played[check]["changed"] and played[check]["diff"] == played[real]["diff"]
+    assert played["check_map"]["data"][module.KEY] == TEXT
+    assert played["check_removal_map"] == played["again_map"]
 
 
 def test_extender_added_once(played: dict[str, JsonObject], tmp_path: Path) -> None:
-    [diff] = played["add"]["result"]["diff"]
-    text = played["add"]["map"]["data"][module.KEY]
-    assert diff["before"] == TEXT and diff["after"] == text != TEXT
-    assert played["add"]["result"]["kept"]
-    assert played["add"]["map"]["data"]["other"] == "stays"
-    assert real_kubeadm.complaint(text, tmp_path) == ""
-    assert not played["again"]["result"]["changed"] and played["again"]["map"] == played["add"]["map"]
+    [diff] = played["add"]["diff"]
+    data = played["add_map"]["data"]
+    assert diff["before"] == TEXT and diff["after"] == data[module.KEY] != TEXT
+    assert played["add"]["kept"] and data["other"] == "stays"
+    assert real_kubeadm.complaint(data[module.KEY], tmp_path) == ""
+    assert not played["again"]["changed"] and played["again_map"] == played["add_map"]
 
 
 def test_removal_restores_every_byte(played: dict[str, JsonObject]) -> None:
-    assert played["take"]["result"]["changed"] and not played["take"]["result"]["kept"]
-    assert played["take"]["map"]["data"] == {module.KEY: TEXT, "other": "stays"}
-    assert not played["taken"]["result"]["changed"] and played["taken"]["map"] == played["take"]["map"]
+    assert played["take"]["changed"] and not played["take"]["kept"]
+    assert played["take_map"]["data"] == {module.KEY: TEXT, "other": "stays"}
+    assert not played["taken"]["changed"] and played["taken_map"] == played["take_map"]
 
 
 # --------------------------------------------------------------------------- concurrent changes
@@ -122,6 +102,12 @@ def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> JsonObject:
     one._execute_module = execute
     done: JsonObject = one.run(task_vars={})
     return done
+
+
+def test_cluster_without_kubeadm_config() -> None:
+    result = act(FakeKube(None))
+    assert not result["changed"] and not result["kept"]
+    assert result["reason"] == "ConfigMap kube-system/kubeadm-config doesn't exist"
 
 
 def test_concurrent_change_is_kept() -> None:

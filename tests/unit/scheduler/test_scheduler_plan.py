@@ -284,7 +284,7 @@ def test_policy_removed_after_upgrade() -> None:
 
 
 def test_configuration_replaced_by_the_users() -> None:
-    """Ours was there; then the user gave kube-scheduler another one, by hand, beside our folder."""
+    """Ours was there; then the user gave kube-scheduler another one, manually, beside our folder."""
     machine = Machine(KUBEADM, **{USERS_PATH: manifests.USERS_CONFIG})
     mixed = (machine.run(PRESENT).files[1].after or "").replace(
         f"--config={CONFIG}", "--config=/etc/scheduler/config.yaml"

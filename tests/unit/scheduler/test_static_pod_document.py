@@ -219,7 +219,7 @@ def test_concurrent_changes_are_kept() -> None:
 
 @st.composite
 def dressed(draw: st.DrawFn) -> str:
-    """kubeadm's manifest as some tool or hand may leave it."""
+    """kubeadm's manifest as a tool or a person may leave it."""
     pod = yaml.safe_load(manifests.kubeadm(draw(st.integers(18, manifest_corpus.NEWEST))))
     text = yaml.safe_dump(
         pod,
