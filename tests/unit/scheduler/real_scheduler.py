@@ -52,9 +52,14 @@ STARTED = "Starting Kubernetes Scheduler"
 END = re.compile(r'"command failed"|^(?![IWEF][0-9]{4} |Flag --)')
 
 
-def release(version: str, *values: str) -> t.Any:
+def release(version: str, *values: t.Any) -> t.Any:
     """Return the parameters of a test with a real kube-scheduler, marked long unless it is the lab's own release."""
     return pytest.param(version, *values, marks=[] if version == NEWEST else [pytest.mark.long])
+
+
+# Of each release the version of its configuration, and its minor version.
+_KNOWN = (("1.20", "v1beta1", 20), ("1.29", "v1", 29), ("1.34", "v1", 34), (NEWEST, "v1", 36))
+RELEASES = [release(*one) for one in _KNOWN]
 
 
 @cache

@@ -14,8 +14,8 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from fake_machine import EXTENDER
 
-EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 ENTRY = {
     "urlPrefix": "http://127.0.0.1:12345/gpushare-scheduler",
     "filterVerb": "filter",
@@ -193,16 +193,8 @@ def test_insecure_port_listens_on_loopback_only(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.2", port), 5).close()
 
 
-REAL = [real_scheduler.release(*one) for one in (("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1"))]
-
-
-def minor_of(version: str) -> int:
-    return int(version.split(".")[1])
-
-
-@pytest.mark.parametrize(("version", "api"), REAL)
-def test_real_scheduler_reads_new_and_merged_configurations(version: str, api: str, tmp_path: Path) -> None:
-    minor = minor_of(version)
+@pytest.mark.parametrize(("version", "api", "minor"), real_scheduler.RELEASES)
+def test_real_scheduler_reads_new_and_merged_configurations(version: str, api: str, minor: int, tmp_path: Path) -> None:
     good = sc.FORM.new(minor, FLAGS, EXTENDER)
     assert yaml.safe_load(good)["apiVersion"] == f"kubescheduler.config.k8s.io/{api}"
     assert real_scheduler.complaint(good, tmp_path, version) == ""
@@ -211,9 +203,7 @@ def test_real_scheduler_reads_new_and_merged_configurations(version: str, api: s
     assert "v1beta3" in real_scheduler.complaint(sc.FORM.new(24, FLAGS, EXTENDER), tmp_path, version)
     ours = manifests.USERS_CONFIG.replace("scheduler.config.k8s.io/v1", f"scheduler.config.k8s.io/{api}")
     if minor < 21:
-        ours = ours.replace(
-            "args: {scoringStrategy: {type: MostAllocated}}", "args: {ignoredResources: [example.com/x]}"
-        )
+        ours = ours.replace("{scoringStrategy: {type: MostAllocated}}", "{ignoredResources: [example.com/x]}")
     for text in (ours, as_json(ours)):
         done = sc.FORM.merged("/c", text, minor, EXTENDER)
         assert real_scheduler.complaint(done, tmp_path, version) == ""

@@ -14,13 +14,11 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import schema as fields
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from fake_machine import EXTENDER
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 HEAD = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
-REAL = [real_scheduler.release(*one) for one in (("1.20", "v1beta1"), ("1.29", "v1"), ("1.34", "v1"), ("1.36", "v1"))]
 WORDS = {
     "apiVersion": None,
     "kind": None,
@@ -54,8 +52,7 @@ def example(shape: fields.Shape, minor: int, version: str, name: str = "") -> ob
     return kinds.get(str(shape), duration)
 
 
-def whole(version: str, api: str) -> dict:  # type: ignore[type-arg]
-    minor = int(version.split(".")[1])
+def whole(minor: int, api: str) -> dict:  # type: ignore[type-arg]
     config = example(fields.CONFIGURATION, minor, api)
     assert isinstance(config, dict)
     return {"apiVersion": f"kubescheduler.config.k8s.io/{api}", "kind": "KubeSchedulerConfiguration", **config}
@@ -85,18 +82,18 @@ def refusal(text: str, minor: int = 36) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("version", "api"), REAL)
-def test_real_scheduler_knows_every_field(version: str, api: str, tmp_path: Path) -> None:
-    config = whole(version, api)
+@pytest.mark.parametrize(("version", "api", "minor"), real_scheduler.RELEASES)
+def test_real_scheduler_knows_every_field(version: str, api: str, minor: int, tmp_path: Path) -> None:
+    config = whole(minor, api)
     message = real_scheduler.complaint(yaml.safe_dump(config), tmp_path, version)
     assert "unknown field" not in message and "cannot unmarshal" not in message and "invalid duration" not in message
     assert len(mappings(config)) > 30
-    assert "has no field" not in refusal(yaml.safe_dump(config), int(version.split(".")[1]))
+    assert "has no field" not in refusal(yaml.safe_dump(config), minor)
 
 
-@pytest.mark.parametrize(("version", "api"), REAL)
-def test_unknown_fields_refused_at_every_level(version: str, api: str, tmp_path: Path) -> None:
-    minor, config = int(version.split(".")[1]), whole(version, api)
+@pytest.mark.parametrize(("version", "api", "minor"), real_scheduler.RELEASES)
+def test_unknown_fields_refused_at_every_level(version: str, api: str, minor: int, tmp_path: Path) -> None:
+    config = whole(minor, api)
     places = mappings(config)
     everywhere = copy.deepcopy(config)
     for number, place in enumerate(places):
@@ -110,9 +107,8 @@ def test_unknown_fields_refused_at_every_level(version: str, api: str, tmp_path:
     assert "bogus" in message
 
 
-@pytest.mark.parametrize(("version", "api"), REAL)
-def test_fields_of_other_versions_refused(version: str, api: str, tmp_path: Path) -> None:
-    minor = int(version.split(".")[1])
+@pytest.mark.parametrize(("version", "api", "minor"), real_scheduler.RELEASES)
+def test_fields_of_other_versions_refused(version: str, api: str, minor: int, tmp_path: Path) -> None:
     newest = fields.CONFIGURATION.of(99, "v1") | fields.CONFIGURATION.of(99, "v1beta1")
     others = set(newest) - set(fields.CONFIGURATION.of(minor, api))
     points = {name for name, since in fields._EXTENSION_POINTS.items() if since > minor}
@@ -120,7 +116,7 @@ def test_fields_of_other_versions_refused(version: str, api: str, tmp_path: Path
     texts += [{"profiles": [{"plugins": {one: {"enabled": []}}}]} for one in sorted(points)]
     assert texts
     for more in texts:
-        text = yaml.safe_dump({**{key: whole(version, api)[key] for key in ("apiVersion", "kind")}, **more})
+        text = yaml.safe_dump({**{key: whole(minor, api)[key] for key in ("apiVersion", "kind")}, **more})
         assert "has no field" in refusal(text, minor)
         assert real_scheduler.complaint(text, tmp_path, version) != "", f"{version} reads {more}"
 

@@ -29,11 +29,9 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan impo
     lease_of,
     make_plan,
 )
+from fake_machine import ABSENT, EXTENDER, PRESENT
 from observations import process, static_pod
 
-EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
-PRESENT = Options(present=True, extender=EXTENDER)
-ABSENT = Options(present=False, extender=EXTENDER)
 KUBEADM = manifests.kubeadm(36)
 OLD = manifests.kubeadm(19).replace(":v1.19.3", ":v1.18.9")
 

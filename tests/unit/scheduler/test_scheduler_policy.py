@@ -13,10 +13,10 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import policy as sp
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from fake_machine import EXTENDER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-EXTENDER = Extender("http://127.0.0.1:12345/gpushare-scheduler", 30)
 ENTRY = {
     **{key: value for key, value in EXTENDER.entry().items() if key != "enableHTTPS"},
     "enableHttps": False,
