@@ -28,162 +28,142 @@ RESOURCE: JsonObject = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
 UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
 
 
-# The edited list of extenders.
-Extenders = t.Union["_InYaml", "_InJson"]
+class Extenders:
+    """The extenders of a file under edit.
 
-
-def opened(path: str, text: str) -> Extenders:
-    """Open a file's extenders for editing.
-
+    :param path: of the file, for messages.
+    :param fold: keys may be written in lower and upper case.
     :raises BadInput: the file can't be parsed, or they aren't a list of mappings.
     """
-    return _InJson(path, text) if is_json(text) else _InYaml(path, text)
 
+    def __init__(self, path: str, text: str, *, fold: bool) -> None:
+        self._file, self._fold = path, fold
+        self._list: _InYaml | _InJson = _InJson(path, text) if is_json(text) else _InYaml(path, text)
 
-def put_in(path: str, extenders: Extenders, entry: JsonObject, *, fold: bool) -> None:
-    """Add our extender to the list, or update it: its position and its other keys stay unchanged.
+    def checked(self) -> str:
+        """Return the edited text.
 
-    :param path: of the file, for messages.
-    :param extenders: the edited list.
-    :param entry: our extender.
-    :param fold: keys may be written in lower and upper case.
-    :raises BadInput: another extender binds pods, or two are for our resource.
-    """
-    items = extenders.items
-    mine = _only(path, items, entry["urlPrefix"], fold)
-    binders = [one for number, one in enumerate(items) if number not in mine and _value(one, "bindVerb", fold)]
-    if binders:
-        raise BadInput(
-            f"scheduler_mode: {path} has an extender that binds pods already "
-            f"({_value(binders[0], 'urlPrefix', fold)}), and kube-scheduler accepts only one of these"
-        )
-    if not mine:
-        extenders.append(entry)
-        return
-    [number] = mine
-    for key, value in entry.items():
-        there = _keys(items[number], key, fold)
-        # Of keys that differ in case only, the last one is read.
-        for extra in there[:-1]:
-            extenders.delete(number, extra)
-        name = there[-1] if there else key
-        if key == RESOURCES:
-            _refresh_resources(extenders, number, name, items[number].get(name) or [], fold)
-        elif not there or items[number][name] != value:
-            extenders.set(number, name, value)
-    for key in (name for name in UNSERVED if name not in entry):
-        for name in _keys(items[number], key, fold):
-            extenders.delete(number, name)
+        :raises BadInput: it can't be edited safely.
+        """
+        return self._list.checked()
 
+    def put_in(self, entry: JsonObject) -> None:
+        """Add our extender to the list, or update it: its position and its other keys stay unchanged.
 
-def without(path: str, text: str, *, fold: bool) -> str:
-    """Return the file without our extender."""
-    extenders = opened(path, text)
-    for number in _only(path, extenders.items, None, fold):
-        extenders.remove(number)
-    return extenders.checked()
+        :raises BadInput: another extender binds pods, or two are for our resource.
+        """
+        items = self._list.items
+        mine = self._only(entry["urlPrefix"])
+        binders = [one for number, one in enumerate(items) if number not in mine and self._value(one, "bindVerb")]
+        if binders:
+            raise BadInput(
+                f"scheduler_mode: {self._file} has an extender that binds pods already "
+                f"({self._value(binders[0], 'urlPrefix')}), and kube-scheduler accepts only one of these"
+            )
+        if not mine:
+            self._list.append(entry)
+            return
+        [number] = mine
+        for key, value in entry.items():
+            there = self._keys(items[number], key)
+            # Of keys that differ in case only, the last one is read.
+            for extra in there[:-1]:
+                self._list.delete(number, extra)
+            name = there[-1] if there else key
+            if key == RESOURCES:
+                self._refresh_resources(number, name, items[number].get(name) or [])
+            elif not there or items[number][name] != value:
+                self._list.set(number, name, value)
+        for key in (name for name in UNSERVED if name not in entry):
+            for name in self._keys(items[number], key):
+                self._list.delete(number, name)
 
+    def remove(self) -> None:
+        """Remove our extender."""
+        for number in self._only(None):
+            self._list.remove(number)
 
-def undone(path: str, text: str, before: str, url: str, *, fold: bool) -> str:
-    """Return the file with the user's extender that ours replaced, or without one.
+    def undo(self, before: Extenders, url: str) -> None:
+        """Replace our extender by the user's that it replaced, or remove it.
 
-    :param path: of the file, for messages.
-    :param text: the file, edited since our extender was added.
-    :param before: the file before our extender was added.
-    :param url: of our extender.
-    :param fold: keys may be written in lower and upper case.
-    """
-    extenders, then = opened(path, text), opened(path, before)
-    mine, was = _only(path, extenders.items, None, fold), then.items
-    theirs = [was[number] for number in _ours(was, url, fold)]
-    for number in mine:
-        if theirs:
-            _rewrite(extenders, number, theirs[0])
+        :param before: the file before our extender was added.
+        :param url: of our extender.
+        """
+        was = before._list.items
+        theirs = [was[number] for number in before._ours(url)]
+        for number in self._only(None):
+            if theirs:
+                self._rewrite(number, theirs[0])
+            else:
+                self._list.remove(number)
+        if not self._list.items and not was:
+            self._list.leave(before._list.written())
+
+    def has(self, entry: JsonObject) -> bool:
+        """Whether one equals this extender, apart from timeout and preemption, which may have changed."""
+
+        def compared(item: JsonObject) -> JsonObject:
+            named = {(key.lower() if self._fold else key): value for key, value in item.items()}
+            return {
+                key: value
+                for key, value in named.items()
+                if key.lower() != "httptimeout" and (key.lower(), value) != ("preemptverb", "preempt")
+            }
+
+        return compared(entry) in [compared(one) for one in self._list.items]
+
+    def _rewrite(self, number: int, wanted: JsonObject) -> None:
+        there = dict(self._list.items[number])
+        for key in there:
+            if key not in wanted:
+                self._list.delete(number, key)
+        for key, value in wanted.items():
+            if key in there and there[key] == value:
+                continue
+            if key == RESOURCES and key in there:
+                self._list.set_resources(number, key, value)
+            else:
+                self._list.set(number, key, value)
+
+    def _only(self, url: str | None) -> list[int]:
+        """Return the number of gpushare's extender, if there is one.
+
+        :raises BadInput: there are several.
+        """
+        mine = self._ours(url)
+        if len(mine) > 1:
+            raise BadInput(
+                f"{self._file} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one"
+            )
+        return mine
+
+    def _ours(self, url: str | None) -> list[int]:
+        """Return the numbers of gpushare's extenders: they manage the resource, or have our URL."""
+        return [
+            number
+            for number, one in enumerate(self._list.items)
+            if any(self._value(held, "name") == RESOURCE_MEMORY for held in self._value(one, RESOURCES) or [])
+            or (url and self._value(one, "urlPrefix") == url)
+        ]
+
+    def _refresh_resources(self, number: int, key: str, held: list[JsonObject]) -> None:
+        resources = [dict(one) for one in held]
+        for one in resources:
+            if self._value(one, "name") == RESOURCE_MEMORY:
+                for ignored in self._keys(one, "ignoredByScheduler"):
+                    one[ignored] = False
+                break
         else:
-            extenders.remove(number)
-    if not extenders.items and not was:
-        extenders.leave(then.written())
-    return extenders.checked()
+            resources.append(RESOURCE)
+        if resources != held:
+            self._list.set_resources(number, key, resources)
 
+    def _keys(self, item: JsonObject, name: str) -> list[str]:
+        return [key for key in item if key == name or (self._fold and key.lower() == name.lower())]
 
-def _rewrite(extenders: Extenders, number: int, wanted: JsonObject) -> None:
-    there = dict(extenders.items[number])
-    for key in there:
-        if key not in wanted:
-            extenders.delete(number, key)
-    for key, value in wanted.items():
-        if key in there and there[key] == value:
-            continue
-        if key == RESOURCES and key in there:
-            extenders.set_resources(number, key, value)
-        else:
-            extenders.set(number, key, value)
-
-
-def has_exactly(path: str, text: str, entry: JsonObject, *, fold: bool) -> bool:
-    """Whether the list has an extender equal to ours, apart from timeout and preemption, which may have changed.
-
-    :param entry: our extender.
-    :param fold: keys may be written in lower and upper case.
-    """
-    try:
-        items = opened(path, text).items
-    except BadInput:
-        return False
-
-    def compared(item: JsonObject) -> JsonObject:
-        named = {(key.lower() if fold else key): value for key, value in item.items()}
-        return {
-            key: value
-            for key, value in named.items()
-            if key.lower() != "httptimeout" and (key.lower(), value) != ("preemptverb", "preempt")
-        }
-
-    wanted = compared(entry)
-    return any(compared(one) == wanted for one in items)
-
-
-def _only(path: str, items: list[JsonObject], url: str | None, fold: bool) -> list[int]:
-    """Return the number of gpushare's extender, if there is one.
-
-    :raises BadInput: there are several.
-    """
-    mine = _ours(items, url, fold)
-    if len(mine) > 1:
-        raise BadInput(f"{path} has {len(mine)} extenders for {RESOURCE_MEMORY}, and kube-scheduler accepts one")
-    return mine
-
-
-def _ours(items: list[JsonObject], url: str | None, fold: bool) -> list[int]:
-    """Return the numbers of gpushare's extenders: they manage the resource, or have our URL."""
-    return [
-        number
-        for number, one in enumerate(items)
-        if any(_value(held, "name", fold) == RESOURCE_MEMORY for held in _value(one, RESOURCES, fold) or [])
-        or (url and _value(one, "urlPrefix", fold) == url)
-    ]
-
-
-def _refresh_resources(extenders: Extenders, number: int, key: str, held: list[JsonObject], fold: bool) -> None:
-    resources = [dict(one) for one in held]
-    for one in resources:
-        if _value(one, "name", fold) == RESOURCE_MEMORY:
-            for ignored in _keys(one, "ignoredByScheduler", fold):
-                one[ignored] = False
-            break
-    else:
-        resources.append(RESOURCE)
-    if resources != held:
-        extenders.set_resources(number, key, resources)
-
-
-def _keys(item: JsonObject, name: str, fold: bool) -> list[str]:
-    return [key for key in item if key == name or (fold and key.lower() == name.lower())]
-
-
-def _value(item: JsonObject, name: str, fold: bool) -> t.Any:
-    found = _keys(item, name, fold)
-    return item[found[-1]] if found else None
+    def _value(self, item: JsonObject, name: str) -> t.Any:
+        found = self._keys(item, name)
+        return item[found[-1]] if found else None
 
 
 def _checked_items(path: str, items: t.Any) -> list[JsonObject]:

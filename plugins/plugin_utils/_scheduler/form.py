@@ -120,16 +120,18 @@ class Form(abc.ABC):
         :raises BadInput: another extender binds pods, or kube-scheduler would refuse the file.
         """
         self.decode(path, text, minor)
-        document = extenders.opened(path, text)
-        extenders.put_in(path, document, self.entry(extender), fold=self.fold)
+        edited = extenders.Extenders(path, text, fold=self.fold)
+        edited.put_in(self.entry(extender))
         self.check(path, text, minor)
-        after = document.checked()
+        after = edited.checked()
         self.check(path, after, minor)
         return after
 
     def without(self, path: str, text: str) -> str:
         """Return the user's file without our extender."""
-        return extenders.without(path, text, fold=self.fold)
+        edited = extenders.Extenders(path, text, fold=self.fold)
+        edited.remove()
+        return edited.checked()
 
     def undone(self, path: str, text: str, before: str, extender: Extender) -> str:
         """Return the user's file without our extender, and with the one that ours replaced.
@@ -137,11 +139,16 @@ class Form(abc.ABC):
         :param path: of the file, for messages.
         :param before: the file before ours was merged; it was edited since then.
         """
-        return extenders.undone(path, text, before, extender.url, fold=self.fold)
+        edited = extenders.Extenders(path, text, fold=self.fold)
+        edited.undo(extenders.Extenders(path, before, fold=self.fold), extender.url)
+        return edited.checked()
 
     def has(self, path: str, text: str | None, extender: Extender) -> bool:
         """Whether the file has an extender that can only be ours."""
-        return text is not None and extenders.has_exactly(path, text, self.entry(extender), fold=self.fold)
+        try:
+            return text is not None and extenders.Extenders(path, text, fold=self.fold).has(self.entry(extender))
+        except BadInput:
+            return False
 
     def require_kind(self, path: str, kind: t.Any) -> None:
         """Refuse a file of another kind.

@@ -178,7 +178,7 @@ def test_a_controllers_event_has_the_reason(server, guarded):
 def test_exempt_namespaces(server, guarded):
     for name in (NAMESPACE, "kube-system", server.namespace(labels={"kubegpu.share/admission": "exempt"})):
         Guarded(server, name).expect(ALL)
-    other = server.namespace(labels={"kubegpu.share/admission": "of course"})
+    other = server.namespace(labels={"kubegpu.share/admission": "other"})
     Guarded(server, other).expect(ALL, OTHER_GPUS)
 
 
