@@ -89,14 +89,16 @@ spec:
         # end of the volumes
 """
 
-WITH_CONFIG = (
-    kubeadm(36)
-    .replace("    image: ", "    - --config=/etc/scheduler/config.yaml\n    image: ")
-    .replace(
-        "  hostNetwork: true\n", "    - mountPath: /etc/scheduler\n      name: scheduler-config\n  hostNetwork: true\n"
-    )
-    .replace("status: {}\n", "  - hostPath:\n      path: /srv/scheduler\n    name: scheduler-config\nstatus: {}\n")
-)
+
+def mounted(manifest: str, flag: str, folder: str, host: str) -> str:
+    """Return kubeadm's manifest with one more flag, and with a folder of the machine mounted."""
+    mount = f"    - mountPath: {folder}\n      name: scheduler-config\n  hostNetwork: true\n"
+    volume = f"  - hostPath:\n      path: {host}\n    name: scheduler-config\nstatus: {{}}\n"
+    text = manifest.replace("    image: ", f"    - {flag}\n    image: ")
+    return text.replace("  hostNetwork: true\n", mount).replace("status: {}\n", volume)
+
+
+WITH_CONFIG = mounted(kubeadm(36), "--config=/etc/scheduler/config.yaml", "/etc/scheduler", "/srv/scheduler")
 
 USERS_CONFIG = """\
 # The platform team's scheduler.

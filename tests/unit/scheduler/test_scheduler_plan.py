@@ -160,11 +160,9 @@ def test_absent_plans_nothing_unless_a_run_was_interrupted() -> None:
 
 
 def with_policy(minor: int) -> str:
-    flag, folder = "--policy-config-file=/etc/policy/p.json", "  hostNetwork: true\n"
-    mount = f"    - mountPath: /etc/policy\n      name: policy\n{folder}"
-    volume = "  - hostPath:\n      path: /srv/policy\n    name: policy\nstatus: {}\n"
-    text = manifests.kubeadm(minor).replace("    image: ", f"    - {flag}\n    image: ")
-    return text.replace(folder, mount).replace("status: {}\n", volume)
+    return manifests.mounted(
+        manifests.kubeadm(minor), "--policy-config-file=/etc/policy/p.json", "/etc/policy", "/srv/policy"
+    )
 
 
 USERS_PATH, USERS_POLICY_PATH = "/srv/scheduler/config.yaml", "/srv/policy/p.json"
@@ -284,12 +282,9 @@ def test_policy_removed_after_upgrade() -> None:
 def test_configuration_replaced_by_the_users() -> None:
     """Ours was there; then the user gave kube-scheduler another one, manually, beside our folder."""
     machine = Machine(KUBEADM, **{USERS_PATH: manifests.USERS_CONFIG})
-    mixed = (machine.run(PRESENT).files[1].after or "").replace(
-        f"--config={CONFIG}", "--config=/etc/scheduler/config.yaml"
-    )
-    machine.files[cp.MANIFEST] = mixed.replace(
-        "  hostNetwork: true\n", "    - mountPath: /etc/scheduler\n      name: mine\n  hostNetwork: true\n"
-    ).replace("status: {}\n", "  - hostPath:\n      path: /srv/scheduler\n    name: mine\nstatus: {}\n")
+    mixed = (machine.run(PRESENT).files[1].after or "").replace(f"    - --config={CONFIG}\n", "")
+    theirs = ("--config=/etc/scheduler/config.yaml", "/etc/scheduler", "/srv/scheduler")
+    machine.files[cp.MANIFEST] = manifests.mounted(mixed, *theirs)
     planned = machine.run(PRESENT)
     assert [row.path for row in planned.files] == [cp.MERGED, USERS_PATH, cp.MANIFEST, CONFIG]
     assert set(machine.left()) == {cp.MERGED, USERS_PATH, cp.MANIFEST}

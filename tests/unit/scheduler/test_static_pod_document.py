@@ -57,22 +57,14 @@ def scheduler(pod: JsonObject) -> JsonObject:
 
 
 def foreign(pod: JsonObject) -> JsonObject:
-    """Return a pod without our entries; an empty list equals none."""
+    """Return a pod without our entries; where there is no list, an empty one."""
     pod = copy.deepcopy(pod)
-    places: list[tuple[JsonObject, str, t.Any]] = [
-        (scheduler(pod), "command", lambda one: one != FLAG),
-        (scheduler(pod), "args", lambda one: one != FLAG),
-        (scheduler(pod), "volumeMounts", lambda one: one["name"] != VOLUME),
-        (pod["spec"], "volumes", lambda one: one["name"] != VOLUME),
-        (pod["metadata"], "annotations", lambda one: one != ANNOTATION),
-    ]
-    for holder, key, keep in places:
-        old = holder.pop(key, None) or []
-        new = (
-            {one: old[one] for one in old if keep(one)} if isinstance(old, dict) else [one for one in old if keep(one)]
-        )
-        if new:
-            holder[key] = new
+    for name in ("command", "args"):
+        scheduler(pod)[name] = [one for one in scheduler(pod).get(name) or [] if one != FLAG]
+    for holder, name in ((scheduler(pod), "volumeMounts"), (pod["spec"], "volumes")):
+        holder[name] = [one for one in holder.get(name) or [] if one["name"] != VOLUME]
+    pod["metadata"]["annotations"] = dict(pod["metadata"].get("annotations") or {})
+    pod["metadata"]["annotations"].pop(ANNOTATION, None)
     return pod
 
 
