@@ -91,7 +91,11 @@ class DynamicKube:
             return None
 
     def list_all(self, api_version: str, kind: str, namespace: str = "", label_selector: str = "") -> list[JsonObject]:
-        """Return all objects of a kind, by default of all namespaces."""
+        """Return all objects of a kind; none where the cluster doesn't serve it.
+
+        :param namespace: the objects' namespace; empty for all.
+        :param label_selector: as the API takes it; empty for all objects.
+        """
         resource = self._resource(api_version, kind)
         if resource is None:
             return []

@@ -514,6 +514,9 @@ def reads_policy(pod: JsonObject) -> bool:
 def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObject:
     """Apply the plan of the action plugin; without a plan, return the state that it needs.
 
+    :param params: the module's options.
+    :param check: only return what would change.
+    :param waiting: for the operators, in seconds.
     :raises ShareError: with ``changed`` in its details where something was changed.
     """
     prefix = str(params["config_map"] or CONFIG_MAP)

@@ -42,6 +42,9 @@ ARGUMENTS: JsonObject = {
 def work(api: Api, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
     """Run the module.
 
+    :param params: the module's options.
+    :param check: only return what would change.
+    :param waiting: for the operators, in seconds.
     :raises ShareError: with ``changed`` in its details where something was changed.
     """
     waiting = waiting or Waiting(params["timeout"], PAUSE)

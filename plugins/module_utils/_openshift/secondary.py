@@ -420,6 +420,9 @@ class SecondaryReconciler:
 def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObject:
     """Install, configure or remove the secondary scheduler.
 
+    :param params: the module's options.
+    :param check: only return what would change.
+    :param waiting: for the operators, in seconds.
     :raises ShareError: with ``changed`` in its details.
     """
     options = Options(params)

@@ -246,6 +246,12 @@ class Style:
         return f",{lead}" if "\n" in lead and not lead.strip() else ", "
 
     def flow_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> str:
+        """Return the text of a new entry of a node in braces or brackets.
+
+        :param text: the document.
+        :param node: has an entry already, whose spelling the new one takes.
+        :param key: the entry's key; None in a list.
+        """
         last = node.entries[-1]
         prefix = text[line_start(text, last.start) : last.start]
         if self._json and self._unit and not prefix.strip():
@@ -270,7 +276,12 @@ class Style:
     # ----------------------------------------------------------------- in lines
 
     def block_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> list[str]:
-        """Return the lines of a new entry."""
+        """Return the lines of a new entry of a node without braces.
+
+        :param text: the document.
+        :param node: has an entry already, whose indentation the new one takes.
+        :param key: the entry's key; None in a list.
+        """
         last = node.entries[-1]
         if key is not None:
             return self._keyed(" " * node.column, key, value)
