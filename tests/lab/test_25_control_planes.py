@@ -89,7 +89,7 @@ def arguments(target: str, seconds: int) -> list[str]:
 
 
 def changed_back(lab: Lab, planes: dict[str, ControlPlane], before: dict[str, State]) -> None:
-    done = change(lab, "control_plane", OLD)
+    done = change(lab, "control_plane", OLD, "-e", f"at_once={len(planes)}")
     assert done.rc == 0, done.out[-6000:]
     assert {name: plane.state() for name, plane in planes.items()} == before
 
@@ -130,6 +130,8 @@ def the_moment_that(happens: Callable[[], bool], act: Callable[[], None], second
 # --------------------------------------------------------------------------- in order
 
 
+# test_20_site.py asserts the order of a first run.
+@pytest.mark.long
 def test_one_control_plane_at_a_time_and_the_leader_last(lab: Lab, planes: dict[str, ControlPlane]) -> None:
     before = states(planes)
     last: str = until(lambda: holder(lab), "a lease holder", 60)

@@ -11,7 +11,8 @@ from _lab import RESOURCE, JsonObject, Lab, until
 from _pods import containers, delete_pods, wait_settled
 
 NAMESPACE = "lab-servers"
-TIMES = 20
+# Once is luck: the order in which kubelet serves two pods varies.
+TIMES, MANY_TIMES = 5, 20
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,12 @@ def tenants(lab: Lab, namespace: str) -> Iterator[list[JsonObject]]:
     delete_pods(lab, namespace, list(sizes))
 
 
-def test_fault_02_two_pods_at_once_twenty_times(lab: Lab, namespace: str) -> None:
+def test_fault_02_two_pods_at_once_many_times(lab: Lab, namespace: str, every_test: bool) -> None:
     """Each pod takes more than half a card, so that each needs its own, in whatever order kubelet serves them."""
     node, image = lab.gpu_nodes[-1], lab.image()
     units = max(card["units"] for card in lab.cards(node)) // 2 + 1
     assert len(lab.cards(node)) == 2
-    for number in range(TIMES):
+    for number in range(MANY_TIMES if every_test else TIMES):
         names = [f"twin-{number}-a", f"twin-{number}-b"]
         for name in names:
             lab.api.create_pod(namespace, name, [units], image, node)
