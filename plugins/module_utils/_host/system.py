@@ -39,7 +39,7 @@ class System(t.Protocol):
     """A machine. Paths are absolute, from the machine's root."""
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file; None if it does not exist."""
+        """Return the text of a file; None if it does not exist, or its process ended."""
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder; empty if it does not exist."""
@@ -91,7 +91,8 @@ class RealSystem:
             # newline="" keeps the line endings of the file.
             with open(self._real(path), encoding="utf-8", errors="replace", newline="") as file:
                 return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ProcessLookupError):
+            # The last is what /proc answers when a process ends between opening and reading.
             return None
         except OSError as error:
             raise ShareError(f"{path} can't be read: {error.strerror}") from error
@@ -99,7 +100,7 @@ class RealSystem:
     def names(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(self._real(path)))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             return []
 
     def exists(self, path: str) -> bool:
