@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 
 from gpushare.api.client import Kube, KubeError
+from gpushare.api.rate import Bucket
 from gpushare.shared._core.types import JsonObject
 
 # The API server refuses longer ones.
@@ -44,8 +45,7 @@ class Events:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._component, self._host, self._clock = kube, component, host, clock
-        self._repeat, self._rate, self._burst = repeat, rate, burst
-        self._tokens, self._filled = float(burst), clock()
+        self._repeat, self._bucket = repeat, Bucket(rate, burst, clock())
         self._last_sent: dict[tuple[str, str, str], float] = {}
         self._lock = threading.Lock()
         self._queue: queue.Queue[JsonObject | None] = queue.Queue(maxsize=200)
@@ -108,11 +108,8 @@ class Events:
         with self._lock:
             if now - self._last_sent.get(key, float("-inf")) < self._repeat:
                 return False
-            self._tokens = min(float(self._burst), self._tokens + (now - self._filled) * self._rate)
-            self._filled = now
-            if self._tokens < 1:
+            if not self._bucket.take(now):
                 return False
-            self._tokens -= 1
             self._last_sent[key] = now
             if len(self._last_sent) > 1000:
                 self._last_sent = {one: at for one, at in self._last_sent.items() if now - at < self._repeat}

@@ -18,17 +18,20 @@ from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.mirror import Mirror
+from gpushare.api.reviews import Reviews
 from gpushare.extender.bind import Binder
 from gpushare.extender.claims import Claims
 from gpushare.extender.ledger import Ledger, default_namespace
-from gpushare.extender.metrics import METRICS_PORT, MetricsService, Page, StateMetrics, Work
+from gpushare.extender.metrics import METRICS_PORT, Page, StateMetrics, Work
 from gpushare.extender.placement import STRATEGIES
 from gpushare.extender.preemption import Preemption
 from gpushare.extender.retry import RetryQueue
 from gpushare.extender.routes import Api, Metrics
 from gpushare.extender.state import NodeRow, PodRow, State, node_row, pod_row
-from gpushare.http.service import Service, logger, termination_signals
-from gpushare.http.tls import Tls, tls_options
+from gpushare.http.limits import Limits
+from gpushare.http.server import Endpoint
+from gpushare.http.service import Service, common, logger, metrics_service, start_all, termination_signals
+from gpushare.http.tls import Tls, metrics_tls, tls_options
 from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -63,21 +66,23 @@ class Extender:
         placement: str = "binpack",
         registry: CollectorRegistry = REGISTRY,
         backoff: tuple[float, float] = (0.2, 10.0),
-        threads: int = 256,
+        limits: Limits | None = None,
         preemption: bool = True,
         namespace: str = LEDGER_NAMESPACE,
         tls: Tls | None = None,
-        metrics: tuple[str, int] | None = None,
+        metrics: Endpoint | None = None,
+        status_socket: str = "",
     ) -> None:
         """
         :param kube: the client of the API.
         :param placement: the strategy, a key of ``STRATEGIES``.
         :param backoff: the first and the longest pause of a watch after errors, in seconds.
-        :param threads: the maximum of connections.
+        :param limits: of schedulers.
         :param preemption: whether pods are evicted for pods of a higher priority.
         :param namespace: where the ledger of bookings is; the same for all extenders of a cluster.
         :param tls: the certificates' files; None for plain HTTP.
-        :param metrics: address and port of a second server that has the metrics only.
+        :param metrics: where others read the metrics, with a token; None: nowhere.
+        :param status_socket: path of a Unix socket for probes; empty for none.
         """
         kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
@@ -107,9 +112,17 @@ class Extender:
             passed=self.binder.keep_filtered,
         )
         page = Page(registry, self.state)
-        routes = {**self.api.routes(), **page.routes()}
-        self.metrics = None if metrics is None else MetricsService(*metrics, registry, page)
-        self.service = Service(COMPONENT, address, port, self.unready, routes, registry, threads, tls)
+        status = {**common(self.unready, registry), **page.routes()}
+        self.service = Service(
+            COMPONENT, Endpoint(address, port, tls=tls), {**status, **self.api.routes()}, limits=limits
+        )
+        self.servers = [self.service]
+        if status_socket:
+            self.servers.append(Service(f"{COMPONENT}-status", Endpoint(path=status_socket), status))
+        self.metrics: Service | None = None
+        if metrics is not None:
+            self.metrics = metrics_service(f"{COMPONENT}-metrics", metrics, page.page, Reviews(kube))
+            self.servers.append(self.metrics)
         self._mirrors: dict[str, Mirror[Any]] = {"nodes": self.nodes, "pods": self.pods}
         if preemption:
             self._mirrors["claims"] = self.claims.mirror
@@ -117,23 +130,16 @@ class Extender:
 
     def start(self) -> None:
         """
-        :raises OSError: the address can't be had, or the certificates can't be read.
+        :raises OSError: an address can't be had, or the certificates can't be read.
         """
-        self.service.start()
-        if self.metrics is not None:
-            try:
-                self.metrics.start()
-            except OSError:
-                self.service.stop()
-                raise
+        start_all(self.servers)
         parts: list[_Part] = [*self._mirrors.values(), self.events, self.binder, self.preemption, self.retries]
         for part in parts:
             part.start()
 
     def stop(self) -> None:
-        servers: list[_Part] = [self.service] if self.metrics is None else [self.service, self.metrics]
         parts: list[_Part] = [*self._mirrors.values(), self.retries, self.preemption, self.binder, self.events]
-        for part in servers + parts:
+        for part in [*self.servers, *parts]:
             part.stop()
 
     def unsynced(self) -> str | None:
@@ -163,7 +169,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--metrics-address",
         default=env("GPUSHARE_METRICS_ADDRESS", ""),
-        help="where /metrics and /healthz are had as well, and nothing else, in the clear; unset: nowhere",
+        help="where those read /metrics, and nothing else, whose token the API server allows it; unset: nowhere",
     )
     parser.add_argument("--metrics-port", type=int, default=env("GPUSHARE_METRICS_PORT", str(METRICS_PORT)))
     parser.add_argument("--placement", default=env("GPUSHARE_PLACEMENT", "binpack"), help=" or ".join(STRATEGIES))
@@ -182,6 +188,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         ("tls-cert", "the server's certificate chain, in PEM"),
         ("tls-key", "its private key"),
         ("tls-client-ca", "the authority of the certificates that clients must have"),
+        ("metrics-tls-cert", "the certificate chain of --metrics-address, in PEM"),
+        ("metrics-tls-key", "its private key"),
+        ("status-socket", "path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none"),
     ):
         parser.add_argument(f"--{name}", default=env(f"GPUSHARE_{name.replace('-', '_').upper()}", ""), help=what)
     parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
@@ -209,8 +218,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(f"{flag}: {port} is no port")
     try:
         options.tls = tls_options(options.address, options.tls_cert, options.tls_key, options.tls_client_ca)
+        tls = metrics_tls(options.metrics_address, options.metrics_tls_cert, options.metrics_tls_key)
     except ValueError as error:
         parser.error(str(error))
+    where = options.metrics_address
+    options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
     return options
 
 
@@ -227,15 +239,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             preemption=options.preemption == "on",
             namespace=options.ledger_namespace or default_namespace() or LEDGER_NAMESPACE,
             tls=options.tls,
-            metrics=(options.metrics_address, options.metrics_port) if options.metrics_address else None,
+            metrics=options.metrics,
+            status_socket=options.status_socket,
         )
         extender.start()
     except KubeError as error:
         log.error("%s", error)
         return 1
     except OSError as error:
-        also = f" or {options.metrics_address}:{options.metrics_port}" if options.metrics_address else ""
-        log.error("can't serve on %s:%s%s: %s", options.address, options.port, also, error)
+        log.error("can't serve: %s", error)
         return 1
     facts = {"address": options.address, "port": extender.service.port, "placement": options.placement}
     if extender.metrics is not None:

@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import gpushare
 from gpushare.api.mirror import Mirror
 from gpushare.extender.state import NodeView, State
-from gpushare.http.service import BadRequest, Handler, Request, Response, Service
+from gpushare.http.service import Handler, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 # For clients without the right to bind pods; 9445 is the device plugin's, the next ones are used on OpenShift.
 METRICS_PORT = 9456
-# The page is generated at most once in this time, however often clients request it.
-KEPT_SECONDS = 1.0
 
 
 class Work:
@@ -104,38 +100,6 @@ class Page:
         # Unlike OpenMetrics, the text format 1.0.0 has no end marker, so more may follow.
         body = generate_latest(self._registry) + cards_text(self._state.views()).encode()
         return Response(200, body, CONTENT_TYPE_LATEST)
-
-
-class MetricsService(Service):
-    """``/metrics`` and ``/healthz`` on an address of their own, for a Prometheus elsewhere.
-
-    There is no TLS and no client authentication here, and none of the scheduler's requests.
-
-    :param page: generates the metrics.
-    :param clock: monotonic, in seconds.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        port: int,
-        registry: CollectorRegistry,
-        page: Page,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__("gpushare-extender-metrics", address, port, lambda: None, registry=registry, threads=16)
-        self._page, self._clock, self._once = page, clock, threading.Lock()
-        self._made: tuple[float, Response] | None = None
-        self._routes = {("GET", "/metrics"): self._kept, ("GET", "/healthz"): self._routes[("GET", "/healthz")]}
-        self._prefixes = [path for _method, path in self._routes]
-
-    def _kept(self, request: Request) -> Response:
-        if request.rest:
-            raise BadRequest(f"there is nothing at {request.path}", 404)
-        with self._once:
-            if self._made is None or self._clock() - self._made[0] >= KEPT_SECONDS:
-                self._made = self._clock(), self._page.page(request)
-            return self._made[1]
 
 
 def cards_text(views: Iterable[NodeView]) -> str:

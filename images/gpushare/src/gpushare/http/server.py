@@ -2,31 +2,41 @@
 """An HTTP/1.1 server, with or without TLS: a thread for each connection, and llhttp to parse requests.
 
 A scheduler keeps few connections and waits for each answer before it sends more, so a thread that reads, answers and
-writes costs far less than an event loop that dispatches requests. If there are too many connections, the one that has
-been idle longest is closed.
+writes costs far less than an event loop that dispatches requests. What a client may take is in ``limits``: if there are
+too many connections, an anonymous one ends for a new anonymous one, and the one that has been idle longest for another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import os
 import queue
 import select
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import httptools
-from gpushare.http import tls
-from gpushare.http.tls import ANONYMOUS, VERIFIED, Context, Tls
+from gpushare.http.limits import (
+    ANONYMOUS,
+    LOCAL,
+    VERIFIED,
+    Bodies,
+    BodyLimit,
+    Full,
+    Limits,
+    State,
+    stranger_to_drop,
+)
+from gpushare.http.tls import Context, Tls
 
-HEAD_BYTES = 64 * 1024
+HEAD_BYTES = 16 * 1024
 CHUNK = 1 << 16
-# For reading one request, from its first byte to its last, and for writing its answer.
-REQUEST_SECONDS = 60.0
-# After this time, an idle connection may be closed for a new one.
+# Shortly after the last answer, or after connecting, a request may be on its way.
 SILENT_SECONDS = 0.5
 LINGER_SECONDS = 1.0
 # A thread without a connection ends after this time.
@@ -38,100 +48,70 @@ BACKLOG = 1024
 log = logging.getLogger("gpushare.http")
 
 
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens: on an address and port, or on a Unix socket.
+
+    :param port: 0 for a free one.
+    :param path: of the Unix socket, instead of an address; only this process's user may open it.
+    :param tls: the certificates' files; with an authority of clients, the handshake requires a certificate.
+    :param trusted: whether all who can connect are trusted, without a certificate.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 0
+    path: str = ""
+    tls: Tls | None = None
+    trusted: bool = True
+
+    def __str__(self) -> str:
+        return self.path or f"{self.address}:{self.port}"
+
+
 class Message(NamedTuple):
-    """A request; ``client`` is ``VERIFIED`` with a certificate that this server's authority has signed."""
+    """A request.
+
+    ``client`` is its kind, ``peer`` its address, and ``authorization`` the header's value.
+    """
 
     method: str
     target: bytes
-    body: bytes
+    body: bytes | bytearray
     client: str
+    peer: str = ""
+    authorization: str = ""
 
 
 class Reply(NamedTuple):
-    """An answer; its length isn't among the headers. The body isn't sent in an answer to HEAD."""
+    """An answer; its length isn't among the headers. The body isn't sent in an answer to HEAD.
+
+    ``authorized``: an anonymous client may send more requests on this connection.
+    """
 
     status: str
     headers: list[tuple[str, str]]
     body: bytes
+    authorized: bool = False
 
 
-class _Reader:
-    """llhttp's events of one connection; complete requests are in ``done``.
+class Application(Protocol):
+    """What a server serves."""
 
-    :param max_body: the largest body that is accepted, in bytes.
-    """
+    def body_limit(self, method: str, target: bytes, client: str) -> int:
+        """Return the largest body of a request in bytes, before it is read."""
+        ...
 
-    def __init__(self, max_body: int) -> None:
-        self._max_body = max_body
-        self.parser = httptools.HttpRequestParser(self)
-        self.done: list[tuple[str, bytes, bytes, bool]] = []
-        # Whether a request is being read, and the length of its head and of its body so far.
-        self.began = False
-        self._head = self._size = 0
-        self._target, self._body = b"", list[bytes]()
-        self._continue = self._in_body = self.too_large = False
-
-    def feed(self, data: bytes) -> str:
-        """Parse data.
-
-        :returns: the status of an error after the requests in ``done``; empty without one.
-        """
-        if not self._in_body:
-            self._head += len(data)
-        self.began = True
-        try:
-            self.parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return "400 Bad Request"
-        if self.too_large:
-            return "413 Content Too Large"
-        if not self._in_body and self._head > HEAD_BYTES:
-            return "431 Request Header Fields Too Large"
-        return ""
-
-    def expects_continue(self) -> bool:
-        """Return whether the client waits for "100 Continue"; once for each request."""
-        expected, self._continue = self._continue and self._in_body, False
-        return expected
-
-    # Callbacks of the parser.
-
-    def on_message_begin(self) -> None:
-        self._target, self._body, self._size = b"", [], 0
-        self._continue = self._in_body = False
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(name) == 6 and name.lower() == b"expect":
-            self._continue = value.strip().lower() == b"100-continue"
-
-    def on_headers_complete(self) -> None:
-        self._in_body, self._head = True, 0
-
-    def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self._max_body:
-            self.too_large = True
-        else:
-            self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        if self.too_large or self.parser.should_upgrade():
-            return
-        method = self.parser.get_method().decode("ascii")
-        self.done.append((method, self._target, b"".join(self._body), self.parser.should_keep_alive()))
-        self._body, self._in_body, self.began = [], False, False
-        self._continue = False
+    def answer(self, message: Message) -> Reply:
+        """Answer a request, in its connection's thread."""
+        ...
 
 
 class _Connection:
-    """One client. ``since`` is the time of its last data, ``busy`` whether it is being served."""
+    """One client."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.since, self.busy = time.monotonic(), True
+    def __init__(self, connection: socket.socket, peer: str, client: str) -> None:
+        self.socket, self.peer, self.client = connection, peer, client
+        self.since, self.state, self.dropped = time.monotonic(), State.IDLE, False
 
     def silent_for(self) -> float:
         """Return the seconds since the last data."""
@@ -139,32 +119,115 @@ class _Connection:
         poll.register(self.socket, select.POLLIN)
         return 0.0 if poll.poll(0) else time.monotonic() - self.since
 
-    def end(self) -> None:
-        # Closing alone wouldn't wake the thread that waits in it.
+    def drop(self) -> None:
+        """End it; its thread closes it."""
+        self.dropped = True
+        # Closing alone wouldn't wake the thread that waits in it. Not by the TLS socket's method: that thread uses its
+        # state.
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+
+class _Reader:
+    """llhttp's events of one connection; complete requests are in ``done``."""
+
+    def __init__(self, connection: _Connection, limit: BodyLimit, bodies: Bodies) -> None:
+        self._connection, self._limit, self._bodies = connection, limit, bodies
+        self.parser = httptools.HttpRequestParser(self)
+        self.done: list[tuple[Message, bool]] = []
+        # Whether a request is being read, and whether its head is complete.
+        self.began = self.in_body = False
+        self._head = self._length = self._most = 0
+        self._target, self._body, self._authorization = b"", bytearray(), b""
+        self._continue = False
+        self._refusal = ""
+
+    def feed(self, data: bytes) -> str:
+        """Parse data.
+
+        :returns: the status of an error after the requests in ``done``; empty without one.
+        """
+        if not self.in_body:
+            self._head += len(data)
+        self.began = True
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return "400 Bad Request"
+        if not self._refusal and not self.in_body and self._head > HEAD_BYTES:
+            return "431 Request Header Fields Too Large"
+        return self._refusal
+
+    def expects_continue(self) -> bool:
+        """Return whether the client waits for "100 Continue"; once for each request."""
+        expected, self._continue = self._continue and self.in_body, False
+        return expected
+
+    # Callbacks of the parser.
+
+    def on_message_begin(self) -> None:
+        self._target, self._body, self._authorization, self._length = b"", bytearray(), b"", 0
+        self._continue = self.in_body = False
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(name) not in (6, 13, 14):
+            return
+        name = name.lower()
+        if name == b"expect":
+            self._continue = value.strip().lower() == b"100-continue"
+        elif name == b"content-length":
+            # llhttp refuses what is no number.
+            self._length = int(value)
+        elif name == b"authorization":
+            self._authorization = value
+
+    def on_headers_complete(self) -> None:
+        self.in_body, self._head = True, 0
+        self._most = self._limit(self._method(), self._target, self._connection.client)
+        if self._length > self._most:
+            self._refuse("413 Content Too Large")
+
+    def on_body(self, body: bytes) -> None:
+        if self._refusal:
+            return
+        size = len(self._body) + len(body)
+        if size > self._most:
+            self._refuse("413 Content Too Large")
+        elif not self._bodies.hold(self._connection, size):
+            self._refuse("503 Service Unavailable")
+        else:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        if self._refusal or self.parser.should_upgrade():
+            return
+        from_whom = (self._connection.client, self._connection.peer, self._authorization.decode("latin-1"))
+        message = Message(self._method(), self._target, self._body, *from_whom)
+        self.done.append((message, self.parser.should_keep_alive()))
+        self.began = self.in_body = self._continue = False
+        self._body = bytearray()
+
+    def _method(self) -> str:
+        return str(self.parser.get_method().decode("ascii"))
+
+    def _refuse(self, status: str) -> None:
+        self._refusal, self._body = status, bytearray()
 
 
 class HttpServer:
-    """Listens on an address, with a thread for each connection.
+    """Listens on an endpoint, with a thread for each connection."""
 
-    :param answer: called for each request, in its connection's thread.
-    :param most: the maximum of connections.
-    :param body: the largest body that is accepted, in bytes.
-    :param files: those of TLS; None for plain HTTP.
-    """
-
-    def __init__(
-        self,
-        answer: Callable[[Message], Reply],
-        address: str,
-        port: int,
-        most: int,
-        body: int,
-        files: Tls | None = None,
-    ) -> None:
-        self._answer, self._address, self._port, self._body, self._tls = answer, address.strip("[]"), port, body, files
-        self._free = threading.Semaphore(min(most, tls.CONNECTIONS) if files else most)
+    def __init__(self, application: Application, endpoint: Endpoint, limits: Limits | None = None) -> None:
+        self._application, self._endpoint, self._limits = application, endpoint, limits or Limits()
+        certified = endpoint.tls is not None and bool(endpoint.tls.client_ca)
+        # Whether each request shows who its client is.
+        self._by_request = not certified and not endpoint.trusted
+        self._first_kind = ANONYMOUS if certified or self._by_request else LOCAL
+        self._free = threading.Semaphore(self._limits.connections)
+        self._bodies = Bodies(self._limits.bodies)
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -178,16 +241,12 @@ class HttpServer:
     def start(self) -> None:
         """Listen.
 
-        :raises OSError: the address can't be used, or a file of TLS can't be read or is invalid.
+        :raises OSError: the endpoint can't be used, or a file of TLS can't be read or is invalid.
         """
         self._stopping.clear()
-        self._context = Context(self._tls) if self._tls else None
-        found = socket.getaddrinfo(self._address or None, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self._context = Context(self._endpoint.tls) if self._endpoint.tls else None
         try:
-            for family, _kind, _protocol, _name, where in found:
-                # A name may have several addresses; all use the same port.
-                port = self.port or where[1]
-                self._listeners.append(socket.create_server((where[0], port), family=family, backlog=BACKLOG))
+            self._bind()
         except OSError:
             self._close_listeners()
             raise
@@ -198,7 +257,10 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        return int(self._listeners[0].getsockname()[1]) if self._listeners else self._port
+        """The TCP port; 0 for a Unix socket."""
+        if self._endpoint.path or not self._listeners:
+            return self._endpoint.port
+        return int(self._listeners[0].getsockname()[1])
 
     def stop(self) -> None:
         """Stop, after answering running requests for some seconds."""
@@ -212,8 +274,8 @@ class HttpServer:
             with self._lock:
                 left, late = list(self._open), time.monotonic() > end
                 for one in left:
-                    if late or not one.busy:
-                        one.end()
+                    if late or one.state is State.IDLE:
+                        one.drop()
             if not left or late:
                 break
             time.sleep(0.01)
@@ -222,50 +284,81 @@ class HttpServer:
                 self._work.put(None)
             self._idle = 0
 
+    # Listening.
+
+    def _bind(self) -> None:
+        where = self._endpoint
+        if where.path:
+            # That of a process before.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(where.path)
+            listener = socket.socket(socket.AF_UNIX)
+            self._listeners.append(listener)
+            listener.bind(where.path)
+            os.chmod(where.path, 0o600)
+            listener.listen(BACKLOG)
+            return
+        host, flags = where.address.strip("[]") or None, socket.AI_PASSIVE
+        for family, _kind, _protocol, _name, found in socket.getaddrinfo(
+            host, where.port, type=socket.SOCK_STREAM, flags=flags
+        ):
+            # A name may have several addresses; all use the same port.
+            address = (found[0], self.port or found[1])
+            self._listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
+
     def _close_listeners(self) -> None:
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+        if self._listeners and self._endpoint.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._endpoint.path)
         if self._listeners:
             self._listeners = []
 
     def _listen(self, listener: socket.socket) -> None:
         while not self._stopping.is_set():
             try:
-                connection, _address = listener.accept()
+                accepted, address = listener.accept()
             except OSError:
                 # Out of file descriptors, for example, which is temporary.
                 self._stopping.wait(0.1)
                 continue
+            peer = "" if self._endpoint.path else str(address[0])
+            connection = _Connection(accepted, peer, self._first_kind)
             try:
-                if self._can_serve():
-                    self._assign(_Connection(connection))
-                else:
-                    connection.close()
+                self._admit(connection)
+            except Full:
+                accepted.close()
+                continue
+            try:
+                self._assign(connection)
             except Exception:
                 # No thread can be started, for example.
                 log.exception("a connection couldn't be served")
-                connection.close()
+                self._end(connection)
 
-    def _can_serve(self) -> bool:
-        """Wait until one more connection can be served; an idle one is closed for it."""
-        end = time.monotonic() + REQUEST_SECONDS
+    def _admit(self, connection: _Connection) -> None:
+        """Wait until one more connection can be served; another one may end for it.
+
+        :raises Full: it can't.
+        """
+        if connection.client == ANONYMOUS:
+            with self._lock:
+                stranger = stranger_to_drop(list(self._open), connection.peer, self._limits)
+                if stranger is not None:
+                    stranger.drop()
+        end = time.monotonic() + self._limits.request
         while not self._free.acquire(timeout=0.02):
             with self._lock:
-                silent = [one for one in self._open if not one.busy]
-                if not silent and self._tls is not None:
-                    # Clients that aren't authenticated must not block others.
-                    return False
-                # Shortly after the last answer, or after connecting, a request may be on its way.
-                oldest = min(silent, key=lambda one: one.since, default=None)
+                waiting = [one for one in self._open if not one.dropped and one.client != ANONYMOUS]
+                waiting = [one for one in waiting if one.state in (State.IDLE, State.READING)]
+                oldest = min(waiting, key=lambda one: one.since, default=None)
                 if oldest is not None and oldest.silent_for() > SILENT_SECONDS:
-                    # It isn't chosen again before it is closed.
-                    oldest.busy = True
-                    oldest.end()
+                    oldest.drop()
             if self._stopping.is_set() or time.monotonic() > end:
-                return False
-        return True
+                raise Full
 
     def _assign(self, connection: _Connection) -> None:
         with self._lock:
@@ -276,6 +369,15 @@ class HttpServer:
             self._work.put(connection)
         else:
             threading.Thread(target=self._serve, args=(connection,), name="http connection", daemon=True).start()
+
+    def _end(self, connection: _Connection) -> None:
+        self._bodies.release(connection)
+        with self._lock:
+            self._open.discard(connection)
+        connection.socket.close()
+        self._free.release()
+
+    # Serving, in threads of connections.
 
     def _serve(self, connection: _Connection | None) -> None:
         while connection is not None:
@@ -289,11 +391,9 @@ class HttpServer:
                 log.exception("a connection failed")
             finally:
                 with self._lock:
-                    self._open.discard(connection)
                     ending = self._stopping.is_set()
                     self._idle += not ending
-                connection.socket.close()
-                self._free.release()
+                self._end(connection)
             if ending:
                 return
             connection = self._next()
@@ -312,54 +412,99 @@ class HttpServer:
 
     def _serve_requests(self, connection: _Connection) -> None:
         """Answer a client's requests until one side closes the connection."""
-        plain = connection.socket
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client, idle = ANONYMOUS, tls.IDLE_SECONDS[VERIFIED]
+        if not self._endpoint.path:
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
-            plain.settimeout(tls.HANDSHAKE_SECONDS)
-            secure = self._context.get().wrap_socket(plain, server_side=True)
-            connection.socket = secure
-            if self._tls is not None and self._tls.client_ca and secure.getpeercert():
-                client = VERIFIED
-            idle = tls.IDLE_SECONDS[client]
-        talk, reader, end = connection.socket, _Reader(self._body), 0.0
+            self._shake_hands(connection, self._context.get())
+        reader = _Reader(connection, self._application.body_limit, self._bodies)
         while True:
             with self._lock:
-                connection.busy, connection.since = reader.began, time.monotonic()
-                if self._stopping.is_set() and not reader.began:
+                if connection.dropped or (self._stopping.is_set() and not reader.began):
                     return
-            talk.settimeout(max(0.01, end - connection.since) if reader.began else idle)
-            data = talk.recv(CHUNK)
+            connection.socket.settimeout(max(0.01, self._deadline(connection, reader) - time.monotonic()))
+            data = connection.socket.recv(CHUNK)
             if not data:
                 return
             with self._lock:
-                connection.busy = True
-            if not reader.began:
-                end = time.monotonic() + REQUEST_SECONDS
+                connection.state = State.READING
+                if not reader.began and connection.client != ANONYMOUS:
+                    connection.since = time.monotonic()
             refusal = reader.feed(data)
-            for method, target, body, keep in reader.done:
-                reply = self._answer(Message(method, target, body, client))
-                keep = keep and not self._stopping.is_set()
-                talk.settimeout(REQUEST_SECONDS)
-                talk.sendall(_bytes(reply, method, keep))
-                if not keep:
+            for message, keep in reader.done:
+                if not self._reply(connection, message, keep):
                     return
             reader.done.clear()
+            if reader.began:
+                with self._lock:
+                    connection.state = State.READING
             if refusal:
-                talk.sendall(_bytes(Reply(refusal, [], b""), "", False))
-                _linger(talk)
+                with self._lock:
+                    connection.state = State.SENDING
+                self._send(connection, _bytes(Reply(refusal, [], b""), "", False))
+                _linger(connection.socket)
                 return
             if reader.expects_continue():
-                talk.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._send(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _shake_hands(self, connection: _Connection, context: ssl.SSLContext) -> None:
+        secure = context.wrap_socket(connection.socket, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            # The plain one can't be shut down any more.
+            connection.socket = secure
+            if connection.dropped:
+                return
+        secure.settimeout(max(0.01, connection.since + self._limits.head - time.monotonic()))
+        secure.do_handshake()
+        if context.verify_mode is ssl.CERT_REQUIRED:
+            with self._lock:
+                connection.client = VERIFIED
+
+    def _deadline(self, connection: _Connection, reader: _Reader) -> float:
+        if reader.began and reader.in_body:
+            return connection.since + self._limits.request
+        if reader.began or connection.client == ANONYMOUS:
+            return connection.since + self._limits.head
+        return connection.since + self._limits.idle
+
+    def _reply(self, connection: _Connection, message: Message, keep: bool) -> bool:
+        """Answer a request, and return whether the connection stays open."""
+        with self._lock:
+            connection.state = State.ANSWERING
+        reply = self._application.answer(message)
+        keep = keep and not self._stopping.is_set()
+        with self._lock:
+            connection.state = State.SENDING
+            if self._by_request:
+                connection.client = VERIFIED if reply.authorized else ANONYMOUS
+                keep = keep and reply.authorized
+        self._send(connection, _bytes(reply, message.method, keep))
+        self._bodies.release(connection)
+        with self._lock:
+            connection.state, connection.since = State.IDLE, time.monotonic()
+        return keep
+
+    def _send(self, connection: _Connection, data: bytes) -> None:
+        """Send data within a time for all of it: a TLS socket's own limit would start again with each part.
+
+        :raises OSError: it can't be sent.
+        """
+        end, rest = time.monotonic() + self._limits.answer, memoryview(data)
+        while rest:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the client doesn't read the answer")
+            connection.socket.settimeout(left)
+            rest = rest[connection.socket.send(rest) :]
 
 
 def _linger(connection: socket.socket) -> None:
     """Let a client that is still sending read the refusal: closing with unread bytes would discard it."""
     socket.socket.shutdown(connection, socket.SHUT_WR)
-    connection.settimeout(LINGER_SECONDS)
     end = time.monotonic() + LINGER_SECONDS
-    while time.monotonic() < end and connection.recv(CHUNK):
-        pass
+    while (left := end - time.monotonic()) > 0:
+        connection.settimeout(left)
+        if not connection.recv(CHUNK):
+            return
 
 
 def _bytes(reply: Reply, method: str, keep: bool) -> bytes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Common parts of both servers: HTTP with health, readiness, metrics and version, logging, and termination.
 
-With TLS and an authority of client certificates, everything but health and readiness requires a client certificate.
+Only requests that change something have bodies of more than some KiB, and only those of clients that are known.
 There are no debug endpoints. An invalid request is answered in JSON with a 4xx; an internal error is a 500 without
 details and is logged in full.
 """
@@ -13,36 +13,45 @@ import json
 import logging
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TextIO, cast
 from urllib.parse import parse_qs, unquote
 
 import gpushare
-from gpushare.http.server import HttpServer, Message, Reply
-from gpushare.http.tls import VERIFIED, Tls
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from gpushare.http.limits import ANONYMOUS, BODY_BYTES, SMALL_BODY_BYTES, Limits
+from gpushare.http.server import Endpoint, HttpServer, Message, Reply
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-# The largest request of a scheduler that sends whole nodes, for some thousands of them.
-BODY_BYTES = 64 * 1024 * 1024
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
-# For kubelet's probes, which have no certificate.
-OPEN_TO_ALL = ("/healthz", "/readyz")
 # There is nothing below these.
-COMMON = (*OPEN_TO_ALL, "/metrics", "/version")
+COMMON = ("/healthz", "/readyz", "/metrics", "/version")
+# Methods without a body.
+READS = ("GET", "HEAD")
+# The page of metrics is generated at most once in this time, however often clients request it.
+KEPT_SECONDS = 1.0
+# A few servers of Prometheus, and as many connections of others.
+METRICS_LIMITS = Limits(connections=64, strangers=32, peer=8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request; ``rest`` is the path after the route's prefix, without slashes at its ends."""
+    """A request.
+
+    ``rest`` is the path after the route's prefix, without slashes at its ends, ``authorization`` the header's value,
+    and ``peer`` the client's address.
+    """
 
     method: str
     path: str
     rest: str
     query: Mapping[str, list[str]]
-    body: bytes
+    body: bytes | bytearray
+    authorization: str = ""
+    peer: str = ""
 
     def json(self) -> Any:
         """Parse the body as JSON.
@@ -74,6 +83,8 @@ class BadRequest(Exception):
 Handler = Callable[[Request], Response]
 # Handlers by method and prefix of the path; the longest prefix wins.
 Routes = Mapping[tuple[str, str], Handler]
+# Why a request isn't allowed; None if it is.
+Guard = Callable[[Request], Response | None]
 
 
 def answer(value: Any, status: int = 200) -> Response:
@@ -86,45 +97,72 @@ def text(value: str, status: int = 200) -> Response:
     return Response(status, value.encode() + b"\n", TEXT)
 
 
-class Service:
-    """An HTTP server with the common endpoints and ``routes`` of its own.
+def common(readiness: Callable[[], str | None], registry: CollectorRegistry) -> dict[tuple[str, str], Handler]:
+    """Return the routes that both servers have.
 
-    ``readiness`` returns None when ready, otherwise the reason. Port 0 is a free one; see :attr:`port`.
+    :param readiness: returns None when ready, otherwise the reason.
     """
 
+    def ready(_request: Request) -> Response:
+        reason = readiness()
+        return text("ok") if reason is None else text(reason, 503)
+
+    return {
+        ("GET", "/healthz"): lambda _: text("ok"),
+        ("GET", "/readyz"): ready,
+        ("GET", "/metrics"): lambda _: Response(200, generate_latest(registry), CONTENT_TYPE_LATEST),
+        ("GET", "/version"): lambda _: text(gpushare.__version__),
+    }
+
+
+def metrics_service(
+    name: str, endpoint: Endpoint, page: Handler, guard: Guard, clock: Callable[[], float] = time.monotonic
+) -> Service:
+    """Make a server of ``/metrics`` for a Prometheus elsewhere, and of nothing else.
+
+    :param name: of the logger.
+    :param endpoint: others can reach it.
+    :param page: generates the metrics.
+    :param guard: decides who may read them.
+    :param clock: monotonic, in seconds.
+    """
+    endpoint = dataclasses.replace(endpoint, trusted=False)
+    return Service(name, endpoint, {("GET", "/metrics"): _Kept(page, clock)}, guard, METRICS_LIMITS)
+
+
+class _Kept:
+    """A page that is generated at most once in ``KEPT_SECONDS``."""
+
+    def __init__(self, page: Handler, clock: Callable[[], float]) -> None:
+        self._page, self._clock, self._lock = page, clock, threading.Lock()
+        self._made: tuple[float, Response] | None = None
+
+    def __call__(self, request: Request) -> Response:
+        with self._lock:
+            if self._made is None or self._clock() - self._made[0] >= KEPT_SECONDS:
+                self._made = self._clock(), self._page(request)
+            return self._made[1]
+
+
+class Service:
+    """An HTTP server of ``routes``."""
+
     def __init__(
-        self,
-        name: str,
-        address: str,
-        port: int,
-        readiness: Callable[[], str | None],
-        routes: Routes | None = None,
-        registry: CollectorRegistry = REGISTRY,
-        threads: int = 64,
-        tls: Tls | None = None,
+        self, name: str, endpoint: Endpoint, routes: Routes, guard: Guard | None = None, limits: Limits | None = None
     ) -> None:
         """
         :param name: of the logger.
-        :param registry: of the metrics.
-        :param threads: the maximum of connections, each of which has a thread.
-        :param tls: the certificates' files; None for plain HTTP.
+        :param routes: handlers; see :func:`common`.
+        :param guard: checks each request for which there is a route.
         """
-        self._log, self._tls = logging.getLogger(name), tls
-        self._server = HttpServer(self._reply, address, port, threads, BODY_BYTES, tls)
-        self._readiness, self._registry = readiness, registry
-        self._routes: dict[tuple[str, str], Handler] = {
-            ("GET", "/healthz"): lambda _: text("ok"),
-            ("GET", "/readyz"): self._readyz,
-            ("GET", "/metrics"): lambda _: Response(200, generate_latest(self._registry), CONTENT_TYPE_LATEST),
-            ("GET", "/version"): lambda _: text(gpushare.__version__),
-            **(routes or {}),
-        }
+        self._log, self._guard, self._routes = logging.getLogger(name), guard, routes
+        self.endpoint, self._server = endpoint, HttpServer(self, endpoint, limits)
         self._prefixes = sorted({prefix for _method, prefix in self._routes}, key=len, reverse=True)
 
     def start(self) -> None:
         """Listen, and serve in threads.
 
-        :raises OSError: the address can't be used, or a file of TLS is invalid.
+        :raises OSError: the endpoint can't be used, or a file of TLS is invalid.
         """
         self._server.start()
 
@@ -136,52 +174,83 @@ class Service:
     def port(self) -> int:
         return self._server.port
 
-    def _readyz(self, _request: Request) -> Response:
-        reason = self._readiness()
-        return text("ok") if reason is None else text(reason, 503)
+    def body_limit(self, method: str, target: bytes, client: str) -> int:
+        """Return the largest body of a request in bytes, before it is read."""
+        if client == ANONYMOUS or method in READS:
+            return SMALL_BODY_BYTES
+        return BODY_BYTES if (method, self._prefix(_path(target)[0])) in self._routes else SMALL_BODY_BYTES
 
-    def _reply(self, message: Message) -> Reply:
-        response = self._respond(message)
+    def answer(self, message: Message) -> Reply:
+        """Answer a request, in its connection's thread."""
+        response, authorized = self._respond(message)
         headers = [
             ("Content-Type", response.content_type),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
             *response.headers,
         ]
-        return Reply(f"{response.status} {HTTPStatus(response.status).phrase}", headers, response.body)
+        status = f"{response.status} {HTTPStatus(response.status).phrase}"
+        return Reply(status, headers, response.body, authorized)
 
-    def _respond(self, message: Message) -> Response:
-        method = message.method
-        target, _mark, question = message.target.decode("latin-1").partition("?")
-        if "://" in target:
-            # A request as for a proxy: only the path counts.
-            target = "/" + target.partition("://")[2].partition("/")[2]
-        path = unquote(target, errors="replace") if "%" in target else target
+    def _prefix(self, path: str) -> str | None:
         fitting = (one for one in self._prefixes if path == one or (one not in COMMON and path.startswith(one + "/")))
-        prefix = next(fitting, None)
+        return next(fitting, None)
+
+    def _respond(self, message: Message) -> tuple[Response, bool]:
+        """Return the answer, and whether the guard has allowed the request."""
+        method, (path, question) = message.method, _path(message.target)
+        prefix = self._prefix(path)
         if prefix is None:
-            return answer({"error": f"there is nothing at {path}"}, 404)
-        protected = self._tls is not None and self._tls.client_ca and prefix not in OPEN_TO_ALL
-        if protected and message.client != VERIFIED:
-            return answer({"error": "a client certificate is needed here"}, 403)
+            return answer({"error": f"there is nothing at {path}"}, 404), False
         handler = self._routes.get(("GET" if method == "HEAD" else method, prefix))
         if handler is None:
             allowed = ", ".join(sorted(one for one, at in self._routes if at == prefix))
             refusal = answer({"error": f"{path} takes {allowed}, not {method}"}, 405)
-            return dataclasses.replace(refusal, headers=(("Allow", allowed),))
+            return dataclasses.replace(refusal, headers=(("Allow", allowed),)), False
+        authorized = False
         try:
             query = parse_qs(question, keep_blank_values=True, max_num_fields=100) if question else {}
-            body = message.body if method not in ("GET", "HEAD") else b""
-            return handler(Request(method, path, path[len(prefix) :].strip("/"), query, body))
+            body = b"" if method in READS else message.body
+            rest = path[len(prefix) :].strip("/")
+            request = Request(method, path, rest, query, body, message.authorization, message.peer)
+            if self._guard is not None:
+                unauthorized = self._guard(request)
+                if unauthorized is not None:
+                    return unauthorized, False
+                authorized = True
+            return handler(request), authorized
         except BadRequest as error:
-            return answer({"error": str(error)}, error.status)
+            return answer({"error": str(error)}, error.status), authorized
         except ValueError as error:
             # parse_qs raises it for too many fields; handlers raise BadRequest.
             self._log.exception("%s %s", method, path)
-            return answer({"error": f"the request can't be read: {error}"}, 400)
+            return answer({"error": f"the request can't be read: {error}"}, 400), authorized
         except Exception:
             self._log.exception("%s %s", method, path)
-            return answer({"error": "internal error; see the log"}, 500)
+            return answer({"error": "internal error; see the log"}, 500), authorized
+
+
+def start_all(services: Sequence[Service]) -> None:
+    """Start services, or none of them.
+
+    :raises OSError: one can't be started; the message names its endpoint.
+    """
+    for number, service in enumerate(services):
+        try:
+            service.start()
+        except OSError as error:
+            for started in services[:number]:
+                started.stop()
+            raise OSError(f"{service.endpoint}: {error}") from error
+
+
+def _path(target: bytes) -> tuple[str, str]:
+    """Split a request's target into its path and its query."""
+    path, _mark, question = target.decode("latin-1").partition("?")
+    if "://" in path:
+        # A request as for a proxy: only the path counts.
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return unquote(path, errors="replace") if "%" in path else path, question
 
 
 def termination_signals() -> set[signal.Signals]:

@@ -15,18 +15,14 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-# Kinds of clients; a verified one has a certificate of the server's authority.
-VERIFIED, ANONYMOUS = "verified", "anonymous"
-HANDSHAKE_SECONDS = 5.0
-# Longer than a scheduler keeps an unused connection; clients without a certificate get less.
-IDLE_SECONDS = {VERIFIED: 150.0, ANONYMOUS: 10.0}
-CONNECTIONS = 256
-
 log = logging.getLogger("gpushare.tls")
 
 
 class Tls(NamedTuple):
-    """PEM files: the server's certificate chain and its key; the authority of the clients' certificates, if any."""
+    """PEM files: the server's certificate chain and its key.
+
+    ``client_ca`` is the authority of the certificates that clients must have; empty: they need none.
+    """
 
     cert: str
     key: str
@@ -52,6 +48,24 @@ def tls_options(address: str, cert: str, key: str, client_ca: str) -> Tls | None
     if client_ca and not cert:
         raise ValueError("--tls-client-ca: there are no client certificates without --tls-cert and --tls-key")
     return Tls(cert, key, client_ca) if cert else None
+
+
+def metrics_tls(address: str, cert: str, key: str) -> Tls | None:
+    """Validate the options of a server of metrics, whose clients have tokens.
+
+    :param address: the address to listen on.
+    :param cert: the server's certificate chain.
+    :param key: its private key.
+    :returns: the files; None for plain HTTP.
+    :raises ValueError: they are inconsistent, or the address is one to which tokens would travel in the clear.
+    """
+    if bool(cert) != bool(key):
+        raise ValueError("--metrics-tls-cert and --metrics-tls-key go together")
+    if address and not is_loopback(address) and not cert:
+        raise ValueError(
+            f"--metrics-address: others send tokens to {address!r}, so --metrics-tls-cert and --metrics-tls-key are needed"
+        )
+    return Tls(cert, key) if cert else None
 
 
 def is_loopback(address: str) -> bool:
@@ -102,6 +116,5 @@ class Context:
         context.load_cert_chain(self._tls.cert, self._tls.key)
         if self._tls.client_ca:
             context.load_verify_locations(self._tls.client_ca)
-            # Optional, because kubelet's probes have none; the service checks which requests need one.
-            context.verify_mode = ssl.CERT_OPTIONAL
+            context.verify_mode = ssl.CERT_REQUIRED
         return context

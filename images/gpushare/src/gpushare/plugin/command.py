@@ -22,7 +22,19 @@ from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.mirror import Mirror
-from gpushare.http.service import Response, Service, logger, termination_signals, text
+from gpushare.api.reviews import Reviews
+from gpushare.http.server import Endpoint
+from gpushare.http.service import (
+    Response,
+    Service,
+    common,
+    logger,
+    metrics_service,
+    start_all,
+    termination_signals,
+    text,
+)
+from gpushare.http.tls import metrics_tls
 from gpushare.kubelet.pod_resources import Entry, KubeletPodResources
 from gpushare.kubelet.server import DevicePlugin, Registration
 from gpushare.nvml.health import Health
@@ -41,7 +53,7 @@ from gpushare.shared._core.types import JsonObject
 from prometheus_client import REGISTRY, CollectorRegistry
 
 COMPONENT = "gpushare-device-plugin"
-PORT = 12346
+METRICS_PORT = 9445
 
 # The longest time slice of a thread; Python's default of 5 ms would be most of kubelet's waiting time.
 SWITCH_SECONDS = 0.0005
@@ -70,6 +82,8 @@ class Options:
     """The plugin's settings.
 
     :param unit: of the cluster's shares, GiB or MiB.
+    :param metrics: where others read the metrics, with a token; None: nowhere.
+    :param status_socket: path of a Unix socket for probes; empty for none.
     :param resync: seconds after which everything is compared again, at the latest.
     :param look: seconds after which the cards are queried again, at the latest.
     :param xid_quiet: seconds without a further error after which a card is given to pods again.
@@ -82,8 +96,8 @@ class Options:
     node: str
     unit: str = "GiB"
     kubelet_dir: Path = Path("/var/lib/kubelet")
-    address: str = "0.0.0.0"
-    port: int = PORT
+    metrics: Endpoint | None = None
+    status_socket: str = ""
     resync: float = 30.0
     look: float = 5.0
     xid_quiet: float = 300.0
@@ -148,9 +162,15 @@ class Plugin:
             self.metrics,
             options.resync,
         )
-        self.service = Service(
-            COMPONENT, options.address, options.port, self.unready, {("GET", "/healthz"): self._healthz}, registry
-        )
+        status = {**common(self.unready, registry), ("GET", "/healthz"): self._healthz}
+        self.servers: list[Service] = []
+        if options.status_socket:
+            self.servers.append(Service(f"{COMPONENT}-status", Endpoint(path=options.status_socket), status))
+        self.metrics_service: Service | None = None
+        if options.metrics is not None:
+            page = status["GET", "/metrics"]
+            self.metrics_service = metrics_service(f"{COMPONENT}-metrics", options.metrics, page, Reviews(kube))
+            self.servers.append(self.metrics_service)
         self._wire()
 
     def _wire(self) -> None:
@@ -170,9 +190,9 @@ class Plugin:
     def start(self) -> None:
         """Start all threads.
 
-        :raises OSError: the address can't be bound.
+        :raises OSError: the socket or the address of the metrics can't be bound.
         """
-        self.service.start()
+        start_all(self.servers)
         self._started = time.monotonic()
         for part in (self.pods, self.node, self.events):
             part.start()
@@ -193,7 +213,7 @@ class Plugin:
             thread.join(5)
         self.registration.stop()
         self.podresources.close()
-        for part in (self.service, self.pods, self.node, self.events):
+        for part in (*self.servers, self.pods, self.node, self.events):
             part.stop()
 
     def unready(self) -> str | None:
@@ -316,8 +336,19 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
     "node-name": (str, "", "this node's name in the API"),
     "memory-unit": (str, "GiB", "GiB or MiB, the same in the whole cluster"),
     "kubelet-dir": (str, "/var/lib/kubelet", "kubelet's folder; device-plugins/ and pod-resources/ are in it"),
-    "address": (str, "0.0.0.0", "address of health checks and metrics"),
-    "port": (int, str(PORT), "port of health checks and metrics"),
+    "status-socket": (
+        str,
+        "",
+        "path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none",
+    ),
+    "metrics-address": (
+        str,
+        "",
+        "where those read /metrics, and nothing else, whose token the API server allows it; unset: nowhere",
+    ),
+    "metrics-port": (int, str(METRICS_PORT), "its port"),
+    "metrics-tls-cert": (str, "", "its certificate chain, in PEM"),
+    "metrics-tls-key": (str, "", "its private key"),
     "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
     "look": (float, "5", "seconds after which the cards are queried again"),
     "xid-quiet": (float, "300", "seconds without a further error after which a card is given to pods again"),
@@ -368,8 +399,14 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
     if not options.node_name:
         parser.error("--node-name or the environment variable NODE_NAME must name this node")
-    if not 0 <= options.port <= 65535:
-        parser.error(f"--port: {options.port} is no port")
+    if not 0 <= options.metrics_port <= 65535:
+        parser.error(f"--metrics-port: {options.metrics_port} is no port")
+    where = options.metrics_address
+    try:
+        tls = metrics_tls(where, options.metrics_tls_cert, options.metrics_tls_key)
+    except ValueError as error:
+        parser.error(str(error))
+    options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
     for name, least, most in (("resync", 1, 3600), ("look", 0.1, 60), ("xid_quiet", 1, 10**9)):
         if not least <= getattr(options, name) <= most:
             flag = "--" + name.replace("_", "-")
@@ -409,8 +446,8 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         node=given.node_name,
         unit=given.memory_unit,
         kubelet_dir=Path(given.kubelet_dir),
-        address=given.address,
-        port=given.port,
+        metrics=given.metrics,
+        status_socket=given.status_socket,
         resync=given.resync,
         look=given.look,
         xid_quiet=given.xid_quiet,
@@ -436,9 +473,12 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     try:
         plugin.start()
     except OSError as error:
-        log.error("can't listen on %s:%s: %s", options.address, options.port, error)
+        log.error("can't serve: %s", error)
         return 1
-    log.info("started", extra={"data": {"node": options.node, "unit": options.unit, "port": plugin.service.port}})
+    facts: JsonObject = {"node": options.node, "unit": options.unit}
+    if plugin.metrics_service is not None:
+        facts["metrics"] = plugin.metrics_service.port
+    log.info("started", extra={"data": facts})
     signal.sigwait(signals)
     log.info("stopping")
     plugin.stop()
