@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,13 +27,14 @@ from typing import Any
 
 from processes import ROOT, NoResult, Server, cpu, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
-sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("servers/plugin", "servers/extender", "kubelet")]
+sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("servers", "servers/plugin", "servers/extender", "kubelet")]
 
 import grpc
 from gpushare.api.client import KubeError
 from gpushare.kubelet import wire
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, FakeKube, FakeKubelet, make_pod, seen
+from unix_http import ask_socket
 
 from lab.packages import compile_driver
 from lab.shell import LabError
@@ -144,10 +144,11 @@ def measure(folder: Path, options: argparse.Namespace) -> list[tuple[str, bool]]
     kubelet.start()
     total = options.cards * options.gib
     with api(kube, folder) as account:
-        flags = ["--node-name", NODE, "--address=127.0.0.1", "--port=0", f"--kubelet-dir={folder}"]
+        status = folder / "status.sock"
+        flags = ["--node-name", NODE, f"--status-socket={status}", f"--kubelet-dir={folder}"]
         environment = driver(folder, options.cards, options.gib)
         with Server("gpushare.plugin.command", *flags, account=account, environment=environment) as server:
-            port = int(server.wait_for("started")["port"])
+            server.wait_for("started")
             until(lambda: len(kubelet.healthy) == total, "kubelet has all device IDs")
             print(f"registered with {total} device IDs after {time.perf_counter() - server.began:.1f} s")
             running: deque[Any] = deque()
@@ -181,12 +182,8 @@ def measure(folder: Path, options: argparse.Namespace) -> list[tuple[str, bool]]
             # The plugin reads kubelet's list more often for some seconds after an allocation.
             time.sleep(5)
 
-            def scrape() -> None:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                    answer.read()
-
             rest = cpu_for(server.pid, options.seconds)
-            with every(15, scrape):
+            with every(15, lambda: ask_socket(status, "/metrics")):
                 scraped = cpu_for(server.pid, max(options.seconds, 31))
             held, most = memory(server.pid), memory(server.pid, "VmHWM")
             print(f"CPU at rest              {rest:.2%} of a core; {scraped:.2%} with a scrape every 15 s")

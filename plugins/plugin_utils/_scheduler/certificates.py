@@ -4,11 +4,12 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The certificates by which kube-scheduler and an extender in another pod authenticate each other.
+"""The certificates by which kube-scheduler and an extender in another pod authenticate each other, and those of metrics.
 
 Two Secrets hold them, of type kubernetes.io/tls with a ``ca.crt`` beside: the extender's, whose ``ca.crt`` signs its
 clients, and kube-scheduler's, whose ``ca.crt`` signs the extender. Existing valid certificates are kept, also those of
 another authority such as cert-manager. The key of our own authority is discarded, so a renewal makes all of them.
+The metrics' Secret has a server's certificate alone: their readers have tokens.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Certificates(t.TypedDict):
 
 SERVER, CLIENT = "gpushare-extender-tls", "gpushare-extender-client"
 AUTHORITY = "gpushare extender authority"
+METRICS_NAME = "gpushare-metrics"
 DAYS = 3650
 # A run in the last year renews them, before they expire.
 RENEW_DAYS = 365
@@ -69,11 +71,27 @@ def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: dateti
     server, client = found.get(SERVER, {}), found.get(CLIENT, {})
     reason = _reason(server, client, names, now)
     ours = all(_ours(side) for side in found.values())
-    if not reason and not (ours and _ends_soon(server, client, now)):
+    if not reason and not (ours and _ends_soon((server, client), now)):
         return {"ours": ours, "server": server, "client": client}
     if not ours:
         raise BadInput(f"{reason}. Correct it, or delete both Secrets to have new ones made")
     return _new(names, now)
+
+
+def of_metrics(secrets: t.Sequence[JsonObject], now: datetime.datetime) -> Side:
+    """Return the certificate of a server's metrics, the existing one or a new one.
+
+    :param secrets: the existing Secret, as an object of the API, if any.
+    :param now: with a time zone.
+    :raises BadInput: the package cryptography is missing.
+    """
+    if MISSING:
+        raise BadInput(f"certificates need the Python package cryptography on the controller: {MISSING}")
+    for secret in secrets:
+        side = _texts(secret)
+        if not _reason_of(str(secret["metadata"]["name"]), side, side, now) and not _ends_soon((side,), now):
+            return side
+    return _new([METRICS_NAME], now)["server"]
 
 
 def _texts(secret: JsonObject) -> Side:
@@ -90,25 +108,32 @@ def _reason(server: Side, client: Side, names: t.Sequence[str], now: datetime.da
         if not any(side.values()):
             return f"Secret {secret}: it doesn't exist, or has no certificate and key"
     for secret, side, signer in ((SERVER, server, client), (CLIENT, client, server)):
-        try:
-            certificate = _certificate(side["certificate"])
-            key = serialization.load_pem_private_key(side["key"].encode(), None)
-            authorities = x509.load_pem_x509_certificates(signer["authority"].encode())
-        except (KeyError, ValueError, TypeError):
-            return f"Secret {secret}: it, or the ca.crt of the other one, has no readable certificate"
-        if _public(key.public_key()) != _public(certificate.public_key()):
-            return f"Secret {secret}: tls.key isn't the key of tls.crt"
-        if not _begins(certificate) <= now <= _ends(certificate):
-            return f"Secret {secret}: its certificate is valid from {_begins(certificate)} to {_ends(certificate)}"
-        if not any(_signed(certificate, authority) for authority in authorities):
-            return f"Secret {secret}: its certificate isn't signed by a certificate in ca.crt of the other one"
+        if reason := _reason_of(secret, side, signer, now):
+            return reason
     missing = [name for name in names if name not in _names(_certificate(server["certificate"]))]
     return f"Secret {SERVER}: its certificate isn't for {', '.join(missing)}" if missing else ""
 
 
-def _ends_soon(server: Side, client: Side, now: datetime.datetime) -> bool:
+def _reason_of(secret: str, side: Side, signer: Side, now: datetime.datetime) -> str:
+    """Return why one Secret's certificate can't be used with the authority of ``signer``; empty where it can."""
+    try:
+        certificate = _certificate(side["certificate"])
+        key = serialization.load_pem_private_key(side["key"].encode(), None)
+        authorities = x509.load_pem_x509_certificates(signer["authority"].encode())
+    except (KeyError, ValueError, TypeError):
+        return f"Secret {secret}: it, or the ca.crt of the other one, has no readable certificate"
+    if _public(key.public_key()) != _public(certificate.public_key()):
+        return f"Secret {secret}: tls.key isn't the key of tls.crt"
+    if not _begins(certificate) <= now <= _ends(certificate):
+        return f"Secret {secret}: its certificate is valid from {_begins(certificate)} to {_ends(certificate)}"
+    if not any(_signed(certificate, authority) for authority in authorities):
+        return f"Secret {secret}: its certificate isn't signed by a certificate in ca.crt of the other one"
+    return ""
+
+
+def _ends_soon(sides: t.Iterable[Side], now: datetime.datetime) -> bool:
     limit = now + datetime.timedelta(days=RENEW_DAYS)
-    return any(_ends(_certificate(side["certificate"])) < limit for side in (server, client))
+    return any(_ends(_certificate(side["certificate"])) < limit for side in sides)
 
 
 def _ours(side: Side) -> bool:

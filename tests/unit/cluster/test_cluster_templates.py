@@ -29,9 +29,9 @@ def container_of(name, **variables):
 @pytest.mark.parametrize("name", ALL)
 def test_each_component_is_complete_and_consistent(name):
     objects = rendered("namespace", name, **UPSTREAM, gpushare_namespace="elsewhere")
-    leases = ["Role", "RoleBinding"] if name == "extender" else []
-    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *leases, "DaemonSet"]
-    assert [each["kind"] for each in objects] == kinds
+    more = {"extender": ["Role", "RoleBinding"], "device_plugin": ["NetworkPolicy"]}.get(name, [])
+    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *more, "DaemonSet"]
+    assert sorted(each["kind"] for each in objects) == sorted(kinds)
     account, binding, workload = (one(objects, kind) for kind in ("ServiceAccount", "ClusterRoleBinding", "DaemonSet"))
     subject = {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "elsewhere"}
     assert binding["subjects"] == [subject]
@@ -80,7 +80,7 @@ def test_the_servers_accept_their_command_lines(
         assert (options.address, options.port, options.placement) == ("127.0.0.1", contract.EXTENDER_PORT, placement)
         assert options.preemption == ("on" if preemption else "off")
     else:
-        assert (options.memory_unit, options.port, options.xid_quiet) == (unit, 9445, 60)
+        assert (options.memory_unit, options.metrics, options.xid_quiet) == (unit, None, 60)
         assert (options.memory_limit, options.device_injection) == (limit, injection)
         assert options.ignore_xids == ("94,63" if limit == "auto" else "")
         assert (options.cdi_folders == "/etc/cdi,/opt/cdi") == (injection != "envvar")
@@ -95,10 +95,63 @@ def test_the_extender_runs_beside_each_scheduler(name):
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [term["matchExpressions"] for term in terms] == [[{"key": key, "operator": "Exists"}] for key in keys]
     assert {each["key"] for each in spec["tolerations"]} == set(keys)
-    (container,) = spec["containers"]
+
+
+@pytest.mark.parametrize(("name", "command"), [("extender", extender_command), ("device_plugin", plugin_command)])
+def test_probes_share_no_port_with_strangers(name, command, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", "gpu1")
+    container = container_of(name)
+    socket = command.parse(container["command"][1:]).status_socket
+    (folder,) = [mount for mount in container["volumeMounts"] if socket.startswith(mount["mountPath"] + "/")]
+    (volume,) = [one for one in pod_of(name)["spec"]["volumes"] if one["name"] == folder["name"]]
+    assert "emptyDir" in volume
     for probe in ("livenessProbe", "readinessProbe"):
-        # The pod's address is the node's, on which the extender doesn't listen.
-        assert container[probe]["httpGet"]["host"] == "127.0.0.1"
+        assert socket in container[probe]["exec"]["command"][-1] and "httpGet" not in container[probe]
+    assert "ports" not in container or [one["hostIP"] for one in container["ports"]] == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("namespaces", [[], ["monitoring"]])
+def test_metrics_of_the_device_plugin(namespaces, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", "gpu1")
+    closed = one(rendered("device_plugin"), "NetworkPolicy")["spec"]
+    labels = pod_of("device_plugin")["metadata"]["labels"]
+    assert closed["podSelector"]["matchLabels"].items() <= labels.items()
+    assert (closed["policyTypes"], closed.get("ingress") or []) == (["Ingress"], [])
+    chosen = {"gpushare_device_plugin_metrics": True, "gpushare_metrics_namespaces": namespaces}
+    objects = rendered("device_plugin", **chosen)
+    container = container_of("device_plugin", **chosen)
+    options = plugin_command.parse(container["command"][1:])
+    assert (options.metrics.address, options.metrics.port) == ("$(POD_IP)", plugin_command.METRICS_PORT)
+    assert [one["containerPort"] for one in container["ports"]] == [options.metrics.port]
+    (rule,) = one(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert rule["ports"] == [{"port": options.metrics.port, "protocol": "TCP"}]
+    ((peer,),) = [rule["from"]]
+    matched = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}] if namespaces else None
+    assert peer["namespaceSelector"].get("matchExpressions") == matched
+
+
+@pytest.mark.parametrize(("given", "mounted"), [("", "gpushare-{}-metrics-tls"), ("mine", "mine")])
+@pytest.mark.parametrize("name", OURS)
+def test_certificate_and_rights_of_metrics(name, given, mounted):
+    chosen = {"gpushare_device_plugin_metrics": True, "gpushare_extender_metrics": True}
+    spec = pod_of(name, **chosen, gpushare_metrics_secret=given)["spec"]
+    component = name.replace("_", "-")
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "metrics-tls"]
+    assert volume["secret"]["secretName"] == mounted.format(component)
+    server = {"name": f"gpushare-{component}", "component": component, "account": f"gpushare-{component}"}
+    server |= {"namespace": "gpushare-system", "secret": given, "found": []}
+    objects = rendered("metrics", metrics={**server, "state": "present"})
+    binding = one(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == "system:auth-delegator"
+    assert binding["subjects"][0]["name"] == spec["serviceAccountName"]
+    assert [one["metadata"]["name"] for one in objects if one["kind"] == "Secret"] == (
+        [] if given else [volume["secret"]["secretName"]]
+    )
+    # The removal names the same objects.
+    gone = rendered("metrics", metrics={**server, "state": "absent"})
+    assert [(one["kind"], one["metadata"]["name"]) for one in gone] == [
+        (one["kind"], one["metadata"]["name"]) for one in objects
+    ]
 
 
 LOCKED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

@@ -12,9 +12,9 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.filter.extender_certificates import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates as subject
+from gpushare.http.server import Endpoint
 from gpushare.http.service import Service, text
 from gpushare.http.tls import Tls
-from prometheus_client import CollectorRegistry
 
 NAME = "gpushare-extender.gpushare-system.svc"
 NAMES = (NAME, f"{NAME}.cluster.local")
@@ -130,7 +130,7 @@ def address(made, tmp_path):
         (tmp_path / key).write_text(made["server"][part])
     tls = Tls(*(str(tmp_path / key) for key in ("tls.crt", "tls.key", "ca.crt")))
     routes = {("POST", "/bind"): lambda _request: text("bound")}
-    service = Service("tests", "127.0.0.1", 0, lambda: None, routes, CollectorRegistry(), tls=tls)
+    service = Service("tests", Endpoint(tls=tls), routes)
     service.start()
     yield "127.0.0.1", service.port
     service.stop()
@@ -156,11 +156,28 @@ def test_only_the_scheduler_connects(made, address, tmp_path):
     client, other = made["client"], fitting()
     assert ask(address, "POST", "/bind", client["authority"], client, folder=tmp_path) == 200
     assert ask(address, "POST", "/bind", client["authority"], client, NAMES[1], tmp_path) == 200
-    assert ask(address, "POST", "/bind", client["authority"]) == 403, "no certificate"
-    assert ask(address, "GET", "/readyz", client["authority"]) == 200, "kubelet's probes have none"
+    with pytest.raises(OSError):
+        ask(address, "POST", "/bind", client["authority"])
     for name, authority in ((NAME, other["client"]["authority"]), ("elsewhere.svc", client["authority"])):
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(address, "POST", "/bind", authority, client, name, tmp_path)
-    with pytest.raises((ssl.SSLError, OSError)):
-        assert ask(address, "POST", "/bind", client["authority"], other["client"], folder=tmp_path) == 403
-        raise OSError("refused by the server")
+    with pytest.raises(OSError):
+        ask(address, "POST", "/bind", client["authority"], other["client"], folder=tmp_path)
+
+
+# --------------------------------------------------------------------------- metrics
+
+
+def metrics_secret(side):
+    return secret("gpushare-extender-metrics-tls", side)
+
+
+def test_a_valid_certificate_of_metrics_is_kept_and_renewed_in_its_last_year():
+    side = subject.of_metrics([], NOW)
+    assert subject.of_metrics([metrics_secret(side)], NOW) == side
+    last_year = NOW + datetime.timedelta(days=subject.DAYS - subject.RENEW_DAYS + 1)
+    assert subject.of_metrics([metrics_secret(side)], last_year) != side
+    other = subject.of_metrics([], NOW)
+    for broken in ({**side, "key": other["key"]}, {**side, "authority": other["authority"]}, {}):
+        given = metrics_secret(broken) if broken else {"metadata": {"name": "x"}, "data": {}}
+        assert subject.of_metrics([given], NOW) not in (side, other, broken)

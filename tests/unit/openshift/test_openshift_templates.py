@@ -34,6 +34,7 @@ def given(**variables):
         "scheduler_extender_preemption": own["gpushare_preemption"],
         "scheduler_extender_log_format": own["gpushare_log_format"],
         "scheduler_extender_metrics": own["gpushare_extender_metrics"],
+        "scheduler_extender_metrics_namespaces": own["gpushare_metrics_namespaces"],
         "gpushare_image_pull_policy": "IfNotPresent",
         "gpushare_openshift": True,
         "__gpushare_archive_sha256": "",
@@ -150,6 +151,8 @@ def test_service_and_network_policy_select_the_extender():
     for file in (options.tls_cert, options.tls_key, options.tls_client_ca):
         folder, _slash, key = str(file).rpartition("/")
         assert folder == mount["mountPath"] and key in secret["data"]
+    # A client without a certificate gets no connection, so kubelet's probes have a socket.
+    assert "exec" in container["livenessProbe"] and options.status_socket
     assert service["ports"][0]["port"] == rule["ports"][0]["port"] == contract.EXTENDER_PORT
     # restricted-v2 chooses the user.
     assert "runAsUser" not in template["spec"]["securityContext"] and not template["spec"].get("hostNetwork")

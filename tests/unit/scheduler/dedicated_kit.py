@@ -31,6 +31,8 @@ VARIABLES = {
     "scheduler_extender_log_format": "text",
     "scheduler_extender_preemption": True,
     "scheduler_extender_metrics": False,
+    "scheduler_extender_metrics_namespaces": [],
+    "scheduler_extender_metrics_secret": "",
 }
 # Options of the filter, and the role's variables of which it gets them.
 OPTIONS = {

@@ -214,6 +214,9 @@ def test_pod_has_scheduler_and_extender():
     assert (options.address, options.port, options.placement) == ("127.0.0.1", contract.EXTENDER_PORT, "binpack")
     assert beside["command"][0] == "gpushare-extender"
     assert "ports" not in beside, "it is reachable in the pod only"
+    policy = one(rendered("workload"), "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
+    assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": 10259, "protocol": "TCP"}]]
     assert spec["schedulerName"] == "default-scheduler"
 
 

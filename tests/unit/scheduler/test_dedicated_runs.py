@@ -44,7 +44,7 @@ class Replica:
         config["leaderElection"] |= {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"}
         text = yaml.safe_dump(config).replace(":12345/", f":{self.extender_port}/")
         (folder / "config.yaml").write_text(text)
-        command = [word.replace("12345", str(self.extender_port)) for word in self.extender_spec["command"]]
+        command = self._own(self.extender_spec["command"])
         assert command[0] == "gpushare-extender"
         self.extender = self._start(
             "extender",
@@ -71,11 +71,15 @@ class Replica:
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, env=environment)
 
+    def _own(self, words):
+        """A command of the pod with a port and a socket of this replica."""
+        socket_of_pod = ("/tmp/status.sock", str(self.folder / "status.sock"))
+        return [word.replace("12345", str(self.extender_port)).replace(*socket_of_pod) for word in words]
+
     def probe(self, name):
         """Whether the extender's probe, run in its container as kubelet does, succeeds."""
         command = self.extender_spec[name]["exec"]["command"]
-        words = [word.replace("12345", str(self.extender_port)) for word in command]
-        return subprocess.run([sys.executable, *words[1:]], capture_output=True, timeout=5, check=False).returncode == 0
+        return subprocess.run([sys.executable, *self._own(command)[1:]], capture_output=True, timeout=5, check=False).returncode == 0
 
     def health(self, name):
         path = self.scheduler_spec[name]["httpGet"]["path"]

@@ -75,10 +75,15 @@ def test_objects_of_modes_do_not_overlap():
 @pytest.mark.parametrize("mode", MODES)
 def test_metrics_address(mode):
     _workload, without, usual = extender(rendered(mode))
-    _workload, container, options = extender(rendered(mode, gpushare_extender_metrics=True))
+    workload, container, options = extender(rendered(mode, gpushare_extender_metrics=True))
     assert usual.metrics_address == "" and "env" not in without and usual.address == options.address
     # kubelet puts the variable's value there.
     assert options.metrics_address == "$(POD_IP)"
     assert container["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    assert bool(options.metrics.tls), "tokens travel by TLS"
+    folder = options.metrics.tls.cert.rpartition("/")[0]
+    [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == folder]
+    volumes = workload["spec"]["template"]["spec"]["volumes"]
+    assert [one["secret"] for one in volumes if one["name"] == mount["name"]]
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert ports["metrics"] == options.metrics_port != options.port

@@ -21,6 +21,7 @@ from gpushare.extender import ledger as extender_ledger
 from gpushare.extender.binding_status import BindingStatus, Entry, binding_status
 from gpushare.extender.ledger import NAME
 from gpushare.extender.register import NODES, LedgerError, Register
+from gpushare.http.limits import Limits
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from hypothesis import given
@@ -244,7 +245,7 @@ def test_five_hundred_pods_at_once_on_fifty_nodes(api: ApiDouble, start: Start) 
     for name in nodes:
         api.put("nodes", make_node(name, 16))
     assert bind_new(api, start(), "first", node=nodes[0]) == ""
-    client = start(threads=32)
+    client = start(limits=Limits(connections=32))
     pods = [api.put("pods", make_pod(f"p{number}", 1)) for number in range(500)]
     before = len(api.requests)
     with ThreadPoolExecutor(32) as pool:
@@ -280,7 +281,7 @@ def test_only_nodes_that_others_have_booked_on_are_read_again(api: ApiDouble, st
 
 
 def test_binds_that_share_a_write_share_no_memory(api: ApiDouble, start: Start) -> None:
-    client = start(8, 8, threads=16)
+    client = start(8, 8, limits=Limits(connections=16))
     pods = [api.put("pods", make_pod(f"p{number}", 5)) for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(client.bind, pods))

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, Start, bind_request, eventually
+from gpushare.http.limits import Limits
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from hypothesis import HealthCheck, given, settings
@@ -275,7 +276,7 @@ def test_fault_11_an_unknown_node_is_404(api: ApiDouble, start: Start) -> None:
 def test_fault_11_inspect_and_filter_while_everything_changes(api: ApiDouble, start: Start) -> None:
     for number in range(10):
         api.put("nodes", make_node(f"n{number}", 16, 16))
-    client = start(threads=16)
+    client = start(limits=Limits(connections=16))
     pods = [api.put("pods", make_pod(f"p{number}", 1 + number % 4)) for number in range(100)]
     names = [f"n{number}" for number in range(10)]
     errors: list[str] = []

@@ -19,41 +19,13 @@ import pytest
 from api_double import ApiDouble, make_pod, served
 from extender_kit import Start, bind_request, command_process, eventually
 from gpushare.http import tls
-from gpushare.http.service import Request, Response, Routes, Service, answer
-from gpushare.http.tls import Tls, is_loopback, tls_options
-from prometheus_client import CollectorRegistry
+from gpushare.http.limits import Limits
+from gpushare.http.server import Endpoint
+from gpushare.http.service import Request, Response, Routes, Service, answer, text
+from gpushare.http.tls import Tls, is_loopback, metrics_tls, tls_options
 from real_apiserver import _Authority
 from service_account import service_account
-
-
-class Files:
-    """The files that a Secret mounts for the server, and the certificates of clients."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-        self.authority, self.other = (_Authority(folder / name) for name in ("authority", "other"))
-        self.cert, self.key, self.ca = (folder / name for name in ("tls.crt", "tls.key", "ca.crt"))
-        self.renew()
-
-    def renew(self) -> None:
-        """Give the server a new certificate."""
-        self.count += 1
-        files = self.authority.sign(f"serving{self.count}", "gpushare-extender", server=True)
-        pairs = [(files[0], self.cert), (files[1], self.key), (self.authority.folder / "ca.crt", self.ca)]
-        for source, place in pairs:
-            # As a mounted Secret is replaced: there is never half a file.
-            shutil.copy(source, f"{place}.new")
-            os.replace(f"{place}.new", place)
-
-    def tls(self) -> Tls:
-        return Tls(str(self.cert), str(self.key), str(self.ca))
-
-    def client(self, authority: _Authority | None = None, server: bool = False) -> ssl.SSLContext:
-        """Make the TLS context of a client of an authority, or of one without a certificate."""
-        context = ssl.create_default_context(cafile=str(self.authority.folder / "ca.crt"))
-        if authority is not None:
-            context.load_cert_chain(*authority.sign("client", "kube-scheduler", server=server))
-        return context
+from tls_files import Files
 
 
 @pytest.fixture
@@ -72,13 +44,14 @@ def connect(port: int, context: ssl.SSLContext) -> http.client.HTTPSConnection:
     return http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
 
 
-def wrapped(port: int, files: Files) -> ssl.SSLSocket:
+def wrapped(port: int, files: Files, authority: _Authority | None = None) -> ssl.SSLSocket:
     plain = socket.create_connection(("127.0.0.1", port), timeout=10)
-    return files.client().wrap_socket(plain, server_hostname="127.0.0.1")
+    return files.client(authority).wrap_socket(plain, server_hostname="127.0.0.1")
 
 
-def serve(files: Tls, routes: Routes | None = None) -> Service:
-    return Service("t", "127.0.0.1", 0, lambda: None, routes, CollectorRegistry(), tls=files)
+def serve(files: Tls, routes: Routes | None = None, limits: Limits | None = None) -> Service:
+    routes = routes or {("GET", "/version"): lambda _: text("1")}
+    return Service("t", Endpoint(tls=files), routes, limits=limits)
 
 
 @pytest.fixture
@@ -86,7 +59,7 @@ def service(files: Files) -> Iterator[Service]:
     def echo(request: Request) -> Response:
         return answer({"length": len(request.body)})
 
-    service = serve(files.tls(), {("POST", "/echo"): echo})
+    service = serve(files.tls(), {("POST", "/echo"): echo, ("GET", "/version"): lambda _: text("1")})
     service.start()
     yield service
     service.stop()
@@ -107,29 +80,19 @@ def test_fault_14_a_scheduler_with_a_certificate_filters_and_binds(api: ApiDoubl
     assert api.pod("p")["spec"]["nodeName"] == "a"
 
 
-def test_fault_14_without_a_certificate_there_is_only_health(service: Service, files: Files) -> None:
-    anonymous = files.client()
-    for path in ("/healthz", "/readyz"):
-        assert ask(service.port, anonymous, path)[0] == 200
-    for path, body in (("/metrics", None), ("/version", None), ("/echo", b"x"), ("/echo/healthz", b"x")):
-        status, text = ask(service.port, anonymous, path, body)
-        assert (status, b"client certificate" in text) == (403, True), path
-    for path in ("/nothing", "/debug/pprof/", "/"):
-        assert ask(service.port, anonymous, path)[0] == 404, path
-
-
-def test_fault_14_a_self_declared_identity_is_refused(service: Service, files: Files) -> None:
-    with contextlib.closing(connect(service.port, files.client())) as connection:
-        connection.request("POST", "/echo", b"x", {"X-Forwarded-For": tls.VERIFIED, "Remote-Addr": tls.VERIFIED})
-        assert connection.getresponse().status == 403
+def test_fault_14_a_client_without_a_certificate_gets_no_answer(service: Service, files: Files) -> None:
+    assert ask(service.port, files.client(files.authority), "/version")[0] == 200
+    for path, body in (("/version", None), ("/nothing", None), ("/echo", b"x")):
+        # With TLS 1.3 the client learns of it with the first answer.
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
+            ask(service.port, files.client(), path, body)
 
 
 @pytest.mark.parametrize("which", ["of another authority", "of a server"])
 def test_fault_14_an_invalid_certificate_ends_the_connection(service: Service, files: Files, which: str) -> None:
     context = files.client(files.other) if "another" in which else files.client(files.authority, server=True)
-    # With TLS 1.3 the client learns of it with the first answer.
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
-        ask(service.port, context, "/healthz")
+        ask(service.port, context, "/version")
 
 
 def test_fault_14_plain_http_and_invalid_bytes_get_no_answer(service: Service, files: Files) -> None:
@@ -143,7 +106,7 @@ def test_fault_14_plain_http_and_invalid_bytes_get_no_answer(service: Service, f
             connection.shutdown(socket.SHUT_WR)
             while received := connection.recv(1000):
                 assert b"HTTP" not in received
-    assert ask(service.port, files.client(), "/healthz")[0] == 200
+    assert ask(service.port, files.client(files.authority), "/version")[0] == 200
 
 
 def test_old_versions_of_tls_are_refused(files: Files) -> None:
@@ -171,39 +134,53 @@ def test_large_requests_and_many_at_once(service: Service, files: Files) -> None
         assert list(pool.map(one, range(8))) == [200] * 8
 
 
-def test_a_silent_client_times_out(service: Service, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "HANDSHAKE_SECONDS", 0.2)
-    monkeypatch.setitem(tls.IDLE_SECONDS, tls.ANONYMOUS, 0.2)
-    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as silent:
-        assert silent.recv(1) == b"", "before its handshake"
-    with wrapped(service.port, files) as silent:
-        assert silent.recv(1) == b"", "and after"
-
-
-def test_clients_above_the_limit_free_their_connections(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "CONNECTIONS", 4)
-    service = serve(files.tls())
+def test_the_time_for_the_first_request_includes_the_handshake(files: Files) -> None:
+    service = serve(files.tls(), limits=Limits(head=0.3))
     service.start()
     try:
-        for _round in range(3):
-            silent = [socket.create_connection(("127.0.0.1", service.port), timeout=10) for _number in range(20)]
-            # Four wait for a handshake, the others are closed.
-            ended = 0
-            for one in silent:
-                one.settimeout(0.3)
-                with contextlib.suppress(TimeoutError, ConnectionError):
-                    ended += one.recv(1) == b""
-            assert ended >= 10
-            for one in silent:
-                one.close()
-            eventually(lambda: status(service.port, files, "/healthz") == 200)
+        with socket.create_connection(("127.0.0.1", service.port), timeout=10) as silent:
+            assert silent.recv(1) == b""
     finally:
         service.stop()
 
 
+def test_strangers_cannot_lock_a_verified_client_out(files: Files) -> None:
+    """More anonymous connections than there is room for all clients, all of them in their handshake."""
+    limits = Limits(connections=24, strangers=8, peer=100, head=60)
+    service = serve(files.tls(), limits=limits)
+    service.start()
+    silent: list[socket.socket] = []
+    try:
+        with contextlib.closing(connect(service.port, files.client(files.authority))) as known:
+            for number in range(100):
+                silent.append(socket.create_connection(("127.0.0.1", service.port), timeout=10))
+                silent[-1].sendall(b"\x16")
+                if number % 10 == 0:
+                    known.request("GET", "/version")
+                    assert known.getresponse().read() == b"1\n"
+                    assert ask(service.port, files.client(files.authority), "/version")[0] == 200
+        # The last ones are still there, and the others' places were taken.
+        eventually(lambda: sum(is_open(one) for one in silent) <= limits.strangers)
+        assert is_open(silent[-1])
+    finally:
+        for one in silent:
+            one.close()
+        service.stop()
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 def status(port: int, files: Files, path: str, authority: _Authority | None = None) -> int:
     """The status of an answer; 0 without one."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, http.client.HTTPException):
         return ask(port, files.client(authority), path)[0]
     return 0
 
@@ -213,7 +190,7 @@ def status(port: int, files: Files, path: str, authority: _Authority | None = No
 
 def test_fault_10_new_certificates_are_loaded_without_a_restart(service: Service, files: Files) -> None:
     def serial() -> Any:
-        with wrapped(service.port, files) as connection:
+        with wrapped(service.port, files, files.authority) as connection:
             return (connection.getpeercert() or {})["serialNumber"]
 
     before = serial()
@@ -242,11 +219,11 @@ def test_unreadable_files_keep_the_last_valid_certificates(
         files.cert.write_bytes(good[:100])
     else:
         shutil.copy(files.other.sign("another", "x", server=True)[0], files.cert)
-    assert ask(service.port, files.client(), "/healthz")[0] == 200
+    assert ask(service.port, files.client(files.authority), "/version")[0] == 200
     assert "can't be read again" in caplog.text
     files.renew()
     caplog.clear()
-    assert ask(service.port, files.client(), "/healthz")[0] == 200
+    assert ask(service.port, files.client(files.authority), "/version")[0] == 200
     assert "can't" not in caplog.text
 
 
@@ -292,6 +269,14 @@ def test_consistent_tls_options_are_accepted() -> None:
     assert tls_options("0.0.0.0", "c", "k", "a") == Tls("c", "k", "a")
 
 
+def test_tokens_in_the_clear_are_for_loopback_addresses_only() -> None:
+    assert metrics_tls("", "", "") is None and metrics_tls("127.0.0.1", "", "") is None
+    assert metrics_tls("0.0.0.0", "c", "k") == Tls("c", "k")
+    for given in (("0.0.0.0", "", ""), ("127.0.0.1", "c", ""), ("127.0.0.1", "", "k")):
+        with pytest.raises(ValueError, match="--metrics-tls-cert and --metrics-tls-key"):
+            metrics_tls(*given)
+
+
 def test_the_command_serves_tls(api: ApiDouble, files: Files, tmp_path: Path) -> None:
     options = [f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-client-ca={files.ca}"]
     with (
@@ -299,5 +284,5 @@ def test_the_command_serves_tls(api: ApiDouble, files: Files, tmp_path: Path) ->
         command_process("--address=0.0.0.0", *options, *service_account(tmp_path, address)) as log,
     ):
         port, path = log()["port"], "/gpushare-scheduler/inspect"
-        eventually(lambda: status(port, files, "/readyz") == 200, 20)
-        assert (status(port, files, path), status(port, files, path, files.authority)) == (403, 200)
+        eventually(lambda: status(port, files, "/readyz", files.authority) == 200, 20)
+        assert (status(port, files, path), status(port, files, path, files.authority)) == (0, 200)

@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The HTTP server at the level of bytes: valid and invalid requests, and the life of connections."""
+"""The HTTP server at the level of bytes: valid and invalid requests, and the life of connections of local clients."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from extender_kit import content_length, eventually
 from gpushare.http import server as http_server
-from gpushare.http import tls
-from gpushare.http.server import HttpServer, Message, Reply
+from gpushare.http.limits import Limits
+from gpushare.http.server import Endpoint, HttpServer, Message, Reply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from unix_http import ask_socket
 
 Serve = Callable[..., HttpServer]
-MOST_BODY = 1000
 
 
 def echo(message: Message) -> Reply:
@@ -27,12 +29,24 @@ def echo(message: Message) -> Reply:
     return Reply("200 OK", [("Content-Type", "text/plain")], body)
 
 
+class App:
+    """Takes bodies of 1,000 bytes, on ``/large`` of any size."""
+
+    def __init__(self, answer: Callable[[Message], Reply] = echo) -> None:
+        self.answer = answer
+
+    def body_limit(self, method: str, target: bytes, client: str) -> int:
+        return 1 << 30 if target == b"/large" else 1000
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     running: list[HttpServer] = []
 
-    def begin(answer: Callable[[Message], Reply] = echo, most: int = 8, address: str = "127.0.0.1") -> HttpServer:
-        server = HttpServer(answer, address, 0, most, MOST_BODY)
+    def begin(
+        answer: Callable[[Message], Reply] = echo, most: int = 8, address: str = "127.0.0.1", **limits: float
+    ) -> HttpServer:
+        server = HttpServer(App(answer), Endpoint(address), Limits(connections=most, **limits))
         server.start()
         running.append(server)
         return server
@@ -151,21 +165,23 @@ def test_any_input_leaves_the_server_running(serve: Serve, data: list[bytes]) ->
 
 # ----------------------------------------------------------------- connections
 
+BODY = b"POST /a HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900
+HEAD = b"GET /a HTTP/1.1\r\n" + b"A: b\r\n" * 150
 
-def test_an_unfinished_request_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.4)
-    with connect(serve()) as connection:
+
+@pytest.mark.parametrize(("limits", "data"), [({"request": 0.4}, BODY), ({"head": 0.4}, HEAD)], ids=["body", "head"])
+def test_an_unfinished_request_times_out(serve: Serve, limits: dict[str, float], data: bytes) -> None:
+    with connect(serve(**limits)) as connection:
         began = time.monotonic()
         with contextlib.suppress(OSError):
-            for byte in b"POST /a HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900:
+            for byte in data:
                 connection.sendall(bytes([byte]))
                 time.sleep(0.01)
         assert received(connection) == b"" and time.monotonic() - began < 5
 
 
-def test_an_idle_connection_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tls.IDLE_SECONDS, tls.VERIFIED, 0.2)
-    with connect(serve()) as connection:
+def test_an_idle_connection_times_out(serve: Serve) -> None:
+    with connect(serve(idle=0.2)) as connection:
         assert received(connection) == b""
 
 
@@ -210,6 +226,55 @@ def test_connections_above_the_limit_wait(serve: Serve) -> None:
     assert [bodies(received(one)) for one in waiting] == [[f"GET /{number} ".encode()] for number in range(20)]
     for one in waiting:
         one.close()
+
+
+def test_a_client_that_sends_no_request_loses_its_place(serve: Serve) -> None:
+    server = serve(most=4)
+    slow = [connect(server) for _number in range(4)]
+    for one in slow:
+        one.sendall(b"G")
+    assert get(server) == [b"GET /b "]
+    for one in slow:
+        one.close()
+
+
+def test_an_answer_that_nobody_reads_times_out(serve: Serve) -> None:
+    server = serve(lambda _: Reply("200 OK", [], b"x" * (64 << 20)), most=1, answer=0.3)
+    with connect(server) as deaf:
+        deaf.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+        with connect(server) as other:
+            other.sendall(b"HEAD /a HTTP/1.1\r\n\r\n")
+            assert other.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_declared_length_is_refused_before_the_body(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(b"POST /a HTTP/1.1\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_the_largest_unfinished_body_ends_for_others(serve: Serve) -> None:
+    server = serve(bodies=300_000)
+    with connect(server) as greedy, connect(server) as modest:
+        greedy.sendall(b"POST /large HTTP/1.1\r\nContent-Length: 900000\r\n\r\n" + b"x" * 250_000)
+        modest.sendall(b"POST /large HTTP/1.1\r\nContent-Length: 200000\r\n\r\n" + b"y" * 200_000)
+        answered = b""
+        while len(answered) < 200_000:
+            answered += modest.recv(1 << 16)
+        assert answered.endswith(b"y" * 200_000)
+        assert received(greedy) == b""
+    assert get(server) == [b"GET /b "]
+
+
+def test_a_unix_socket_is_its_users_alone(tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    place.touch()
+    server = HttpServer(App(), Endpoint(path=str(place)))
+    server.start()
+    assert stat.filemode(place.stat().st_mode) == "srw-------"
+    assert ask_socket(place, "/a") == (200, "GET /a")
+    server.stop()
+    assert not place.exists()
 
 
 def threads() -> int:

@@ -21,7 +21,9 @@ from api_double import ApiDouble, make_node, make_pod, served
 from extender_kit import COMMAND, command_process, environment, eventually
 from gpushare.api.events import Events
 from gpushare.extender import command
-from gpushare.http.service import BadRequest, Request, Response, Service, answer, logger
+from gpushare.http.limits import Limits
+from gpushare.http.server import Endpoint
+from gpushare.http.service import BadRequest, Request, Response, Service, answer, common, logger
 from prometheus_client import CollectorRegistry, Counter
 from service_account import service_account
 
@@ -46,8 +48,8 @@ def service(reason: list[str | None]) -> Iterator[Service]:
             raise RuntimeError("secret inside")
         return answer({"rest": request.rest, "query": dict(request.query), "body": request.body.decode("latin-1")})
 
-    routes = {("GET", "/echo"): echo, ("POST", "/echo"): echo}
-    service = Service("t", "127.0.0.1", 0, lambda: reason[0], routes, registry, threads=2)
+    routes = {**common(lambda: reason[0], registry), ("GET", "/echo"): echo, ("POST", "/echo"): echo}
+    service = Service("t", Endpoint(), routes, limits=Limits(connections=2))
     service.start()
     yield service
     service.stop()
@@ -93,7 +95,7 @@ def test_errors_and_exceptions_of_handlers(service: Service, caplog: pytest.LogC
 
 def test_a_port_in_use_is_an_oserror(service: Service) -> None:
     with pytest.raises(OSError):
-        Service("t", "127.0.0.1", service.port, lambda: None, registry=CollectorRegistry()).start()
+        Service("t", Endpoint(port=service.port), {}).start()
 
 
 # ----------------------------------------------------------------- log
@@ -164,7 +166,8 @@ def test_command_line_options_precede_the_environment(monkeypatch: pytest.Monkey
         (["--tls-cert", "x"], {}, "--tls-key"),
         (["--port", "x"], {}, "--port"),
         (["--metrics-port=65536"], {}, "--metrics-port: 65536 is no port"),
-        # Plain HTTP is for the loopback only.
+        # Plain HTTP is for the loopback only, and so are tokens in the clear.
+        (["--metrics-address=0.0.0.0"], {}, "--metrics-tls-cert and --metrics-tls-key are needed"),
         (["--address=0.0.0.0"], {}, "--tls-cert, --tls-key and --tls-client-ca are needed"),
     ],
 )

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import urllib.request
 from pathlib import Path
 
-from api_double import ApiDouble, make_pod
+from api_double import make_pod
 from extender_kit import Client
 from gpushare.extender.command import Extender
+from gpushare.http.server import Endpoint
 from gpushare.shared._contracts import gpushare as contract
+from metrics_reader import TOKEN, PluginReviewer, Reviewer
 from plugin_fakes import NODE, Node, Rejected, container, seen, until
 from plugin_fakes import make_pod as bound_pod
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -20,23 +23,23 @@ class Both:
     """The plugin announces a node of two cards, whose driver has memory limits; the extender has the announced node."""
 
     def __init__(self, root: Path) -> None:
-        self.node = Node(root, seen(0), seen(1))
+        self.node = Node(root, seen(0), seen(1), kube=PluginReviewer())
         self.node.limits.version = "615.71.05"
         self.node.kubelet.start()
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.plugin = self.node.start_plugin(registry=registry)
+        self.plugin = self.node.start_plugin(registry=registry, metrics=Endpoint())
         until(lambda: self.node.kubelet.registered and contract.node_cards(self.node.kube.node()), what="registered")
         # It stays, so that there is always a limit.
         self.node.run(bound_pod("resident", 4, booked=0))
 
-        self.api = ApiDouble()
+        self.api = Reviewer()
         known = self.node.kube.node()
         known["status"] = {"capacity": {contract.RESOURCE_MEMORY: "32", contract.RESOURCE_COUNT: "2"}}
         self.api.put("nodes", known)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.extender = Extender(self.api, port=0, registry=registry, backoff=(0.01, 0.1))
+        self.extender = Extender(self.api, port=0, registry=registry, backoff=(0.01, 0.1), metrics=Endpoint())
         self.extender.start()
         until(lambda: self.extender.unsynced() is None, what="synced")
         self.client = Client(self.extender)
@@ -44,10 +47,19 @@ class Both:
 
     @property
     def addresses(self) -> dict[str, str]:
+        """Of the metrics, which are read with ``TOKEN``."""
+        assert self.extender.metrics and self.plugin.metrics_service
         return {
-            "extender": f"127.0.0.1:{self.extender.service.port}",
-            "device-plugin": f"127.0.0.1:{self.plugin.service.port}",
+            "extender": f"127.0.0.1:{self.extender.metrics.port}",
+            "device-plugin": f"127.0.0.1:{self.plugin.metrics_service.port}",
         }
+
+    def page(self, job: str) -> str:
+        """A server's metrics."""
+        request = urllib.request.Request(f"http://{self.addresses[job]}/metrics")
+        request.add_header("Authorization", f"Bearer {TOKEN}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return str(answer.read().decode())
 
     def work(self) -> None:
         """A pod that is bound, one that fits nowhere, one that the API refuses; the same on the node."""

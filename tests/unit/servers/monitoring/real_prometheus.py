@@ -75,10 +75,10 @@ def _run(*command: str, cwd: Path | None = None) -> str:
 
 
 class Prometheus:
-    """One server that scrapes these addresses twice a second; job by job."""
+    """One server that scrapes these addresses twice a second, with a bearer token; job by job."""
 
-    def __init__(self, folder: Path, targets: t.Mapping[str, str]) -> None:
-        self._folder, self._targets = folder, targets
+    def __init__(self, folder: Path, targets: t.Mapping[str, str], token: str) -> None:
+        self._folder, self._targets, self._token = folder, targets, token
         self._process: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"127.0.0.1:{listening.getsockname()[1]}"
@@ -87,7 +87,12 @@ class Prometheus:
         config = {
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
             "scrape_configs": [
-                {"job_name": job, "static_configs": [{"targets": [address]}]} for job, address in self._targets.items()
+                {
+                    "job_name": job,
+                    "authorization": {"credentials": self._token},
+                    "static_configs": [{"targets": [address]}],
+                }
+                for job, address in self._targets.items()
             ],
         }
         # JSON is YAML.

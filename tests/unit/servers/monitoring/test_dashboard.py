@@ -11,13 +11,13 @@ import re
 import subprocess
 import time
 import typing as t
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from api_double import make_pod
 from both_servers import Both
+from metrics_reader import TOKEN
 from plugin_fakes import NODE
 from real_prometheus import Missing, Prometheus, programs
 
@@ -63,7 +63,7 @@ def prometheus(both: Both, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         programs()
     except Missing as error:
         pytest.skip(str(error))
-    with Prometheus(tmp_path_factory.mktemp("prometheus"), both.addresses) as running:
+    with Prometheus(tmp_path_factory.mktemp("prometheus"), both.addresses, TOKEN) as running:
         yield running
 
 
@@ -113,9 +113,8 @@ def test_variables_have_values(prometheus: Prometheus) -> None:
 
 
 def test_promtool_finds_no_fault_in_the_metrics(both: Both, prometheus: Prometheus) -> None:
-    for job, address in both.addresses.items():
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            text = answer.read()
+    for job in both.addresses:
+        text = both.page(job).encode()
         ours = b"".join(row for row in text.splitlines(keepends=True) if re.match(rb"(# \w+ )?gpushare_", row))
         assert ours
         done = subprocess.run(

@@ -83,7 +83,7 @@ def start(module: str, log: Path, *flags: str) -> subprocess.Popen[bytes]:
     source = str(Path(gpushare.__file__).parents[1])
     with log.open("wb") as stream:
         return subprocess.Popen(
-            [sys.executable, "-m", module, "--log-format", "json", "--port", "0", *flags],
+            [sys.executable, "-m", module, "--log-format", "json", *flags],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": source, "HOME": "/nonexistent"},
             stdin=subprocess.DEVNULL,
             stdout=stream,
@@ -106,7 +106,7 @@ def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None
     api.put("nodes", make_node("a", 16))
     pod, large = api.put("pods", make_pod("p", 2)), api.put("pods", make_pod("large", 17))
     with served(api) as url:
-        process = start("gpushare.extender.command", log, *service_account(tmp_path, url), "--log-level=debug")
+        process = start("gpushare.extender.command", log, "--port=0", *service_account(tmp_path, url), "--log-level=debug")
         try:
             port = wait_for(log, '"message":"serving"')["port"]
             wait_for(log, '"message":"ready"')
@@ -137,7 +137,7 @@ def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None
 
 def test_fault_18_every_log_line_of_the_plugin_is_json(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    flags = ["--node-name=gpu1", "--address=127.0.0.1", f"--kubelet-dir={tmp_path}"]
+    flags = ["--node-name=gpu1", f"--kubelet-dir={tmp_path}"]
     flags += service_account(tmp_path, "http://127.0.0.1:1")
     process = start("gpushare.plugin.command", log, *flags, "--log-level=debug")
     try:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import ast
 import re
 import typing as t
-import urllib.request
 from pathlib import Path
 
 import gpushare
 from both_servers import Both
 from gpushare.extender.metrics import METRICS_PORT
+from gpushare.plugin.command import METRICS_PORT as PLUGIN_PORT
 from gpushare.shared._contracts import gpushare as contract
 
 PAGE = (Path(__file__).parents[4] / "docs" / "monitoring.md").read_text()
@@ -37,8 +37,7 @@ def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
     both.work()
     common = first_column("Metrics of both")
     for job, title in (("extender", "Metrics of the extender"), ("device-plugin", "Metrics of the device plugin")):
-        with urllib.request.urlopen(f"http://{both.addresses[job]}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        text = both.page(job)
         names = re.findall(r"^# TYPE (gpushare_\w+) ", text, re.MULTILINE)
         listed = first_column(title) | common
         # The start of a counter is a series of its own, which no query uses.
@@ -53,13 +52,12 @@ def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
 
 def test_the_ports_are_those_of_the_servers_and_the_roles() -> None:
     templates = Path(__file__).parents[4] / "roles" / "gpushare" / "templates"
-    plugin = re.findall(r"(?:--port=|containerPort: |port: )(\d+)", (templates / "device_plugin.yml.j2").read_text())
+    plugin = re.findall(r"metrics_port = (\d+)", (templates / "device_plugin.yml.j2").read_text())
     extender = re.findall(r"metrics_port = (\d+)", (templates / "extender_parts.j2").read_text())
-    assert len(set(plugin)) == 1 and extender == [str(METRICS_PORT)]
+    assert (plugin, extender) == ([str(PLUGIN_PORT)], [str(METRICS_PORT)])
     top = PAGE.split("\n## ")[0]
-    assert re.findall(r"plugin does so on port (\d+)", top) == plugin[:1]
-    assert re.findall(r"on its own port, (\d+)", top) == [str(contract.EXTENDER_PORT)]
-    assert re.findall(r"time, on port (\d+)", top) == extender
+    assert re.findall(r"`gpushare_device_plugin_metrics` \| (\d+)", top) == plugin
+    assert re.findall(r"`gpushare_extender_metrics` \| (\d+)", top) == extender
     # A node may be both a control plane and one with cards.
     assert len({*plugin, *extender, str(contract.EXTENDER_PORT)}) == 3
 

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import http.client
 import itertools
 import queue
 import random
@@ -28,6 +26,7 @@ from gpushare.shared._contracts import gpushare as contract
 from limit_fakes import EveryFolder, FakeCgroups, FakeDriver
 from pod_resources_messages import MESSAGES
 from prometheus_client import CollectorRegistry
+from unix_http import ask_socket
 
 JsonObject = dict[str, t.Any]
 NODE = "gpu1"
@@ -431,8 +430,7 @@ class Node:
             node=NODE,
             unit=self.unit,
             kubelet_dir=self.kubelet.root,
-            address="127.0.0.1",
-            port=0,
+            status_socket=str(self.status_socket),
             resync=resync,
             look=look,
             cdi_folders=(self.specifications,),
@@ -449,6 +447,10 @@ class Node:
         )
         self.plugin.start()
         return self.plugin
+
+    @property
+    def status_socket(self) -> Path:
+        return self.kubelet.root / "status.sock"
 
     @property
     def running(self) -> Plugin:
@@ -526,11 +528,7 @@ class Node:
 
     def page(self, path: str) -> tuple[int, str]:
         """HTTP status and text of a page of the plugin."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.running.service.port, timeout=5)
-        with contextlib.closing(connection):
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode().strip()
+        return ask_socket(self.status_socket, path)
 
     def ready(self) -> str:
         status, text = self.page("/readyz")

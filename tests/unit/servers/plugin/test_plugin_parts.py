@@ -118,7 +118,9 @@ def test_a_trimmed_pod_keeps_what_is_needed() -> None:
     ("arguments", "message"),
     [
         (["--memory-unit", "GB"], "--memory-unit: 'GB' is none of GiB, MiB"),
-        (["--port", "70000"], "--port: 70000 is no port"),
+        (["--metrics-port", "70000"], "--metrics-port: 70000 is no port"),
+        (["--metrics-address", "0.0.0.0"], "--metrics-tls-cert and --metrics-tls-key are needed"),
+        (["--metrics-tls-key", "k"], "--metrics-tls-cert and --metrics-tls-key go together"),
         (["--resync", "0"], "--resync: 0 isn't between 1 and 3600 seconds"),
         (["--look", "0"], "--look: 0 isn't between 0.1 and 60 seconds"),
         (["--log-format", "xml"], "--log-format: 'xml' is none of text, json"),
@@ -141,7 +143,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command_ends_on_an_early_sigterm(tmp_path: Path) -> None:
     """A node that is drained or updated sends one then; kubelet would wait half a minute before it kills."""
     source = str(Path(gpushare.__file__).parents[1])
-    command = [sys.executable, "-m", "gpushare.plugin.command", "--node-name=gpu1", "--address=127.0.0.1", "--port=0"]
+    command = [sys.executable, "-m", "gpushare.plugin.command", "--node-name=gpu1"]
     command += [f"--kubelet-dir={tmp_path}", *service_account(tmp_path, "http://127.0.0.1:1"), "--log-format=json"]
     for turn in range(4):
         log = tmp_path / f"log{turn}"

@@ -7,15 +7,12 @@ It uses kubelet over gRPC and the API over HTTP; tests kill it and let cards fai
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import typing as t
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import gpushare
@@ -24,6 +21,7 @@ from api_double import served
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, Node, make_pod, seen, until
 from service_account import service_account
+from unix_http import ask_socket
 
 NVML_SOURCE = Path(__file__).parents[4] / "lab" / "driver" / "nvml.c"
 
@@ -72,7 +70,7 @@ class Process:
             file.truncate(file.write(text.encode()))
 
     def start(self, *arguments: str) -> None:
-        self._launch("--address", "127.0.0.1", "--port", "0", "--resync", "1", "--look", "0.3", *arguments)
+        self._launch("--status-socket", str(self.node.status_socket), "--resync", "1", "--look", "0.3", *arguments)
         until(lambda: '"message":"started"' in self.log, 60)
 
     def clean(self) -> int:
@@ -119,12 +117,7 @@ class Process:
         return Path(f"/proc/{self._process.pid}/status").read_text()
 
     def ready(self) -> str:
-        port = next(json.loads(row)["port"] for row in self.log.splitlines() if '"started"' in row)
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
-                return t.cast(bytes, answer.read()).decode().strip()
-        except urllib.error.HTTPError as error:
-            return error.read().decode().strip()
+        return ask_socket(self.node.status_socket, "/readyz")[1]
 
     def close(self) -> None:
         if self._process is not None:
