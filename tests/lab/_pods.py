@@ -154,6 +154,13 @@ def plugin(lab: Lab, node: str) -> JsonObject:
     return alive[0]
 
 
+def plugin_page(lab: Lab, node: str, path: str) -> str:
+    """Return a page of a node's device plugin from its socket, which root of the node can open."""
+    folder = f"/var/lib/kubelet/pods/{plugin(lab, node)['metadata']['uid']}/volumes/kubernetes.io~empty-dir/tmp"
+    # The whole path may be longer than a socket's.
+    return lab.ssh(node, f"cd {folder} && curl -s -m 5 --unix-socket status.sock http://localhost{path}")
+
+
 def is_ready(pod: JsonObject) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
 

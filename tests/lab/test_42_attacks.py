@@ -15,7 +15,7 @@ import pytest
 from _attacks import BY_FROM, TABLE, Outcome, Try
 from _greedy import images
 from _lab import ApiError, JsonObject, Lab, indices_of, until
-from _pods import STRATEGIC, body, container, create, delete_pods, is_announced, plugin, pods, units_of
+from _pods import STRATEGIC, body, container, create, delete_pods, is_announced, plugin, plugin_page, pods, units_of
 
 PLAYBOOK = "tests/lab/injection.yml"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
@@ -242,8 +242,7 @@ def unspecified(lab: Lab) -> None:
 
 def uses(lab: Lab, node: str, way: str) -> bool:
     """Test whether the plugin reports this way of injection, and every card is announced."""
-    address = plugin(lab, node)["status"]["podIP"]
-    text = lab.ssh(node, f"curl -sf -m 5 http://{address}:9445/metrics")
+    text = plugin_page(lab, node, "/metrics")
     now = re.findall(r'^gpushare_plugin_device_injection\{.*mode="(\w+)".*\} 1\.0$', text, re.MULTILINE)
     assert now == [way], f"{node}: {now}"
     return is_announced(lab, node, len(lab.cards(node)))

@@ -26,6 +26,7 @@ from _pods import (
     is_announced,
     is_ready,
     plugin,
+    plugin_page,
     plugin_pod_spec,
     pods,
     set_plugin_command,
@@ -259,8 +260,7 @@ def test_fault_09_without_a_driver_the_plugin_is_not_ready_and_comes_back(lab: L
         with fault(lab, node, "count0"):
             until(lambda: not is_ready(plugin(lab, node)), "it isn't ready", 40)
             until(lambda: lab.allocatable(node) == 0, "no memory is given away", 40)
-            address = own["status"]["podIP"]
-            said = lab.ssh(node, f"curl -s -m 5 http://{address}:9445/readyz")
+            said = plugin_page(lab, node, "/readyz")
             assert "NVML" in said, said
         until(lambda: is_announced(lab, node, 2) and is_ready(plugin(lab, node)), "it is back", 60)
         assert containers([plugin(lab, node)]) == containers([own]), "by itself, without a new container"
@@ -289,10 +289,9 @@ def test_fault_15_two_equal_pods_after_a_kubelet_restart(lab: Lab, namespace: st
     before = one_after_the_other(lab, namespace, node, here=9, there=8)
     names = ["here", "there", "left", "right"]
     try:
-        address = plugin(lab, node)["status"]["podIP"]
 
         def registrations() -> float:
-            text = lab.ssh(node, f"curl -sf -m 5 http://{address}:9445/metrics")
+            text = plugin_page(lab, node, "/metrics")
             return float(re.findall(r"^gpushare_plugin_registrations\S* ([0-9.]+)$", text, re.MULTILINE)[0])
 
         had = registrations()
@@ -311,18 +310,17 @@ def test_fault_15_two_equal_pods_after_a_kubelet_restart(lab: Lab, namespace: st
 
 
 def test_fault_18_both_servers_report_health_and_metrics(lab: Lab, namespace: str, node: str) -> None:
-    address = plugin(lab, node)["status"]["podIP"]
     counted = r'^gpushare_plugin_call_seconds_count\{.*call="allocate".*\} ([0-9.]+)$'
 
     def allocated() -> float:
-        text = lab.ssh(node, f"curl -sf -m 5 http://{address}:9445/metrics")
+        text = plugin_page(lab, node, "/metrics")
         found = re.findall(counted, text, re.MULTILINE)
         return float(found[0]) if found else 0.0
 
     before = allocated()
     with pods(lab, namespace, body("two", container(lab, 1, "c0"), container(lab, 1, "c1"), node=node)):
         assert allocated() == before + 2
-    assert lab.ssh(node, f"curl -sf -m 5 http://{address}:9445/readyz")
+    assert plugin_page(lab, node, "/readyz").strip() == "ok"
     for name in lab.control_planes:
         assert lab.ssh(name, "curl -sf -m 5 http://127.0.0.1:12345/readyz")
         text = lab.ssh(name, "curl -sf -m 5 http://127.0.0.1:12345/metrics")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from _attacks import TABLE, Outcome, page
@@ -30,6 +31,16 @@ def test_every_row_and_every_lab_step_match() -> None:
     known = [key.value for key in plays.keys if isinstance(key, ast.Constant)]
     named = [play for row in TABLE for play in row.plays]
     assert len(known) == len(set(known)) and sorted(named) == sorted(known)
+
+
+def test_each_row_about_the_network_names_tests() -> None:
+    section = PAGE.split("\n## What a client on the network can try\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[3] for line in section.splitlines() if line.startswith("| ")][1:]
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert rows
+    for row in rows:
+        names = re.findall(r"`(test_\w+)`", row)
+        assert names and all(f"def {name}(" in tests for name in names), row
 
 
 def test_outcomes_outside_the_lab_have_a_unit_test() -> None:

@@ -33,6 +33,7 @@ from gpushare.http.server import Endpoint
 from gpushare.http.service import Service, common, logger, metrics_service, start_all, termination_signals
 from gpushare.http.tls import Tls, metrics_tls, tls_options
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from prometheus_client import REGISTRY, CollectorRegistry
 
 COMPONENT = "gpushare-extender"
@@ -249,9 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         log.error("can't serve: %s", error)
         return 1
-    facts = {"address": options.address, "port": extender.service.port, "placement": options.placement}
+    facts: JsonObject = {"address": options.address, "port": extender.service.port, "placement": options.placement}
     if extender.metrics is not None:
-        facts["metrics"] = f"{options.metrics_address}:{extender.metrics.port}"
+        facts["metrics"] = extender.metrics.port
     log.info("serving", extra={"data": facts})
     while extender.unsynced() is not None:
         if signal.sigtimedwait(signals, 0.1) is not None:
