@@ -82,6 +82,9 @@ POD_CLAIM = "kubegpu.share/claim"
 # On a waiting pod: changed so that the scheduler tries it again.
 POD_RETRY = "kubegpu.share/retry"
 
+# The admission policy (its binding has the same name) by which only the servers write their annotations.
+ANNOTATIONS_POLICY = "gpushare-annotations"
+
 MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
 
 # kubelet receives gRPC messages of at most this many bytes from a device plugin.

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
-from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, pod_path
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, patch_pod, pod_path
 from gpushare.extender.filter import refusal
 from gpushare.extender.ledger import BookingRequest, Ledger
 from gpushare.extender.placement import choose
@@ -347,9 +347,9 @@ class Binder:
             return
         # If the pod has changed since, it may have been bound, and they may be valid.
         precondition = {key: metadata.get(key) for key in ("uid", "resourceVersion")}
-        patch = {"metadata": {**precondition, "annotations": dict.fromkeys(stale)}}
+        patch = {**precondition, "annotations": dict.fromkeys(stale)}
         try:
-            self._kube.patch(pod_path(str(metadata.get("namespace")), str(metadata.get("name"))), patch)
+            patch_pod(self._kube, str(metadata.get("namespace")), str(metadata.get("name")), patch)
         except KubeError as error:
             log.info("annotations of a card stay on the unbound pod %s: %s", contract.pod_key(pod), error)
 

@@ -61,6 +61,15 @@ def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
+def patch_pod(kube: Kube, namespace: str, name: str, metadata: JsonObject) -> JsonObject:
+    """Merge metadata into a pod, by its status: there the API server changes annotations, and no specification.
+
+    :returns: the pod.
+    :raises KubeError: the API server refuses, or the pod isn't the one of the UID or resourceVersion in ``metadata``.
+    """
+    return kube.patch(pod_path(namespace, name) + "/status", {"metadata": metadata})
+
+
 def binding_status(
     kube: Kube, entry: Entry, fence: bool = True, clock_ms: Callable[[], int] = now_ms
 ) -> tuple[BindingStatus, JsonObject]:
@@ -83,7 +92,7 @@ def binding_status(
             # The preconditions prove that the pod was unbound until this change.
             precondition = {"uid": entry.uid, "resourceVersion": entry.version}
             mark = {"annotations": {contract.POD_FENCED: str(clock_ms())}}
-            return BindingStatus.VOID, kube.patch(path, {"metadata": {**precondition, **mark}})
+            return BindingStatus.VOID, patch_pod(kube, entry.namespace, entry.name, {**precondition, **mark})
         except KubeError as error:
             if error.status == 404:
                 return BindingStatus.GONE, {}

@@ -8,8 +8,9 @@ writes an annotation, and a label of the same name, by which a watch selects the
 No booking depends on a claim. It only hides free memory from other pods; if it is lost or received late, another pod
 may get the freed card, and the preemptor waits or evicts other pods.
 
-The owner of a pod gains nothing by writing a claim: only node, cards and victims are read from it. Its size and
-priority are those of the pod, which counts against quotas like any other.
+A claim of a pod that can never be scheduled would hide the memory of any node. So claims are exchanged only where the
+API server has the admission policy that lets the servers alone write them; elsewhere each extender has its own claims
+only. From a claim only node, cards and victims are read: its size and priority are those of the pod.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.mirror import Mirror
-from gpushare.extender.binding_status import pod_path
+from gpushare.extender.binding_status import patch_pod
 from gpushare.extender.state import Claim, State
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import ContractError
@@ -30,6 +31,7 @@ from gpushare.shared._core.types import JsonObject
 LABEL_VALUE = "true"
 # Pods without a claim aren't sent.
 PODS = ("/api/v1/pods", {"labelSelector": contract.POD_CLAIM, "fieldSelector": "spec.nodeName="})
+POLICY = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/{contract.ANNOTATIONS_POLICY}"
 
 log = logging.getLogger("gpushare.extender")
 
@@ -73,7 +75,9 @@ class Claims:
 
     def __init__(self, kube: Kube, state: State, backoff: tuple[float, float] = (0.2, 10.0)) -> None:
         self._kube, self._state = kube, state
-        self.mirror: Mirror[Claim] = Mirror(kube, *PODS, claim_of, self._changed, backoff)
+        self.mirror: Mirror[Claim] = Mirror(kube, *PODS, claim_of, self._changed, backoff, self.check_policy)
+        # Whether the API server lets the servers alone write claims.
+        self._guarded = False
         self._lock = threading.Lock()
         # Claims that were written, or tried to be written, by the pod's UID.
         self._written: dict[str, Claim] = {}
@@ -82,8 +86,28 @@ class Claims:
         self._ended: dict[str, Claim] = {}
         self.start, self.stop = self.mirror.start, self.mirror.stop
 
+    def check_policy(self) -> None:
+        """Read whether the API server lets the servers alone write claims, and apply the others' claims if it does.
+
+        :raises KubeError: the API server can't be asked.
+        """
+        try:
+            binding = self._kube.get(POLICY)
+        except KubeError as error:
+            if error.status not in (403, 404):
+                raise
+            binding = {}
+        before, self._guarded = self._guarded, "Deny" in ((binding.get("spec") or {}).get("validationActions") or ())
+        if self._guarded != before:
+            log.info("claims on freed memory are %s", "exchanged" if self._guarded else "kept from other extenders")
+        if self._guarded and not before:
+            for claim in self.mirror.items():
+                self._state.claim(claim)
+
     def publish(self, claim: Claim) -> None:
         """Write a claim on its pod, unless that was done or tried before; see ``publish_all``."""
+        if not self._guarded:
+            return
         with self._lock:
             if self._written.get(claim.uid) == claim or self.mirror.get(f"{claim.namespace}/{claim.name}") == claim:
                 return
@@ -102,6 +126,10 @@ class Claims:
         :param again: retry failed writes, and remove the claims of other extenders from bound pods.
         """
         if again:
+            try:
+                self.check_policy()
+            except KubeError as error:
+                log.debug("the admission policy can't be read: %s", error)
             with self._lock:
                 for uid in self._failed:
                     self._written.pop(uid, None)
@@ -130,14 +158,16 @@ class Claims:
             log.debug("a claim stays on pod %s/%s: %s", claim.namespace, claim.name, error)
 
     def _patch(self, claim: Claim, text: str | None, label: str | None) -> None:
-        metadata = {
+        metadata: JsonObject = {
             "uid": claim.uid,
             "annotations": {contract.POD_CLAIM: text},
             "labels": {contract.POD_CLAIM: label},
         }
-        self._kube.patch(pod_path(claim.namespace, claim.name), {"metadata": metadata})
+        patch_pod(self._kube, claim.namespace, claim.name, metadata)
 
     def _changed(self, _key: str, before: Claim | None, after: Claim | None) -> None:
+        if not self._guarded:
+            return
         # Another pod may have the same name by now.
         if before is not None and (after is None or after.uid != before.uid):
             self._state.unclaim(before.uid)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from gpushare.api.client import Kube, KubeError
-from gpushare.extender.binding_status import pod_path
+from gpushare.extender.binding_status import patch_pod
 from gpushare.extender.filter import RefusedPod, evaluate
 from gpushare.extender.state import State
 from gpushare.shared._contracts import gpushare as contract
@@ -103,9 +103,9 @@ class RetryQueue:
         return False
 
     def _request_retry(self, one: _Recorded) -> None:
-        again = {"metadata": {"uid": one.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}}
+        again = {"uid": one.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}
         try:
-            self._kube.patch(pod_path(one.namespace, one.name), again)
+            patch_pod(self._kube, one.namespace, one.name, again)
         except KubeError as error:
             log.debug("pod %s/%s can't be retried: %s", one.namespace, one.name, error)
         else:

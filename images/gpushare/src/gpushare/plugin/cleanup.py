@@ -32,8 +32,8 @@ class CleanupError(Exception):
     """The cleanup is incomplete."""
 
 
-def node_patches(node: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return the patches that remove our annotations and resources from a node; empty if there are none."""
+def node_patch(node: JsonObject) -> JsonObject:
+    """Return the patch that removes our annotations and resources from a node; empty if there are none."""
     annotations, status = (node.get("metadata") or {}).get("annotations") or {}, node.get("status") or {}
     ours = {key: None for key in ANNOTATIONS if key in annotations}
     # Until its restart kubelet reports a resource without a plugin, with a capacity of 0.
@@ -42,7 +42,7 @@ def node_patches(node: JsonObject) -> tuple[JsonObject, JsonObject]:
         for field in ("capacity", "allocatable")
     }
     left = {field: names for field, names in counts.items() if names}
-    return {"metadata": {"annotations": ours}} if ours else {}, {"status": left} if left else {}
+    return {**({"metadata": {"annotations": ours}} if ours else {}), **({"status": left} if left else {})}
 
 
 def clean(
@@ -70,10 +70,10 @@ def clean(
     try:
         node = kube.get(f"/api/v1/nodes/{name}")
         problem = _release(name, kube, nvml, unit, podresources, enforcer, node)
-        for at, body in zip((f"/api/v1/nodes/{name}", f"/api/v1/nodes/{name}/status"), node_patches(node), strict=True):
-            if body:
-                kube.patch(at, body)
-                log.info("node %s: annotations and resources removed", name, extra={"data": {"body": body}})
+        body = node_patch(node)
+        if body:
+            kube.patch(f"/api/v1/nodes/{name}/status", body)
+            log.info("node %s: annotations and resources removed", name, extra={"data": {"body": body}})
     except KubeError as error:
         raise CleanupError(f"--cleanup: node {name} can't be read or written: {error}") from error
     if problem:

@@ -207,8 +207,8 @@ def trim_node(node: JsonObject) -> JsonObject:
     }
 
 
-def node_patches(cards: t.Sequence[contract.Card], limit: str, node: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return the patches of the node and its status; empty where nothing differs.
+def node_patch(cards: t.Sequence[contract.Card], limit: str, node: JsonObject) -> JsonObject:
+    """Return the patch of the node's annotations and status; empty if nothing differs.
 
     Unhealthy cards are in the capacity and not in what can be allocated, just as kubelet counts their units.
 
@@ -224,7 +224,7 @@ def node_patches(cards: t.Sequence[contract.Card], limit: str, node: JsonObject)
         "allocatable": {contract.RESOURCE_COUNT: str(sum(1 for card in cards if card.healthy))},
     }
     same = all(have["status"][field] == values for field, values in counts.items())
-    return {"metadata": {"annotations": annotations}} if annotations else {}, {} if same else {"status": counts}
+    return {**({"metadata": {"annotations": annotations}} if annotations else {}), **({} if same else {"status": counts})}
 
 
 # --------------------------------------------------------------------------- the loop
@@ -346,7 +346,8 @@ class Reconciler:
         # With the UID in the patch the API refuses to patch a successor of the same name.
         body: JsonObject = {"metadata": {"uid": uid, "annotations": dict(correction.annotations)}}
         try:
-            self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+            # By its status the API server changes no specification.
+            self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
         except KubeError as error:
             if error.status == 404:
                 log.info("%s: gone before it could be corrected", key)
@@ -368,18 +369,16 @@ class Reconciler:
         node = next((one for one in self._node_cache.items() if one["metadata"].get("name") == self._node), None)
         if node is None or not cards:
             return True
-        annotation, status = node_patches(cards, self.limit(), node)
-        done = True
-        for path, body in ((f"/api/v1/nodes/{self._node}", annotation), (f"/api/v1/nodes/{self._node}/status", status)):
-            if not body or not self._is_due(path, body, node):
-                continue
-            try:
-                self._kube.patch(path, body)
-                self._sent[path] = (body, node, time.monotonic())
-            except KubeError as error:
-                self._fail(f"the cards of node {self._node} can't be announced: {error}")
-                done = False
-        return done
+        path, body = f"/api/v1/nodes/{self._node}/status", node_patch(cards, self.limit(), node)
+        if not body or not self._is_due(path, body, node):
+            return True
+        try:
+            self._kube.patch(path, body)
+        except KubeError as error:
+            self._fail(f"the cards of node {self._node} can't be announced: {error}")
+            return False
+        self._sent[path] = (body, node, time.monotonic())
+        return True
 
     def _report_health(
         self, cards: t.Sequence[contract.Card], pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]
