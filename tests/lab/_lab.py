@@ -92,13 +92,18 @@ class Api:
         self.warnings: list[str] = []
 
     def call(
-        self, method: str, path: str, body: JsonObject | None = None, kind: str = "application/json"
+        self, method: str, path: str, body: JsonObject | None = None, kind: str = "application/json", user: str = ""
     ) -> JsonObject:
+        """Send a request and return the answer.
+
+        :param body: sent as JSON. :param kind: its content type. :param user: who is impersonated.
+        :raises ApiError: the API server refuses.
+        """
         answer = self._pool.request(
             method,
             self.server + path,
             body=json.dumps(body) if body is not None else None,
-            headers={"Content-Type": kind},
+            headers={"Content-Type": kind, **({"Impersonate-User": user} if user else {})},
         )
         self.warnings = answer.headers.getlist("Warning")
         found: JsonObject = json.loads(answer.data) if answer.data else {}

@@ -19,6 +19,8 @@ def _rights(lab: Lab) -> None:
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "patch"]},
         {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+        # As the admission policy wants it of a server that isn't this collection's.
+        {"apiGroups": ["kubegpu.share"], "resources": ["annotations"], "verbs": ["write"]},
     ]
     lab.api.call("POST", f"{ROLE}s", {"metadata": {"name": NAMESPACE}, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}

@@ -404,13 +404,18 @@ class ApiServer:
         )
         return self.token(folder, namespace, name)
 
-    def token(self, folder: Path, namespace: str, name: str) -> Path:
+    def token(self, folder: Path, namespace: str, name: str, pod: str = "") -> Path:
         """Write ``token`` and ``ca.crt`` of a service account into a folder, as kubelet does.
 
+        :param pod: the pod of the account that the token is bound to; by default none.
         :returns: the folder.
         """
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+        spec: dict[str, t.Any] = {"expirationSeconds": 7200}
+        if pod:
+            uid = self.request("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         folder.mkdir(exist_ok=True)
         (folder / "token").write_text(self.request("POST", path, body)["status"]["token"])
         shutil.copy(self.folder / "pki" / "ca.crt", folder)

@@ -231,7 +231,8 @@ def rights(name, **variables):
 
 def test_without_preemption_the_extender_evicts_nothing():
     """A real API server lists the other permissions in test_gpushare_on_api."""
-    assert rights("extender") - rights("extender", gpushare_preemption=False) == {"create pods/eviction"}
+    only = {"create pods/eviction", "get validatingadmissionpolicybindings"}
+    assert rights("extender") - rights("extender", gpushare_preemption=False) == only
 
 
 def test_upstream_images_get_upstream_commands_and_permissions():
@@ -299,3 +300,25 @@ def test_admission_policies_where_they_are_served_and_wanted(version, served, ad
     given |= {"gpushare_admission": admission, "gpushare_state": state}
     found = [role_templates.value("gpushare", f"__gpushare_admission_{one}", **given) for one in ("served", "wanted")]
     assert found == [served, wanted]
+
+
+@pytest.mark.parametrize(("version", "needed"), [("v1.30.4", False), ("v1.31.9", False), ("v1.32.0", True), ("", False)])
+def test_a_plugins_token_needs_its_node_where_every_token_has_one(version, needed):
+    given = {**DEFAULTS, "__gpushare_cluster": {"version": version}}
+    assert role_templates.value("gpushare", "__gpushare_node_in_tokens", **given) == needed
+    policy = one(rendered("rights", **given), "ValidatingAdmissionPolicy", "device-plugin")
+    tied = next(each["expression"] for each in policy["spec"]["validations"] if "variables.place" in each["expression"])
+    assert ("variables.node == ''" in tied) != needed
+
+
+@pytest.mark.parametrize(("upstream", "kept"), [({}, "gpushare:{}"), (UPSTREAM, "gpushare-{}")])
+@pytest.mark.parametrize("component", ["extender", "device_plugin"])
+def test_former_rights_are_those_of_the_other_variant(component, upstream, kept):
+    """Earlier versions had upstream's names for other rights, which are revoked after the update."""
+    name = kept.format(component.replace("_", "-"))
+    (other,) = {"gpushare:{}", "gpushare-{}"} - {kept}
+    found = rendered("former_rights", gpushare_component=component, **upstream)
+    assert [each["kind"] for each in found] == ["ClusterRole", "ClusterRoleBinding"]
+    assert {each["metadata"]["name"] for each in found} == {other.format(component.replace("_", "-"))}
+    template = f"{component}_upstream" if upstream else component
+    assert one(rendered(template, **upstream), "ClusterRole")["metadata"]["name"] == name

@@ -57,14 +57,15 @@ def listed(server, account, namespace):
 
 
 READ = {f"{verb} {resource}" for verb in ("get", "list", "watch") for resource in ("nodes", "pods")}
-EVENTS = {"create events", "patch events"}
-EXTENDER = READ | EVENTS | {"patch pods", "create pods/binding", "create pods/eviction"}
+WRITE = {"create events", "patch pods/status", "write annotations.kubegpu.share"}
+POLICY = "get validatingadmissionpolicybindings.admissionregistration.k8s.io gpushare-annotations"
+EXTENDER = READ | WRITE | {"create pods/binding", "create pods/eviction", POLICY}
 LEASES = "leases.coordination.k8s.io"
 LEDGER = {
     f"{verb} {LEASES} {name}" for verb in ("get", "update") for name in ("gpushare-ledger", "gpushare-ledger-probe")
 }
 LEDGER |= {f"create {LEASES}"}
-PLUGIN = READ | EVENTS | {"patch pods", "patch nodes", "patch nodes/status"}
+PLUGIN = READ | WRITE | {"patch nodes/status"}
 
 
 @pytest.mark.parametrize(

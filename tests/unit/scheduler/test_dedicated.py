@@ -167,7 +167,7 @@ def test_objects_complete_and_consistent():
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "gpushare"
         assert each.get("subjects", [account]) == [account]
     roles = {each["roleRef"]["name"] for each in objects if each["kind"] == "ClusterRoleBinding"}
-    assert roles == {NAME, "system:kube-scheduler", "system:volume-scheduler"}
+    assert roles == {"gpushare:scheduler", "system:kube-scheduler", "system:volume-scheduler"}
     pod, budget = one(objects, "Deployment")["spec"]["template"], one(objects, "PodDisruptionBudget")
     assert pod["spec"]["serviceAccountName"] == NAME
     assert one(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()

@@ -24,8 +24,9 @@ from urllib.parse import parse_qs, urlsplit
 from gpushare.api.client import KubeError
 from gpushare.shared._core.types import JsonObject
 
-GROUP = r"(?:/api/v1|/apis/coordination\.k8s\.io/v1)/"
-KIND = r"(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events|leases)"
+GROUP = r"(?:/api/v1|/apis/(?:coordination|admissionregistration)\.k8s\.io/v1)/"
+POLICIES = "validatingadmissionpolicybindings"
+KIND = rf"(?:namespaces/(?P<namespace>[^/]+)/)?(?P<kind>pods|nodes|events|leases|{POLICIES})"
 OBJECT = re.compile(GROUP + KIND + r"/(?P<name>[^/]+)(?P<sub>/.+)?")
 COLLECTION = re.compile(GROUP + KIND)
 FIRST = 100
@@ -280,6 +281,8 @@ class ApiDouble:
         return {"kind": "Status", "status": "Success"}
 
     def _patch(self, path: str, body: JsonObject) -> JsonObject:
+        # The status has a path of its own, by which no specification is changed; the servers may patch nothing else.
+        assert path.endswith("/status") and "spec" not in body, (path, body)
         kind, namespace, name = self._object(path)
         now = self.objects[(kind, namespace, name)]["metadata"]
         for field in ("uid", "resourceVersion"):

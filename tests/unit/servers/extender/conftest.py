@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from api_double import ApiDouble, make_node
+from api_double import POLICIES, ApiDouble, make_node
 from extender_kit import Client, eventually
 from gpushare.extender.command import Extender
+from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import CollectorRegistry
 from real_apiserver import ApiServer, Missing
 
 
 @pytest.fixture
 def api() -> ApiDouble:
-    return ApiDouble()
+    """An API server with the admission policy that lets the servers alone write their annotations."""
+    double = ApiDouble()
+    policy = {"metadata": {"name": contract.ANNOTATIONS_POLICY}, "spec": {"validationActions": ["Deny"]}}
+    double.put(POLICIES, policy)
+    return double
 
 
 @pytest.fixture

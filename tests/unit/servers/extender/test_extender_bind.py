@@ -102,7 +102,7 @@ def test_fault_13_a_pod_that_was_bound_meanwhile_keeps_its_annotations(api: ApiD
     api.before("PATCH", "", lambda: api.change("pods", "p", "default", lambda obj: obj["spec"].update(nodeName="b")))
     api.fail("POST", "/binding$", 403)
     assert client.bind(pod) != ""
-    assert api.asked("PATCH", "/pods/p$")
+    assert api.asked("PATCH", "/pods/p/status$")
     assert api.pod("p")["metadata"]["annotations"][IDX] == "0"
 
 
@@ -184,7 +184,7 @@ def test_a_binding_of_unknown_status_keeps_its_memory(api: ApiDouble, start: Sta
     state, ledger = client.extender.state, client.extender.ledger
     other = api.put("pods", make_pod("q", 5))
     api.fail("POST", "/binding$", 504)
-    api.fail("PATCH", "/pods/p$", 503, times=2)
+    api.fail("PATCH", "/pods/p/status$", 503, times=2)
     assert "OutcomeUnknown: " in client.bind(pod)
     assert "3 of 5 GiB" in client.bind(other), "another pod must not get memory that may still be taken"
     assert client.filter(pod, "a")["NodeNames"] == ["a"], "the pod itself may"
@@ -200,7 +200,7 @@ def test_a_retry_first_resolves_the_previous_binding(api: ApiDouble, start: Star
     api.put("nodes", make_node("b", 8))
     client = start(8)
     api.fail("POST", "/binding$", 504)
-    api.fail("PATCH", "/pods/p$", 503, times=2)
+    api.fail("PATCH", "/pods/p/status$", 503, times=2)
     assert client.bind(pod) != ""
     assert "can't be read" in client.bind(pod, "b"), "while its first Binding may take effect, there is no second one"
     assert client.used("b") == [0]

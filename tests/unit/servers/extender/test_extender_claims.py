@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 import pytest
-from api_double import ApiDouble, make_node, make_pod
+from api_double import POLICIES, ApiDouble, make_node, make_pod
 from extender_kit import Scheduler, Start, eventually
 from gpushare.extender.claims import claim_of, claim_to_text
 from gpushare.extender.preemption import CLAIM_SECONDS
@@ -130,11 +130,11 @@ def test_two_extenders_evict_once_for_one_pod(api: ApiDouble, two: Two) -> None:
 
 def test_a_claim_that_cannot_be_written_is_kept_and_written_later(api: ApiDouble, two: Two) -> None:
     leader, other = two
-    api.fail("PATCH", "/pods/high$", 500, times=2)
+    api.fail("PATCH", "/pods/high/status$", 500, times=2)
     evicted_for_high(api, leader)
     assert leader.claims() and written(api, "high") == (None, None)
     leader.tick(1)
-    assert len(api.asked("PATCH", "/pods/high$")) == 1, "not at every tick"
+    assert len(api.asked("PATCH", "/pods/high/status$")) == 1, "not at every tick"
     leader.tick(6)
     leader.tick(6)
     assert written(api, "high")[1] == "true"
@@ -145,6 +145,75 @@ def test_without_preemption_no_request_is_made(api: ApiDouble, start: Start) -> 
     api.put("nodes", make_node("a", 16))
     start(preemption=False)
     assert not [path for _method, path, _body in api.requests if "labelSelector" in path]
+
+
+# ----------------------------------------------------------------- without the policy
+
+FORGED = '{"node":"a","cards":[0],"victims":[]}'
+
+
+def forge(api: ApiDouble, *names: str) -> None:
+    """Have tenants write claims on the first card, on pods that no scheduler finds a node for."""
+    for name in names:
+        pod = make_pod(name, 16, priority=10)
+        pod["metadata"] |= {"annotations": {contract.POD_CLAIM: FORGED}, "labels": {contract.POD_CLAIM: "true"}}
+        api.put("pods", pod)
+
+
+def policy(api: ApiDouble, *actions: str) -> None:
+    """Set the policy's actions; there is no policy without any."""
+    if actions:
+        metadata = {"name": contract.ANNOTATIONS_POLICY}
+        api.put(POLICIES, {"metadata": metadata, "spec": {"validationActions": list(actions)}})
+    else:
+        api.remove(POLICIES, contract.ANNOTATIONS_POLICY, "")
+
+
+@pytest.mark.parametrize("actions", [(), ("Warn", "Audit")], ids=["no policy", "a policy that only warns"])
+def test_forged_claims_hide_no_memory_where_anybody_may_write_them(
+    api: ApiDouble, start: Start, actions: tuple[str, ...]
+) -> None:
+    policy(api, *actions)
+    forge(api, "before")
+    client = start(16)
+    forge(api, "after")
+    eventually(lambda: len(client.extender.claims.mirror) == 2)
+    assert client.extender.state.claims() == []
+    assert client.filter_and_bind(api.put("pods", make_pod("honest", 16))) == ""
+
+
+def test_without_the_policy_an_extender_keeps_its_claims_to_itself(api: ApiDouble, two: Two) -> None:
+    policy(api)
+    leader, other = two
+    for one in two:
+        one.client.extender.claims.check_policy()
+    evicted_for_high(api, leader)
+    assert [claim.cards for claim in leader.claims()] == [((0, 10),)]
+    assert written(api, "high") == (None, None) and other.claims() == []
+
+
+def test_claims_are_exchanged_as_soon_as_there_is_the_policy(api: ApiDouble, two: Two) -> None:
+    policy(api)
+    leader, other = two
+    for one in two:
+        one.client.extender.claims.check_policy()
+    evicted_for_high(api, leader)
+    policy(api, "Deny")
+    # Both look again, as they do while there are claims; the other one has none of its own.
+    leader.tick(6)
+    other.client.extender.claims.check_policy()
+    eventually(lambda: other.claims() == leader.claims() != [])
+
+
+@pytest.mark.parametrize(("status", "exchanged"), [(403, False), (404, False), (500, True)])
+def test_a_policy_that_cannot_be_read(api: ApiDouble, two: Two, status: int, exchanged: bool) -> None:
+    """Without the right to read it, it isn't relied on; an API server that is busy doesn't take it away."""
+    claims = two[0].client.extender.claims
+    api.fail("GET", POLICIES, status, times=10**6)
+    claims.publish_all(again=True)
+    api.failures.clear()
+    evicted_for_high(api, two[0])
+    assert (written(api, "high")[1] == "true") == exchanged
 
 
 # ----------------------------------------------------------------- annotations

@@ -410,7 +410,7 @@ def test_an_incomplete_pod_is_read_from_the_api(api: ApiDouble, start: Start, wr
     pod = api.put("pods", make_pod("p", 5))
     client.extender.binder.keep_filtered({**pod, "metadata": {**pod["metadata"], **wrong}})
     assert client.bind(pod) == ""
-    assert len(api.asked("GET", "/pods/p$")) == 1
+    assert len(api.asked("GET", "/pods/p/status$")) == 1
 
 
 # ----------------------------------------------------------------- two extenders
@@ -461,7 +461,7 @@ def test_fault_12_two_extenders_bind_one_pod(api: ApiDouble, two: Two, pods: Pod
     # Fenced, it leaves the pod to the other one, which is still binding it.
     assert "another extender is binding the pod" in first.resume()
     assert second.resume() == ""
-    assert len(api.asked("PATCH", "/pods/p$")) == 1
+    assert len(api.asked("PATCH", "/pods/p/status$")) == 1
     eventually(lambda: one.used() == other.used() == [5])
 
 

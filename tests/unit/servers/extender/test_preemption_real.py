@@ -19,6 +19,7 @@ from gpushare.api.client import connect
 from gpushare.extender.command import Extender
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
+from gpushare_objects import rendered
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer, Refused
 
@@ -31,6 +32,8 @@ PRIORITIES = {"low": 100, "middle": 200, "raised": 300, "high": 1000}
 def server(own_server: ApiServer) -> ApiServer:
     """The API server, with priority classes and a node of two cards."""
     server = own_server
+    # Only with these do extenders exchange claims.
+    server.apply(*rendered("rights", __gpushare_cluster={"version": "v1.36.0"}))
     for name, value in PRIORITIES.items():
         server.request(
             "POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": value}

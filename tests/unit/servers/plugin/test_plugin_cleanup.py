@@ -158,26 +158,21 @@ def test_cleanup_with_an_unreachable_api(node: Node, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("node", "patches"),
+    ("node", "patch"),
     [
-        ({}, ({}, {})),
-        ({"status": {"capacity": {contract.RESOURCE_MEMORY: "0", "cpu": "4"}}}, ({}, {})),
+        ({}, {}),
+        ({"status": {"capacity": {contract.RESOURCE_MEMORY: "0", "cpu": "4"}}}, {}),
         (
             {
                 "metadata": {"annotations": {contract.NODE_CARDS: "[]", contract.NODE_LIMIT: "off", "x": "y"}},
                 "status": {"capacity": {contract.RESOURCE_MEMORY: "32"}, "allocatable": {contract.RESOURCE_COUNT: "2"}},
             },
-            (
-                {"metadata": {"annotations": {contract.NODE_CARDS: None, contract.NODE_LIMIT: None}}},
-                {
-                    "status": {
-                        "capacity": {contract.RESOURCE_MEMORY: None},
-                        "allocatable": {contract.RESOURCE_COUNT: None},
-                    }
-                },
-            ),
+            {
+                "metadata": {"annotations": {contract.NODE_CARDS: None, contract.NODE_LIMIT: None}},
+                "status": {"capacity": {contract.RESOURCE_MEMORY: None}, "allocatable": {contract.RESOURCE_COUNT: None}},
+            },
         ),
     ],
 )
-def test_node_patches(node: JsonObject, patches: tuple[JsonObject, JsonObject]) -> None:
-    assert cleanup.node_patches(node) == patches
+def test_node_patch(node: JsonObject, patch: JsonObject) -> None:
+    assert cleanup.node_patch(node) == patch
