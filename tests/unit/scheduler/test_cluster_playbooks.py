@@ -33,9 +33,9 @@ class Cluster:
         given = {"gpu_kubeconfig": str(self.api.kubeconfig), **variables}
         return run_playbook(folder, playbook, *words, groups={"gpu_nodes": hosts}, **given)
 
-    def role(self, folder, state, **variables):
-        """Run the role gpushare alone, for the extender."""
-        role = {"role": "kubegpu.share.gpushare", "gpushare_component": "extender", "gpushare_state": state}
+    def role(self, folder, state, component="extender", **variables):
+        """Run the role gpushare alone, for one component."""
+        role = {"role": "kubegpu.share.gpushare", "gpushare_component": component, "gpushare_state": state}
         given = {"gpushare_image_delivery": "registry", "gpushare_wait_timeout": 30, **variables}
         done = self.play(folder, [{"hosts": "localhost", "gather_facts": False, "roles": [role]}], **given)
         assert done.rc == 0, done.text
@@ -117,3 +117,38 @@ def test_uninstall_removes_our_namespace_and_restores_labels_of_others(cluster, 
     assert (after["labels"], after.get("annotations", {})) == (before["labels"], before.get("annotations", {}))
     assert not after.get("deletionTimestamp")
     assert cluster.role(tmp_path, "absent", gpushare_namespace=name).changed == 0
+
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
+
+
+def test_policies_and_rights_of_the_servers(cluster, tmp_path):
+    """From a version with other rights, and back to nothing."""
+    rule = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["patch"]}
+
+    def named(kind):
+        found = cluster.api.request("GET", f"{POLICIES if kind == 'policies' else f'{RIGHTS}/{kind}'}")["items"]
+        return {each["metadata"]["name"] for each in found if "gpushare" in each["metadata"]["name"]}
+
+    def present(component):
+        return cluster.role(tmp_path, "present", component, gpushare_nodes=[])
+
+    kinds = ("clusterroles", "clusterrolebindings")
+    for component, name in (("extender", "extender"), ("device_plugin", "device-plugin")):
+        former = {"metadata": {"name": f"gpushare-{name}"}}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": f"gpushare-{name}"}
+        cluster.api.request("POST", f"{RIGHTS}/clusterroles", {**former, "rules": [rule]})
+        cluster.api.request("POST", f"{RIGHTS}/clusterrolebindings", {**former, "roleRef": role})
+        done = present(component)
+        # In this order, so that nothing is refused to a server of the earlier version.
+        order = [done.text.index(f"TASK [kubegpu.share.gpushare : {task}") for task in ("Deploy the", "Revoke the former")]
+        assert order == sorted(order)
+        assert present(component).changed == 0
+    both = {"gpushare:extender", "gpushare:device-plugin"}
+    assert [named(kind) for kind in kinds] == [both, both]
+    ties = {"gpushare-annotations", "gpushare-device-plugin", "gpushare-extender"}
+    assert named("policies") == ties | {"gpushare-shares", "gpushare-privileged"}
+    for component in ("device_plugin", "extender"):
+        cluster.role(tmp_path, "absent", component, gpushare_nodes=[])
+    assert [named(kind) for kind in ("policies", *kinds)] == [set(), set(), set()]
