@@ -54,7 +54,7 @@ class World:
         server.request("POST", "/api/v1/namespaces", {"metadata": {"name": SCHEDULERS}})
         server.apply(*rendered("namespace", "extender", "device_plugin"))
         server.apply(*role_templates.objects("scheduler", "dedicated/rights", **scheduler))
-        edit = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
+        edit = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"}
         # More than tenants have: what RBAC doesn't refuse, the policies have to.
         self.allow(TENANT, ["pods/status", "pods/binding", "bindings"], ["create", "update", "patch"])
         self.allow(TENANT, ["nodes", "nodes/status"], ["update", "patch"])
@@ -252,7 +252,7 @@ def test_an_administrator_and_who_has_the_right_may_write_them(world):
     name = world.bound("gpu1")
     body = {"metadata": {"annotations": {contract.POD_INDEX: "0"}}}
     world.server.request("PATCH", world.path(name), body, MERGE)
-    world.bind_role("restorer", {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"})
+    world.bind_role("restorer", {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"})
     body["metadata"]["annotations"][contract.POD_INDEX] = "1"
     assert SERVERS_ONLY in world.asks("restorer", "PATCH", world.path(name), body, MERGE)
     world.allow("restorer", ["annotations"], ["write"], "kubegpu.share")
