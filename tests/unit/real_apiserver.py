@@ -72,10 +72,13 @@ class Refused(Exception):
 
 
 class _Authority:
-    """A certificate authority with its files in a folder."""
+    """A certificate authority with its files in a folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    :param identifiers: whether its certificates have key identifiers.
+    """
+
+    def __init__(self, folder: Path, identifiers: bool = True) -> None:
+        self.folder, self._identifiers = folder, identifiers
         folder.mkdir()
         self._key = self.key("ca")
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ca of the tests")])
@@ -119,9 +122,11 @@ class _Authority:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=usage is None, path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
+        if self._identifiers:
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+            subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+            builder = builder.add_extension(subject_key, critical=False).add_extension(issuer, critical=False)
         if usage is None:
             every = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment"), False)
             every |= dict.fromkeys(("key_agreement", "encipher_only", "decipher_only"), False)

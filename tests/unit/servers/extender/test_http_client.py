@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extender_kit import content_length
@@ -231,13 +232,14 @@ def test_shutdown_ends_a_read_in_another_thread(server: Script, client: HttpClie
 # ----------------------------------------------------------------- TLS
 
 
-def over_tls(folder: Path) -> tuple[Script, Path]:
+def over_tls(folder: Path, identifiers: bool = True) -> tuple[Script, Path]:
     """Start a server with a certificate of an authority of its own.
 
+    :param identifiers: whether the certificates have key identifiers.
     :returns: the server, and the file of that authority.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*_Authority(folder).sign("serving", "kube-apiserver", server=True))
+    context.load_cert_chain(*_Authority(folder, identifiers).sign("serving", "kube-apiserver", server=True))
     return Script(context), folder / "ca.crt"
 
 
@@ -262,4 +264,27 @@ def test_only_a_server_with_a_certificate_of_the_authority_is_accepted(tmp_path:
     with pytest.raises(OSError, match="trusted"):
         get(client)
     for script in (ours, other, elsewhere):
+        script.close()
+
+
+def test_an_authority_without_key_identifiers_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EKS's authority is such a one, and Python 3.13's default context refuses it."""
+    create = ssl.create_default_context
+
+    def strict(**options: Any) -> ssl.SSLContext:
+        context = create(**options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    server, authority = over_tls(tmp_path / "pki", identifiers=False)
+    address = server._listener.getsockname()
+    with socket.create_connection(address) as plain, pytest.raises(ssl.SSLCertVerificationError, match="Identifier"):
+        strict(cafile=authority).wrap_socket(plain, server_hostname=address[0])
+    assert get(HttpClient(server.url, authority)) == (200, "OK", b"ok")
+    # The rest of the verification stays.
+    other, _another = over_tls(tmp_path / "other", identifiers=False)
+    with pytest.raises(HttpError, match="certificate verify failed"):
+        get(HttpClient(other.url, authority))
+    for script in (server, other):
         script.close()
