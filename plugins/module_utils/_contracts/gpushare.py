@@ -118,6 +118,7 @@ class Reason(str, enum.Enum):
     POD_BOUND_ELSEWHERE = "PodBoundElsewhere"
     # Binding.
     NOT_READY = "NotReady"
+    STALE_STATE = "StaleState"
     BIND_IN_PROGRESS = "BindInProgress"
     CONFLICT = "Conflict"
     API_ERROR = "KubernetesAPIError"

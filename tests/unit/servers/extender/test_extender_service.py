@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, Start, bind_request, eventually
+from gpushare.api.mirror import STALE_SECONDS
 from gpushare.http.limits import Limits
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -473,3 +475,27 @@ def test_names_that_would_change_the_path_are_refused(served: Client, api: ApiDo
         body = {"PodName": "p", "PodNamespace": "default", "PodUID": "", "Node": "a", key: name}
         assert served.json("POST", "/gpushare-scheduler/bind", body)[0] == 400
     assert not [path for _method, path, _body in api.requests if "/pods/" in path]
+
+
+def test_nothing_is_scheduled_by_an_outdated_state(api: ApiDouble, start: Start) -> None:
+    """An error makes kube-scheduler try again, whereas refused nodes would make the pod wait for an event."""
+    client = start(8)
+    pod = api.put("pods", make_pod("p", 3))
+    assert client.filter(pod, "a")["NodeNames"] == ["a"]
+    now = [time.monotonic()]
+    client.extender.pods._clock = lambda: now[0]
+    now[0] += STALE_SECONDS + 1
+    found = client.filter(pod, "a")
+    assert found["Error"].startswith("StaleState: the gpushare extender's pods may be outdated, since the API sent")
+    assert (found.get("NodeNames"), found.get("FailedNodes")) == (None, None)
+    assert client.bind(pod).startswith("StaleState: ")
+    preempt = {"Pod": pod, "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u"}], "NumPDBViolations": 0}}}
+    assert client.json("POST", "/gpushare-scheduler/preempt", preempt)[0] == 503
+    status, body, _headers = client.raw("GET", "/readyz")
+    assert status == 503 and b"may be outdated" in body
+    assert client.used() == [0], "the last known state is still shown"
+    assert not api.pod("p")["spec"].get("nodeName")
+    # Any event of the collection is a sign of life.
+    api.put("pods", make_pod("q", 1, "a"))
+    eventually(lambda: client.extender.refusal() is None)
+    assert client.filter_and_bind(pod) == ""

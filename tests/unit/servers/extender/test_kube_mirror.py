@@ -15,7 +15,7 @@ from extender_kit import eventually
 from gpushare.api import account
 from gpushare.api.account import Account
 from gpushare.api.client import KubeApi, KubeError, connect
-from gpushare.api.mirror import Mirror, object_key
+from gpushare.api.mirror import FAILING_SECONDS, RELIST_SECONDS, STALE_SECONDS, WATCH_SECONDS, Mirror, object_key
 from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, _Authority, api_server
 from service_account import service_account
@@ -197,6 +197,126 @@ def test_an_unexpected_object_leaves_the_watch_running(api: ApiDouble, follow: F
     api.put("pods", make_pod("odd", 1))
     api.put("pods", make_pod("p", 1))
     eventually(lambda: len(mirror) == 2)
+
+
+# ----------------------------------------------------------------- a watch that can't be trusted
+
+
+class Untrusted(ApiDouble):
+    """An API whose watches answer what a test says: events, or a refusal."""
+
+    answer: JsonObject | KubeError | None = None
+
+    def watch(self, path: str) -> Any:
+        if isinstance(self.answer, KubeError):
+            raise self.answer
+        return super().watch(path) if self.answer is None else Sent(self.answer)
+
+
+class Sent:
+    """A watch that delivers one event and ends."""
+
+    def __init__(self, event: JsonObject) -> None:
+        self.event = event
+
+    def __iter__(self) -> Iterator[JsonObject]:
+        yield self.event
+
+    def close(self) -> None: ...
+
+
+def error_event(code: int) -> JsonObject:
+    return {"type": "ERROR", "object": {"kind": "Status", "code": code, "reason": "Injected", "message": "injected"}}
+
+
+def older(kind: str) -> JsonObject:
+    return {"type": kind, "object": {"metadata": {"name": "odd", "resourceVersion": "7"}}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *map(error_event, (410, 500, 504)),
+        older("BOOKMARK"),
+        older("MODIFIED"),
+        *(KubeError(status, "Injected", "injected") for status in (400, 403, 410)),
+    ],
+    ids=["error 410", "error 500", "error 504", "older bookmark", "older event", "HTTP 400", "HTTP 403", "HTTP 410"],
+)
+def test_a_watch_that_fails_for_ever_leaves_the_state_equal_to_the_api(
+    tmp_path: Path, follow: Follow, answer: JsonObject | KubeError
+) -> None:
+    """Over real HTTP; deleted objects leave the mirror, and its listeners are told."""
+    api, changes = Untrusted(), Changes()
+    api.put("pods", make_pod("goes", 1))
+    api.answer = answer
+    with served(api, lambda: "good") as address:
+        mirror = follow(on=client_of(tmp_path, address), on_change=changes)
+        api.remove("pods", "goes", "default")
+        api.put("pods", make_pod("comes", 1))
+        eventually(lambda: [object_key(pod) for pod in mirror.items()] == ["default/comes"])
+        assert changes == [("default/goes", "new"), ("default/comes", "new"), ("default/goes", "gone")]
+        mirror.stop()
+
+
+def test_an_older_state_of_etcd_is_listed_when_a_watch_is_opened_again(api: ApiDouble, follow: Follow) -> None:
+    """A watch from a version in the future says nothing, so the current version is compared before."""
+    api.put("pods", make_pod("stays", 1))
+    log, objects, version = list(api.log), dict(api.objects), api.version
+    api.put("pods", make_pod("goes", 1))
+    mirror = follow()
+    with api.outage():
+        eventually(lambda: mirror.error)
+        api.log[:], api.objects, api.version = log, objects, version
+    eventually(lambda: [object_key(pod) for pod in mirror.items()] == ["default/stays"])
+    assert mirror.lists == 2
+
+
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+def test_an_api_that_fails_for_ever_makes_the_state_stale(follow: Follow, status: int) -> None:
+    """A watch that is refused isn't contact; while it is only overloaded, no list is added to its load."""
+    api, now = Untrusted(), [1000.0]
+    mirror = follow(on=api, clock=lambda: now[0])
+    api.fail("GET", "/api/v1/pods", status, times=1_000_000)
+    api.answer = KubeError(status, "Injected", "injected failure")
+    api.cut()
+    eventually(lambda: "injected" in mirror.error)
+    now[0] += FAILING_SECONDS - 1
+    assert (mirror.stale, mirror.lists) == ("", 1)
+    now[0] += 2
+    assert mirror.stale == f"they can't be read from the API for 41 s: injected failure {status}"
+    api.failures.clear()
+    api.answer = None
+    # Listed at once: the first bookmark of the new watch may take a minute.
+    eventually(lambda: not mirror.stale)
+    assert (mirror.lists, mirror.error) == (2, "")
+
+
+def test_an_open_watch_without_events_becomes_stale(api: ApiDouble, follow: Follow) -> None:
+    now = [1000.0]
+    mirror = follow(clock=lambda: now[0])
+    eventually(lambda: api.asked("WATCH", "pods"))
+    now[0] += STALE_SECONDS + 1
+    assert mirror.stale == f"the API sent nothing about them for {STALE_SECONDS + 1:.0f} s: no answer"
+    api.put("pods", make_pod("p", 1))
+    eventually(lambda: not mirror.stale)
+
+
+def test_everything_is_listed_again_within_an_hour(api: ApiDouble, follow: Follow) -> None:
+    """Also what no event has told; the next watch begins after at most ``WATCH_SECONDS``."""
+    api.put("pods", make_pod("p", 1))
+    now = [1000.0]
+    mirror = follow(clock=lambda: now[0])
+    del api.objects[("pods", "default", "p")]
+    api.put("pods", make_pod("q", 1))
+    eventually(lambda: mirror.get("default/q"))
+    assert mirror.get("default/p") and mirror.lists == 1
+    now[0] += RELIST_SECONDS - WATCH_SECONDS
+    # Events keep it from being silent until its end.
+    api.put("pods", make_pod("r", 1))
+    eventually(lambda: mirror.get("default/r"))
+    api.cut()
+    eventually(lambda: mirror.lists == 2 and not mirror.get("default/p"))
 
 
 def stops_quickly(mirror: Mirror[Any]) -> None:

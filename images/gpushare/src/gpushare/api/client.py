@@ -30,7 +30,7 @@ CONNECT_SECONDS = 5.0
 # A scheduler waits 30 s for a bind, which is two or three requests.
 REQUEST_SECONDS = 8.0
 # The API server sends a bookmark about every minute, so silence for longer means that the peer is gone.
-WATCH_SILENCE_SECONDS = 150.0
+WATCH_SILENCE_SECONDS = 100.0
 
 
 class KubeError(Exception):

@@ -16,6 +16,14 @@ from gpushare.shared._core.types import JsonObject
 
 # The API server ends a watch after this time; a new one then begins.
 WATCH_SECONDS = 280
+# Everything is listed again within this time, also if the watch seems right.
+RELIST_SECONDS = 3600.0
+# The API server sends a bookmark every minute; two missing ones mean that the state may be wrong.
+STALE_SECONDS = 120.0
+# Without a list or an open watch for this time the state may be wrong as well.
+FAILING_SECONDS = 40.0
+# A watch lives for minutes and gets a bookmark before its end; after so many without one everything is listed again.
+SILENT_WATCHES = 2
 PAGE = 500
 T = TypeVar("T")
 
@@ -33,8 +41,16 @@ def object_key(obj: JsonObject) -> str:
 OnChange = Callable[[str, T | None, T | None], None]
 
 
+class _Relist(Exception):
+    """The collection must be listed again; the message is the reason."""
+
+
 class Mirror(Generic[T]):
     """A collection of the API, kept in memory by list and watch; the last state stays while the API is away.
+
+    A watch is trusted while it delivers events or bookmarks of rising versions. The collection is listed again after an
+    error event, a refusal, two watches that delivered nothing, a version below the known one (etcd was restored to an
+    older state), a long failure, and once an hour.
 
     Callbacks run in the mirror's own thread, in the order of the events, once for each real change: neither a new list
     nor a repeated event calls them for an equal object. ``synced`` becomes true after those of the first list.
@@ -51,6 +67,7 @@ class Mirror(Generic[T]):
         before_list: Callable[[], None] | None = None,
         page: int = PAGE,
         clock: Callable[[], float] = time.monotonic,
+        relist: float = RELIST_SECONDS,
     ) -> None:
         """
         :param query: of the requests, such as selectors.
@@ -59,6 +76,8 @@ class Mirror(Generic[T]):
         :param backoff: the first and the longest pause after errors, in seconds.
         :param before_list: called before each list until the mirror is synced.
         :param page: the maximum of objects in an answer.
+        :param clock: monotonic, in seconds.
+        :param relist: seconds within which everything is listed again.
         """
         self._kube, self._path, self._query = kube, path, dict(query or {})
         self._trim, self._page, self._clock, self._before_list = trim, page, clock, before_list
@@ -67,7 +86,11 @@ class Mirror(Generic[T]):
         self._callbacks: list[OnChange[T]] = [] if on_change is None else [on_change]
         self._lock = threading.Lock()
         self._synced, self._stopped = threading.Event(), threading.Event()
+        self._relist, self._next_list = relist, 0.0
         self._last_contact: float | None = None
+        self._failing_since: float | None = None
+        # Watches since the last list, event or bookmark.
+        self._silent = 0
         self._stream: Stream | None = None
         self._thread: threading.Thread | None = None
         self._error = ""
@@ -100,8 +123,18 @@ class Mirror(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the API server last sent anything about this collection; infinite before the first time."""
+        """Seconds since the last list, event or bookmark of this collection; infinite before the first list."""
         return float("inf") if self._last_contact is None else self._clock() - self._last_contact
+
+    @property
+    def stale(self) -> str:
+        """Why the state may be wrong by now: what happened and for how long; otherwise empty."""
+        failing = self._failing_since
+        if failing is not None and (seconds := self._clock() - failing) > FAILING_SECONDS:
+            return f"they can't be read from the API for {seconds:.0f} s: {self._error or 'no answer'}"
+        if self.age > STALE_SECONDS:
+            return f"the API sent nothing about them for {self.age:.0f} s: {self._error or 'no answer'}"
+        return ""
 
     @property
     def error(self) -> str:
@@ -127,27 +160,54 @@ class Mirror(Generic[T]):
         while not self._stopped.is_set():
             began = self._clock()
             try:
-                if not version:
+                if self._is_list_due(began):
+                    version = ""
+                if version:
+                    self._check_history(version)
+                else:
                     version = self._list()
                 for at in self._watch(version):
                     version, pause = at, self._first_pause
                 # A watch that ends at once would otherwise be opened again without a pause.
                 wait = self._first_pause if self._clock() - began < 1 else 0.0
+            except _Relist as reason:
+                log.warning("%s: %s; listing again", self._path, reason)
+                version, wait, pause = "", self._pause(pause), self._longer(pause)
             except KubeError as error:
                 if self._stopped.is_set():
                     return
-                if error.status == 410:
-                    log.info("%s: the watch is too old, listing again", self._path)
+                self._failed(error.message)
+                log.warning("%s: %s; trying again in %.1f s", self._path, error.message, pause)
+                if _refuses_version(error):
                     version = ""
-                else:
-                    self._error = error.message
-                    log.warning("%s: %s; trying again in %.1f s", self._path, error.message, pause)
-                wait, pause = pause * random.uniform(0.8, 1.2), min(pause * 2, self._longest_pause)
+                wait, pause = self._pause(pause), self._longer(pause)
             except Exception:
                 # An object of an unexpected shape must not end the watch of all others.
                 log.exception("%s: unexpected failure, listing again", self._path)
-                version, wait, pause = "", pause, min(pause * 2, self._longest_pause)
+                self._failed("unexpected failure; the log has it")
+                version, wait, pause = "", self._pause(pause), self._longer(pause)
             self._stopped.wait(wait)
+
+    def _pause(self, seconds: float) -> float:
+        return seconds * random.uniform(0.8, 1.2)
+
+    def _longer(self, seconds: float) -> float:
+        return min(seconds * 2, self._longest_pause)
+
+    def _is_list_due(self, now: float) -> bool:
+        failing = self._failing_since
+        long = failing is not None and now - failing > FAILING_SECONDS
+        return long or self._silent >= SILENT_WATCHES or now >= self._next_list
+
+    def _check_history(self, version: str) -> None:
+        """Compare the collection's current version with the known one.
+
+        A watch from a version in the future, after etcd was restored to an older state, says nothing.
+
+        :raises _Relist: the current one is older.
+        """
+        metadata = self._kube.get(f"{self._path}?{urlencode({**self._query, 'limit': '1'})}").get("metadata") or {}
+        _check_order(version, str(metadata.get("resourceVersion", "")), "the API's state")
 
     def _list(self) -> str:
         """List the collection page by page.
@@ -163,7 +223,6 @@ class Mirror(Generic[T]):
             if token:
                 query["continue"] = token
             page = self._kube.get(f"{self._path}?{urlencode(query)}")
-            self._contact()
             for obj in page.get("items") or []:
                 seen.add(self._upsert(obj))
             metadata = page.get("metadata") or {}
@@ -173,6 +232,9 @@ class Mirror(Generic[T]):
         for key in [key for key in self._items if key not in seen]:
             self._put(key, None)
         self.lists += 1
+        self._contact()
+        # Earlier than the limit: a watch that is open isn't ended for it. Not all mirrors at once.
+        self._next_list = self._clock() + max(0.0, self._relist - WATCH_SECONDS) * random.uniform(0.8, 1.0)
         self._synced.set()
         return str(metadata.get("resourceVersion", ""))
 
@@ -188,29 +250,38 @@ class Mirror(Generic[T]):
         stream = self._kube.watch(f"{self._path}?{urlencode(query)}")
         with self._lock:
             self._stream = stream
+        # That it is open doesn't show that the state is right, only that nothing has failed yet.
+        self._failing_since = None
+        self._silent += 1
         try:
             if self._stopped.is_set():
                 return
-            self._contact()
             for event in stream:
                 obj = event.get("object") or {}
                 kind = event.get("type")
                 if kind == "ERROR":
-                    code, reason = int(obj.get("code") or 500), str(obj.get("reason", ""))
-                    raise KubeError(code, reason, str(obj.get("message", "")))
+                    raise _Relist(f"the watch ended with the error {obj.get('code')} {obj.get('message') or ''}")
+                at = str((obj.get("metadata") or {}).get("resourceVersion") or version)
+                _check_order(version, at, "the watch's bookmark" if kind == "BOOKMARK" else "the watch's event")
                 self._contact()
                 if kind == "DELETED":
                     self._put(object_key(obj), None)
                 elif kind in ("ADDED", "MODIFIED"):
                     self._upsert(obj)
-                yield str((obj.get("metadata") or {}).get("resourceVersion") or version)
+                version = at
+                yield at
         finally:
             with self._lock:
                 self._stream = None
             stream.close()
 
     def _contact(self) -> None:
-        self._last_contact, self._error = self._clock(), ""
+        self._last_contact, self._error, self._failing_since, self._silent = self._clock(), "", None, 0
+
+    def _failed(self, message: str) -> None:
+        self._error = message
+        if self._failing_since is None:
+            self._failing_since = self._clock()
 
     def _upsert(self, obj: JsonObject) -> str:
         key = object_key(obj)
@@ -231,3 +302,16 @@ class Mirror(Generic[T]):
                 callback(key, before, now)
             except Exception:
                 log.exception("%s: a callback failed on %s", self._path, key)
+
+
+def _refuses_version(error: KubeError) -> bool:
+    """Return whether a new list may help. It doesn't against an overloaded API server."""
+    return 400 <= error.status < 500 and error.status != 429
+
+
+def _check_order(known: str, now: str, what: str) -> None:
+    """
+    :raises _Relist: a version is below the known one.
+    """
+    if known.isdecimal() and now.isdecimal() and int(now) < int(known):
+        raise _Relist(f"{what} has version {now}, which is older than the known {known}: etcd was restored")

@@ -33,6 +33,7 @@ from gpushare.http.server import Endpoint
 from gpushare.http.service import Service, common, logger, metrics_service, start_all, termination_signals
 from gpushare.http.tls import Tls, metrics_tls, tls_options
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.gpushare import Reason, Refusal
 from gpushare.shared._core.types import JsonObject
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -40,8 +41,6 @@ COMPONENT = "gpushare-extender"
 # Only these can hold memory; a pod that finishes is a deletion for this watch.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
 NODES = ("/api/v1/nodes", dict[str, str]())
-# A watch delivers something every minute; without an event for this time, the state may be wrong.
-STALE_SECONDS = 300.0
 # If the namespace of the service account isn't known.
 LEDGER_NAMESPACE = "kube-system"
 
@@ -106,7 +105,7 @@ class Extender:
         self.api = Api(
             self.state,
             self.binder.bind,
-            self.unsynced,
+            self.refusal,
             Metrics(registry),
             preemption=self.preemption,
             refused=(self.preemption.refused, self.retries.refused),
@@ -150,15 +149,24 @@ class Extender:
                 return f"the {what} haven't been read from the API yet" + (f": {mirror.error}" if mirror.error else "")
         return None
 
-    def unready(self) -> str | None:
-        """Return why the extender isn't ready; None if it is."""
+    def refusal(self) -> Refusal | None:
+        """Return why no pod may be scheduled by the state now; None if it is complete and follows the API."""
         reason = self.unsynced()
         if reason is not None:
-            return reason
+            return Refusal(Reason.NOT_READY, f"the gpushare extender isn't ready: {reason}")
         for what, mirror in self._mirrors.items():
-            if mirror.age > STALE_SECONDS:
-                return f"the API sent nothing about {what} for {mirror.age:.0f} s: {mirror.error or 'no answer'}"
-        return self.ledger.problem
+            if reason := mirror.stale:
+                text = (
+                    f"the gpushare extender's {what} may be outdated, since {reason}; it tries again by itself, and so"
+                )
+                advice = "check the API server and the extender's rights if this stays"
+                return Refusal(Reason.STALE_STATE, f"{text} does kube-scheduler; {advice}")
+        return None
+
+    def unready(self) -> str | None:
+        """Return why the extender isn't ready; None if it is."""
+        refusal = self.refusal()
+        return refusal.text if refusal else self.ledger.problem
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -64,7 +64,7 @@ class Api:
         self,
         state: State,
         bind: Callable[[BindRequest], Outcome],
-        unsynced: Callable[[], str | None],
+        refusal: Callable[[], Refusal | None],
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
         preemption: Preemption | None = None,
@@ -73,13 +73,13 @@ class Api:
     ) -> None:
         """
         :param bind: binds a pod.
-        :param unsynced: returns why the state is incomplete, or None.
+        :param refusal: returns why the state is incomplete or outdated, or None.
         :param clock: monotonic, in seconds.
         :param preemption: chooses victims; without it, kube-scheduler's victims are returned.
         :param refused: called for each pod that no node can take, but some may later; must return quickly.
         :param passed: called for each pod that some node can take, with the scheduler's copy of it.
         """
-        self._state, self._bind, self._unsynced, self._metrics, self._clock = state, bind, unsynced, metrics, clock
+        self._state, self._bind, self._refusal, self._metrics, self._clock = state, bind, refusal, metrics, clock
         self._preemption, self._refused, self._passed = preemption, refused, passed
 
     def routes(self) -> dict[tuple[str, str], Handler]:
@@ -114,9 +114,10 @@ class Api:
         pod = _object(_field(body, "Pod"), "Pod")
         demand = _demand(pod)
         names, nodes = _names(body)
-        reason = self._unsynced()
-        if reason is not None:
-            return "unready", {"Error": str(_not_ready(reason))}
+        unready = self._refusal()
+        if unready is not None:
+            # An error, not failed nodes: kube-scheduler then tries again soon, without waiting for another event.
+            return "unready", {"Error": str(unready)}
         if isinstance(demand, Refusal):
             found = FilterResult([], {}, dict.fromkeys(names, str(demand)))
         elif demand.units == 0:
@@ -149,7 +150,7 @@ class Api:
         body = _object(request.json(), "the request")
         pod = _object(_field(body, "Pod"), "Pod")
         demand, offered = _demand(pod), _offered(body)
-        if self._unsynced() is not None:
+        if self._refusal() is not None:
             return "unready", UNREADY
         if self._preemption is None:
             victims = offered
@@ -172,9 +173,10 @@ class Api:
         wanted = BindRequest(
             _name(body, "PodNamespace"), _name(body, "PodName"), str(_field(body, "PodUID") or ""), _name(body, "Node")
         )
-        reason = self._unsynced()
-        if reason is not None:
-            return "unready", {"Error": str(_not_ready(reason))}
+        unready = self._refusal()
+        if unready is not None:
+            # An error, not failed nodes: kube-scheduler then tries again soon, without waiting for another event.
+            return "unready", {"Error": str(unready)}
         outcome = self._bind(wanted)
         if outcome.refusal:
             self._metrics.refusals.labels(outcome.refusal.code.value).inc()
@@ -185,9 +187,9 @@ class Api:
 
     def inspect(self, request: Request) -> Response:
         """Show the cards of one node, or of all nodes that have any."""
-        reason = self._unsynced()
-        if reason is not None:
-            return _inspect_error(_not_ready(reason), 503)
+        unready = self._refusal()
+        if unready is not None and unready.code is Reason.NOT_READY:
+            return _inspect_error(unready, 503)
         if request.rest:
             snapshot = self._state.snapshot(request.rest)
             if snapshot is None:
@@ -195,10 +197,6 @@ class Api:
             return answer({"nodes": [_inspected(*snapshot)]})
         nodes = [self._state.snapshot(view.name) for view in self._state.views() if view.cards]
         return answer({"nodes": [_inspected(*snapshot) for snapshot in nodes if snapshot is not None]})
-
-
-def _not_ready(reason: str) -> Refusal:
-    return Refusal(Reason.NOT_READY, f"the gpushare extender isn't ready: {reason}")
 
 
 def _inspect_error(refusal: Refusal, status: int) -> Response:

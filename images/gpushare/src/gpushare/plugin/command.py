@@ -227,6 +227,8 @@ class Plugin:
         for what, mirror in (("pods", self.pods), ("node", self.node)):
             if not mirror.synced:
                 return f"the {what} can't be read from the API yet" + (f": {mirror.error}" if mirror.error else "")
+            if reason := mirror.stale:
+                return f"what is known of the {what} may be outdated, since {reason}"
         return self.reconciler.error
 
     def _thread(self, name: str, work: t.Callable[[], None]) -> None:
