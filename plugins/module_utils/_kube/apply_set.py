@@ -93,22 +93,27 @@ class ClusterObjects:
         self._foreign: dict[Ref, list[str]] = {}
 
     def observe(self) -> LiveObjects:
-        groups: dict[tuple[str, str, str], list[Ref]] = collections.defaultdict(list)
-        for ref in self._desired:
-            groups[(ref.api_version, ref.kind, ref.namespace)].append(ref)
-        self._live = {}
-        for (api_version, kind, namespace), refs in groups.items():
-            if len(refs) < MIN_LIST:
-                self._live.update({ref: self._kube.get(ref) for ref in refs})
-            else:
-                listed = {one["metadata"]["name"]: one for one in self._kube.list_all(api_version, kind, namespace)}
-                self._live.update({ref: listed.get(ref.name) for ref in refs})
+        self._live = self._read(self._desired)
         if self._replace_unready and not self._absent:
             self._observe_unready_pods()
         for ref in self._desired:
             if self._absent and ref.kind == "Namespace" and self._live.get(ref):
                 self._foreign[ref] = foreign_objects(self._kube, ref.name, self._desired.keys())
         return self._live
+
+    def _read(self, refs: t.Iterable[Ref]) -> LiveObjects:
+        """Read objects, many of a kind by one list."""
+        groups: dict[tuple[str, str, str], list[Ref]] = collections.defaultdict(list)
+        for ref in refs:
+            groups[(ref.api_version, ref.kind, ref.namespace)].append(ref)
+        found: LiveObjects = {}
+        for (api_version, kind, namespace), members in groups.items():
+            if len(members) < MIN_LIST:
+                found.update({ref: self._kube.get(ref) for ref in members})
+            else:
+                listed = {one["metadata"]["name"]: one for one in self._kube.list_all(api_version, kind, namespace)}
+                found.update({ref: listed.get(ref.name) for ref in members})
+        return found
 
     def _observe_unready_pods(self) -> None:
         pods: list[JsonObject] = []
@@ -189,10 +194,23 @@ class ClusterObjects:
                 raise NotInEffect(f"not in effect within {waiting.timeout:g} s: {texts}")
             waiting.sleep(waiting.pause)
             try:
-                pending = self._pending({ref: self._kube.get(ref) for ref in self._to_poll(pending)}, node_resources)
+                pending = self._poll(pending, node_resources)
             except ShareError as error:
                 # The API server may be unavailable for a moment.
                 pending = {ref: f"{ref}: {error}" for ref in pending}
+
+    def _poll(self, pending: t.Collection[Ref], node_resources: t.Sequence[str]) -> dict[Ref, str]:
+        """Read pending objects again.
+
+        :returns: why objects aren't in the desired state.
+        """
+        polled = {ref: self._kube.get(ref) for ref in self._to_poll(pending)}
+        found = self._pending(polled, node_resources)
+        if _daemon_sets(pending) and not _daemon_sets(found) and not self._absent:
+            # Before, the nodes announced what the former pods had told kubelet, and then 0 until the new ones did.
+            nodes = self._read(ref for ref in self._desired if ref.kind == "Node" and ref not in polled)
+            found.update(self._pending(nodes, node_resources))
+        return found
 
     def _to_poll(self, pending: t.Iterable[Ref]) -> list[Ref]:
         """Return the pending objects, and with nodes the DaemonSets: a new label brings them new pods."""
@@ -256,6 +274,10 @@ class ClusterObjects:
             }
             for ref, action in self._actions.items()
         ]
+
+
+def _daemon_sets(refs: t.Iterable[Ref]) -> bool:
+    return any(ref.kind == "DaemonSet" for ref in refs)
 
 
 def _is_terminating(live: JsonObject) -> bool:

@@ -243,7 +243,50 @@ def test_the_wait_covers_a_daemonset_whose_pods_depend_on_the_new_label(kube):
 
     steps = [lambda: None, labelled, lambda: settle(kube, D)]
     result = apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(*steps))
-    assert result["requests"] == {"GET": 4 + 2 + 2 + 1}
+    assert result["requests"] == {"GET": 4 + 2 + 2 + 2}
+
+
+def announces(kube, units):
+    kube.objects[G].update(status={"allocatable": {"x/y": units}})
+
+
+def rolling_out(kube):
+    """An updated DaemonSet, while its node still announces what the former pod told kubelet."""
+    apply_set(kube, ALL)
+    settle(kube, D)
+    kube.objects[D]["status"]["updatedNumberScheduled"] = 0
+    announces(kube, "32")
+
+
+def updated(kube):
+    """The new pod is ready; kubelet's status is that from between the two."""
+    settle(kube, D)
+    announces(kube, "0")
+
+
+def test_after_an_update_the_nodes_must_announce_their_resources_again(kube):
+    rolling_out(kube)
+    shown = []
+    steps = [lambda: updated(kube), lambda: None, lambda: announces(kube, "32"), lambda: shown.append("too late")]
+    apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(*steps))
+    assert kube.objects[G]["status"]["allocatable"] == {"x/y": "32"} and not shown
+
+
+def test_after_an_update_a_node_that_announces_nothing_is_an_error(kube):
+    rolling_out(kube)
+    with pytest.raises(NotInEffect, match="within 5 s: Node gpu1 doesn't announce x/y"):
+        apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(lambda: updated(kube)))
+
+
+def test_after_an_update_an_unavailable_api_server_ends_no_wait(kube):
+    rolling_out(kube)
+
+    def fails():
+        updated(kube)
+        kube.failures = [None, ShareError("connection refused")]
+
+    apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(fails, lambda: announces(kube, "32")))
+    assert kube.objects[G]["status"]["allocatable"] == {"x/y": "32"}
 
 
 @pytest.mark.parametrize("option", ["wait", "replace_unready"])
