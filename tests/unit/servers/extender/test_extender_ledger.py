@@ -533,3 +533,14 @@ def test_an_unknown_binding_status_is_an_error(api: ApiDouble) -> None:
     api.fail("PATCH", "/pods/p", 409, times=10)
     with pytest.raises(KubeError):
         binding_status(api, entry)
+
+
+@pytest.mark.parametrize("decided_at", [0, 10**15], ids=["in the past", "in the future"])
+def test_another_machines_clock_makes_no_booking_stale(start: Start, decided_at: int) -> None:
+    client = start(8)
+    time, ledger = Time(client), client.extender.ledger
+    entry = Entry("u", "default", "p", "a", ((0, 1),), decided_at, "1", "another")
+    ledger._seen[entry] = ledger._clock()
+    assert not ledger._stale(entry)
+    time.passed += extender_ledger.STALE_SECONDS + 1
+    assert ledger._stale(entry)
