@@ -17,7 +17,8 @@ class Settings:
 
     gpu_nodes: int = 2
     cards: int = 2
-    card_mib: int = 16384
+    # 16 GiB for pods, and what the simulated driver keeps.
+    card_mib: int = 16640
     driver_version: str = "580.95.05"
     control_planes: int = 3
     subnet: str = "172.30.77.0/24"

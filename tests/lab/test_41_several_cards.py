@@ -15,8 +15,8 @@ from _pods import body, container, pods, refused_for, shares_of, wait_settled
 NAMESPACE = "lab-cards"
 COUNT, PLACEMENT = "kubegpu.share/card-count", "kubegpu.share/placement"
 MODELS, EXCLUDED = "kubegpu.share/models", "kubegpu.share/exclude-models"
-# Beside two of 16 GiB. Their device nodes aren't numbered as they are.
-MORE = (More(2, 5, 24576, "Simulated_A100_24GiB"), More(3, 4, 8192, "Simulated_T4_8GiB"))
+# Beside two of 16 GiB, without what the driver keeps. Their device nodes aren't numbered as they are.
+MORE = (More(2, 5, 24576 + 256, "Simulated_A100_24GiB"), More(3, 4, 8192 + 256, "Simulated_T4_8GiB"))
 SIZES = {0: 16, 1: 16, 2: 24, 3: 8}
 
 

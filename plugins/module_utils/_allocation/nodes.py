@@ -80,16 +80,19 @@ def read_node(node: t.Any) -> list[Node]:
     return [found]
 
 
-def card_unit(units: int, memory_mib: int) -> str | None:
-    """Return the memory unit in which a card is announced; None if its size is unknown."""
-    if memory_mib <= 0 or units <= 0:
+def card_unit(units: int, shared_mib: int) -> str | None:
+    """Return the memory unit in which a card is announced; None if its size is unknown.
+
+    :param shared_mib: its memory without the reserve.
+    """
+    if shared_mib <= 0 or units <= 0:
         return None
-    return next((unit for unit in contract.MIB_PER_UNIT if contract.units_of(memory_mib, unit) == units), None)
+    return next((unit for unit in contract.MIB_PER_UNIT if contract.units_of(shared_mib, unit) == units), None)
 
 
 def node_unit(cards: t.Sequence[contract.Card]) -> str | None:
     """Return the memory unit of a node, by its cards' sizes, or estimated without these."""
-    units = {unit for unit in (card_unit(card.units, card.memory_mib) for card in cards) if unit}
+    units = {unit for unit in (card_unit(card.units, card.shared_mib) for card in cards) if unit}
     if units:
         return units.pop() if len(units) == 1 else None
     largest = max((card.units for card in cards), default=0)
@@ -132,10 +135,10 @@ def _cards(text: t.Any, found: Node) -> list[contract.Card] | None:
         cards = []
         found.problems.append(f"its annotation {contract.NODE_CARDS} can't be parsed")
         return None
-    if any(max(card.units, card.memory_mib, card.index, abs(card.minor)) > MOST for card in cards):
+    if any(max(card.units, card.memory_mib, card.reserved_mib, card.index, abs(card.minor)) > MOST for card in cards):
         found.problems.append(f"its annotation {contract.NODE_CARDS} has a number above {MOST}")
         return None
-    if any(card.memory_mib < 0 for card in cards):
+    if any(min(card.memory_mib, card.reserved_mib) < 0 for card in cards):
         found.problems.append(f"its annotation {contract.NODE_CARDS} has a negative number")
         return None
     return cards

@@ -18,7 +18,7 @@ GPUSHARE_CHECKS = {
         "The node's GPUs are NVML's",
         "this collection's: each GPU in the node's annotation with NVML by UUID (minor, MiB, units); upstream's: "
         "NVML's index with /dev/nvidiaN, and all GPUs of one size",
-        "FAIL",
+        "FAIL; WARN where what the driver keeps of a GPU is announced too",
         "restart the device plugin on the node; it detects the GPUs again",
         {
             "no_data": "the node's GPUs can't be compared with NVML's: {why}",
@@ -28,6 +28,8 @@ GPUSHARE_CHECKS = {
             "minor_differs": "GPU {card} is /dev/nvidia{minor}, and the node announces /dev/nvidia{announced}",
             "size_unknown": "the size of GPU {card} can't be compared: {why}",
             "size_differs": "GPU {card} has {mib} MiB, and the node announces {units} units of {announced} MiB",
+            "reserve_shared": "the driver keeps {mib} MiB of GPU {card}, and the node announces {units} units of it, "
+            "the last of which no pod can allocate",
             "indices_unknown": "the GPUs' indices can't be compared: {why}",
             "index_is_not_minor": "NVML's indices aren't the numbers of /dev/nvidiaN, and upstream's device plugin "
             "takes them for the same: pods get other GPUs than those booked for them",
@@ -35,6 +37,7 @@ GPUSHARE_CHECKS = {
             "sizes_differ": "the GPUs differ in size, and upstream's device plugin counts each as large as the first",
         },
         {
+            "reserve_shared": "it is announced no more once the pods that hold the GPU's last units are gone",
             "index_is_not_minor": "don't use upstream's device plugin on this node",
             "sizes_differ": "don't use upstream's device plugin on this node",
         },

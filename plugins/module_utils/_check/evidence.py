@@ -20,7 +20,7 @@ PLACES = ("pod", "container", "host", "gone", "unknown")
 # Above what a node can have.
 MAX_GPUS = 256
 # Fields of a GPU that stand in its parts "memory" and "mig".
-OF_PARTS = ("total_mib", "used_mib", "mig_mode")
+OF_PARTS = ("total_mib", "used_mib", "reserved_mib", "mig_mode")
 
 
 def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:
@@ -67,6 +67,7 @@ def _gpu(raw: JsonObject, reader: Reader) -> Gpu | None:
         **{name: one for name, one in reader.fields(Gpu, raw, where).items() if name not in OF_PARTS},
         total_mib=reader.number(memory.get("total_mib"), f"{where} memory.total_mib"),
         used_mib=reader.number(memory.get("used_mib"), f"{where} memory.used_mib"),
+        reserved_mib=reader.number(memory.get("reserved_mib"), f"{where} memory.reserved_mib"),
         mig_mode=reader.text(mig.get("mode"), f"{where} mig.mode"),
         mig=tuple(Mig(**reader.fields(Mig, one, f"{where} mig")) for one in devices),
         processes=_rows(raw, "processes", where, _process, reader),

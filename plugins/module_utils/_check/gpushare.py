@@ -66,19 +66,27 @@ def _compare_annotation(node: Node, result: CheckResult) -> None:
             result.fail("minor_differs", minor=found.minor, announced=card.minor, **planes, **place)
         if found.total_mib is None:
             result.unknown("size_unknown", why=found.problem or "NVML doesn't report it", **place)
-        elif abs(card.memory_mib - found.total_mib) > ROUNDING_MIB or card.units not in _sizes(node, found.total_mib):
+        elif abs(card.memory_mib - found.total_mib) > ROUNDING_MIB or card.units not in _sizes(
+            node, found.total_mib - card.reserved_mib
+        ):
             planes = {
                 "api": f"{card.units} units, {card.memory_mib} MiB" if card.units < 10**9 else "",
                 "nvml": f"{found.total_mib} MiB",
             }
             numbers = {"units": shorten(str(card.units)), "announced": shorten(str(card.memory_mib))}
             result.fail("size_differs", mib=found.total_mib, **numbers, **planes, **place)
+        elif card.units > max(_sizes(node, found.total_mib - (found.reserved_mib or 0))):
+            planes = {
+                "api": f"{card.units} units, {card.reserved_mib} MiB reserved",
+                "nvml": f"{found.reserved_mib} MiB reserved",
+            }
+            result.warn("reserve_shared", units=card.units, mib=found.reserved_mib, **planes, **place)
 
 
-def _sizes(node: Node, total_mib: int) -> set[int]:
+def _sizes(node: Node, shared_mib: int) -> set[int]:
     """Return the units as which so many MiB may be announced."""
     units = [node.unit] if node.unit else list(contract.MIB_PER_UNIT)
-    return {contract.units_of(total_mib, unit) for unit in units}
+    return {contract.units_of(max(0, shared_mib), unit) for unit in units}
 
 
 def _compare_upstream(node: Node, result: CheckResult) -> None:

@@ -117,7 +117,10 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML lists it; ``processes`` and ``limits`` are None where NVML doesn't report them."""
+    """A GPU as NVML lists it; ``processes`` and ``limits`` are None where NVML doesn't report them.
+
+    :param reserved_mib: what driver and firmware keep of its memory; None where the driver doesn't tell.
+    """
 
     index: int
     minor: int | None
@@ -126,6 +129,7 @@ class Gpu:
     problem: str
     total_mib: int | None
     used_mib: int | None
+    reserved_mib: int | None
     mig_mode: str
     mig: tuple[Mig, ...]
     compute_mode: str

@@ -162,12 +162,13 @@ class Card:
     :param uuid: the identity, ``GPU-…``; empty if only upstream's plugin announces the card.
     :param minor: N of /dev/nvidiaN.
     :param memory_mib: the card's memory in MiB; 0 if unknown.
-    :param units: its memory in the cluster's unit.
+    :param units: its memory in the cluster's unit, without the reserve.
     :param healthy: whether it may be given to pods.
     :param model: NVML's name of it; empty if unknown.
     :param reason: why it isn't given to pods, as text; empty if unknown.
     :param code: the same as a :class:`Reason`'s value; empty if unknown.
     :param xid: the number of the driver's error, for the code ``XIDError``.
+    :param reserved_mib: what of its memory isn't given to pods, because they couldn't allocate it, in MiB.
     """
 
     index: int
@@ -180,6 +181,12 @@ class Card:
     reason: str = ""
     code: str = ""
     xid: int = 0
+    reserved_mib: int = 0
+
+    @property
+    def shared_mib(self) -> int:
+        """Return the memory that its units are counted from, in MiB."""
+        return max(0, self.memory_mib - self.reserved_mib)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,6 +345,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             **({"reason": card.reason} if card.reason else {}),
             **({"code": card.code} if card.code else {}),
             **({"xid": card.xid} if card.xid else {}),
+            **({"reservedMiB": card.reserved_mib} if card.reserved_mib else {}),
         }
         for card in sorted(cards, key=lambda card: card.index)
     ]
@@ -362,6 +370,7 @@ def cards_from_annotation(text: str) -> list[Card]:
                 reason=str(row.get("reason", "")),
                 code=str(row.get("code", "")),
                 xid=int(row.get("xid", 0)),
+                reserved_mib=int(row.get("reservedMiB", 0)),
             )
             for row in json.loads(text)
         ]

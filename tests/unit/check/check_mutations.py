@@ -270,6 +270,10 @@ breaks("G1", "upstream_2019", "a GPU is smaller than the first", "sizes_differ")
     lambda w: card(w, 1)["memory"].update(total_mib=11178)
 )
 
+breaks("G1", "ours_envvar", "the driver's reserve is announced", "reserve_shared", "WARN")(
+    lambda w: card(w)["memory"].update(reserved_mib=450)
+)
+
 breaks("G2", "ours_envvar", "gpu-count isn't the number of GPUs", "capacity_differs")(lambda w: resource(w, COUNT, 3))
 
 

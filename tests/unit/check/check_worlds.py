@@ -108,7 +108,7 @@ def gpu(
     return {
         **place,
         **{"name": "NVIDIA T4", "problem": "", "compute_mode": "default"},
-        "memory": {"total_mib": total, "used_mib": used, "free_mib": total - used, "reserved_mib": 300},
+        "memory": {"total_mib": total, "used_mib": used, "free_mib": total - used, "reserved_mib": None},
         "mig": {"mode": "disabled", "pending": "disabled", "devices": []},
         "health": {"xids": None, "recovery_action": "none"},
         **{"processes": processes, "limits": limits},

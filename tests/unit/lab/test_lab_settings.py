@@ -19,7 +19,7 @@ def test_defaults() -> None:
 
 def test_flags_override_the_environment_and_empty_is_not_given() -> None:
     settings, given = parse({"LAB_CARDS": "4", "LAB_GPU_NODES": "3", "LAB_CARD_MIB": ""}, {"cards": "8"})
-    assert (settings.cards, settings.gpu_nodes, settings.card_mib) == (8, 3, 16384)
+    assert (settings.cards, settings.gpu_nodes, settings.card_mib) == (8, 3, 16640)
     assert given == {"cards", "gpu_nodes"}
 
 

@@ -44,6 +44,51 @@ def test_merge_keeps_lost_cards_and_their_index() -> None:
     assert nvml_inventory.merge(third, [seen(n, 40 if n == 3 else 16) for n in range(4)], "GiB")[1].healthy
 
 
+@pytest.mark.parametrize(("unit", "units"), [("GiB", 15), ("MiB", 15784)])
+def test_what_the_driver_keeps_is_not_shared(unit: str, units: int) -> None:
+    driver = FakeNvml(dataclasses.replace(seen(0), reserved_mib=450))
+    inventory = nvml_inventory.Inventory(driver, unit, reserve_mib=150)
+    inventory.refresh()
+    (card,) = inventory.cards
+    assert (card.memory_mib, card.reserved_mib, card.shared_mib, card.units) == (16384, 600, 15784, units)
+    assert contract.cards_from_annotation(contract.cards_to_annotation([card])) == [card]
+    # Units don't come and go with a few MiB, nor with an answer that lacks the reserve.
+    for reserved in (440, 0, 450):
+        driver.found = [dataclasses.replace(seen(0), reserved_mib=reserved)]
+        assert not inventory.refresh()
+    driver.found = [dataclasses.replace(seen(0), reserved_mib=1 << 20)]
+    inventory.refresh()
+    assert inventory.reason == f"no card of this node holds one whole unit of 1 {unit}"
+
+
+def test_an_update_takes_no_unit_that_a_pod_holds() -> None:
+    """A plugin of before announced 16 units, and the driver keeps a part of the last one."""
+    held: list[int | None] = [None, 16, 15]
+    driver = FakeNvml(dataclasses.replace(seen(0), reserved_mib=450), seen(1))
+    inventory = nvml_inventory.Inventory(driver, "GiB")
+    inventory.restore(nvml_inventory.merge([], [seen(0), seen(1)], "GiB"), {0})
+    asked: list[int] = []
+    inventory.held_slots = lambda card: (asked.append(card.index), held[0])[1]  # type: ignore[func-returns-value]
+    found = []
+    while held:
+        inventory.refresh()
+        found.append([(card.units, card.reserved_mib) for card in inventory.cards])
+        held.pop(0)
+    assert found == [[(16, 0), (16, 0)], [(16, 0), (16, 0)], [(15, 450), (16, 0)]]
+    assert asked == [0, 0, 0]
+    inventory.refresh()
+    assert [card.units for card in inventory.cards] == [15, 16], "for good"
+
+
+def test_a_reserve_that_costs_no_unit_needs_no_wait() -> None:
+    driver = FakeNvml(dataclasses.replace(seen(0), memory_mib=15360 + 500, reserved_mib=450))
+    inventory = nvml_inventory.Inventory(driver, "GiB")
+    inventory.restore([contract.Card(0, seen(0).uuid, 0, 15360 + 500, 15)], {0})
+    inventory.held_slots = lambda card: None
+    inventory.refresh()
+    assert [(card.units, card.reserved_mib) for card in inventory.cards] == [(15, 450)]
+
+
 def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
     driver = FakeNvml()
     driver.problem = "no driver"
@@ -220,6 +265,8 @@ class Library(types.ModuleType):
         self.mig: dict[int, int] = {}
         self.recovery: dict[int, int] = {}
         self.remapped: dict[int, tuple[int, int, int, int]] = {}
+        self.reserve: int | Exception = 0
+        self.inside_a_limit = 0
         self.sets: list[dict[int, int]] = []
         self.freed: list[int] = []
         self.events: list[t.Any] = []
@@ -228,7 +275,7 @@ class Library(types.ModuleType):
 
     def __getattr__(self, name: str) -> t.Any:
         # Errors, structures and constants are the real ones; a function that isn't simulated here isn't used.
-        if name.startswith(("NVML", "c_nvml", "nvmlEventType")):
+        if name.startswith(("NVML", "c_nvml", "nvmlEventType", "nvmlMemory")):
             return getattr(pynvml, name)
         raise AttributeError(name)
 
@@ -264,7 +311,15 @@ class Library(types.ModuleType):
         return self._number(handle) + 3
 
     nvmlDeviceGetName = Mock(return_value="Card")
-    nvmlDeviceGetMemoryInfo = Mock(return_value=types.SimpleNamespace(total=(16 << 30) + 12345, used=(3 << 30) + 1))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: t.Any, version: int = 0) -> t.Any:
+        total = (16 << 30) + 12345
+        if not version:
+            return types.SimpleNamespace(total=total, used=(3 << 30) + 1)
+        assert version == pynvml.nvmlMemory_v2
+        if isinstance(self.reserve, Exception):
+            raise self.reserve
+        return types.SimpleNamespace(total=total - self.inside_a_limit, reserved=self.reserve, used=1)
 
     def nvmlDeviceGetMigMode(self, handle: t.Any) -> list[int]:
         if (number := self._number(handle)) not in self.mig:
@@ -328,6 +383,25 @@ def test_nvml_cards(library: Library) -> None:
     ]
     driver.cards()
     assert (library.inits, library.shutdowns) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "inside_a_limit", "mib"),
+    [
+        ((450 << 20) + 1, 0, 451),
+        # R510 was the first with version 2; WSL has the function and no answer.
+        *((pynvml.NVMLError(code), 0, 0) for code in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_UNKNOWN)),
+        (pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH), 0, 0),
+        # R615 tells a process in a limited cgroup of the limit, not of the card.
+        (0, 1 << 30, 0),
+        (7 << 20, 1 << 30, 0),
+    ],
+)
+def test_the_reserve_of_driver_and_firmware(
+    library: Library, reserve: int | Exception, inside_a_limit: int, mib: int
+) -> None:
+    library.reserve, library.inside_a_limit = reserve, inside_a_limit
+    assert [(one.memory_mib, one.reserved_mib) for one in NvidiaMl().cards()] == [(16384, mib)] * 2
 
 
 def test_nvml_without_library_or_driver(library: Library) -> None:

@@ -31,7 +31,13 @@ class HealthFields(t.TypedDict):
     xid: int
 
 
-def merge(known: t.Sequence[contract.Card], seen: t.Sequence[NvmlCard], unit: str) -> tuple[contract.Card, ...]:
+# The number of a card's first slots that hold all that pods have of it; None if that is unknown now.
+HeldSlots = t.Callable[[contract.Card], "int | None"]
+
+
+def merge(
+    known: t.Sequence[contract.Card], seen: t.Sequence[NvmlCard], unit: str, held: HeldSlots = lambda card: 0
+) -> tuple[contract.Card, ...]:
     """Merge NVML's cards into the known ones: one that doesn't answer any more stays, unhealthy, until it does.
 
     A card keeps the index that it had first, since pods' annotations name it by that.
@@ -40,26 +46,47 @@ def merge(known: t.Sequence[contract.Card], seen: t.Sequence[NvmlCard], unit: st
     cards = {card.uuid: card for card in known}
     for card in known:
         now = answered.pop(card.uuid, None)
-        cards[card.uuid] = (
-            _refused(card, LOST)
-            if now is None
-            else dataclasses.replace(
-                card,
-                minor=now.minor,
-                memory_mib=now.memory_mib,
-                units=contract.units_of(now.memory_mib, unit),
-                model=now.model,
-                **_health(now.problem),
-            )
+        if now is None:
+            cards[card.uuid] = _refused(card, LOST)
+            continue
+        sized = dataclasses.replace(card, memory_mib=now.memory_mib, reserved_mib=_reserved(card, now, unit, held))
+        cards[card.uuid] = dataclasses.replace(
+            sized,
+            minor=now.minor,
+            units=contract.units_of(sized.shared_mib, unit),
+            model=now.model,
+            **_health(now.problem),
         )
     for one in answered.values():
         taken = {card.index for card in cards.values()}
         free = one.index if one.index not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
-        units = contract.units_of(one.memory_mib, unit)
-        cards[one.uuid] = contract.Card(
-            free, one.uuid, one.minor, one.memory_mib, units, model=one.model, **_health(one.problem)
+        fresh = contract.Card(
+            free,
+            one.uuid,
+            one.minor,
+            one.memory_mib,
+            0,
+            model=one.model,
+            reserved_mib=one.reserved_mib,
+            **_health(one.problem),
         )
+        cards[one.uuid] = dataclasses.replace(fresh, units=contract.units_of(fresh.shared_mib, unit))
     return tuple(sorted(cards.values(), key=lambda card: card.index))
+
+
+def _reserved(card: contract.Card, now: NvmlCard, unit: str, held: HeldSlots) -> int:
+    """Return what of a known card isn't given to pods, in MiB.
+
+    A card that was announced with less of a reserve, or without one, keeps its units while pods hold the last of them:
+    after a reboot kubelet would refuse a pod whose device IDs aren't announced any more.
+    """
+    if now.reserved_mib <= card.reserved_mib:
+        return now.reserved_mib
+    units = contract.units_of(max(0, now.memory_mib - now.reserved_mib), unit)
+    if units >= contract.units_of(max(0, now.memory_mib - card.reserved_mib), unit):
+        return now.reserved_mib
+    slots = held(card)
+    return card.reserved_mib if slots is None or slots > units else now.reserved_mib
 
 
 def _health(problem: Refusal | None, xid: int = 0) -> HealthFields:
@@ -78,9 +105,17 @@ class Inventory:
     Cards that can't be announced to kubelet (too many units, a duplicate UUID) are withheld; ``reason`` has the cause.
     """
 
-    def __init__(self, nvml: Nvml, unit: str, health: Health | None = None) -> None:
+    def __init__(self, nvml: Nvml, unit: str, health: Health | None = None, reserve_mib: int = 0) -> None:
+        """Create it without cards.
+
+        :param unit: of the cluster's shares, GiB or MiB.
+        :param reserve_mib: what of each card isn't given to pods, besides the reserve of driver and firmware.
+        """
         self._nvml = nvml
         self._unit = unit
+        self._reserve_mib = reserve_mib
+        # The largest reserve of each card (UUID) yet: units don't come and go with a small change of it.
+        self._reserves: dict[str, int] = {}
         self._health = health or Health(quiet=300)
         self._restored: tuple[contract.Card, ...] = ()
         self._held: frozenset[int] = frozenset()
@@ -95,6 +130,7 @@ class Inventory:
         # Called with the cards that answer and could be shared, before the guards are asked.
         self.on_refresh: t.Callable[[tuple[contract.Card, ...]], None] = lambda cards: None
         self.on_xid: t.Callable[[str, int], None] = lambda uuid, number: None
+        self.held_slots: HeldSlots = lambda card: 0
 
     @property
     def cards(self) -> tuple[contract.Card, ...]:
@@ -138,9 +174,9 @@ class Inventory:
         problem: str | None = None
         used: dict[str, int] = {}
         try:
-            answers = self._nvml.cards()
+            answers = [self._with_reserve(one) for one in self._nvml.cards()]
             used = {one.uuid: one.used_mib for one in answers}
-            self._seen = merge(self._known_cards(answers), answers, self._unit)
+            self._seen = merge(self._known_cards(answers), answers, self._unit, self.held_slots)
             if not self._seen:
                 problem = "NVIDIA's driver answers, but has no card"
         except NvmlError as error:
@@ -180,6 +216,12 @@ class Inventory:
             if (spent := time.monotonic() - began) < chunk:
                 stop.wait(chunk - spent)
 
+    def _with_reserve(self, card: NvmlCard) -> NvmlCard:
+        """Return a card with the whole reserve, as far as it has the memory."""
+        self._reserves[card.uuid] = max(card.reserved_mib, self._reserves.get(card.uuid, 0))
+        reserved = min(self._reserves[card.uuid] + self._reserve_mib, card.memory_mib)
+        return dataclasses.replace(card, reserved_mib=reserved)
+
     def _known_cards(self, answers: t.Sequence[NvmlCard]) -> tuple[contract.Card, ...]:
         """Return the cards known before a refresh; at first those of the plugin before its restart."""
         recalled, self._restored = self._restored, ()
@@ -188,7 +230,7 @@ class Inventory:
         there = {one.uuid for one in answers}
         kept = [card for card in recalled if card.uuid in there or card.index in self._held]
         # The unit may be another one since.
-        return tuple(dataclasses.replace(card, units=contract.units_of(card.memory_mib, self._unit)) for card in kept)
+        return tuple(dataclasses.replace(card, units=contract.units_of(card.shared_mib, self._unit)) for card in kept)
 
     def _with_health(self, card: contract.Card) -> contract.Card:
         """Return a card as it is announced: NVML's problems come first, then XID errors, then the guards."""

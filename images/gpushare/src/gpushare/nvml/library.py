@@ -38,6 +38,7 @@ class NvmlCard:
 
     :param memory_mib: all of its memory, MiB.
     :param used_mib: memory in use by any process, the driver's own included, MiB.
+    :param reserved_mib: what driver and firmware keep of its memory, MiB; 0 if the driver doesn't tell.
     :param problem: why it can't be shared now; None if it can.
     """
 
@@ -48,6 +49,7 @@ class NvmlCard:
     model: str
     used_mib: int = 0
     problem: Refusal | None = None
+    reserved_mib: int = 0
 
 
 class Xid(t.NamedTuple):
@@ -145,6 +147,7 @@ class NvidiaMl:
                         model=str(self._library.nvmlDeviceGetName(handle)),
                         used_mib=int(memory.used) // MIB,
                         problem=self._problem_of(handle),
+                        reserved_mib=self._reserved_mib(handle, int(memory.total)),
                     )
                 )
                 handles[uuid] = handle
@@ -155,6 +158,25 @@ class NvidiaMl:
                 log.warning("card %d doesn't answer: %s", index, error)
         self._watch(handles)
         return found
+
+    def _reserved_mib(self, handle: t.Any, total: int) -> int:
+        """Return the reserve of driver and firmware in MiB, which version 2 of the query has (R510 and newer).
+
+        :param total: by version 1, in bytes. Inside a limited cgroup version 2 counts the limit as the card's memory,
+            and its reserve isn't the card's.
+        """
+        library = self._library
+        try:
+            memory = library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2)
+        except (
+            library.NVMLError_NotSupported,
+            library.NVMLError_FunctionNotFound,
+            library.NVMLError_InvalidArgument,
+            library.NVMLError_ArgumentVersionMismatch,
+            library.NVMLError_Unknown,
+        ):
+            return 0
+        return -(-int(memory.reserved) // MIB) if int(memory.total) == total else 0
 
     def _problem_of(self, handle: t.Any) -> Refusal | None:
         """Return why a card that answers can't be shared; few cards and drivers support every query."""

@@ -35,13 +35,13 @@ from gpushare.http.service import (
     text,
 )
 from gpushare.http.tls import metrics_tls
-from gpushare.kubelet.pod_resources import Entry, KubeletPodResources
+from gpushare.kubelet.pod_resources import Entry, KubeletPodResources, Unreadable
 from gpushare.kubelet.server import DevicePlugin, Registration
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits
-from gpushare.plugin import cleanup, limits
+from gpushare.plugin import cleanup, limits, pod_facts, steering
 from gpushare.plugin.admission import Admission, trim_pod
 from gpushare.plugin.cgroups import Cgroups, NodeCgroups
 from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
@@ -86,6 +86,7 @@ class Options:
     :param status_socket: path of a Unix socket for probes; empty for none.
     :param resync: seconds after which everything is compared again, at the latest.
     :param look: seconds after which the cards are queried again, at the latest.
+    :param reserve_mib: MiB of each card that pods aren't given, besides those of driver and firmware.
     :param xid_quiet: seconds without a further error after which a card is given to pods again.
     :param ignored_xids: errors that don't concern the card, in addition to those of applications.
     :param injection: ``auto``, ``cdi`` or ``envvar``.
@@ -100,6 +101,7 @@ class Options:
     status_socket: str = ""
     resync: float = 30.0
     look: float = 5.0
+    reserve_mib: int = 0
     xid_quiet: float = 300.0
     ignored_xids: tuple[int, ...] = ()
     injection: str = AUTO
@@ -131,7 +133,9 @@ class Plugin:
         self._pass_done = threading.Event()
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
-        self.inventory = Inventory(nvml, options.unit, Health(options.xid_quiet, options.ignored_xids))
+        self.inventory = Inventory(
+            nvml, options.unit, Health(options.xid_quiet, options.ignored_xids), options.reserve_mib
+        )
         self.injection = Injection(options.injection, options.cdi_folders)
         self.enforcer = LimitEnforcer(
             options.memory_limit, options.unit, limit_backend, cgroups or NodeCgroups(options.cgroup_root)
@@ -180,6 +184,7 @@ class Plugin:
         self.injection.on_used = self.metrics.injection
         self.inventory.on_xid = self.metrics.xid
         self.inventory.on_refresh = self._probe_limits
+        self.inventory.held_slots = self._held_slots
         self.inventory.guards += [lambda uuid: self.enforcer.refusal, self.injection.refusal]
         self.admission.limits = self.enforcer.environment
         self.admission.on_allocated = self._allocated
@@ -292,6 +297,16 @@ class Plugin:
         held = {index for pod in self.pods.items() if contract.counts(pod) for index in contract.shares(pod)}
         self.inventory.restore(cards, held)
 
+    def _held_slots(self, card: contract.Card) -> int | None:
+        """Return how many slots of a card have to stay, by kubelet's list and by bookings; None if that is unknown."""
+        if not self.pods.synced:
+            return None
+        booked = sum(pod_facts.shares(pod).get(card.index, 0) for pod in self.pods.items() if pod_facts.counts(pod))
+        try:
+            return max(booked, steering.held_slots(card, self.podresources.list()))
+        except Unreadable:
+            return None
+
     def _node_changed(self, key: str, before: JsonObject | None, now: JsonObject | None) -> None:
         self.injection.node(now or {})
         self.reconciler.wake()
@@ -353,6 +368,7 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
     "metrics-tls-key": (str, "", "its private key"),
     "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
     "look": (float, "5", "seconds after which the cards are queried again"),
+    "reserved-memory": (int, "0", "MiB of each card that pods aren't given, besides those of driver and firmware"),
     "xid-quiet": (float, "300", "seconds without a further error after which a card is given to pods again"),
     "ignore-xids": (
         str,
@@ -409,6 +425,8 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
+    if options.reserved_memory < 0:
+        parser.error(f"--reserved-memory: {options.reserved_memory} MiB isn't an amount of memory")
     for name, least, most in (("resync", 1, 3600), ("look", 0.1, 60), ("xid_quiet", 1, 10**9)):
         if not least <= getattr(options, name) <= most:
             flag = "--" + name.replace("_", "-")
@@ -452,6 +470,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         status_socket=given.status_socket,
         resync=given.resync,
         look=given.look,
+        reserve_mib=given.reserved_memory,
         xid_quiet=given.xid_quiet,
         ignored_xids=tuple(int(one) for one in given.ignore_xids.split(",") if one),
         injection=given.device_injection,

@@ -3,9 +3,9 @@
 
 Only what was read back counts. So:
 
-* Before any limit is announced, each card is probed: a limit (of all its memory) is set on the plugin's own cgroup,
-  read back and cleared. An older driver than R615, one with limits turned off, a missing capability, a cgroup without
-  the controller that the driver needs, all fail there, and no container has to fail for it.
+* Before any limit is announced, each card is probed: a limit (of all that pods may have of it) is set on the plugin's
+  own cgroup, read back and cleared. An older driver than R615, one with limits turned off, a missing capability, a
+  cgroup without the controller that the driver needs, all fail there, and no container has to fail for it.
 * Each pass reads the limit of each running container on each of its cards, and sets it where it differs from the share.
 * A limit on a card that the container wasn't given shows that it started with that card visible (it sets
   NVIDIA_VISIBLE_DEVICES itself): the card is blocked for it, and an Event reports it.
@@ -171,9 +171,9 @@ class LimitEnforcer:
             if self._backend.divided(card.uuid):
                 self._probed.pop(card.uuid, None)
                 return f"MIG is on for card {card.index}, and MIG devices can't be limited"
-            if self._probed.get(card.uuid) == card.memory_mib:
+            if self._probed.get(card.uuid) == card.shared_mib:
                 return None
-            wanted = limits.wanted(card.memory_mib)
+            wanted = limits.wanted(card.shared_mib)
             try:
                 self._backend.set(card.uuid, own, wanted)
                 shown = self._backend.get(card.uuid, own)
@@ -184,7 +184,7 @@ class LimitEnforcer:
             return f"card {card.index} can't be limited; the driver's error: {refusal}"
         if shown is None or not _equal(shown, wanted):
             return f"card {card.index} can't be limited: the driver takes a limit and doesn't show it"
-        self._probed[card.uuid] = card.memory_mib
+        self._probed[card.uuid] = card.shared_mib
         return None
 
     # ----------------------------------------------------------------------- enforce

@@ -170,6 +170,12 @@ class Slots:
         return found
 
 
+def held_slots(card: contract.Card, listing: t.Iterable[Entry]) -> int:
+    """Return the number of a card's first slots that hold all that kubelet has allocated of it."""
+    held = Slots([card]).by_card(one for entry in listing for one in entry.ids)
+    return max((int(one.rpartition("-")[2]) + 1 for one in held.get(card.uuid, ())), default=0)
+
+
 @functools.lru_cache(maxsize=4)
 def _slots_of(cards: tuple[contract.Card, ...]) -> Slots:
     return Slots(cards)
