@@ -133,11 +133,12 @@ def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) ->
     if result.without_data(mine, why) or unit_mib is None:
         return
     limits = node.annotations.get(contract.NODE_LIMIT, "none")
-    uuids = {card.index: card.uuid for card in node.cards}
+    cards = {card.index: card for card in node.cards}
     for pod in mine:
         for index, units in _units_by_index(node, pod).items():
-            gpu = node.nvml.gpu(uuids.get(index, ""))
-            if gpu is None:
+            card = cards.get(index)
+            gpu = node.nvml.gpu(card.uuid) if card else None
+            if card is None or gpu is None:
                 continue
             result.count()
             share, used = units * unit_mib, usage_of(gpu, pod)
@@ -148,10 +149,10 @@ def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) ->
                 "share": shorten(str(share)),
                 "used": used.mib,
                 "limit": used.hard_mib,
-                "api": f"share {shorten(str(share))} MiB; limits: {shorten(limits)}",
+                "api": f"share {shorten(str(share))} MiB; limits: {shorten(card.limit or limits)}",
                 "nvml": f"{used.mib} MiB in {plural(used.processes, 'process', 'processes')}{limit}",
             }
-            enforced = limits == contract.LIMIT_ENFORCED
+            enforced = (card.limit or limits) == contract.LIMIT_ENFORCED
             if used.mib is None:
                 result.unknown("usage_unknown", **details)
             elif used.mib > share + SLACK_MIB:

@@ -67,7 +67,8 @@ PATTERNS_LENGTH = 1000
 NODE_CARDS = "kubegpu.share/cards"
 # On the node, ours: whether containerd there has CDI on ("true", "false").
 NODE_RUNTIME_CDI = "kubegpu.share/runtime-cdi"
-# On the node, ours: whether the driver limits pods to their shares: one of these; a reason follows the last.
+# On the node, ours: whether the driver limits pods to their shares on all of its cards: one of these; a reason follows
+# the last.
 NODE_LIMIT = "kubegpu.share/memory-limit"
 LIMIT_ENFORCED = "enforced"
 LIMIT_OFF = "off"
@@ -168,6 +169,8 @@ class Card:
     :param reason: why it isn't given to pods, as text; empty if unknown.
     :param code: the same as a :class:`Reason`'s value; empty if unknown.
     :param xid: the number of the driver's error, for the code ``XIDError``.
+    :param limit: whether the driver limits memory on it: ``LIMIT_ENFORCED``, ``LIMIT_OFF`` or the value of the
+        :class:`Reason` why not; empty if unknown.
     :param reserved_mib: what of its memory isn't given to pods, because they couldn't allocate it, in MiB.
     """
 
@@ -182,6 +185,7 @@ class Card:
     code: str = ""
     xid: int = 0
     reserved_mib: int = 0
+    limit: str = ""
 
     @property
     def shared_mib(self) -> int:
@@ -346,6 +350,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             **({"code": card.code} if card.code else {}),
             **({"xid": card.xid} if card.xid else {}),
             **({"reservedMiB": card.reserved_mib} if card.reserved_mib else {}),
+            **({"limit": card.limit} if card.limit else {}),
         }
         for card in sorted(cards, key=lambda card: card.index)
     ]
@@ -371,6 +376,7 @@ def cards_from_annotation(text: str) -> list[Card]:
                 code=str(row.get("code", "")),
                 xid=int(row.get("xid", 0)),
                 reserved_mib=int(row.get("reservedMiB", 0)),
+                limit=str(row.get("limit", "")),
             )
             for row in json.loads(text)
         ]

@@ -76,7 +76,7 @@ def observe(
             installed["module_version"] or installed["version"] or "",
             tools["version"] or "",
             cgroup["version"],
-            [card["index"] for card in installed["cards"] if card["mig"]],
+            {card["index"]: bool(card["mig"]) for card in installed["cards"]},
         ),
         "toolkit": tools,
         "cdi": {**toolkit.cdi(system, installed["module_version"]), "refresh_env": toolkit.refresh_env(system)},

@@ -592,7 +592,7 @@ def _memory_limit(machine: Machine) -> Draft | None:
         (options.driver_version if machine.installs_driver else "") or machine.module or driver["version"] or "",
         (options.toolkit_version if machine.installs_toolkit else "") or machine.node["toolkit"]["version"] or "",
         machine.node["cgroup"]["version"],
-        [card["index"] for card in driver["cards"] if card["mig"]],
+        {card["index"]: bool(card["mig"]) for card in driver["cards"]},
     )["why"]
     if not unmet:
         return None

@@ -23,13 +23,13 @@ class MemoryLimit(t.TypedDict):
     why: list[str]
 
 
-def conditions(driver: str, toolkit: str, cgroup: int, mig_cards: t.Sequence[int]) -> MemoryLimit:
+def conditions(driver: str, toolkit: str, cgroup: int, mig: t.Mapping[int, bool]) -> MemoryLimit:
     """Compare a machine with the conditions of memory limits.
 
     :param driver: version of the loaded driver; empty without one.
     :param toolkit: version of NVIDIA's container toolkit; empty without one.
     :param cgroup: version of control groups; 0 without any.
-    :param mig_cards: indices of the cards with MIG on.
+    :param mig: whether MIG is on, by the card's index. Such a card isn't shared; the others are limited nevertheless.
     """
     why = []
     if not driver:
@@ -43,8 +43,8 @@ def conditions(driver: str, toolkit: str, cgroup: int, mig_cards: t.Sequence[int
         why.append(f"NVIDIA's container toolkit is {toolkit}, and limits need {needed} or newer")
     if cgroup != 2:
         why.append("the node doesn't run with cgroup version 2")
-    if mig_cards:
-        why.append(f"MIG is on for card {', '.join(map(str, mig_cards))}, and MIG devices can't be limited")
+    if mig and all(mig.values()):
+        why.append(f"MIG is on for card {', '.join(map(str, mig))}, and MIG devices can't be limited")
     return {"possible": not why, "why": why}
 
 

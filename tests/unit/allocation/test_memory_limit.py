@@ -64,6 +64,13 @@ def test_auto_reports_a_note_and_required_a_problem(node, options, why):
     assert findings("required", node, options, device_plugin_image="registry.example/upstream:1") == []
 
 
+@pytest.mark.parametrize("limit", ["auto", "required"])
+def test_a_card_with_mig_leaves_the_others_limited(limit):
+    node = facts()
+    node["driver"]["cards"].append({**HEALTHY["driver"]["cards"][0], "index": 1, "uuid": "GPU-bbbbbbbb", "mig": True})
+    assert findings(limit, node) == []
+
+
 def test_several_reasons_are_one_message():
     ((_level, message),) = findings("auto", facts(cgroup=1, mig=True), NodeOptions())
     assert message.endswith(

@@ -229,7 +229,7 @@ def impossible(node: Node) -> dict[str, t.Any]:
     """Something is missing: the plugin requests nothing, so NVIDIA's hook can't fail."""
     enforcer = node.start()
     one = node.create("one", 3)
-    report: dict[str, t.Any] = {"state": enforcer.state, "refusal": enforcer.refusal}
+    report: dict[str, t.Any] = {"state": enforcer.state, "refusal": enforcer.refusal(FIRST)}
     report["environment"] = enforcer.environment({FIRST: 3})
     report["hook, without a request"] = one.hook(enforcer.environment({FIRST: 3}))
     report["hook, requested by a pod"] = one.hook({"NVIDIA_GPU_MEMORY_LIMIT": "3072"})

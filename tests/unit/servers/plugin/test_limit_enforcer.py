@@ -110,11 +110,15 @@ def test_unavailable_limits_are_reported_and_fail_no_container(
     able = [card.uuid for card in CARDS if node.enforcer.environment({card.uuid: 1})]
     assert len(able) < len(CARDS) and not node.enforcer.environment({FIRST: 1, SECOND: 1})
     if mode == "auto":
-        assert node.enforcer.refusal is None
+        assert not any(node.enforcer.refusal(card.uuid) for card in CARDS)
     else:
-        assert str(node.enforcer.refusal).startswith(
+        refused = [str(found) for card in CARDS if (found := node.enforcer.refusal(card.uuid))]
+        assert refused[0].startswith(
             f"MemoryLimitUnavailable: gpushare_memory_limit: limits are required, but {reason}"
         )
+        assert len(refused) + len(able) == len(CARDS)
+    states = [node.enforcer.card_state(card.uuid) for card in CARDS]
+    assert states == ["enforced" if card.uuid in able else "MemoryLimitUnavailable" for card in CARDS]
     node.run(ONE)
     node.update(*simple())
 
@@ -124,10 +128,10 @@ def test_the_reason_follows_the_problem() -> None:
     node.driver.version = ""
     assert node.enforcer.probe(CARDS) is True
     assert node.enforcer.probe(CARDS) is False
-    assert node.enforcer.refusal is not None
+    assert node.enforcer.refusal(FIRST) is not None
     node.driver.version = "615.71.09"
     assert node.enforcer.probe(CARDS) is True
-    assert node.enforcer.refusal is None and node.enforcer.state == "enforced"
+    assert node.enforcer.refusal(FIRST) is None and node.enforcer.state == "enforced"
 
 
 def test_each_card_is_tested_once() -> None:
@@ -144,14 +148,20 @@ def test_each_card_is_tested_once() -> None:
     assert fresh.environment({FIRST: 1}) == {} and fresh.state == "unenforced: no card answers"
 
 
-def test_a_card_without_limits_leaves_other_cards_limited() -> None:
-    node = Node()
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_card_without_limits_leaves_other_cards_limited(mode: str) -> None:
+    node = Node(mode)
     node.driver.broken["set", SECOND] = 3
     node.restart()
     node.run(ONE)
     node.update(*simple())
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
     assert node.enforcer.environment({FIRST: 1}) and node.enforcer.state.startswith("unenforced: card 1")
+    refused = [card.index for card in CARDS if node.enforcer.refusal(card.uuid)]
+    assert refused == ([1] if mode == "required" else [])
+    # The driver learns it, or forgets it: the state changes.
+    node.driver.broken.clear()
+    assert node.enforcer.probe(CARDS) and node.enforcer.state == "enforced"
 
 
 # --------------------------------------------------------------------------- enforcement
@@ -222,7 +232,7 @@ def test_a_container_above_its_share_is_reported_until_it_is_below() -> None:
     node.driver.held[FIRST, folder_of(ONE)] = 5000 * MIB
     ((reason, message),) = node.update(*simple())
     assert reason == "GpuMemoryUnlimited" and message.endswith("it holds 5000 MiB already")
-    assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal is None
+    assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal(FIRST) is None
     assert node.update(*simple()) == []
     node.driver.held.clear()
     assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
@@ -307,7 +317,8 @@ def test_off_removes_our_limits_and_leaves_foreign_ones() -> None:
     node.driver.kept[SECOND, folder_of(ONE)] = BLOCKED
     node.restart("off")
     assert node.update(pods, listing) == []
-    assert node.enforcer.state == "off" and node.enforcer.refusal is None
+    assert node.enforcer.state == "off" and node.enforcer.refusal(FIRST) is None
+    assert node.enforcer.card_state(FIRST) == "off"
     assert node.driver.kept == {(FIRST, folder_of(TWO)): Limit(0, 777 * MIB)}
     assert node.enforcer.environment({FIRST: 3}) == {}
 

@@ -120,10 +120,10 @@ def test_drivers_with_and_without_limits() -> None:
 
 
 def test_the_nodes_message() -> None:
-    assert limits.state("off", "whatever", ["x"]) == contract.LIMIT_OFF
-    assert limits.state("auto", None, []) == contract.LIMIT_ENFORCED
-    assert limits.state("auto", "the driver is old", ["x"]) == "unenforced: the driver is old"
-    assert limits.state("required", None, ["one isn't held", "b", "c"]) == "unenforced: one isn't held (and 2 more)"
+    assert limits.state("off", ["x"]) == contract.LIMIT_OFF
+    assert limits.state("auto", []) == contract.LIMIT_ENFORCED
+    assert limits.state("auto", ["the driver is old"]) == "unenforced: the driver is old"
+    assert limits.state("required", ["one isn't held", "b", "c"]) == "unenforced: one isn't held (and 2 more)"
 
 
 # --------------------------------------------------------------------------- the tree of cgroups

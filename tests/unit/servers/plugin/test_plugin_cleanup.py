@@ -79,6 +79,28 @@ def test_fault_20_required_limits_that_are_unavailable_refuse_the_node(node: Nod
     until(lambda: plugin.unready() is None)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_limits_are_decided_card_by_card(node: Node, mode: str) -> None:
+    """The driver limits card 0, and not card 1."""
+    node.limits.version = "615.71.09"
+    node.limits.broken["set", seen(1).uuid] = 3
+    node.start_plugin(memory_limit=mode)
+
+    def cards() -> list[tuple[bool, str, str]]:
+        return [(one.healthy, one.code, one.limit) for one in contract.node_cards(node.kube.node())]
+
+    able, unable = "enforced", "MemoryLimitUnavailable"
+    shared = (True, "", unable) if mode == "auto" else (False, unable, unable)
+    until(lambda: cards() == [(True, "", able), shared])
+    until(lambda: len(node.kubelet.healthy) == (32 if mode == "auto" else 16))
+    limit = node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT]
+    assert limit.startswith("unenforced: card 1 can't be limited")
+    pods = [node.run(make_pod(f"pod{at}", 4, booked=at)) for at in ((0, 1) if mode == "auto" else (0,))]
+    requested = [node.kubelet.envs[pod["metadata"]["uid"]]["c0"].get(limits.LIMIT) for pod in pods]
+    assert requested == ["4096", None][: len(pods)]
+    until(lambda: kept(node, pods[0]) == {seen(0).uuid: 4096})
+
+
 def test_fault_20_a_changed_limit_is_restored_and_reported(node: Node) -> None:
     node.limits.version = "615.71.09"
     plugin = node.start_plugin(resync=1.0)

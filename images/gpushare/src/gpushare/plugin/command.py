@@ -185,11 +185,12 @@ class Plugin:
         self.inventory.on_xid = self.metrics.xid
         self.inventory.on_refresh = self._probe_limits
         self.inventory.held_slots = self._held_slots
-        self.inventory.guards += [lambda uuid: self.enforcer.refusal, self.injection.refusal]
+        self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
         self.admission.limits = self.enforcer.environment
         self.admission.on_allocated = self._allocated
         self.admission.on_refused = self.metrics.refused
         self.reconciler.limit = lambda: self.enforcer.state
+        self.reconciler.card_limit = self.enforcer.card_state
         self.reconciler.on_reconciled = self._on_reconciled
 
     def start(self) -> None:

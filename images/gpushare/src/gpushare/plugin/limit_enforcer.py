@@ -75,8 +75,10 @@ class LimitEnforcer:
         self._cgroups = cgroups
         self._clock = clock
         self._lock = threading.Lock()
-        self._supported: frozenset[str] = frozenset()
+        # Why no card of the node can be limited, and why single ones can't, by UUID.
         self._reason: str | None = "the cards haven't been tried yet"
+        self._problems: dict[str, str] = {}
+        self._supported: frozenset[str] = frozenset()
         self._unenforced: dict[str, str] = {}
         self._usage: dict[str, Usage] = {}
         self._corrected = 0
@@ -91,15 +93,25 @@ class LimitEnforcer:
     def state(self) -> str:
         """Return the value of the node's annotation ``contract.NODE_LIMIT``."""
         with self._lock:
-            return limits.state(self.mode, self._reason, list(self._unenforced.values()))
+            problems = [self._reason] if self._reason else [*self._problems.values(), *self._unenforced.values()]
+            return limits.state(self.mode, problems)
 
-    @property
-    def refusal(self) -> contract.Refusal | None:
-        """Return why no card of this node may be shared; None unless limits are required."""
+    def card_state(self, uuid: str) -> str:
+        """Return a card's ``limit`` in the annotation ``contract.NODE_CARDS``; empty while it isn't known."""
         with self._lock:
-            if self.mode != "required" or self._reason is None:
+            if self.mode == "off":
+                return contract.LIMIT_OFF
+            if uuid in self._supported:
+                return contract.LIMIT_ENFORCED
+            return contract.Reason.MEMORY_LIMIT_UNAVAILABLE.value if self._reason or uuid in self._problems else ""
+
+    def refusal(self, uuid: str) -> contract.Refusal | None:
+        """Return why a card may not be shared; None unless limits are required."""
+        with self._lock:
+            if self.mode != "required" or uuid in self._supported:
                 return None
-            text = f"gpushare_memory_limit: limits are required, but {self._reason}"
+            reason = self._reason or self._problems.get(uuid, "this card hasn't been tried yet")
+            text = f"gpushare_memory_limit: limits are required, but {reason}"
             return contract.Refusal(contract.Reason.MEMORY_LIMIT_UNAVAILABLE, text)
 
     @property
@@ -135,22 +147,23 @@ class LimitEnforcer:
         """
         if self.mode == "off":
             return False
-        before = self.state
-        supported, reason = self._probe_cards(cards)
+        before = (self._reason, self._problems, self._supported)
+        reason, problems = self._probe_cards(cards)
+        supported = frozenset(() if reason else (card.uuid for card in cards if card.uuid not in problems))
         with self._lock:
-            changed = reason != self._reason
-            self._supported, self._reason = supported, reason
-        if changed:
-            log.log(logging.WARNING if reason else logging.INFO, "memory limits: %s", reason or "the driver sets them")
-        return self.state != before
+            self._reason, self._problems, self._supported = reason, problems, supported
+        if (reason, problems) != before[:2]:
+            found = "; ".join([reason] if reason else problems.values())
+            log.log(logging.WARNING if found else logging.INFO, "memory limits: %s", found or "the driver sets them")
+        return before != (reason, problems, supported)
 
-    def _probe_cards(self, cards: t.Sequence[contract.Card]) -> tuple[frozenset[str], str | None]:
-        """Return the cards that support limits, and why not all of them do."""
+    def _probe_cards(self, cards: t.Sequence[contract.Card]) -> tuple[str | None, dict[str, str]]:
+        """Return why no card can be limited, if there is such a reason, and why single ones can't, by UUID."""
         try:
             driver = self._backend.driver()
         except Refusal as refusal:
             self._probed = {}
-            return frozenset(), f"NVIDIA's driver doesn't answer: {refusal}"
+            return f"NVIDIA's driver doesn't answer: {refusal}", {}
         problem = limits.driver_problem(driver) or limits.cgroup_problem(self._cgroups.version(), self._cgroups.root)
         if problem is None and self._own is None:
             self._own = self._cgroups.own()
@@ -158,12 +171,11 @@ class LimitEnforcer:
                 problem = f"the node's cgroups aren't mounted at {self._cgroups.root}, or the plugin isn't in them"
         if problem is not None or self._own is None:
             self._probed = {}
-            return frozenset(), problem
+            return problem, {}
         if not cards:
-            return frozenset(), "no card answers"
-        problems = {card.uuid: self._probe_card(card, self._own) for card in cards}
-        supported = frozenset(uuid for uuid, problem in problems.items() if problem is None)
-        return supported, next((problem for problem in problems.values() if problem is not None), None)
+            return "no card answers", {}
+        problems = ((card.uuid, self._probe_card(card, self._own)) for card in cards)
+        return None, {uuid: problem for uuid, problem in problems if problem is not None}
 
     def _probe_card(self, card: contract.Card, own: str) -> str | None:
         """Return why this card can't be limited; None after a successful probe."""

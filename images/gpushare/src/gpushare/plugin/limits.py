@@ -102,20 +102,17 @@ def cgroup_problem(version: int, root: str) -> str | None:
     return f"the node's cgroups aren't mounted at {root}"
 
 
-def state(mode: str, reason: str | None, unenforced: t.Sequence[str]) -> str:
+def state(mode: str, problems: t.Sequence[str]) -> str:
     """Return the value of the node's annotation ``contract.NODE_LIMIT``.
 
     :param mode: one of ``MODES``.
-    :param reason: why no limit can be set on this node.
-    :param unenforced: the problem of each container without its limit.
+    :param problems: why the node, a card or a container isn't limited.
     """
     if mode == "off":
         return contract.LIMIT_OFF
-    if reason:
-        return contract.LIMIT_UNENFORCED + reason
-    if unenforced:
-        more = f" (and {len(unenforced) - 1} more)" if len(unenforced) > 1 else ""
-        return f"{contract.LIMIT_UNENFORCED}{unenforced[0]}{more}"
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return f"{contract.LIMIT_UNENFORCED}{problems[0]}{more}"
     return contract.LIMIT_ENFORCED
 
 
