@@ -168,7 +168,7 @@ def test_a_plugin_without_permission_refuses_its_cards_where_limits_are_required
     problem = (
         "card 0 can't be limited; the driver's error: the plugin lacks the right to (it needs the capability SYS_ADMIN)"
     )
-    assert report["state"] == f"unenforced: {problem}" and report["environment"] == {}
+    assert report["state"] == f"unenforced: {problem} (and 1 more)" and report["environment"] == {}
     assert report["refusal"] == [
         contract.Reason.MEMORY_LIMIT_UNAVAILABLE,
         f"gpushare_memory_limit: limits are required, but {problem}",
