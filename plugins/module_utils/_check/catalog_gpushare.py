@@ -333,6 +333,10 @@ GPUSHARE_CHECKS = {
         "the nodes' annotation on memory limits",
         "WARN",
         "upgrade what the reason names, or accept that pods can use more than their share",
-        {"not_enforced": "the memory shares of pods on {nodes} aren't enforced: {why}"},
+        {
+            "not_enforced": "the memory shares of pods on {nodes} aren't enforced: {why}",
+            "violated": "a container holds memory of GPU {card} that others were promised ({code}): {why}",
+        },
+        {"violated": "delete the pod, or set gpushare_memory_limit_violation to evict"},
     ),
 }

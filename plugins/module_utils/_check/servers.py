@@ -141,10 +141,17 @@ def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
     nodes = [node for node in gpu_nodes(snapshot) if has_label(node)]
     result.count(len(nodes))
     by_reason: dict[str, list[str]] = {}
+    violations = {code.value for code in contract.LIMIT_VIOLATIONS}
     for node in nodes:
         limit = node.annotations.get(contract.NODE_LIMIT, "")
-        if limit.startswith(contract.LIMIT_UNENFORCED):
-            by_reason.setdefault(limit[len(contract.LIMIT_UNENFORCED) :], []).append(node.name)
+        if not limit.startswith(contract.LIMIT_UNENFORCED):
+            continue
+        reason = limit[len(contract.LIMIT_UNENFORCED) :]
+        found = [card for card in node.cards if card.limit in violations]
+        for card in found:
+            result.warn("violated", node=node.name, card=card.index, uuid=card.uuid, code=card.limit, why=reason)
+        if not found:
+            by_reason.setdefault(reason, []).append(node.name)
     for reason, names in by_reason.items():
         shown = f"node{'s' if len(names) > 1 else ''} {join(names, 10)}"
         result.warn("not_enforced", key=reason, nodes=shown, why=reason)

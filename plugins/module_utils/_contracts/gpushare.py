@@ -135,10 +135,18 @@ class Reason(str, enum.Enum):
     ROW_REMAP_FAILED = "RowRemapFailed"
     XID_ERROR = "XIDError"
     MEMORY_LIMIT_UNAVAILABLE = "MemoryLimitUnavailable"
+    # Containers that aren't held to their memory of a card.
+    MEMORY_LIMIT_FAILED = "MemoryLimitFailed"
+    MEMORY_LIMIT_EXCEEDED = "MemoryLimitExceeded"
+    FOREIGN_MEMORY_HELD = "ForeignMemoryHeld"
     CDI_UNAVAILABLE = "CDIUnavailable"
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+# Of these a container holds memory that others were promised.
+LIMIT_VIOLATIONS = frozenset((Reason.MEMORY_LIMIT_EXCEEDED, Reason.FOREIGN_MEMORY_HELD))
 
 
 class Refusal(t.NamedTuple):

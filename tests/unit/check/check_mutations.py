@@ -612,6 +612,15 @@ breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")(
 )
 
 
+@breaks("S5", "ours_envvar", "a container holds another pod's memory", "violated", level="WARN")
+def mutation_violated(world: JsonObject) -> None:
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
+    code = contract.Reason.FOREIGN_MEMORY_HELD.value
+    held = [dataclasses.replace(cards[0], limit=code), *cards[1:]]
+    node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(held)
+    node_notes(world)[contract.NODE_LIMIT] = f"{contract.LIMIT_UNENFORCED}{code}: container x of pod a/b holds 9 MiB"
+
+
 OLD_DRIVER = "NVIDIA's driver is 580.95, and limits need 615 or newer"
 breaks("S5", "ours_envvar", "the driver enforces no limits", "not_enforced", level="WARN")(
     lambda w: node_notes(w).update({contract.NODE_LIMIT: contract.LIMIT_UNENFORCED + OLD_DRIVER})

@@ -72,6 +72,7 @@ def test_the_servers_accept_their_command_lines(
         gpushare_ignore_xids=[94, 63] if limit == "auto" else [],
         gpushare_xid_quiet=60,
         gpushare_reserved_memory=300,
+        gpushare_memory_limit_violation="evict" if limit == "required" else "report",
         gpushare_log_format="json",
     )["command"]
     assert words[0] == {"extender": "gpushare-extender", "device_plugin": "gpushare-device-plugin"}[name]
@@ -84,6 +85,7 @@ def test_the_servers_accept_their_command_lines(
         assert (options.memory_unit, options.metrics, options.xid_quiet) == (unit, None, 60)
         assert (options.memory_limit, options.device_injection) == (limit, injection)
         assert options.reserved_memory == 300
+        assert (options.memory_limit_violation == "evict") == (limit == "required")
         assert options.ignore_xids == ("94,63" if limit == "auto" else "")
         assert (options.cdi_folders == "/etc/cdi,/opt/cdi") == (injection != "envvar")
 

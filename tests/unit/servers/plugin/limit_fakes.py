@@ -37,6 +37,8 @@ class FakeDriver:
         # A code that the next calls of "set" or "get" answer, by card.
         self.broken: dict[tuple[str, str], int] = {}
         self.forgets = False
+        # As with the kernel's dmem: a lower limit than what is held is taken, and frees nothing.
+        self.lowers = False
         self.sets = 0
 
     def driver(self) -> str:
@@ -58,7 +60,7 @@ class FakeDriver:
         size = self.sizes[uuid] * MIB
         if limit.soft > limit.hard or (limit.hard != UNLIMITED and limit.hard > size):
             raise Refusal(MESSAGES[2], 2)
-        if self.held.get((uuid, folder), 0) > limit.hard:
+        if self.held.get((uuid, folder), 0) > limit.hard and not self.lowers:
             raise Refusal("it answers In use by another client", 19)
         self.sets += 1
         if limit.absent:

@@ -220,23 +220,58 @@ def test_a_container_using_an_unassigned_card_is_reported() -> None:
     node.driver.kept[SECOND, folder_of(ONE)] = Limit(0, 3072 * MIB)
     node.driver.held[SECOND, folder_of(ONE)] = 500 * MIB
     ((reason, message),) = node.update(*simple())
-    assert reason == "GpuMemoryUnlimited"
-    assert message.startswith("container x of pod default/a holds 500 MiB of card 1, which it wasn't given")
+    assert reason == "GpuMemoryExceeded"
+    assert message.startswith(
+        "ForeignMemoryHeld: container x of pod default/a holds 500 MiB of card 1, which it wasn't given"
+    )
     assert node.enforcer.state == f"unenforced: {message}"
+    assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["enforced", "ForeignMemoryHeld"]
+    # It gets no more of it, and nothing of it once it holds less.
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 500}
+    node.driver.held.clear()
+    assert [reason for reason, _text in node.update(*simple())] == ["GpuCardNotGiven"]
+    assert node.driver.kept[SECOND, folder_of(ONE)] == BLOCKED and node.enforcer.state == "enforced"
 
 
-def test_a_container_above_its_share_is_reported_until_it_is_below() -> None:
+@pytest.mark.parametrize("before", [None, Limit(0, 9000 * MIB), Limit(5 * MIB, UNLIMITED)])
+@pytest.mark.parametrize("lowers", [False, True])
+def test_a_container_above_its_share_is_reported_until_it_is_below(before: Limit | None, lowers: bool) -> None:
+    """A toolkit older than 1.20.1 set no limit, or a pod raised it, and memory was allocated before the first look."""
+    node = Node()
+    node.driver.lowers = lowers
+    node.run(ONE)
+    if before:
+        node.driver.kept[FIRST, folder_of(ONE)] = before
+    node.driver.held[FIRST, folder_of(ONE)] = 5000 * MIB + 1
+    ((reason, message),) = node.update(*simple())
+    assert reason == "GpuMemoryExceeded"
+    assert message.startswith(
+        "MemoryLimitExceeded: container x of pod default/a holds 5000 MiB of card 0, and its share is 3072"
+    )
+    assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal(FIRST) is None
+    assert node.enforcer.card_state(FIRST) == "MemoryLimitExceeded"
+    # It gets no more: a driver that refuses to lower the limit takes what the container holds.
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 5001}
+    assert node.update(*simple()) == []
+    node.driver.held[FIRST, folder_of(ONE)] = 4000 * MIB
+    assert node.update(*simple()) == []
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 4000}
+    node.driver.held.clear()
+    mended = [] if lowers else ["GpuMemoryLimitMended"]
+    assert [reason for reason, _text in node.update(*simple())] == mended
+    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+
+
+def test_an_error_of_the_driver_is_no_violation() -> None:
     node = Node()
     node.run(ONE)
-    node.driver.kept[FIRST, folder_of(ONE)] = Limit(0, 9000 * MIB)
-    node.driver.held[FIRST, folder_of(ONE)] = 5000 * MIB
+    node.driver.broken["set", FIRST] = 999
     ((reason, message),) = node.update(*simple())
-    assert reason == "GpuMemoryUnlimited" and message.endswith("it holds 5000 MiB already")
-    assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal(FIRST) is None
-    assert node.update(*simple()) == []
-    node.driver.held.clear()
-    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
-    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+    assert reason == "GpuMemoryUnlimited" and message.startswith(
+        "MemoryLimitFailed: container x of pod default/a isn't"
+    )
+    assert node.enforcer.card_state(FIRST) == "MemoryLimitFailed"
+    assert not any(one.holds for one in node.enforcer.violations)
 
 
 def test_limited_and_used_memory_is_reported_by_card() -> None:
@@ -256,7 +291,9 @@ def test_a_container_without_a_cgroup_is_reported_after_a_wait() -> None:
     assert node.enforcer.state == "enforced"
     node.now = 60.0
     node.update(*simple())
-    assert node.enforcer.state == "unenforced: the cgroup of container x of pod default/a isn't found"
+    assert (
+        node.enforcer.state == "unenforced: MemoryLimitFailed: the cgroup of container x of pod default/a isn't found"
+    )
     node.run(ONE)
     node.update(*simple())
     assert node.enforcer.state == "enforced"

@@ -131,9 +131,13 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict
     report = play("late", drivers[R615], tmp_path)
     assert report["holds"] == "holding 5000 MiB"
     (event,) = report["events"]
-    assert event.startswith("GpuMemoryUnlimited: container x of pod default/old isn't held to its 2048 MiB of card 0")
+    assert event.startswith(
+        "GpuMemoryExceeded: MemoryLimitExceeded: container x of pod default/old holds 5000 MiB of card 0, and its share"
+    )
     assert report["state"] == "unenforced: " + event.partition(": ")[2]
-    assert report["after its release"] == [[], "enforced", [0, 2048, 0]]
+    (mended,), *after = report["after its release"]
+    assert mended.startswith("GpuMemoryLimitMended: container x had a limit of 5000 MiB on card 0; the limit is 2048")
+    assert after == ["enforced", [0, 2048, 0]]
     assert report["off"] == [[], "off", None, {}]
 
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
+from gpushare.api.evictions import evict, refused_by_budget
 from gpushare.extender.binding_status import pod_path
 from gpushare.extender.claims import Claims
 from gpushare.extender.filter import RefusedPod, evaluate
@@ -60,8 +61,6 @@ MAX_WAITING = 500
 # After so many filters the others aren't waited for.
 SAMPLE, SAMPLES = 100, 5
 
-# The cause in the Status that refuses an eviction; kubernetes v1.36.0, staging/src/k8s.io/api/policy/v1/types.go.
-BUDGET_CAUSE = "DisruptionBudget"
 EVENT_PREEMPTING = "GPUMemoryPreempting"
 EVENT_PREEMPTED = "Preempted"
 
@@ -407,12 +406,12 @@ class Preemption:
         :raises KubeError: the outcome isn't known.
         """
         try:
-            _post_eviction(self._kube, row, dry=False)
+            evict(self._kube, row.namespace, row.name, row.uid)
         except KubeError as error:
             if error.status in (404, 409):
                 # Gone, or another pod of that name.
                 return True
-            protected = _is_budget_refusal(error)
+            protected = refused_by_budget(error)
             self._count("refused" if protected else "failed")
             log.warning("pod %s/%s can't be evicted: %s", row.namespace, row.name, error)
             if not protected:
@@ -499,23 +498,15 @@ class _BudgetChecks:
                 continue
             self._queried.add(row.uid)
             try:
-                _post_eviction(self._kube, row, dry=True)
+                evict(self._kube, row.namespace, row.name, row.uid, dry=True)
             except KubeError as error:
-                if _is_budget_refusal(error):
+                if refused_by_budget(error):
                     self.violating.add(row.uid)
                 # A pod that is gone needs no eviction.
                 elif error.status not in (404, 409):
                     log.error("disruption budgets can't be queried: %s", error)
                     self._closed = True
         return len(self.violating) > before
-
-
-def _is_budget_refusal(error: KubeError) -> bool:
-    """Return whether disruption budgets refused an eviction (500 where there are two), not a busy server."""
-    if error.status == 429:
-        return BUDGET_CAUSE in error.causes
-    # With two budgets for one pod, the API server's answer is an internal error without such a cause.
-    return error.status == 500 and "PodDisruptionBudget" in error.message
 
 
 def _claim(pod: JsonObject, node: str, found: Plan, priority: int, victims: Iterable[str]) -> Claim:
@@ -551,16 +542,3 @@ def _merged(offered: Victims, rows: Sequence[PodRow], gone: set[str], found: Pla
     ordered.sort(key=lambda entry: -entry[0])
     violations = min(offered.violations, len(ordered) - len(ours)) + sum(uid in violating for uid in ours)
     return Victims(tuple(uid for _priority, uid in ordered), violations)
-
-
-def _post_eviction(kube: Kube, row: PodRow, dry: bool) -> None:
-    options: JsonObject = {"preconditions": {"uid": row.uid}}
-    if dry:
-        options["dryRun"] = ["All"]
-    body: JsonObject = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": row.name, "namespace": row.namespace},
-        "deleteOptions": options,
-    }
-    kube.post(pod_path(row.namespace, row.name) + "/eviction", body)

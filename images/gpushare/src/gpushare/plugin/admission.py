@@ -18,6 +18,7 @@ from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
 from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable
 from gpushare.nvml.inventory import Inventory
 from gpushare.plugin import limits, pod_facts, steering
+from gpushare.plugin.evictions import MIRROR
 from gpushare.plugin.injection import Injection
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
@@ -30,7 +31,8 @@ LOOKUP_SECONDS = 2.0
 # kubelet admits one pod after the other, so few requests are open at a time; each may have thousands of IDs.
 MAX_ASKED = 8
 MAX_GRANTED = 512
-KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS)
+KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS, MIRROR)
+METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
 
 
 class Pods(t.Protocol):
@@ -75,7 +77,7 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
     return pod_facts.MirroredPod(
         {
             "metadata": {
-                **{key: metadata[key] for key in ("name", "namespace", "uid", "creationTimestamp") if key in metadata},
+                **{key: metadata[key] for key in METADATA if key in metadata},
                 "annotations": {key: annotations[key] for key in KEPT_ANNOTATIONS if key in annotations},
             },
             "spec": {

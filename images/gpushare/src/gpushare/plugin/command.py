@@ -44,6 +44,7 @@ from gpushare.nvml.limits import LimitBackend, NvidiaLimits
 from gpushare.plugin import cleanup, limits, pod_facts, steering
 from gpushare.plugin.admission import Admission, trim_pod
 from gpushare.plugin.cgroups import Cgroups, NodeCgroups
+from gpushare.plugin.evictions import Evictions
 from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
@@ -91,6 +92,7 @@ class Options:
     :param ignored_xids: errors that don't concern the card, in addition to those of applications.
     :param injection: ``auto``, ``cdi`` or ``envvar``.
     :param memory_limit: ``auto``, ``required`` or ``off``.
+    :param evict: whether a pod is evicted that holds memory of others and can't be limited.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
@@ -107,6 +109,7 @@ class Options:
     injection: str = AUTO
     cdi_folders: tuple[Path, ...] = FOLDERS
     memory_limit: str = "auto"
+    evict: bool = False
     cgroup_root: str = "/sys/fs/cgroup"
 
 
@@ -148,6 +151,7 @@ class Plugin:
             kube, "/api/v1/nodes", {"fieldSelector": f"metadata.name={options.node}"}, trim_node, backoff=backoff
         )
         self.events = Events(kube, COMPONENT, options.node)
+        self.evictions = Evictions(kube, self.events, self.metrics.evicted)
         self.admission = Admission(options.node, self.inventory, kube, self.pods, self.podresources, self.injection)
         self.registration = Registration(
             options.kubelet_dir / "device-plugins",
@@ -328,8 +332,13 @@ class Plugin:
             return
         state = self.enforcer.state
         for finding in self.enforcer.once(self.inventory.cards, *self._last_pass):
-            self.reconciler.post(finding.pod, finding.reason, finding.message, finding.warning)
-        self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected)
+            self.reconciler.post(finding.pod, finding.reason, finding.message)
+            if finding.node:
+                self.events.node(self.options.node, finding.reason, finding.message)
+        violations = self.enforcer.violations
+        self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected, violations)
+        if self.options.evict:
+            self.evictions.once([one for one in violations if one.holds], self._last_pass[0])
         if self.enforcer.state != state:
             self.reconciler.wake()
 
@@ -383,6 +392,11 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
     ),
     "cdi-folders": (str, ",".join(map(str, FOLDERS)), "folders of CDI specifications, with commas; the last one wins"),
     "memory-limit": (str, "auto", "whether the driver limits containers to their shares: auto, required or off"),
+    "memory-limit-violation": (
+        str,
+        "report",
+        "what happens to a pod that holds memory of others and can't be limited: report or evict",
+    ),
     "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
     "log-format": (str, "text", "text or json"),
     "log-level": (str, "info", "debug, info, warning or error"),
@@ -410,6 +424,7 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
         ("memory_unit", tuple(contract.MIB_PER_UNIT)),
         ("device_injection", MODES),
         ("memory_limit", limits.MODES),
+        ("memory_limit_violation", ("report", "evict")),
         ("log_format", ("text", "json")),
         ("log_level", ("debug", "info", "warning", "error")),
     ):
@@ -477,6 +492,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         injection=given.device_injection,
         cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
         memory_limit=given.memory_limit,
+        evict=given.memory_limit_violation == "evict",
         cgroup_root=given.cgroup_root,
     )
     try:

@@ -9,6 +9,9 @@ Only what was read back counts. So:
 * Each pass reads the limit of each running container on each of its cards, and sets it where it differs from the share.
 * A limit on a card that the container wasn't given shows that it started with that card visible (it sets
   NVIDIA_VISIBLE_DEVICES itself): the card is blocked for it, and an Event reports it.
+* A container that holds more than it may (it allocated before its limit was set) can't be limited to its share: the
+  driver refuses, or takes the limit and frees nothing. It is limited to what it holds, so that it gets no more, and is
+  a *violation* until it holds less: its card isn't enforced, and Events on pod and node have the code.
 
 Nothing has to survive a restart: driver, kubelet and API hold all state, and the first pass of a new process reads it.
 A limit ends with its container's cgroup; it is never removed from a running container, except when the mode is
@@ -17,6 +20,7 @@ A limit ends with its container's cgroup; it is never removed from a running con
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -28,7 +32,7 @@ from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MIB, NO_FOLDER, UNLIMITED, Limit, LimitBackend, Refusal
 from gpushare.plugin import limits
 from gpushare.plugin.cgroups import Cgroups
-from gpushare.plugin.limits import Target, Usage
+from gpushare.plugin.limits import Target, Usage, Violation
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
@@ -43,7 +47,7 @@ GRACE_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The content of an Event about a pod.
+    """The content of an Event about a pod, and about its node if the card isn't enforced because of it.
 
     :param pod: from the parameter of ``once``.
     """
@@ -51,7 +55,30 @@ class Finding:
     pod: JsonObject
     reason: str
     message: str
-    warning: bool = True
+    node: bool = False
+
+
+class _Findings:
+    """What one pass has found.
+
+    :ivar events: text by container, card, and the Event's reason.
+    """
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.events: dict[tuple[str, str, str], str] = {}
+        self.pods: dict[str, str] = {}
+
+    def report(self, target: Target, card: str, reason: str, text: str) -> None:
+        """Add an Event about a container and a card."""
+        self.events[target.container_id, card, reason] = text
+        self.pods[target.container_id] = target.uid
+
+    def violate(self, target: Target, card: str, code: contract.Reason, text: str) -> None:
+        """Add a violation, which is an Event, too."""
+        one = Violation(code, text, target.uid, target.container_id, card)
+        self.violations.append(one)
+        self.report(target, card, one.event, f"{code}: {text}")
 
 
 class LimitEnforcer:
@@ -79,7 +106,7 @@ class LimitEnforcer:
         self._reason: str | None = "the cards haven't been tried yet"
         self._problems: dict[str, str] = {}
         self._supported: frozenset[str] = frozenset()
-        self._unenforced: dict[str, str] = {}
+        self._violations: tuple[Violation, ...] = ()
         self._usage: dict[str, Usage] = {}
         self._corrected = 0
         self._own: str | None = None
@@ -93,8 +120,15 @@ class LimitEnforcer:
     def state(self) -> str:
         """Return the value of the node's annotation ``contract.NODE_LIMIT``."""
         with self._lock:
-            problems = [self._reason] if self._reason else [*self._problems.values(), *self._unenforced.values()]
+            problems = [self._reason] if self._reason else list(self._problems.values())
+            problems += dict.fromkeys(f"{one.code}: {one.text}" for one in self._violations)
             return limits.state(self.mode, problems)
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """Return the containers that the last pass couldn't hold to their memory."""
+        with self._lock:
+            return self._violations
 
     def card_state(self, uuid: str) -> str:
         """Return a card's ``limit`` in the annotation ``contract.NODE_CARDS``; empty while it isn't known."""
@@ -102,7 +136,8 @@ class LimitEnforcer:
             if self.mode == "off":
                 return contract.LIMIT_OFF
             if uuid in self._supported:
-                return contract.LIMIT_ENFORCED
+                violation = next((one for one in self._violations if one.card == uuid), None)
+                return violation.code.value if violation else contract.LIMIT_ENFORCED
             return contract.Reason.MEMORY_LIMIT_UNAVAILABLE.value if self._reason or uuid in self._problems else ""
 
     def refusal(self, uuid: str) -> contract.Refusal | None:
@@ -216,16 +251,13 @@ class LimitEnforcer:
             return []
         with self._lock:
             supported = self._supported
-        healthy = {card.uuid for card in cards if card.healthy}
-        unenforced: dict[str, str] = {}
-        findings: dict[tuple[str, str, str], tuple[str, str]] = {}
+        limited = [card for card in cards if card.uuid in supported]
+        findings = _Findings()
         usage: dict[str, Usage] = {}
         corrected = 0
         for target in found:
-            folder = self._folder(target, unenforced)
-            for card in cards if folder else ():
-                if card.uuid not in supported:
-                    continue
+            folder = self._folder(target, limited, findings)
+            for card in limited if folder else ():
                 mib = target.mib.get(card.uuid)
                 try:
                     if mib is None:
@@ -234,20 +266,18 @@ class LimitEnforcer:
                     limit, set_now = self._enforce(card, target, str(folder), mib, findings)
                 except Refusal as refusal:
                     # Gone with the container, or the card doesn't answer, which is reported elsewhere.
-                    if refusal.code == NO_FOLDER or card.uuid not in healthy:
-                        continue
-                    unenforced[target.container_id] = str(refusal)
-                    findings[target.container_id, card.uuid, "GpuMemoryUnlimited"] = (target.uid, str(refusal))
+                    if refusal.code != NO_FOLDER and card.healthy:
+                        findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, str(refusal))
                     continue
                 corrected += set_now
                 have = usage.get(card.uuid, Usage())
                 usage[card.uuid] = Usage(
-                    have.containers + 1, have.limited_mib + mib, have.used_mib + -(-limit.used // MIB)
+                    have.containers + 1, have.limited_mib + limit.hard // MIB, have.used_mib + -(-limit.used // MIB)
                 )
         there = {target.container_id for target in found}
         self._missing = {one: since for one, since in self._missing.items() if one in there}
         with self._lock:
-            self._unenforced, self._usage = unenforced, usage
+            self._violations, self._usage = tuple(findings.violations), usage
             self._corrected += corrected
         return self._new_findings(pods, findings)
 
@@ -257,91 +287,132 @@ class LimitEnforcer:
         """Remove the plugin's limits from the running containers, before the plugin is removed from the node."""
         self._clear(cards, limits.targets(cards, pods, listing, self._unit))
 
-    def _folder(self, target: Target, unenforced: dict[str, str]) -> str | None:
+    def _folder(self, target: Target, cards: t.Sequence[contract.Card], findings: _Findings) -> str | None:
+        """Return a container's cgroup; one that isn't found after a moment is a violation on its cards."""
         folder = self._cgroups.folder(target.container_id)
         if folder is not None:
             self._missing.pop(target.container_id, None)
             return folder
         since = self._missing.setdefault(target.container_id, self._clock())
         if self._clock() - since > GRACE_SECONDS:
-            unenforced[target.container_id] = f"the cgroup of {target.name} isn't found"
+            text = f"the cgroup of {target.name} isn't found"
+            for card in cards:
+                if card.uuid in target.mib:
+                    findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, text)
         return None
 
     def _enforce(
-        self,
-        card: contract.Card,
-        target: Target,
-        folder: str,
-        mib: int,
-        findings: dict[tuple[str, str, str], tuple[str, str]],
+        self, card: contract.Card, target: Target, folder: str, mib: int, findings: _Findings
     ) -> tuple[Limit, int]:
         """Enforce a container's limit on a card.
 
         :param folder: the container's cgroup.
         :param mib: its share.
-        :param findings: receives the Event of a corrected limit.
-        :returns: the enforced limit, and whether (0 or 1) it had to be set.
+        :param findings: receives the Event of a corrected limit, or the violation of a container that holds more.
+        :returns: the limit in effect, and whether (0 or 1) the share's had to be set.
         :raises Refusal: it can't be enforced.
         """
         wanted = limits.wanted(mib)
         now = self._backend.get(card.uuid, folder)
-        if now is not None and _equal(now, wanted):
-            return now, 0
-        what = f"{target.name} isn't held to its {mib} MiB of card {card.index}"
+        after = now
+        if now is None or not _equal(now, wanted):
+            what = f"{target.name} isn't held to its {mib} MiB of card {card.index}"
+            after = self._hold(card, folder, wanted, now, what)
+        assert after is not None
+        if after.used > wanted.hard:
+            findings.violate(
+                target,
+                card.uuid,
+                contract.Reason.MEMORY_LIMIT_EXCEEDED,
+                f"{target.name} holds {after.used // MIB} MiB of card {card.index}, and its share is {mib} MiB: it "
+                "allocated them before it was limited; it gets no more",
+            )
+            return after, 0
+        if after is now:
+            return after, 0
+        log.info("limit set", extra={"data": {"pod": target.pod, "container": target.container, "card": card.index,
+                                              "mib": mib, "before": _describe(now)}})  # fmt: skip
+        if now is not None:
+            text = f"container {target.container} had {_describe(now)} on card {card.index}; the limit is {mib} MiB now"
+            findings.report(target, card.uuid, "GpuMemoryLimitMended", text)
+        return after, 1
+
+    def _block(self, card: contract.Card, target: Target, folder: str, findings: _Findings) -> None:
+        """Block a card for a container that wasn't given it, if it sees it.
+
+        :param folder: the container's cgroup.
+        :param findings: receives the Event of a blocked card, or the violation of a container that holds memory of it.
+        :raises Refusal: it can't be blocked.
+        """
+        now = self._backend.get(card.uuid, folder)
+        # The limit of a parent (for example for all pods) isn't this container's.
+        if now is None or _equal(now, self._backend.get(card.uuid, os.path.dirname(folder))):
+            return
+        after = now
+        if not _equal(now, BLOCKED):
+            what = f"{target.name} sees card {card.index}, which it wasn't given"
+            after = self._hold(card, folder, BLOCKED, now, what)
+        if after.used > BLOCKED.hard:
+            findings.violate(
+                target,
+                card.uuid,
+                contract.Reason.FOREIGN_MEMORY_HELD,
+                f"{target.name} holds {after.used // MIB} MiB of card {card.index}, which it wasn't given; it gets no "
+                "more",
+            )
+        elif after is not now:
+            findings.report(
+                target,
+                card.uuid,
+                "GpuCardNotGiven",
+                f"container {target.container} sees card {card.index} ({card.uuid}), which it wasn't given; "
+                "the driver lets it have none of that card's memory now",
+            )
+
+    def _hold(self, card: contract.Card, folder: str, wanted: Limit, now: Limit | None, what: str) -> Limit:
+        """Set a limit, or the lowest one that the driver takes if the container holds more.
+
+        :param folder: the container's cgroup.
+        :param now: the limit that it has, which may be its parent's.
+        :param what: for the message of a refusal.
+        :returns: the limit in effect, with the memory that the container holds.
+        :raises Refusal: it can't be set, and not because of what the container holds.
+        """
         try:
             self._backend.set(card.uuid, folder, wanted)
         except Refusal as refusal:
             if refusal.code == NO_FOLDER:
                 raise
-            held = f"; it holds {now.used // MIB} MiB already" if now is not None and now.used > wanted.hard else ""
-            raise Refusal(f"{what}; the driver's error: {refusal}{held}", refusal.code) from refusal
+            held = self._limit_to_used(card, folder, wanted, now)
+            if held is None:
+                raise Refusal(f"{what}; the driver's error: {refusal}", refusal.code) from refusal
+            return held
         after = self._backend.get(card.uuid, folder)
         if after is None or not _equal(after, wanted):
             raise Refusal(f"{what}: the driver took the limit and doesn't show it")
-        log.info("limit set", extra={"data": {"pod": target.pod, "container": target.container, "card": card.index,
-                                              "mib": mib, "before": _describe(now)}})  # fmt: skip
-        if now is not None:
-            findings[target.container_id, card.uuid, "GpuMemoryLimitMended"] = (
-                target.uid,
-                f"container {target.container} had {_describe(now)} on card {card.index}; the limit is {mib} MiB now",
-            )
-        return after, 1
+        return after
 
-    def _block(
-        self,
-        card: contract.Card,
-        target: Target,
-        folder: str,
-        findings: dict[tuple[str, str, str], tuple[str, str]],
-    ) -> None:
-        """Block a card for a container that wasn't given it, if it sees it.
+    def _limit_to_used(self, card: contract.Card, folder: str, wanted: Limit, now: Limit | None) -> Limit | None:
+        """Limit a container to what it holds; None if that isn't more than the wanted limit.
 
-        :param folder: the container's cgroup.
-        :param findings: receives the Event of a blocked card.
-        :raises Refusal: it can't be blocked.
+        Without dmem in the kernel the driver shows what a cgroup holds only if it has a limit of its own: at first all
+        of the card.
         """
-        now = self._backend.get(card.uuid, folder)
-        if now is None or _equal(now, BLOCKED):
-            return
-        # The limit of a parent (for example for all pods) isn't this container's.
-        parents = self._backend.get(card.uuid, os.path.dirname(folder))
-        if parents is not None and _equal(parents, now):
-            return
         try:
-            self._backend.set(card.uuid, folder, BLOCKED)
+            if now is None or _equal(now, self._backend.get(card.uuid, os.path.dirname(folder))):
+                self._backend.set(card.uuid, folder, limits.wanted(card.memory_mib))
+                now = self._backend.get(card.uuid, folder)
+            if now is None or now.used <= wanted.hard:
+                return None
+            lowest = limits.wanted(-(-now.used // MIB))
+            if now.soft or now.hard > lowest.hard:
+                # Refused if it has allocated more since; the next pass comes soon.
+                with contextlib.suppress(Refusal):
+                    self._backend.set(card.uuid, folder, lowest)
+            return self._backend.get(card.uuid, folder)
         except Refusal as refusal:
-            if refusal.code == NO_FOLDER:
-                raise
-            held = f"holds {now.used // MIB} MiB of" if now.used else "sees"
-            raise Refusal(
-                f"{target.name} {held} card {card.index}, which it wasn't given; the driver's error: {refusal}",
-                refusal.code,
-            ) from refusal
-        findings[target.container_id, card.uuid, "GpuCardNotGiven"] = (
-            target.uid,
-            f"container {target.container} sees card {card.index} ({card.uuid}), which it wasn't given; "
-            "the driver lets it have none of that card's memory now",
-        )
+            log.debug("%s of card %d: %s", folder, card.index, refusal)
+            return None
 
     def _clear(self, cards: t.Sequence[contract.Card], found: t.Sequence[Target]) -> None:
         for target in found:
@@ -357,23 +428,24 @@ class LimitEnforcer:
                 except Refusal as refusal:
                     log.debug("%s, card %d: %s", target.name, card.index, refusal)
 
-    def _new_findings(
-        self, pods: t.Sequence[JsonObject], findings: t.Mapping[tuple[str, str, str], tuple[str, str]]
-    ) -> list[Finding]:
-        """Return the findings that weren't reported before; one that ended may be reported again."""
+    def _new_findings(self, pods: t.Sequence[JsonObject], found: _Findings) -> list[Finding]:
+        """Return the findings that weren't reported before of a container that runs."""
         by_uid = {contract.pod_uid(pod): pod for pod in pods}
         alive = {identifier for pod in pods for identifier in limits.running(pod).values()}
-        fresh = [key for key in findings if key not in self._reported]
-        self._reported = {key for key in self._reported if key[0] in alive} | set(findings)
+        violations = {(one.container, one.card, one.event) for one in found.violations}
+        fresh = [key for key in found.events if key not in self._reported]
+        self._reported = {key for key in self._reported if key[0] in alive} | set(found.events)
         for key in fresh:
-            log.warning("%s", findings[key][1])
+            log.warning("%s", found.events[key])
         return [
-            Finding(by_uid[uid], key[2], message) for key in fresh for uid, message in (findings[key],) if uid in by_uid
+            Finding(by_uid[found.pods[key[0]]], key[2], found.events[key], key in violations)
+            for key in fresh
+            if found.pods[key[0]] in by_uid
         ]
 
 
-def _equal(one: Limit, other: Limit) -> bool:
-    return (one.soft, one.hard) == (other.soft, other.hard)
+def _equal(one: Limit, other: Limit | None) -> bool:
+    return other is not None and (one.soft, one.hard) == (other.soft, other.hard)
 
 
 def _describe(limit: Limit | None) -> str:

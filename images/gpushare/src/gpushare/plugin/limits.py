@@ -67,6 +67,31 @@ class Usage:
     used_mib: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A container that isn't held to its memory of a card.
+
+    :param pod: its pod's UID.
+    :param container: the runtime's ID.
+    :param card: the UUID.
+    """
+
+    code: contract.Reason
+    text: str
+    pod: str
+    container: str
+    card: str
+
+    @property
+    def holds(self) -> bool:
+        """Return whether it holds memory that others were promised."""
+        return self.code in contract.LIMIT_VIOLATIONS
+
+    @property
+    def event(self) -> str:
+        return "GpuMemoryExceeded" if self.holds else "GpuMemoryUnlimited"
+
+
 def wanted(mib: int) -> Limit:
     """Return the limit of a share of so many MiB."""
     return Limit(0, mib * MIB)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
@@ -10,7 +11,7 @@ import typing as t
 
 import gpushare
 from gpushare.nvml.limits import MIB
-from gpushare.plugin.limits import Usage
+from gpushare.plugin.limits import Usage, Violation
 from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -19,6 +20,8 @@ from prometheus_client.registry import Collector
 # kubelet admits one pod after the other and waits for these calls.
 CALL_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LIMIT_STATES = ("enforced", "unenforced", "off")
+VIOLATION_CODES = sorted(code.value for code in (*contract.LIMIT_VIOLATIONS, contract.Reason.MEMORY_LIMIT_FAILED))
+EVICTION_RESULTS = ("evicted", "refused", "failed")
 
 
 class _Cards(Collector):
@@ -31,6 +34,7 @@ class _Cards(Collector):
         self._held: t.Mapping[str, int] = {}
         self._used_mib: t.Mapping[str, int] = {}
         self._limits: tuple[str, t.Mapping[str, Usage], int] = ("", {}, 0)
+        self._violations: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def set(self, cards: t.Sequence[contract.Card], held: t.Mapping[str, int]) -> None:
         """Set the node's cards, and the units that containers hold by card (UUID)."""
@@ -42,14 +46,18 @@ class _Cards(Collector):
         with self._lock:
             self._used_mib = dict(used_mib)
 
-    def set_limits(self, state: str, usage: t.Mapping[str, Usage], corrected: int) -> None:
+    def set_limits(
+        self, state: str, usage: t.Mapping[str, Usage], corrected: int, violations: t.Sequence[Violation] = ()
+    ) -> None:
         """Set the state of the memory limits, as in the node's annotation.
 
         :param usage: by card (UUID).
         :param corrected: number of corrected limits since the start.
+        :param violations: containers that aren't held to their memory.
         """
         with self._lock:
             self._limits = (state, dict(usage), corrected)
+            self._violations = collections.Counter((one.card, one.code.value) for one in violations)
 
     def describe(self) -> t.Iterator[Metric]:
         return iter(())
@@ -58,6 +66,7 @@ class _Cards(Collector):
         with self._lock:
             cards, held, used_mib = self._cards, self._held, self._used_mib
             state, usage, corrected = self._limits
+            violations = dict(self._violations)
         labels = ["node", "card", "uuid", "model"]
 
         def gauge(name: str, help_text: str) -> GaugeMetricFamily:
@@ -71,6 +80,11 @@ class _Cards(Collector):
         limit = gauge("card_limited_bytes", "Sum of the containers' memory limits that the driver enforces on a card")
         inside = gauge("card_limited_used_bytes", "Memory in use by the containers that have such a limit")
         containers = gauge("card_limited_containers", "Containers whose memory on a card the driver limits")
+        violating = GaugeMetricFamily(
+            "gpushare_plugin_limit_violations",
+            "Containers that aren't held to their memory of a card, by reason code",
+            labels=[*labels, "reason"],
+        )
         for card in cards:
             values = [self._node, str(card.index), card.uuid, card.model]
             units.add_metric(values, card.units)
@@ -83,7 +97,9 @@ class _Cards(Collector):
             limit.add_metric(values, here.limited_mib * MIB)
             inside.add_metric(values, here.used_mib * MIB)
             containers.add_metric(values, here.containers)
-        yield from (units, held_units, healthy, memory, used, limit, inside, containers)
+            for code in VIOLATION_CODES:
+                violating.add_metric([*values, code], violations.get((card.uuid, code), 0))
+        yield from (units, held_units, healthy, memory, used, limit, inside, containers, violating)
         states = GaugeMetricFamily(
             "gpushare_plugin_limit_state", "1 for the state of this node's memory limits", labels=["node", "state"]
         )
@@ -130,6 +146,14 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
+        self._evictions = Counter(
+            "gpushare_plugin_evictions",
+            "Evictions of pods that hold memory of others, by result",
+            ["result"],
+            registry=registry,
+        )
+        for result in EVICTION_RESULTS:
+            self._evictions.labels(result)
         self._xids = Counter(
             "gpushare_plugin_xids", "Errors that the driver reported for a card", ["uuid", "xid"], registry=registry
         )
@@ -176,6 +200,10 @@ class Metrics:
 
     def corrected(self, kind: str) -> None:
         self._corrections.labels(kind).inc()
+
+    def evicted(self, result: str) -> None:
+        """Count an eviction: ``evicted``, ``refused`` (by a disruption budget) or ``failed``."""
+        self._evictions.labels(result).inc()
 
     def registered(self, times: int) -> None:
         self._registrations.set(times)
