@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from _lab import RESOURCE, JsonObject, Lab, until
+from _lab import RESOURCE, JsonObject, Lab, indices_of, until
 from _pods import (
     SERVERS,
     body,
@@ -56,6 +56,26 @@ def test_fault_20_a_node_without_limits_reports_why_and_starts_containers(lab: L
         assert not [name for name in given if name.startswith("NVIDIA_GPU_MEMORY")], given
         shown = lab.inside(namespace, "free", "c0", "sh", "-c", "env | grep -c NVIDIA_GPU_MEMORY; true")
         assert shown.strip() == "0"
+
+
+def test_a_pod_that_sees_every_card_gets_no_foreign_memory_or_the_node_says_so(lab: Lab, namespace: str) -> None:
+    """Enforced with LAB_DRIVER_VERSION=615.71.09 and control groups of version 2; elsewhere the node says that it isn't."""
+    node = lab.gpu_nodes[0]
+    greedy = container(lab, 2, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
+    with pods(lab, namespace, body("greedy", greedy, node=node)) as (pod,):
+        (own,) = indices_of(pod)
+        if summary(lab, node)[LIMIT] != "enforced":
+            assert re.fullmatch(f"unenforced: ({WHY})", summary(lab, node)[LIMIT])
+            assert {card["limit"] for card in lab.cards(node)} == {"MemoryLimitUnavailable"}
+            return
+        seen = lab.inside(namespace, "greedy", "c0", "nvidia-smi", "-L").count("UUID: GPU-")
+        for at in range(seen):
+            # It ends at once where nothing is allocated; else it holds the memory until it is ended.
+            words = ("sh", "-c", f"timeout 5 nvidia-smi simulated-allocation 64 -i {at}; true")
+            said = lab.inside(namespace, "greedy", "c0", *words)
+            mine = seen == 1 or at == own
+            assert ("holding" in said) == mine, (at, said)
+        assert {card["limit"] for card in lab.cards(node)} == {"enforced"}
 
 
 def test_fault_20_required_is_refused_before_anything_changes(lab: Lab) -> None:

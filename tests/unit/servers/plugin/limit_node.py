@@ -184,6 +184,8 @@ def enforced(node: Node) -> dict[str, t.Any]:
     node.once()
     report["silent"] = node.limit("silent")
     report["silent beyond"] = silent.hold(2049)
+    # As with NVIDIA_VISIBLE_DEVICES=all: every process here sees both cards.
+    report["silent elsewhere"] = silent.hold(2, card=1)
     # A pod that sets NVIDIA_GPU_MEMORY_LIMIT itself, and NVIDIA_VISIBLE_DEVICES=all.
     greedy = node.create("greedy", 1)
     report["greedy hook"] = greedy.hook({"NVIDIA_GPU_MEMORY_LIMIT": "8000"}, FIRST, SECOND)
@@ -213,9 +215,15 @@ def retries(node: Node) -> dict[str, t.Any]:
     """A container that existed before the limits, and holds more than its share."""
     old = node.create("old", 2)
     report: dict[str, t.Any] = {"holds": old.hold(5000)}
+    elsewhere = node.create("elsewhere", 1)
+    report["holds elsewhere"] = elsewhere.hold(700, card=1)
     node.start()
     report["events"] = node.once()
     report["state"] = node.enforcer.state
+    report["cards"] = [node.enforcer.card_state(uuid) for uuid in (FIRST, SECOND)]
+    report["more elsewhere"] = elsewhere.hold(2, card=1)
+    elsewhere.programs[1].kill()
+    elsewhere.programs[1].wait()
     old.programs[-1].kill()
     old.programs[-1].wait()
     report["after its release"] = [node.once(), node.enforcer.state, node.limit("old")]

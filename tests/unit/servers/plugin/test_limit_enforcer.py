@@ -171,7 +171,7 @@ def test_fault_20_a_missing_limit_is_set() -> None:
     node = Node()
     node.run(ONE)
     assert node.update(*simple()) == []
-    assert node.driver.kept == {(FIRST, folder_of(ONE)): Limit(0, 3 * 1024 * MIB)}
+    assert node.driver.kept == {(FIRST, folder_of(ONE)): Limit(0, 3 * 1024 * MIB), (SECOND, folder_of(ONE)): BLOCKED}
     assert node.enforcer.corrected == 1
     sets = node.driver.sets
     node.update(*simple())
@@ -203,6 +203,58 @@ def test_an_unassigned_card_is_closed_to_a_container() -> None:
     assert node.update(*simple()) == [] and node.enforcer.state == "enforced"
 
 
+def sidecar(*more: str) -> tuple[list[JsonObject], list[Entry]]:
+    """A pod with a share of the first card, and containers without units: ``s`` and an ephemeral one."""
+    one = pod("a", {"x": 3, "s": 0}, {"x": ONE, "s": TWO})
+    one["status"]["ephemeralContainerStatuses"] = [
+        {"name": "debugger", "containerID": f"containerd://{identifier(3)}", "state": {"running": {}}}
+    ]
+    return [one, *(pod(name, {"m": 0}, {"m": identifier(4)}) for name in more)], [entry("a", x=ids(FIRST, 0, 3), s=())]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_container_of_a_pod_with_a_share_gets_a_card_that_it_was_not_given(listed: bool) -> None:
+    """NVIDIA_VISIBLE_DEVICES=all with a toolkit older than 1.20.1: no limit shows what the containers see."""
+    node = Node()
+    folders = [folder_of(identifier(number)) for number in range(1, 5)]
+    node.run(*map(identifier, range(1, 5)))
+    pods, listing = sidecar("monitoring")
+    # A pod without a share, as NVIDIA's own are, keeps its memory of each card.
+    node.driver.held[FIRST, folders[3]] = 300 * MIB
+    assert node.update(pods, listing if listed else []) == []
+    assert node.driver.mib(folders[0]) == ({FIRST: 3072, SECOND: 1} if listed else {})
+    assert [node.driver.mib(folder) for folder in folders[1:]] == [{FIRST: 1, SECOND: 1}] * 2 + [{}]
+    assert node.enforcer.state == "enforced"
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_memory_of_a_foreign_card_that_was_allocated_before_the_first_look(lowers: bool) -> None:
+    node = Node()
+    node.driver.lowers = lowers
+    node.run(ONE, TWO, identifier(3))
+    node.driver.held = {(SECOND, folder_of(ONE)): 700 * MIB, (FIRST, folder_of(TWO)): 200 * MIB}
+    found = node.update(*sidecar())
+    assert sorted((reason, text.split(" MiB")[0]) for reason, text in found) == [
+        ("GpuMemoryExceeded", "ForeignMemoryHeld: container s of pod default/a holds 200"),
+        ("GpuMemoryExceeded", "ForeignMemoryHeld: container x of pod default/a holds 700"),
+    ]
+    assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["ForeignMemoryHeld"] * 2
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1 if lowers else 700}
+    node.driver.held.clear()
+    node.update(*sidecar())
+    assert node.enforcer.state == "enforced"
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
+
+
+def test_off_opens_all_cards_again() -> None:
+    node = Node()
+    node.run(ONE, TWO, identifier(3))
+    node.update(*sidecar())
+    node.restart("off")
+    node.update(*sidecar())
+    assert node.driver.kept == {}
+
+
 def test_a_foreign_limit_for_all_pods_is_reported_for_no_container() -> None:
     node = Node()
     node.run(ONE)
@@ -210,7 +262,7 @@ def test_a_foreign_limit_for_all_pods_is_reported_for_no_container() -> None:
         node.driver.kept[uuid, PODS] = Limit(0, 8000 * MIB)
     assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
     assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
-    assert (SECOND, folder_of(ONE)) not in node.driver.kept
+    assert node.driver.kept[SECOND, folder_of(ONE)] == BLOCKED
     assert node.enforcer.state == "enforced"
 
 
@@ -251,15 +303,15 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(before: Limit
     assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal(FIRST) is None
     assert node.enforcer.card_state(FIRST) == "MemoryLimitExceeded"
     # It gets no more: a driver that refuses to lower the limit takes what the container holds.
-    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 5001}
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 5001, SECOND: 1}
     assert node.update(*simple()) == []
     node.driver.held[FIRST, folder_of(ONE)] = 4000 * MIB
     assert node.update(*simple()) == []
-    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 4000}
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 4000, SECOND: 1}
     node.driver.held.clear()
     mended = [] if lowers else ["GpuMemoryLimitMended"]
     assert [reason for reason, _text in node.update(*simple())] == mended
-    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
 
 
 def test_an_error_of_the_driver_is_no_violation() -> None:
@@ -325,7 +377,7 @@ def test_no_limit_is_lost_while_kubelets_list_fills_after_a_restart() -> None:
     node.update(pods, listing)
     for seen in ([], [Entry("default/a", {})], [Entry("default/a", {"x": ()})]):
         node.update(pods, seen)
-        assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+        assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
 
 
 def test_a_restarted_plugin_keeps_every_limit() -> None:
@@ -335,7 +387,7 @@ def test_a_restarted_plugin_keeps_every_limit() -> None:
     sets = node.driver.sets
     node.restart()
     node.update(*simple())
-    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072}
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
     # Only the try on its own cgroup: set and taken away, for two cards.
     assert node.driver.sets == sets + 4 and node.enforcer.corrected == 0
     assert (FIRST, OWN) not in node.driver.kept
@@ -410,5 +462,7 @@ def test_every_pass_limits_or_reports_each_container(seed: int) -> None:
                 continue
             kept = node.driver.mib(folder_of(one))
             assert {uuid: kept.get(uuid) for uuid in mib} == mib
-            assert all(kept[uuid] == 1 for uuid in kept if uuid not in mib)
+            assert {uuid: kept[uuid] for uuid in kept if uuid not in mib} == dict.fromkeys(
+                {FIRST, SECOND} - set(mib), 1
+            )
         assert node.enforcer.state == "enforced"

@@ -70,10 +70,10 @@ def test_a_pod_that_holds_more_than_its_share(
     labels = f'card="1",model="{seen(1).model}",node="{NODE}",reason="MemoryLimitExceeded",uuid="{seen(1).uuid}"'
     assert node.metric(f"gpushare_plugin_limit_violations{{{labels}}}") == 1
     # The other tenant of the card is limited to its share, and isn't blamed.
-    until(lambda: node.limits.mib(cgroup(other)) == {seen(1).uuid: 4096})
+    until(lambda: node.limits.mib(cgroup(other)) == {seen(0).uuid: 1, seen(1).uuid: 4096})
     assert "GpuMemoryExceeded" not in events(node, "other")
     # It gets no more, and is limited to its share as soon as it holds no more than that.
-    assert node.limits.mib(cgroup(greedy)) == {seen(1).uuid: 9000}
+    assert node.limits.mib(cgroup(greedy)) == {seen(0).uuid: 1, seen(1).uuid: 9000}
     node.limits.held.clear()
     until(lambda: limits() == ["enforced", "enforced"])
     assert node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT] == contract.LIMIT_ENFORCED

@@ -26,9 +26,13 @@ def test_each_container_has_the_limit_of_its_units() -> None:
     both = pod("a", {"x": 3, "y": 2, "z": 0}, {"x": ONE, "y": TWO, "z": identifier(3)})
     listing = [entry("a", x=ids(SECOND, 0, 3), y=ids(SECOND, 3, 2), z=())]
     found = {one.container: one for one in limits.targets(CARDS, [both], listing, "GiB")}
-    assert {name: one.mib for name, one in found.items()} == {"x": {SECOND: 3072}, "y": {SECOND: 2048}}
+    assert {name: one.mib for name, one in found.items()} == {"x": {SECOND: 3072}, "y": {SECOND: 2048}, "z": {}}
     assert (found["x"].container_id, found["x"].pod, found["x"].uid) == (ONE, "default/a", "uid-a")
-    assert limits.targets(CARDS, [both], listing, "MiB")[0].mib == {SECOND: 3}
+    in_mib = {one.container: one.mib for one in limits.targets(CARDS, [both], listing, "MiB")}
+    assert in_mib == {"x": {SECOND: 3}, "y": {SECOND: 2}, "z": {}}
+    # Neither kubelet's list nor a share elsewhere matters to a container without units, nor a pod without any.
+    assert [one.container for one in limits.targets(CARDS, [both], [], "GiB")] == ["z"]
+    assert limits.targets(CARDS, [pod("b", {"x": 0}, {"x": ONE})], [], "GiB") == []
 
 
 def test_a_container_of_several_cards_has_a_limit_on_each() -> None:

@@ -110,7 +110,7 @@ def test_fault_20_a_share_is_limited_from_the_start_and_stays_limited(report: di
 
 def test_fault_20_a_toolkit_without_limits_and_a_pod_with_a_higher_one(report: dict[str, t.Any]) -> None:
     assert report["silent before"] is None and report["silent"] == [0, 2048, 0]
-    assert report["silent beyond"] == "Insufficient Memory"
+    assert report["silent beyond"] == "Insufficient Memory" and report["silent elsewhere"] == "Insufficient Memory"
     # NVIDIA's hook uses the pod's own variables: its limit, on its cards.
     assert report["greedy hook"][0] == 0
     assert report["greedy before"] == [[8000, 8000, 0], [8000, 8000, 0]]
@@ -129,15 +129,20 @@ def test_several_cards_restarts_and_ends(report: dict[str, t.Any]) -> None:
 
 def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict[str, Path], tmp_path: Path) -> None:
     report = play("late", drivers[R615], tmp_path)
-    assert report["holds"] == "holding 5000 MiB"
-    (event,) = report["events"]
+    assert report["holds"] == "holding 5000 MiB" and report["holds elsewhere"] == "holding 700 MiB"
+    event, foreign = report["events"]
+    assert foreign.startswith(
+        "GpuMemoryExceeded: ForeignMemoryHeld: container x of pod default/elsewhere holds 700 MiB of card 1, which it"
+    )
+    assert report["cards"] == ["MemoryLimitExceeded", "ForeignMemoryHeld"]
+    assert report["more elsewhere"] == "Insufficient Memory"
     assert event.startswith(
         "GpuMemoryExceeded: MemoryLimitExceeded: container x of pod default/old holds 5000 MiB of card 0, and its share"
     )
-    assert report["state"] == "unenforced: " + event.partition(": ")[2]
-    (mended,), *after = report["after its release"]
+    assert report["state"] == f"unenforced: {event.partition(': ')[2]} (and 1 more)"
+    (mended, closed), *after = report["after its release"]
     assert mended.startswith("GpuMemoryLimitMended: container x had a limit of 5000 MiB on card 0; the limit is 2048")
-    assert after == ["enforced", [0, 2048, 0]]
+    assert closed.startswith("GpuCardNotGiven: ") and after == ["enforced", [0, 2048, 0]]
     assert report["off"] == [[], "off", None, {}]
 
 

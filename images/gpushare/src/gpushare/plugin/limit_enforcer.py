@@ -7,8 +7,9 @@ Only what was read back counts. So:
   own cgroup, read back and cleared. An older driver than R615, one with limits turned off, a missing capability, a
   cgroup without the controller that the driver needs, all fail there, and no container has to fail for it.
 * Each pass reads the limit of each running container on each of its cards, and sets it where it differs from the share.
-* A limit on a card that the container wasn't given shows that it started with that card visible (it sets
-  NVIDIA_VISIBLE_DEVICES itself): the card is blocked for it, and an Event reports it.
+* Every card that such a container wasn't given is blocked for it, as for the other containers of its pod: a container
+  that sets NVIDIA_VISIBLE_DEVICES itself may see it, and with an older toolkit than 1.20.1 nothing shows that. A limit
+  on such a card shows it, and an Event reports it. Containers of pods without a share are never limited.
 * A container that holds more than it may (it allocated before its limit was set) can't be limited to its share: the
   driver refuses, or takes the limit and frees nothing. It is limited to what it holds, so that it gets no more, and is
   a *violation* until it holds less: its card isn't enforced, and Events on pod and node have the code.
@@ -338,20 +339,21 @@ class LimitEnforcer:
         return after, 1
 
     def _block(self, card: contract.Card, target: Target, folder: str, findings: _Findings) -> None:
-        """Block a card for a container that wasn't given it, if it sees it.
+        """Block a card for a container that wasn't given it.
 
         :param folder: the container's cgroup.
-        :param findings: receives the Event of a blocked card, or the violation of a container that holds memory of it.
+        :param findings: receives the Event of a card that it sees, or the violation of a container that holds memory
+            of it.
         :raises Refusal: it can't be blocked.
         """
         now = self._backend.get(card.uuid, folder)
-        # The limit of a parent (for example for all pods) isn't this container's.
-        if now is None or _equal(now, self._backend.get(card.uuid, os.path.dirname(folder))):
-            return
-        after = now
-        if not _equal(now, BLOCKED):
-            what = f"{target.name} sees card {card.index}, which it wasn't given"
+        after, sees = now, False
+        if now is None or not _equal(now, BLOCKED):
+            # The limit of a parent (for example for all pods) isn't this container's, and shows nothing.
+            sees = now is not None and not _equal(now, self._backend.get(card.uuid, os.path.dirname(folder)))
+            what = f"card {card.index} can't be closed to {target.name}, which wasn't given it"
             after = self._hold(card, folder, BLOCKED, now, what)
+        assert after is not None
         if after.used > BLOCKED.hard:
             findings.violate(
                 target,
@@ -360,7 +362,7 @@ class LimitEnforcer:
                 f"{target.name} holds {after.used // MIB} MiB of card {card.index}, which it wasn't given; it gets no "
                 "more",
             )
-        elif after is not now:
+        elif sees:
             findings.report(
                 target,
                 card.uuid,

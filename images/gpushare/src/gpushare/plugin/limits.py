@@ -41,7 +41,7 @@ class Target:
     :param uid: the pod's.
     :param container: its name in the pod.
     :param container_id: the runtime's, 64 hexadecimal digits.
-    :param mib: MiB by card (UUID).
+    :param mib: MiB by card (UUID); it may hold nothing of any other card of the node.
     """
 
     pod: str
@@ -144,6 +144,9 @@ def state(mode: str, problems: t.Sequence[str]) -> str:
 # --------------------------------------------------------------------------- containers
 
 
+STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+
+
 def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
     """Return the fields of a pod's status that the limits need: container names, IDs and whether they run."""
     return {
@@ -155,7 +158,7 @@ def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
             }
             for one in status.get(field) or []
         ]
-        for field in ("initContainerStatuses", "containerStatuses")
+        for field in STATUSES
         if status.get(field)
     }
 
@@ -164,7 +167,7 @@ def running(pod: JsonObject) -> dict[str, str]:
     """Return the IDs of a pod's running containers, by name."""
     status = pod.get("status") or {}
     found = {}
-    for field in ("initContainerStatuses", "containerStatuses"):
+    for field in STATUSES:
         for one in status.get(field) or []:
             # "containerd://4f1e…", "cri-o://…", "docker://…"
             identifier = str(one.get("containerID") or "").rpartition("://")[2]
@@ -176,7 +179,10 @@ def running(pod: JsonObject) -> dict[str, str]:
 def targets(
     cards: t.Sequence[contract.Card], pods: t.Iterable[JsonObject], listing: t.Sequence[Entry], unit: str
 ) -> list[Target]:
-    """Return the running containers of this node with units, and their limits by kubelet's allocation.
+    """Return the running containers of this node's pods with units, and their limits by kubelet's allocation.
+
+    A container without units in such a pod, an ephemeral one too, may hold nothing of any card. Containers of pods
+    without units aren't here: among them are NVIDIA's own, which work on all cards.
 
     :param pods: of this node, with the statuses of ``trim_statuses``.
     :param listing: from PodResources; a container that isn't listed yet has no limit yet.
@@ -191,11 +197,16 @@ def targets(
     listed = {one.key: one for one in listing if seen[one.key] == 1}
     found = []
     for pod in pods:
-        entry = listed.get(contract.pod_key(pod))
-        if entry is None or contract.finished(pod):
+        steps = pod_facts.steps(pod)
+        if not steps or contract.finished(pod):
             continue
-        ids = running(pod)
-        for step in pod_facts.steps(pod):
+        ids, key, uid = running(pod), contract.pod_key(pod), contract.pod_uid(pod)
+        with_units = {step.name for step in steps}
+        found += [Target(key, uid, name, one, {}) for name, one in ids.items() if name not in with_units]
+        entry = listed.get(key)
+        if entry is None:
+            continue
+        for step in steps:
             name, units = step.name, step.units
             if name not in ids:
                 continue
@@ -207,7 +218,7 @@ def targets(
             held = _given(slots, given or {}) if identified else _booked(cards, pod, units)
             if held and sum(held.values()) == units:
                 limits = {uuid: number * mib for uuid, number in held.items()}
-                found.append(Target(contract.pod_key(pod), contract.pod_uid(pod), name, ids[name], limits))
+                found.append(Target(key, uid, name, ids[name], limits))
     return found
 
 
