@@ -59,7 +59,7 @@ def test_fault_20_a_node_without_limits_reports_why_and_starts_containers(lab: L
 
 
 def test_a_pod_that_sees_every_card_gets_no_foreign_memory_or_the_node_says_so(lab: Lab, namespace: str) -> None:
-    """Enforced with LAB_DRIVER_VERSION=615.71.09 and control groups of version 2; elsewhere the node says that it isn't."""
+    """Enforced with LAB_DRIVER_VERSION=615.71.09 and control groups of version 2; elsewhere the node denies it."""
     node = lab.gpu_nodes[0]
     greedy = container(lab, 2, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
     with pods(lab, namespace, body("greedy", greedy, node=node)) as (pod,):
