@@ -183,7 +183,7 @@ def driver_root(tmp_path: Path) -> Path:
     except PermissionError as error:
         pytest.skip(f"no device nodes on this machine: {error}")
     rows = [
-        f"card {n} uuid={seen(n).uuid} minor={n} memory=16384 bus=0000:0{n + 1}:00.0 name=Simulated_GPU" for n in (0, 1)
+        f"card {n} uuid={seen(n).uuid} minor={n} memory=16640 bus=0000:0{n + 1}:00.0 name=Simulated_GPU" for n in (0, 1)
     ]
     (tmp_path / "cards").write_text("\n".join(["driver 580.95.05", "cuda 13000", *rows, ""]))
     return tmp_path

@@ -23,6 +23,8 @@ from plugin_fakes import NODE, Node, make_pod, seen, until
 from service_account import service_account
 from unix_http import ask_socket
 
+# What the simulated driver keeps of a card.
+RESERVED_MIB = 256
 NVML_SOURCE = Path(__file__).parents[4] / "lab" / "driver" / "nvml.c"
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: the NVML stand-in can't be built")
@@ -59,7 +61,7 @@ class Process:
 
     def hardware(self, *faults: str, xids: tuple[str, ...] = (), mig: tuple[int, ...] = ()) -> None:
         rows = [
-            f"card {one.index} uuid={one.uuid} minor={one.minor} memory={one.memory_mib} "
+            f"card {one.index} uuid={one.uuid} minor={one.minor} memory={one.memory_mib + RESERVED_MIB} "
             f"bus=0000:0{one.index + 1}:00.0 name=Simulated_GPU mig={'enabled' if one.index in mig else 'disabled'}"
             for one in self.node.nvml.found
         ]
