@@ -167,12 +167,17 @@ def bound(server, name):
     return pod if pod["spec"].get("nodeName") else None
 
 
-def test_pod_gets_a_card_from_the_leaders_extender(server, replicas):
+@pytest.fixture(scope="module")
+def shared(server, replicas):
+    """A pod that the first leader's extender gave a card."""
     make(server, "shared", 10)
-    pod = until(lambda: bound(server, "shared"), 30)
-    assert pod["spec"]["nodeName"] == NODE
-    assert pod["metadata"]["annotations"][contract.POD_INDEX] in ("0", "1")
-    assert pod["metadata"]["annotations"][contract.POD_UNITS] == "10"
+    return until(lambda: bound(server, "shared"), 30)
+
+
+def test_pod_gets_a_card_from_the_leaders_extender(shared, replicas):
+    assert shared["spec"]["nodeName"] == NODE
+    assert shared["metadata"]["annotations"][contract.POD_INDEX] in ("0", "1")
+    assert shared["metadata"]["annotations"][contract.POD_UNITS] == "10"
     assert "bound" in replicas[0].log("extender")
     assert "bound" not in replicas[1].log("extender")
 
@@ -208,7 +213,7 @@ def test_probe_fails_for_a_hanging_extender(replicas):
 
 
 @pytest.mark.long
-def test_second_replica_takes_over_from_a_killed_leader(server, replicas):
+def test_second_replica_takes_over_from_a_killed_leader(server, replicas, shared):
     first, second = replicas
     before = holder(server)
     first.scheduler.kill()
@@ -218,7 +223,6 @@ def test_second_replica_takes_over_from_a_killed_leader(server, replicas):
     pod = until(lambda: bound(server, "after"), 30)
     assert holder(server) not in (None, "", before)
     # The second one's extender has the allocations of the first one.
-    shared = server.request("GET", "/api/v1/namespaces/default/pods/shared")
     assert {each["metadata"]["annotations"][contract.POD_INDEX] for each in (pod, shared)} == {"0", "1"}
     assert "bound" in second.log("extender")
 
