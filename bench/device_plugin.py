@@ -27,7 +27,9 @@ from typing import Any
 
 from processes import ROOT, NoResult, Server, cpu, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
-sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("servers", "servers/plugin", "servers/extender", "kubelet")]
+sys.path += [
+    str(ROOT / "tests" / "unit" / folder) for folder in ("servers", "servers/plugin", "servers/extender", "kubelet")
+]
 
 import grpc
 from gpushare.api.client import KubeError

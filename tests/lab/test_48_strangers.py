@@ -104,7 +104,9 @@ def test_the_device_plugin_listens_on_no_port(lab: Lab) -> None:
     for node in lab.gpu_nodes:
         assert listening(lab, node) == []
         assert plugin_page(lab, node, "/healthz").strip() == "ok"
-    policy = lab.api.call("GET", f"/apis/networking.k8s.io/v1/namespaces/{SERVERS}/networkpolicies/gpushare-device-plugin")
+    policy = lab.api.call(
+        "GET", f"/apis/networking.k8s.io/v1/namespaces/{SERVERS}/networkpolicies/gpushare-device-plugin"
+    )
     assert not policy["spec"].get("ingress")
 
 
@@ -145,7 +147,9 @@ def test_one_byte_connections_for_five_minutes(lab: Lab, namespace: str) -> None
             address = before[node]["status"]["podIP"]
             assert int(run(lab, node, ENDLESS, address, METRICS_PORT, "/metrics", "tls")) < 1 << 30
             assert most_memory(lab, node, "gpushare-device-plugin") < MEMORY_MIB
-            refused = lab.ssh(node, f"curl -sk -m 5 -o /dev/null -w '%{{http_code}}' https://{address}:{METRICS_PORT}/metrics")
+            refused = lab.ssh(
+                node, f"curl -sk -m 5 -o /dev/null -w '%{{http_code}}' https://{address}:{METRICS_PORT}/metrics"
+            )
             assert refused == "401"
     finally:
         configured(lab, False)

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The certificates by which kube-scheduler and an extender in another pod authenticate each other, and those of metrics.
+"""The certificates by which kube-scheduler and an extender in another pod authenticate each other, and metrics' ones.
 
 Two Secrets hold them, of type kubernetes.io/tls with a ``ca.crt`` beside: the extender's, whose ``ca.crt`` signs its
 clients, and kube-scheduler's, whose ``ca.crt`` signs the extender. Existing valid certificates are kept, also those of

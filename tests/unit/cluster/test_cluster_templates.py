@@ -306,7 +306,9 @@ def test_admission_policies_where_they_are_served_and_wanted(version, served, ad
     assert found == [served, wanted]
 
 
-@pytest.mark.parametrize(("version", "needed"), [("v1.30.4", False), ("v1.31.9", False), ("v1.32.0", True), ("", False)])
+@pytest.mark.parametrize(
+    ("version", "needed"), [("v1.30.4", False), ("v1.31.9", False), ("v1.32.0", True), ("", False)]
+)
 def test_a_plugins_token_needs_its_node_where_every_token_has_one(version, needed):
     given = {**DEFAULTS, "__gpushare_cluster": {"version": version}}
     assert role_templates.value("gpushare", "__gpushare_node_in_tokens", **given) == needed

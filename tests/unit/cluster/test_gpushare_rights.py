@@ -252,7 +252,9 @@ def test_an_administrator_and_who_has_the_right_may_write_them(world):
     name = world.bound("gpu1")
     body = {"metadata": {"annotations": {contract.POD_INDEX: "0"}}}
     world.server.request("PATCH", world.path(name), body, MERGE)
-    world.bind_role("restorer", {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"})
+    world.bind_role(
+        "restorer", {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"}
+    )
     body["metadata"]["annotations"][contract.POD_INDEX] = "1"
     assert SERVERS_ONLY in world.asks("restorer", "PATCH", world.path(name), body, MERGE)
     world.allow("restorer", ["annotations"], ["write"], "kubegpu.share")
@@ -280,7 +282,9 @@ def test_the_plugin_corrects_the_pods_of_its_node(world):
     assert refusal(world.plugin, world.path(name), {"metadata": {"uid": uid, "annotations": corrected}}) == ""
     found = world.get(name)
     assert contract.booking(found) == contract.Booking((0,), True, 1)
-    assert found["metadata"]["annotations"]["team"] == "a" and contract.POD_INDICES not in found["metadata"]["annotations"]
+    assert (
+        found["metadata"]["annotations"]["team"] == "a" and contract.POD_INDICES not in found["metadata"]["annotations"]
+    )
     with pytest.raises(KubeError) as refused:
         world.plugin.patch(f"{world.path(name)}/status", {"metadata": {"uid": "another", "annotations": {}}})
     assert refused.value.status == 409
@@ -369,7 +373,10 @@ def test_an_earlier_version_goes_on_during_an_update(world):
     former = world.plugin.patch(world.path(name), INDEX)
     assert former["metadata"]["annotations"] == INDEX["metadata"]["annotations"]
     world.plugin.patch("/api/v1/nodes/gpu1", ANNOUNCED)
-    for body, words in (({"spec": {"unschedulable": True}}, "no other field"), ({"metadata": LABELS}, "no other field")):
+    for body, words in (
+        ({"spec": {"unschedulable": True}}, "no other field"),
+        ({"metadata": LABELS}, "no other field"),
+    ):
         with pytest.raises(KubeError, match=words):
             world.plugin.patch("/api/v1/nodes/gpu1", body)
 
@@ -413,7 +420,10 @@ def test_a_claim_of_a_bound_pod_is_removed_and_nothing_else(world):
     ("body", "words"),
     [
         ({"metadata": {"annotations": {"team": "b"}}}, "may not write annotation team"),
-        ({"metadata": {"annotations": {contract.POD_PLACEMENT: "spread"}}}, "may not write annotation kubegpu.share/pl"),
+        (
+            {"metadata": {"annotations": {contract.POD_PLACEMENT: "spread"}}},
+            "may not write annotation kubegpu.share/pl",
+        ),
         ({"metadata": LABELS}, "writes no label of a pod but"),
         ({"metadata": {"finalizers": ["example.org/stay"]}}, "no other field"),
     ],

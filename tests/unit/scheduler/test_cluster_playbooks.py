@@ -142,7 +142,9 @@ def test_policies_and_rights_of_the_servers(cluster, tmp_path):
         cluster.api.request("POST", f"{RIGHTS}/clusterrolebindings", {**former, "roleRef": role})
         done = present(component)
         # In this order, so that nothing is refused to a server of the earlier version.
-        order = [done.text.index(f"TASK [kubegpu.share.gpushare : {task}") for task in ("Deploy the", "Revoke the former")]
+        order = [
+            done.text.index(f"TASK [kubegpu.share.gpushare : {task}") for task in ("Deploy the", "Revoke the former")
+        ]
         assert order == sorted(order)
         assert present(component).changed == 0
     both = {"gpushare:extender", "gpushare:device-plugin"}

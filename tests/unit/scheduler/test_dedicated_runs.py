@@ -79,7 +79,12 @@ class Replica:
     def probe(self, name):
         """Whether the extender's probe, run in its container as kubelet does, succeeds."""
         command = self.extender_spec[name]["exec"]["command"]
-        return subprocess.run([sys.executable, *self._own(command)[1:]], capture_output=True, timeout=5, check=False).returncode == 0
+        return (
+            subprocess.run(
+                [sys.executable, *self._own(command)[1:]], capture_output=True, timeout=5, check=False
+            ).returncode
+            == 0
+        )
 
     def health(self, name):
         path = self.scheduler_spec[name]["httpGet"]["path"]

@@ -106,7 +106,9 @@ def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None
     api.put("nodes", make_node("a", 16))
     pod, large = api.put("pods", make_pod("p", 2)), api.put("pods", make_pod("large", 17))
     with served(api) as url:
-        process = start("gpushare.extender.command", log, "--port=0", *service_account(tmp_path, url), "--log-level=debug")
+        process = start(
+            "gpushare.extender.command", log, "--port=0", *service_account(tmp_path, url), "--log-level=debug"
+        )
         try:
             port = wait_for(log, '"message":"serving"')["port"]
             wait_for(log, '"message":"ready"')

@@ -23,7 +23,7 @@ from api_double import make_node, served
 from extender_kit import eventually
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
-from gpushare.http.service import METRICS_LIMITS, Request, Response, Service, metrics_service, text
+from gpushare.http.service import METRICS_LIMITS, Request, Response, Service, text
 from metrics_reader import TOKEN, PluginReviewer, Reviewer
 from service_account import service_account
 from tls_files import Files
@@ -248,7 +248,9 @@ def test_a_gibibyte_to_every_port_takes_no_memory(command: Command) -> None:
     facts = command.started()
     places = [("metrics", "/metrics"), ("metrics", "/gpushare-scheduler/filter")]
     if "port" in facts:
-        places += [("port", path) for path in ("/gpushare-scheduler/filter", "/gpushare-scheduler/bind", "/", "/readyz")]
+        places += [
+            ("port", path) for path in ("/gpushare-scheduler/filter", "/gpushare-scheduler/bind", "/", "/readyz")
+        ]
     for name, path in places:
         with contextlib.ExitStack() as stack:
             streams = []
@@ -276,6 +278,8 @@ def test_whole_bodies_at_once_are_bounded(command: Command) -> None:
         for _number in range(40):
             one = stack.enter_context(connected(facts["port"]))
             with contextlib.suppress(OSError):
-                one.sendall(b"POST /gpushare-scheduler/filter HTTP/1.1\r\nContent-Length: 8388608\r\n\r\n" + b"x" * 8_000_000)
+                one.sendall(
+                    b"POST /gpushare-scheduler/filter HTTP/1.1\r\nContent-Length: 8388608\r\n\r\n" + b"x" * 8_000_000
+                )
         assert ask_socket(command.status_socket, "/healthz") == (200, "ok")
     assert command.most() < MEMORY_MIB

@@ -399,16 +399,15 @@ class Node:
 
     def __init__(self, root: Path, *cards: NvmlCard, unit: str = "GiB", kube: FakeKube | None = None) -> None:
         self.kube = kube or FakeKube()
-        if kube is None:
-            self.kube.put(
-                {
-                    "metadata": {"name": NODE, "uid": "uid-node"},
-                    "status": {
-                        "capacity": {"cpu": "4"},
-                        "nodeInfo": {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.4.0"},
-                    },
-                }
-            )
+        self.kube.put(
+            {
+                "metadata": {"name": NODE, "uid": "uid-node"},
+                "status": {
+                    "capacity": {"cpu": "4"},
+                    "nodeInfo": {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.4.0"},
+                },
+            }
+        )
         self.kubelet = FakeKubelet(root)
         self.nvml = FakeNvml(*(cards or (seen(0), seen(1))))
         # Without limits until a test sets another version.

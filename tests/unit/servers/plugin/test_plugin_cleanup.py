@@ -191,7 +191,10 @@ def test_cleanup_with_an_unreachable_api(node: Node, caplog: pytest.LogCaptureFi
             },
             {
                 "metadata": {"annotations": {contract.NODE_CARDS: None, contract.NODE_LIMIT: None}},
-                "status": {"capacity": {contract.RESOURCE_MEMORY: None}, "allocatable": {contract.RESOURCE_COUNT: None}},
+                "status": {
+                    "capacity": {contract.RESOURCE_MEMORY: None},
+                    "allocatable": {contract.RESOURCE_COUNT: None},
+                },
             },
         ),
     ],

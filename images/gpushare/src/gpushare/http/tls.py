@@ -63,7 +63,7 @@ def metrics_tls(address: str, cert: str, key: str) -> Tls | None:
         raise ValueError("--metrics-tls-cert and --metrics-tls-key go together")
     if address and not is_loopback(address) and not cert:
         raise ValueError(
-            f"--metrics-address: others send tokens to {address!r}, so --metrics-tls-cert and --metrics-tls-key are needed"
+            f"--metrics-address: tokens are sent to {address!r}, so --metrics-tls-cert and --metrics-tls-key are needed"
         )
     return Tls(cert, key) if cert else None
 

@@ -223,7 +223,9 @@ class Plugin:
             thread.join(5)
         self.registration.stop()
         self.podresources.close()
-        for part in (*self.servers, self.pods, self.node, self.events):
+        for server in self.servers:
+            server.stop()
+        for part in (self.pods, self.node, self.events):
             part.stop()
 
     def unready(self) -> str | None:

@@ -224,7 +224,10 @@ def node_patch(cards: t.Sequence[contract.Card], limit: str, node: JsonObject) -
         "allocatable": {contract.RESOURCE_COUNT: str(sum(1 for card in cards if card.healthy))},
     }
     same = all(have["status"][field] == values for field, values in counts.items())
-    return {**({"metadata": {"annotations": annotations}} if annotations else {}), **({} if same else {"status": counts})}
+    return {
+        **({"metadata": {"annotations": annotations}} if annotations else {}),
+        **({} if same else {"status": counts}),
+    }
 
 
 # --------------------------------------------------------------------------- the loop
