@@ -17,6 +17,7 @@ description:
     given. Entries of finished pods stay until the next allocation.
   - A source that is missing or can't be read has a C(state) and a C(problem) and doesn't fail the task. A checkpoint that is
     truncated, damaged, of an unknown form, larger than 64 MiB or no regular file is never reported as V(ok).
+  - It also reads which C(/dev/nvidiaN) each container has, also one to which kubelet allocated none.
   - Other resources are not returned. Of the environment variables that a device plugin sets, only those that state the
     container's GPU and its share are returned.
 author:
@@ -104,6 +105,12 @@ kubelet:
       description: Names of the sockets in the device plugins' directory.
       type: list
       elements: str
+    device_nodes:
+      description: >-
+        Containers that have nodes C(/dev/nvidiaN) in a C(/dev) of their own (pod_uid, container_id, and N of each as minors); null if
+        they can't be read.
+      type: list
+      elements: dict
   sample:
     root: /var/lib/kubelet
     checkpoint:
@@ -135,6 +142,10 @@ kubelet:
                 - resource: aliyun.com/gpu-mem
                   ids: [5a4d7f2e-0, 5a4d7f2e-1]
     sockets: [aliyungpushare.sock, kubelet.sock]
+    device_nodes:
+      - pod_uid: 3f0e2a54-8f5b-4f5c-9d62-0d8a3f4b7a10
+        container_id: 9b2c1e0f6a7d4c3b8e5f9b2c1e0f6a7d4c3b8e5f9b2c1e0f6a7d4c3b8e5f0a1b
+        minors: [0]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -47,6 +47,8 @@ class Cell:
 
 FAILS, TAKES, ALL = Cell(Outcome.FAILS), Cell(Outcome.TAKES), Cell(Outcome.ALL)
 REFUSED, UNSEEN = Cell(Outcome.REFUSED), Cell(Outcome.UNSEEN)
+MAY_BE_SAID = Cell(Outcome.UNSEEN, ", may be said")
+LEFT_TO_TOOLKIT = Cell(Outcome.UNSEEN, ": the toolkit's setting prevents it")
 NOTHING = Cell(Outcome.ELSEWHERE, "-")
 NOT_LIMITED = Cell(Outcome.ELSEWHERE, "not limited")
 CLOSED = Cell(
@@ -91,6 +93,11 @@ class Try:
     def cells(self) -> tuple[Cell, ...]:
         return self.envvar, self.cdi, self.refusing, self.policy, self.limits
 
+    @property
+    def tests(self) -> str:
+        """Its cases of test_42_attacks.py, which has one of this name for each way of injection."""
+        return "<br>".join(f"`{play}`" for play in self.plays) or "-"
+
 
 COLUMNS = (
     "the pod",
@@ -99,6 +106,7 @@ COLUMNS = (
     "`cdi` and `toolkit_accept_unprivileged: false`",
     "with `gpushare_admission: deny`",
     "where limits are enforced",
+    "`test_attack`",
 )
 
 TABLE = (
@@ -123,19 +131,44 @@ TABLE = (
         TAKES, TAKES, FAILS, BY_FROM, NOT_LIMITED,
     ),
     Try(
-        "asks for a share, and its image sets it",
+        "asks for no share, and sets `CUDA_VERSION` without `NVIDIA_VISIBLE_DEVICES` in `env`",
+        ("env: CUDA_VERSION",),
+        ALL, ALL, FAILS, REFUSED, NOT_LIMITED,
+    ),
+    Try(
+        "the same by `envFrom`",
+        ("envFrom: CUDA_VERSION",),
+        ALL, ALL, FAILS, BY_FROM, NOT_LIMITED,
+    ),
+    Try(
+        "the same in its image",
+        ("image: CUDA_VERSION",),
+        ALL, ALL, FAILS, LEFT_TO_TOOLKIT, NOT_LIMITED,
+    ),
+    Try(
+        "the same in its image, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
+        ("image: CUDA_VERSION, env: void",),
+        FAILS, FAILS, FAILS, MAY_BE_SAID, NOTHING,
+    ),
+    Try(
+        "asks for a share, and has `CUDA_VERSION` in `env` or in its image",
+        ("share, env: CUDA_VERSION", "share, image: CUDA_VERSION"),
+        Cell(Outcome.FAILS, ": the plugin sets the other variable"), FAILS, FAILS, MAY_BE_SAID, HELD,
+    ),
+    Try(
+        "asks for a share, and its image sets `NVIDIA_VISIBLE_DEVICES`",
         ("share, image: all",),
         Cell(Outcome.FAILS, ": the plugin's value wins"), FAILS, FAILS, UNSEEN, HELD,
     ),
     Try(
         "the same, and asks for no share (CUDA's images do)",
         ("image: all",),
-        ALL, ALL, FAILS, UNSEEN, NOT_LIMITED,
+        ALL, ALL, FAILS, LEFT_TO_TOOLKIT, NOT_LIMITED,
     ),
     Try(
         "the same, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
         ("image: all, env: void",),
-        FAILS, FAILS, FAILS, Cell(Outcome.UNSEEN, ", may be said"), NOTHING,
+        FAILS, FAILS, FAILS, MAY_BE_SAID, NOTHING,
     ),
     Try(
         "asks for a share, and sets `NVIDIA_GPU_MEMORY_LIMIT` higher in `env`",
@@ -153,14 +186,14 @@ TABLE = (
         Cell(Outcome.NO_START, " where the node can't limit, else the plugin's value wins"), *NEITHER, UNSEEN, HELD,
     ),
     Try(
-        "mounts `/dev/null` under `/var/run/nvidia-container-devices`",
-        ("share, mount", "mount"),
+        "mounts `/dev/null` under `/var/run/nvidia-container-devices`, however the path is written",
+        ("share, mount", "mount", "mount: slashes", "mount: dots", "mount: joined", "mount: relative", "mount: cdi"),
         Cell(Outcome.FAILS, " unless the toolkit accepts volume mounts"), *LIKEWISE, REFUSED, NAMED_WITH_A_SHARE,
     ),
     Try(
         "has an annotation `cdi.k8s.io/…` or `nvidia.cdi.k8s.io/…`",
         ("share, annotation", "annotation"),
-        Cell(Outcome.FAILS, " unless the runtime passes it on, or an NRI plugin reads it"), *LIKEWISE,
+        Cell(Outcome.FAILS, " unless the runtime passes it on, as CRI-O does, or an NRI plugin reads it"), *LIKEWISE,
         Cell(Outcome.REFUSED, ", later changes too"), NAMED_WITH_A_SHARE,
     ),
     Try(
@@ -199,6 +232,6 @@ TABLE = (
 
 def page() -> list[str]:
     """Return the lines of the table in docs/gpushare.md."""
-    rows = [COLUMNS, *((one.pod, *(cell.words for cell in one.cells)) for one in TABLE)]
+    rows = [COLUMNS, *((one.pod, *(cell.words for cell in one.cells), one.tests) for one in TABLE)]
     head, *lines = (f"| {' | '.join(row)} |" for row in rows)
     return [head, "|" + "---|" * len(COLUMNS), *lines]

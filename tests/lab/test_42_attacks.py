@@ -19,7 +19,8 @@ from _pods import STRATEGIC, body, container, create, delete_pods, is_announced,
 
 PLAYBOOK = "tests/lab/injection.yml"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
-VISIBLE, LIMIT = "NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_LIMIT"
+VISIBLE, LEGACY, LIMIT = "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "NVIDIA_GPU_MEMORY_LIMIT"
+CUDA = "12.4.1"
 # More than any card has.
 TOO_MUCH = "999999"
 DEBUGGED, PARAMETER = "debug: all", "?dryRun=All"
@@ -74,7 +75,8 @@ class Scene:
 
 
 ADMIN = {"capabilities": {"add": ["SYS_ADMIN"]}}
-NULL = ("/dev/null", "/var/run/nvidia-container-devices/all")
+FOLDER = "/var/run/nvidia-container-devices"
+NULL = ("/dev/null", f"{FOLDER}/all")
 CDI = {"cdi.k8s.io/greedy": "nvidia.com/gpu=all"}
 PLAYS: dict[str, Callable[[Scene], JsonObject]] = {
     "share, env: all": lambda scene: scene.pod(True, {VISIBLE: "all"}),
@@ -86,11 +88,23 @@ PLAYS: dict[str, Callable[[Scene], JsonObject]] = {
     "share, image: all": lambda scene: scene.pod(True, image="all"),
     "image: all": lambda scene: scene.pod(False, image="all"),
     "image: all, env: void": lambda scene: scene.pod(False, {VISIBLE: "void"}, image="all"),
+    "env: CUDA_VERSION": lambda scene: scene.pod(False, {LEGACY: CUDA}),
+    "envFrom: CUDA_VERSION": lambda scene: scene.pod(False, maps="legacy"),
+    "image: CUDA_VERSION": lambda scene: scene.pod(False, image="legacy"),
+    "image: CUDA_VERSION, env: void": lambda scene: scene.pod(False, {VISIBLE: "void"}, image="legacy"),
+    "share, env: CUDA_VERSION": lambda scene: scene.pod(True, {LEGACY: CUDA}),
+    "share, image: CUDA_VERSION": lambda scene: scene.pod(True, image="legacy"),
     "share, env: limit": lambda scene: scene.pod(True, {LIMIT: TOO_MUCH}),
     "share, envFrom: limit": lambda scene: scene.pod(True, maps="limit"),
     "share, image: limit": lambda scene: scene.pod(True, image="limit"),
     "share, mount": lambda scene: scene.pod(True, mount=NULL),
     "mount": lambda scene: scene.pod(False, mount=NULL),
+    # The toolkit cleans the path and compares its beginning, and kubelet makes it absolute.
+    "mount: slashes": lambda scene: scene.pod(False, mount=(NULL[0], "/var//run/./nvidia-container-devices/all")),
+    "mount: dots": lambda scene: scene.pod(False, mount=(NULL[0], f"/srv/..{FOLDER}/all/")),
+    "mount: joined": lambda scene: scene.pod(False, mount=(NULL[0], f"{FOLDER}all")),
+    "mount: relative": lambda scene: scene.pod(False, mount=(NULL[0], f"{FOLDER}/all".lstrip("/"))),
+    "mount: cdi": lambda scene: scene.pod(False, mount=(NULL[0], f"{FOLDER}/cdi/nvidia.com/gpu/all")),
     "share, annotation": lambda scene: scene.pod(True, annotations=CDI),
     "annotation": lambda scene: scene.pod(False, annotations=CDI),
     # The pod is harmless: what is added to it isn't.
@@ -100,7 +114,7 @@ PLAYS: dict[str, Callable[[Scene], JsonObject]] = {
     "share, env: all, SYS_ADMIN": lambda scene: scene.pod(True, {VISIBLE: "all"}, context=ADMIN),
     "share, privileged": lambda scene: scene.pod(True, context={"privileged": True}),
 }
-MAPS = {"all": {VISIBLE: "all"}, "limit": {LIMIT: TOO_MUCH}}
+MAPS = {"all": {VISIBLE: "all"}, "legacy": {LEGACY: CUDA}, "limit": {LIMIT: TOO_MUCH}}
 
 
 def named(play: str) -> str:
@@ -274,7 +288,8 @@ def site(lab: Lab) -> Iterator[None]:
 def scene(lab: Lab, site: None) -> Iterator[Scene]:
     node = lab.gpu_nodes[-1]
     cards = lab.cards(node)
-    with images(lab, node, {"all": f"{VISIBLE}=all", "limit": f"{LIMIT}={TOO_MUCH}"}) as names:
+    wanted = {tag: next(f"{name}={value}" for name, value in data.items()) for tag, data in MAPS.items()}
+    with images(lab, node, wanted) as names:
         yield Scene(lab, node, cards[-1]["uuid"], names)
 
 
@@ -396,9 +411,13 @@ def test_explicit_cdi_without_a_specification_gives_no_card(lab: Lab, site: None
 
 
 @pytest.mark.long
-def test_the_toolkit_does_not_break_ordinary_pods(lab: Lab, site: None) -> None:
-    """Without CDI no pod would get a card; the role refuses that setting."""
-    variables = ("gpushare_device_injection=envvar", "toolkit_accept_unprivileged=false")
+@pytest.mark.parametrize(
+    "variables",
+    [("gpushare_device_injection=envvar", "toolkit_accept_unprivileged=false"), ("gpushare_admission=deny",)],
+    ids=",".join,
+)
+def test_the_toolkit_does_not_break_ordinary_pods(lab: Lab, site: None, variables: tuple[str, ...]) -> None:
+    """Without CDI no pod would get a card; the role refuses that setting, which ``deny`` has by default."""
     done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
     assert done.rc != 0 and "set gpushare_device_injection to cdi" in done.out, done.out[-4000:]
     assert not any(sums["changed"] for sums in done.recap.values()), done.recap
@@ -417,6 +436,8 @@ def denying(lab: Lab, scene: Scene) -> Iterator[str]:
         "gpushare_device_injection=envvar",
         "gpushare_admission=deny",
         "gpushare_admission_env_from=deny",
+        # Otherwise pods would get no card by environment.
+        "toolkit_accept_unprivileged=true",
     )
     with lab.api.namespace("lab-policy") as space:
         create(lab, space, {**scene.pod(False), "metadata": {"name": named(DEBUGGED)}})

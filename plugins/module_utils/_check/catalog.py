@@ -126,21 +126,35 @@ COMMON_CHECKS = {
         },
     ),
     "C8": Invariant(
-        "No pod's environment gives it access to further GPUs",
-        "NVIDIA_VISIBLE_DEVICES in pods' specifications with their allocations",
-        "FAIL; WARN for privileged pods and where the default runtime decides",
-        "remove the variable from the pod; have the cluster reject it (gpushare_admission: deny)",
+        "No pod sees further GPUs than its own",
+        "NVIDIA_VISIBLE_DEVICES, CUDA_VERSION and mounts in pods' specifications, and the containers' /dev/nvidiaN, with "
+        "their allocations",
+        "FAIL; WARN for privileged pods, and where NVIDIA's runtime or its configuration decides; UNKNOWN",
+        "remove it from the pod; have the cluster reject it (gpushare_admission: deny)",
         {
-            "set_from_source": "container {container} sets NVIDIA_VISIBLE_DEVICES from a source that isn't read here, "
-            "so its GPUs are unknown",
-            "set_and_privileged": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value} and is privileged, so "
-            "it has access to every GPU",
-            "overrides_allocation": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value}, so it has access "
-            "to other GPUs than those allocated to it",
-            "without_request": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value} and requests no GPU; "
-            "runtime class {runtime_class} gives it access to those GPUs",
-            "default_runtime": "container {container} sets NVIDIA_VISIBLE_DEVICES to {value} and requests no GPU; "
-            "where NVIDIA's runtime is the default, it has access to those GPUs",
+            "no_data": "the GPUs that containers have are unknown: {why}",
+            "set_from_source": "container {container} sets {variable} from a source that isn't read here, so its GPUs "
+            "are unknown",
+            "set_and_privileged": "container {container} sets {variable} to {value} and is privileged, so it has "
+            "access to every GPU",
+            "overrides_allocation": "container {container} sets {variable} to {value}, so it has access to other GPUs "
+            "than those allocated to it",
+            "without_request": "container {container} sets {variable} to {value} and requests no GPU; runtime class "
+            "{runtime_class} gives it access to GPUs",
+            "default_runtime": "container {container} sets {variable} to {value} and requests no GPU; where NVIDIA's "
+            "runtime is the default, it has access to GPUs",
+            "device_mount": "container {container} mounts {paths}; where NVIDIA's toolkit accepts volume mounts, it has "
+            "access to the GPUs that these name",
+            "other_devices": "the pod has {others}, and was allocated {granted}",
+            "allocation_unknown": "the pod has {devices}, and its allocation is unknown",
+            "devices_unknown": "the pod has {devices}, and which GPUs these are is unknown: {why}",
+            "resource_claim": "the pod has {devices} and a resource claim (DRA), which isn't checked here",
+        },
+        {
+            "no_data": OBSERVE,
+            "other_devices": "find what names them: its environment, its image's (NVIDIA_VISIBLE_DEVICES, CUDA_VERSION), "
+            "a mount or an annotation; toolkit_accept_unprivileged: false stops environments and images",
+            "resource_claim": "compare the pod's ResourceClaims with the GPUs",
         },
     ),
     "C9": Invariant(

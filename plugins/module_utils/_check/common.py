@@ -19,14 +19,16 @@ from .grants import (
     entry_gpus,
     expected_allocations,
     gpu_requests,
+    grant_of,
     is_exempt,
+    physical_gpus,
     requests_gpu,
     visible_gpus,
 )
 from .model import Container, Node, Pod, Snapshot
 from .parse import join, plural, shorten
 from .result import CheckResult
-from .snapshot import VISIBLE
+from .snapshot import LEGACY, VISIBLE
 
 LABEL = f"{contract.NODE_LABEL}={contract.NODE_LABEL_VALUE}"
 
@@ -143,23 +145,34 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
             result.fail("not_allocatable" if left else "plugin_stopped", **details)
 
 
-def environment_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """Check C8: no pod's own environment gives it access to GPUs that weren't allocated to it."""
+def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check C8: no pod names, or has the device nodes of, GPUs that weren't allocated to it."""
+    if node.kubelet.device_nodes is None and has_gpus(node):
+        result.unknown("no_data", why=node.kubelet.problem or "the containers' device nodes weren't read")
     for pod in node.pods:
         if not pod.active or is_exempt(pod, snapshot.options.allowed_pods):
             continue
         result.count()
         for one in pod.containers:
-            if VISIBLE not in one.env or (one.init and pod.phase == "Running"):
+            if one.init and pod.phase == "Running":
                 continue
-            value = one.env[VISIBLE]
-            if value is None or value not in NO_GPUS:
-                _check_environment(node, pod, one, value, result)
+            _check_environment(node, pod, one, result)
+            if one.device_mounts:
+                paths = join(shorten(path, 100) for path in one.device_mounts)
+                result.warn("device_mount", pod=pod, container=one.name, key="mount", paths=paths, api=f"mounts {paths}")
+        # A privileged container has all of them.
+        if not any(one.privileged for one in pod.containers):
+            _check_device_nodes(node, pod, result)
 
 
-def _check_environment(node: Node, pod: Pod, container: Container, value: str | None, result: CheckResult) -> None:
-    entries = [one for one in entries_of(node, pod) if one.container == container.name]
+def _check_environment(node: Node, pod: Pod, container: Container, result: CheckResult) -> None:
     requesting = bool(gpu_requests(container.requests))
+    # With a request the device plugin sets VISIBLE.
+    variable = LEGACY if VISIBLE not in container.env and not requesting else VISIBLE
+    value = container.env.get(variable, "")
+    if value in (("",) if variable == LEGACY else NO_GPUS):
+        return
+    entries = [one for one in entries_of(node, pod) if one.container == container.name]
     if requesting and any(one.cdi for one in entries):
         # The runtime applies CDI devices after the specification's variable.
         return
@@ -171,9 +184,10 @@ def _check_environment(node: Node, pod: Pod, container: Container, value: str | 
     details = {
         "pod": pod,
         "container": container.name,
+        "variable": variable,
         "value": shown,
         "runtime_class": pod.runtime_class,
-        "api": f"{VISIBLE}={shown}; runtimeClassName {pod.runtime_class or 'none'}{privileged}",
+        "api": f"{variable}={shown}; runtimeClassName {pod.runtime_class or 'none'}{privileged}",
     }
     if value is None:
         result.warn("set_from_source", **details)
@@ -185,6 +199,39 @@ def _check_environment(node: Node, pod: Pod, container: Container, value: str | 
         result.fail("without_request", **details)
     else:
         result.warn("default_runtime", **details)
+
+
+def _check_device_nodes(node: Node, pod: Pod, result: CheckResult) -> None:
+    """Report GPUs that the pod's containers have beyond its own, however it came by them: by its image, for example."""
+    of_pods = node.kubelet.device_nodes or {}
+    minors = frozenset(minor for uid in pod.uids for minor in of_pods.get(uid, ()))
+    if not minors:
+        return
+    devices = join(f"/dev/nvidia{minor}" for minor in sorted(minors))
+    details: JsonObject = {"pod": pod, "key": "devices", "devices": devices, "proc": devices}
+    granted = grant_of(node, pod).uuids if requests_gpu(pod) else frozenset()
+    if pod.claims:
+        result.unknown("resource_claim", **details)
+        return
+    if granted is None:
+        result.unknown("allocation_unknown", **details)
+        return
+    own = physical_gpus(node, granted)
+    known = {gpu.uuid: gpu.minor for gpu in node.nvml.gpus if gpu.minor is not None}
+    known.update({card.uuid: card.minor for card in node.cards if card.uuid and card.uuid not in known})
+    if not own <= known.keys():
+        why = node.nvml.problem or "NVML doesn't list its GPU"
+        result.unknown("devices_unknown", why=why, **details)
+        return
+    others = sorted(minors - {known[uuid] for uuid in own})
+    if others:
+        result.fail(
+            "other_devices",
+            others=join(f"/dev/nvidia{minor}" for minor in others),
+            granted=join(sorted(granted)) or "no GPU",
+            kubelet=f"allocated: {join(sorted(granted)) or 'no GPU'}",
+            **details,
+        )
 
 
 def nodes_are_ready(snapshot: Snapshot, result: CheckResult) -> None:

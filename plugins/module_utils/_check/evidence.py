@@ -120,7 +120,20 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
         _listed(rows, reader),
         tuple(reader.texts(raw.get("sockets"), "kubelet.sockets")),
         frozenset(name for name, number in collections.Counter(names).items() if number > 1),
+        _device_nodes(raw.get("device_nodes"), reader),
     )
+
+
+def _device_nodes(raw: t.Any, reader: Reader) -> dict[str, frozenset[int]] | None:
+    if raw is None:
+        return None
+    found: dict[str, frozenset[int]] = {}
+    for one in reader.mappings(raw, "kubelet.device_nodes"):
+        uid = reader.text(one.get("pod_uid"), "kubelet.device_nodes pod_uid")
+        values = reader.sequence(one.get("minors"), "kubelet.device_nodes minors")
+        numbers = [reader.number(value, "a minor of kubelet.device_nodes") for value in values]
+        found[uid] = found.get(uid, frozenset()) | {number for number in numbers if number is not None}
+    return found
 
 
 def _source(raw: JsonObject, name: str, rows: t.Any) -> str:

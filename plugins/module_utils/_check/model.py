@@ -189,6 +189,7 @@ class Kubelet:
 
     :param pod_resources: IDs by pod (``namespace/name``), container and resource.
     :param duplicate_pods: pods that PodResources lists twice: one deleted by force, and its successor of the same name.
+    :param device_nodes: N of each /dev/nvidiaN that containers have, by their pod's UID; None where it is unknown.
     """
 
     problem: str
@@ -198,6 +199,7 @@ class Kubelet:
     pod_resources: t.Mapping[str, t.Mapping[str, t.Mapping[str, tuple[str, ...]]]]
     sockets: tuple[str, ...]
     duplicate_pods: frozenset[str] = frozenset()
+    device_nodes: t.Mapping[str, frozenset[int]] | None = None
 
     def of(self, uid: str, resource: str = "") -> list[Entry]:
         return [one for one in self.entries if one.pod_uid == uid and resource in ("", one.resource)]
@@ -205,11 +207,16 @@ class Kubelet:
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A container of a pod; ``init`` is a plain init container, which kubelet no longer lists once it has ended."""
+    """A container of a pod, also an ephemeral one.
+
+    :param device_mounts: mount paths that name cards to NVIDIA's container toolkit.
+    :param init: a plain init container, which kubelet no longer lists once it has ended.
+    """
 
     name: str
     requests: t.Mapping[str, int]
     env: t.Mapping[str, str | None]
+    device_mounts: tuple[str, ...]
     privileged: bool
     init: bool
 

@@ -46,7 +46,7 @@ NODE_CHECKS: dict[str, NodeFunction] = {
     "C5": common.allocated_gpus_exist,
     "C6": common.all_allocatable,
     "C7": processes.nvml_is_consistent,
-    "C8": common.environment_matches_allocation,
+    "C8": common.pods_see_own_gpus,
     "G1": gpushare.gpus_match_nvml,
     "G2": gpushare.capacity_matches_gpus,
     "G3": gpushare_pods.annotations_are_valid,

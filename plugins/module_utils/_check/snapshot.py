@@ -16,7 +16,7 @@ from .._allocation.compute import node_unit
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card, ContractError
 from .._contracts.hami import NODE_REGISTER
-from .._contracts.nvidia_plugin import announced
+from .._contracts.nvidia_plugin import announced, mount_names_cards
 from .._core.types import JsonObject
 from .evidence import MAX_GPUS, kubelet_of, nvml_of
 from .model import GPUSHARE, HAMI, NVIDIA, UPSTREAM, Container, Node, Nvml, Options, Pod, Servers, Snapshot
@@ -24,8 +24,10 @@ from .parse import Reader, describe, parse_time, shorten
 
 STATIC_HASH = "kubernetes.io/config.hash"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+# NVIDIA's container toolkit gives every card to a container with this variable and without the other one.
+LEGACY = "CUDA_VERSION"
 # No other environment variables are read.
-VARIABLES = (VISIBLE, "CUDA_DISABLE_CONTROL", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_GPU_MEMORY_LIMIT")
+VARIABLES = (VISIBLE, LEGACY, "CUDA_DISABLE_CONTROL", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_GPU_MEMORY_LIMIT")
 
 
 def snapshot(
@@ -108,10 +110,11 @@ def pod_of(raw: JsonObject, reader: Reader) -> Pod | None:
     )
     annotations = reader.strings(metadata.get("annotations"), f"{where} annotation")
     labels = reader.strings(metadata.get("labels"), f"{where} label")
-    kept = {
-        field: [_container_json(one, reader, where) for one in reader.mappings(spec.get(field), f"{where} {field}")]
-        for field in ("initContainers", "containers")
+    rows = {
+        field: reader.mappings(spec.get(field), f"{where} {field}")
+        for field in ("initContainers", "containers", "ephemeralContainers")
     }
+    kept = {field: [_container_json(one, reader, where) for one in rows[field]] for field in rows}
     uid = reader.text(metadata.get("uid"), f"{where} uid")
     plain: JsonObject = {
         "metadata": {
@@ -149,8 +152,8 @@ def pod_of(raw: JsonObject, reader: Reader) -> Pod | None:
         labels=labels,
         containers=tuple(
             _container_of(one, raw_one, field == "initContainers", reader, where)
-            for field in ("initContainers", "containers")
-            for one, raw_one in zip(kept[field], reader.mappings(spec.get(field), f"{where} {field}"))
+            for field in rows
+            for one, raw_one in zip(kept[field], rows[field])
         ),
     )
 
@@ -197,11 +200,16 @@ def _container_of(kept: JsonObject, raw: JsonObject, init: bool, reader: Reader,
             # Without a value it is empty; a valueFrom is resolved in the container only.
             env[name] = value if isinstance(value, str) else None if one.get("valueFrom") else ""
     security = reader.mapping(raw.get("securityContext"), f"{where} securityContext")
+    paths = [
+        reader.text(one.get("mountPath"), f"{where} mountPath")
+        for one in reader.mappings(raw.get("volumeMounts"), f"{where} volumeMounts")
+    ]
     both = {**kept["resources"]["requests"], **kept["resources"]["limits"]}
     return Container(
         name=kept["name"],
         requests={name: contract.quantity(value) for name, value in both.items()},
         env=env,
+        device_mounts=tuple(one for one in paths if mount_names_cards(one)),
         privileged=security.get("privileged") is True,
         init=init and kept["restartPolicy"] != "Always",
     )

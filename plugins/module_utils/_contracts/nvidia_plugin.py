@@ -12,6 +12,7 @@ Names are those of https://github.com/NVIDIA/k8s-device-plugin up to v0.20.0. It
 
 from __future__ import annotations
 
+import posixpath
 import typing as t
 
 from .._core.types import JsonObject
@@ -28,10 +29,20 @@ LABEL_REPLICAS = "nvidia.com/gpu.replicas"
 LABEL_STRATEGY = "nvidia.com/gpu.sharing-strategy"
 LABEL_MIG_STRATEGY = "nvidia.com/mig.strategy"
 
+# Where a mount names a card, if NVIDIA's container toolkit accepts volume mounts. The toolkit compares the beginning of
+# the cleaned path, so that no slash has to follow; no card's name begins with one of "-_.".
+DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
+
 
 def is_gpu_resource(resource: t.Any) -> bool:
     """Whether a resource is one of the plugin's."""
     return isinstance(resource, str) and (resource in (RESOURCE, RESOURCE_SHARED) or resource.startswith(RESOURCE_MIG))
+
+
+def mount_names_cards(path: str) -> bool:
+    """Whether a container's mount path, which may be relative to its root, can name a card."""
+    beginning, folder, rest = posixpath.normpath("/" + path.lstrip("/")).partition(DEVICE_MOUNTS)
+    return not beginning and bool(folder) and not rest.startswith(("-", "_", "."))
 
 
 def announced(node: JsonObject, field: str) -> dict[str, int]:

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Collect the devices that a node's kubelet allocated to containers: checkpoint and PodResources. No I/O."""
+"""Collect the devices that a node's kubelet allocated to containers, and those that they have. No I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KUBELETS = frozenset(("kubelet", "hyperkube", "k3s", "k3s-agent", "k3s-server", 
 
 
 def collect(source: KubeletSource, root: str | None, resources: t.Sequence[str]) -> KubeletDevices:
-    """Read checkpoint, PodResources and the device plugins' sockets.
+    """Read checkpoint, PodResources, the device plugins' sockets and the containers' device nodes.
 
     :param root: kubelet's directory; None: that of the running kubelet, else the default.
     :param resources: prefixes of the resource names to return.
@@ -43,6 +43,7 @@ def collect(source: KubeletSource, root: str | None, resources: t.Sequence[str])
         "checkpoint": _checkpoint(source, posixpath.join(plugins, "kubelet_internal_checkpoint"), resources),
         "pod_resources": _pod_resources(source, posixpath.join(folder, "pod-resources", "kubelet.sock"), resources),
         "sockets": source.sockets(plugins),
+        "device_nodes": source.device_nodes(),
     }
 
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import re
 import stat
 import typing as t
 
+from .._contracts.cgroup import process_owner
 from .._contracts.pod_resources import LIST, LIST_REQUEST
 from .._core.errors import ShareError
+from .types import DeviceNodes
 
 # Eight GPUs of 80 GiB in units of MiB make a checkpoint of about 30 MiB.
 LARGEST_BYTES = 64 * 1024 * 1024
@@ -23,6 +26,8 @@ LARGEST_BYTES = 64 * 1024 * 1024
 CALL_SECONDS = 10.0
 # Characters that a message quotes of a foreign error.
 QUOTED = 300
+# The major number of /dev/nvidiaN, and the first minor number that is no card's (nvidia-modeset, nvidiactl).
+NVIDIA_MAJOR, NO_CARD = 195, 254
 PACKAGE = "python3-grpcio (Debian, Ubuntu; on RHEL-like systems from EPEL)"
 
 
@@ -68,6 +73,9 @@ class KubeletSource(t.Protocol):
         :raises Unreadable: no response in time, an error, or a response above 64 MiB.
         """
 
+    def device_nodes(self) -> list[DeviceNodes] | None:
+        """List the containers of pods that have nodes of cards in a /dev of their own; None if they can't be read."""
+
 
 class NodeKubelet:
     """The kubelet of this machine.
@@ -83,12 +91,8 @@ class NodeKubelet:
         self._largest = largest
 
     def processes(self, names: t.Container[str]) -> list[Process]:
-        try:
-            pids = sorted(int(one) for one in os.listdir(self._proc) if one.isdecimal())
-        except OSError:
-            return []
         found = []
-        for pid in pids:
+        for pid in self._pids():
             try:
                 with open(f"{self._proc}/{pid}/cmdline", "rb") as file:
                     line = file.read(1 << 20).decode("utf-8", "replace")
@@ -100,6 +104,12 @@ class NodeKubelet:
                 # The process has ended.
                 continue
         return found
+
+    def _pids(self) -> list[int]:
+        try:
+            return sorted(int(one) for one in os.listdir(self._proc) if one.isdecimal())
+        except OSError:
+            return []
 
     def _runs_on_host(self, pid: int) -> bool:
         """Accept root's processes only, lest a user names another directory; none in containers, as nodes of kind."""
@@ -150,6 +160,39 @@ class NodeKubelet:
         except (OSError, ValueError) as error:
             raise Unreadable(f"{path} can't be read: {_reason(error)}") from None
         return _call_list(path, self._seconds, self._largest)
+
+    def device_nodes(self) -> list[DeviceNodes] | None:
+        found: dict[str, DeviceNodes] = {}
+        for pid in self._pids():
+            try:
+                with open(f"{self._proc}/{pid}/cgroup", "rb") as file:
+                    owner = process_owner(file.read(1 << 16).decode("utf-8", "replace"))
+                # The container's first process: later ones may have other roots.
+                if owner.where == "pod" and owner.container_id and owner.container_id not in found:
+                    found[owner.container_id] = {
+                        "pod_uid": owner.pod_uid,
+                        "container_id": owner.container_id,
+                        "minors": _card_minors(f"{self._proc}/{pid}/root/dev"),
+                    }
+            except PermissionError:
+                return None
+            except OSError:
+                # The process has ended, or has no /dev.
+                continue
+        return [one for one in found.values() if one["minors"]]
+
+
+def _card_minors(folder: str) -> list[int]:
+    """Return N of each node of a card in a container's /dev.
+
+    None where it is the machine's own /dev, mounted there: the control group decides which of it may be opened.
+    """
+    if os.stat(folder).st_dev == os.stat("/dev").st_dev:
+        return []
+    with os.scandir(folder) as entries:
+        nodes = [one.stat(follow_symlinks=False) for one in entries if re.fullmatch("nvidia[0-9]+", one.name)]
+    numbers = [one.st_rdev for one in nodes if stat.S_ISCHR(one.st_mode) and os.major(one.st_rdev) == NVIDIA_MAJOR]
+    return sorted({os.minor(one) for one in numbers if os.minor(one) < NO_CARD})
 
 
 def _call_list(path: str, seconds: float, largest: int) -> bytes:

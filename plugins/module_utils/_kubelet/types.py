@@ -69,13 +69,22 @@ class PodResources(t.TypedDict):
     pods: list[ListedPod]
 
 
+class DeviceNodes(t.TypedDict):
+    """The device nodes ``/dev/nvidiaN`` of a running container, by N, whoever created them."""
+
+    pod_uid: str
+    container_id: str
+    minors: list[int]
+
+
 class KubeletDevices(t.TypedDict):
-    """All that a node's kubelet reports about devices."""
+    """A node's kubelet's devices, and those that its containers have; ``device_nodes`` is None where /proc is closed."""
 
     root: str
     checkpoint: Checkpoint
     pod_resources: PodResources
     sockets: list[str]
+    device_nodes: list[DeviceNodes] | None
 
 
 def no_checkpoint(state: str, problem: str) -> Checkpoint:

@@ -7,7 +7,7 @@ import ast
 import re
 from pathlib import Path
 
-from _attacks import TABLE, Outcome, page
+from _attacks import BY_FROM, TABLE, Outcome, page
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "gpushare.md").read_text()
@@ -56,3 +56,10 @@ def test_lab_steps_have_observable_outcomes() -> None:
         if row.plays:
             assert {cell.outcome for cell in row.cells[:3]} <= set(ON_THE_NODE), row.pod
         assert row.policy.outcome in ON_THE_API, row.pod
+
+
+def test_deny_and_the_toolkits_setting_leave_only_pods_that_own_the_node() -> None:
+    """What the policy doesn't refuse gets no card of others where the toolkit refuses, which deny has by default."""
+    unseen = [row for row in TABLE if row.policy.outcome is not Outcome.REFUSED or row.policy is BY_FROM]
+    left = [row.pod for row in unseen if row.refusing.outcome not in (Outcome.FAILS, Outcome.NO_START)]
+    assert left == ["is privileged, and asks for a share", "mounts a container runtime's socket"]
