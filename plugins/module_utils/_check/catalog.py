@@ -127,8 +127,8 @@ COMMON_CHECKS = {
     ),
     "C8": Invariant(
         "No pod sees further GPUs than its own",
-        "NVIDIA_VISIBLE_DEVICES, CUDA_VERSION and mounts in pods' specifications, and the containers' /dev/nvidiaN, with "
-        "their allocations",
+        "NVIDIA_VISIBLE_DEVICES, CUDA_VERSION and mounts in pods' specifications, and the containers' /dev/nvidiaN, "
+        "with their allocations",
         "FAIL; WARN for privileged pods, and where NVIDIA's runtime or its configuration decides; UNKNOWN",
         "remove it from the pod; have the cluster reject it (gpushare_admission: deny)",
         {
@@ -143,8 +143,8 @@ COMMON_CHECKS = {
             "{runtime_class} gives it access to GPUs",
             "default_runtime": "container {container} sets {variable} to {value} and requests no GPU; where NVIDIA's "
             "runtime is the default, it has access to GPUs",
-            "device_mount": "container {container} mounts {paths}; where NVIDIA's toolkit accepts volume mounts, it has "
-            "access to the GPUs that these name",
+            "device_mount": "container {container} mounts {paths}; where NVIDIA's toolkit accepts volume mounts, it "
+            "has access to the GPUs that these name",
             "other_devices": "the pod has {others}, and was allocated {granted}",
             "allocation_unknown": "the pod has {devices}, and its allocation is unknown",
             "devices_unknown": "the pod has {devices}, and which GPUs these are is unknown: {why}",
@@ -152,8 +152,8 @@ COMMON_CHECKS = {
         },
         {
             "no_data": OBSERVE,
-            "other_devices": "find what names them: its environment, its image's (NVIDIA_VISIBLE_DEVICES, CUDA_VERSION), "
-            "a mount or an annotation; toolkit_accept_unprivileged: false stops environments and images",
+            "other_devices": "find what names them: its environment, its image's (NVIDIA_VISIBLE_DEVICES, "
+            "CUDA_VERSION), a mount or an annotation; toolkit_accept_unprivileged: false stops environments and images",
             "resource_claim": "compare the pod's ResourceClaims with the GPUs",
         },
     ),

@@ -159,7 +159,9 @@ def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> No
             _check_environment(node, pod, one, result)
             if one.device_mounts:
                 paths = join(shorten(path, 100) for path in one.device_mounts)
-                result.warn("device_mount", pod=pod, container=one.name, key="mount", paths=paths, api=f"mounts {paths}")
+                result.warn(
+                    "device_mount", pod=pod, container=one.name, key="mount", paths=paths, api=f"mounts {paths}"
+                )
         # A privileged container has all of them.
         if not any(one.privileged for one in pod.containers):
             _check_device_nodes(node, pod, result)

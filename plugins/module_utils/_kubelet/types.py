@@ -78,7 +78,7 @@ class DeviceNodes(t.TypedDict):
 
 
 class KubeletDevices(t.TypedDict):
-    """A node's kubelet's devices, and those that its containers have; ``device_nodes`` is None where /proc is closed."""
+    """Devices that a node's kubelet allocated, and those that containers have: None where /proc can't be read."""
 
     root: str
     checkpoint: Checkpoint

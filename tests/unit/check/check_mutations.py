@@ -239,6 +239,34 @@ breaks("C8", "ours_cdi", "a privileged pod names all GPUs", "set_and_privileged"
 )
 
 
+def has_devices(world: JsonObject, pod_: JsonObject, *minors: int) -> None:
+    """Let a pod's container have these /dev/nvidiaN."""
+    rows = world["evidence"][NODE]["kubelet"]["device_nodes"]
+    rows.append({"pod_uid": pod_["metadata"]["uid"], "container_id": "c" * 64, "minors": list(minors)})
+
+
+breaks("C8", "ours_envvar", "a container has another card's device node", "other_devices")(
+    lambda w: has_devices(w, the_pod(w), 0, 1)
+)
+
+
+@breaks("C8", "ours_cdi", "an image's variable gave a pod without a share a card", "other_devices")
+def mutation_by_image(world: JsonObject) -> None:
+    world["pods"].append(pod(60, [container("main")]))
+    has_devices(world, world["pods"][-1], 0)
+
+
+CUDA = [{"name": "CUDA_VERSION", "value": "12.4.1"}]
+breaks("C8", "nvidia_exclusive", "CUDA_VERSION gives a pod of NVIDIA's runtime class every GPU", "without_request")(
+    lambda w: w["pods"].append(pod(60, [container("main", env=CUDA)], runtimeClassName="nvidia"))
+)
+breaks("C8", "ours_cdi", "a mount names all GPUs", "device_mount", level="WARN")(
+    lambda w: the_pod(w)["spec"]["containers"][0].update(
+        volumeMounts=[{"name": "v", "mountPath": "/var//run/nvidia-container-devices/all"}]
+    )
+)
+
+
 breaks("C9", "ours_envvar", "the node isn't ready", "not_ready")(
     lambda w: node(w)["status"]["conditions"][1].update(status="Unknown")
 )

@@ -139,6 +139,7 @@ def kubelet(pods: list[JsonObject], entries: list[JsonObject], registered: dict[
         "checkpoint": {"state": "ok", "problem": "", "entries": entries, "registered": registered},
         "pod_resources": {"state": "ok", "problem": "", "pods": listed},
         "sockets": ["plugin.sock"],
+        "device_nodes": [],
     }
 
 

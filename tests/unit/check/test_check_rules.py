@@ -11,7 +11,20 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, parse_time, shorten
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from check_kit import checked, failing, found, recorded
-from check_mutations import REGISTER, card, checkpoint, chosen, devs, entry, listed, node, node_notes, notes, the_pod
+from check_mutations import (
+    REGISTER,
+    card,
+    checkpoint,
+    chosen,
+    devs,
+    entry,
+    has_devices,
+    listed,
+    node,
+    node_notes,
+    notes,
+    the_pod,
+)
 from check_worlds import GPU, MEM, NODE, container, host_process, our_pod, pod, pod_uid, process, uuid
 
 JsonObject = dict[str, Any]
@@ -101,6 +114,34 @@ def test_an_environment_variable_with_a_source_is_a_warning() -> None:
 def test_cdi_devices_override_the_pods_own_environment() -> None:
     world = recorded("ours_cdi")
     the_pod(world)["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    clean(world)
+
+
+def test_a_pods_own_device_node_and_a_privileged_pods_are_its_right() -> None:
+    world = recorded("ours_envvar")
+    has_devices(world, the_pod(world), 0)
+    world["pods"].append(pod(60, [container("main", securityContext={"privileged": True})]))
+    has_devices(world, world["pods"][-1], 0, 1)
+    clean(world)
+
+
+def test_device_nodes_that_were_not_read_are_unknown() -> None:
+    world = recorded("ours_cdi")
+    world["evidence"][NODE]["kubelet"]["device_nodes"] = None
+    only(world, "UNKNOWN", "C8", "no_data")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        [{"name": "CUDA_VERSION", "value": "12"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}],
+        [{"name": "CUDA_VERSION"}],
+    ],
+    ids=["void", "empty"],
+)
+def test_a_cuda_version_that_names_no_gpu(env: list[JsonObject]) -> None:
+    world = recorded("nvidia_exclusive")
+    world["pods"].append(pod(60, [container("main", env=env)], runtimeClassName="nvidia"))
     clean(world)
 
 

@@ -96,7 +96,7 @@ def pod(*containers, annotations=None, **spec):
 
 ONE = {"limits": {MEMORY: "1"}}
 SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DEVICES, LEGACY = "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION"
 
 
 def devices(value):
@@ -114,17 +114,35 @@ ADMITTED = {
     "its own variables": pod(container("CUDA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE")),
     "no card at all": pod(container(devices("void"))),
     "none": pod(container(devices("none"))),
+    "an empty value": pod(container({"name": DEVICES})),
+    "CUDA's version with no card at all": pod(container(LEGACY, devices("void"))),
+    "CUDA's version with a share": pod(container(LEGACY, resources=ONE)),
+    "CUDA's version without a value": pod(container({"name": LEGACY})),
     "another mount": mounting("/data"),
+    "a mount of a similar name": mounting("/var/run/nvidia-container-devices-of-mine/all"),
+    "a folder of that name elsewhere": mounting("/data/nvidia-container-devices/all"),
     "another annotation": pod(annotations={"example.org/cdi.k8s.io": "x"}),
     "a whole config map": pod(container(envFrom=[{"configMapRef": {"name": "m"}}])),
 }
 OTHER_GPUS = f"container c sets {DEVICES}, which would let"
+EVERY_CARD = "container c sets CUDA_VERSION without NVIDIA_VISIBLE_DEVICES"
 # Pods, and the message that rejects each; empty if it is admitted.
 CASES = {
     **{case: (one, "") for case, one in ADMITTED.items()},
     "all cards": (pod(container(DEVICES)), OTHER_GPUS),
     "all cards with a share": (pod(container(DEVICES, resources=ONE)), OTHER_GPUS),
-    "nothing in it": (pod(container({"name": DEVICES})), OTHER_GPUS),
+    "CUDA's version": (pod(container(LEGACY)), EVERY_CARD),
+    "CUDA's version from a secret": (pod(container({"name": LEGACY, **SECRET})), EVERY_CARD),
+    "CUDA's version, and a share in another container": (
+        pod(container(resources=ONE), container(LEGACY, name="d")),
+        "container d sets CUDA_VERSION without",
+    ),
+    "CUDA's version with a share of nothing": (pod(container(LEGACY, resources={"limits": {MEMORY: "0"}})), EVERY_CARD),
+    "CUDA's version and a requirement": (pod(container("NVIDIA_REQUIRE_CUDA", LEGACY)), EVERY_CARD),
+    "CUDA's version in an init container": (
+        pod(initContainers=[container(LEGACY, name="b", restartPolicy="Always")]),
+        "container b sets CUDA_VERSION without",
+    ),
     "from a secret": (pod(container({"name": DEVICES, **SECRET})), OTHER_GPUS),
     "more memory": (
         pod(container("A", "NVIDIA_GPU_MEMORY_LIMIT", devices("void"), resources=ONE)),
@@ -141,7 +159,19 @@ CASES = {
         mounting("/var/run/nvidia-container-devices/all", hostPath={"path": "/dev/null"}),
         "container c mounts something under /var/run/nvidia-container-devices",
     ),
-    "the same by its other name": (mounting("/run/nvidia-container-devices/all"), "container c mounts something"),
+    **{
+        f"the same as {path}": (mounting(path), "container c mounts something")
+        for path in (
+            "/run/nvidia-container-devices/all",
+            "/var//run/nvidia-container-devices/all",
+            "/var/./run/nvidia-container-devices/all/",
+            "/srv/../var/run/nvidia-container-devices/all",
+            "/var/run/nvidia-container-devicesall",
+            "/var/run/nvidia-container-devices",
+            "var/run/nvidia-container-devices/all",
+            "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/all",
+        )
+    },
     "a CDI annotation": (
         pod(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
         "annotation cdi.k8s.io/x names devices",
@@ -203,13 +233,24 @@ def test_existing_pods_keep_running_without_new_containers(server, guarded):
     taking = {"spec": {"ephemeralContainers": [container("NVIDIA_VISIBLE_DEVICES", name="f")]}}
     with pytest.raises(Refused, match="container f sets NVIDIA_VISIBLE_DEVICES"):
         server.request("PATCH", f"{one}/ephemeralcontainers", taking, STRATEGIC)
+    legacy = {"spec": {"ephemeralContainers": [container(LEGACY, name="g")]}}
+    with pytest.raises(Refused, match="container g sets CUDA_VERSION without"):
+        server.request("PATCH", f"{one}/ephemeralcontainers", legacy, STRATEGIC)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "old"}}
     server.request("POST", f"{one}/eviction", eviction)
 
 
 @pytest.mark.parametrize(
     ("prefix", "refused"),
-    [(None, True), ("", True), ("N", True), ("NVIDIA_", True), ("MY_", False), ("NVIDIA_VISIBLE_DEVICES_", False)],
+    [
+        (None, True),
+        ("", True),
+        ("N", True),
+        ("NVIDIA_", True),
+        ("CUDA_", True),
+        ("MY_", False),
+        ("NVIDIA_VISIBLE_DEVICES_", False),
+    ],
 )
 def test_variables_from_config_maps(server, guarded, prefix, refused):
     source = {"secretRef": {"name": "s"}, **({} if prefix is None else {"prefix": prefix})}
@@ -247,6 +288,7 @@ def test_a_warning_instead_of_a_rejection(server, guarded):
     try:
         guarded.until(201, ALL)
         assert f"container c sets {DEVICES}" in guarded.warnings(ALL)
+        assert EVERY_CARD in guarded.warnings(pod(container(LEGACY)))
     finally:
         server.apply(*rendered("admission", gpushare_admission="deny"))
         guarded.until(403, ALL)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,41 @@ def test_a_damaged_file(make, state, message, root, capsys):
     found = call(capsys, root=str(root))["kubelet"]["checkpoint"]
     assert found["state"] == state and message in found["problem"] and "\n" not in found["problem"]
     assert found["entries"] == [] and found["registered"] == {}
+
+
+POD, OTHER = "3f0e2a54-8f5b-4f5c-9d62-0d8a3f4b7a10", "4f0e2a54-8f5b-4f5c-9d62-0d8a3f4b7a11"
+
+
+def running(proc, pid, uid, container, *devices):
+    """Write a process of a container, with real device nodes in its /dev: ``(name, major, minor)``."""
+    group = (
+        f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{container}.scope" if uid else "/"
+    )
+    (proc / str(pid) / "root" / "dev").mkdir(parents=True)
+    (proc / str(pid) / "cgroup").write_text(f"0::{group}\n")
+    for node, major, minor in devices:
+        os.mknod(proc / str(pid) / "root" / "dev" / node, stat.S_IFCHR | 0o600, os.makedev(major, minor))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root creates device nodes")
+def test_device_nodes_of_containers(tmp_path):
+    ours, theirs = "a" * 64, "b" * 64
+    control = (("nvidiactl", 195, 255), ("nvidia-modeset", 195, 254), ("nvidia-uvm", 511, 0))
+    running(tmp_path, 10, POD, ours, ("nvidia0", 195, 0), ("nvidia3", 195, 3), *control)
+    running(tmp_path, 11, POD, ours, ("nvidia5", 195, 5))
+    running(tmp_path, 12, OTHER, theirs, ("nvidia7", 4, 7), *control)
+    running(tmp_path, 13, "", "", ("nvidia6", 195, 6))
+    (tmp_path / "12" / "root" / "dev" / "nvidia1").write_text("a file")
+    (tmp_path / "14").mkdir()
+    expected = [{"pod_uid": POD, "container_id": ours, "minors": [0, 3]}]
+    assert NodeKubelet(proc=str(tmp_path)).device_nodes() == expected
+
+
+def test_device_nodes_of_the_machine_are_no_containers(tmp_path):
+    running(tmp_path, 10, POD, "a" * 64)
+    (tmp_path / "10" / "root" / "dev").rmdir()
+    os.symlink("/dev", tmp_path / "10" / "root" / "dev")
+    assert NodeKubelet(proc=str(tmp_path)).device_nodes() == []
 
 
 def test_a_socket_in_the_files_place(root, bound):
@@ -303,6 +339,9 @@ class Machine:
         return self.files[path]
 
     def sockets(self, path):
+        return []
+
+    def device_nodes(self):
         return []
 
     def pod_resources(self, path):
