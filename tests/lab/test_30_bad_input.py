@@ -46,6 +46,7 @@ def nothing_changes(lab: Lab) -> Iterator[None]:
     assert everything(lab) == before
 
 
+@pytest.mark.long
 def test_unknown_backend(lab: Lab) -> None:
     said = refused(lab.playbook(SITE, "-e", "gpu_backend=magic"), "gpu_backend")
     assert "magic" in said and "gpushare" in said
@@ -67,6 +68,7 @@ def test_unusable_kubeconfig(lab: Lab, tmp_path: Path, content: str | None) -> N
     refused(lab.playbook(SITE, "-e", f"gpu_kubeconfig={path}"), "gpu_kubeconfig")
 
 
+@pytest.mark.long
 def test_gpu_node_that_is_not_in_the_cluster(lab: Lab, tmp_path: Path) -> None:
     more = extended(lab, tmp_path, "gpu_nodes", "ghost", lab.nodes[lab.gpu_nodes[0]]["address"])
     said = refused(lab.playbook(SITE, "-i", more), "gpu_node")

@@ -131,6 +131,7 @@ def test_healthy_cluster_and_report_files(lab: Lab, namespace: str, verify: Run)
     assert "kubegpu_card_memory_claimed" in files["prometheus"].read_text()
 
 
+@pytest.mark.long
 def test_read_only_account(lab: Lab, namespace: str, verify: Run) -> None:
     kubeconfig = verify.folder / "readonly.kubeconfig"
     try:
@@ -310,6 +311,7 @@ def test_upstream_plugin(lab: Lab, namespace: str, verify: Run) -> None:
 # --------------------------------------------------------------------------- the canary
 
 
+@pytest.mark.long
 def test_canary(lab: Lab, verify: Run) -> None:
     before = set(lab.api.namespaces())
     found = verify("-e", "verify_canary=true")
