@@ -156,7 +156,7 @@ def test_answers_are_kept_for_some_time() -> None:
 
 def test_random_tokens_do_not_reach_the_api_server() -> None:
     guarded = Guarded(api := Reviewer())
-    assert guarded.status(TOKEN) == 200
+    assert guarded.status(TOKEN, "10.9.9.8") == 200
     before = asked(api)
     for number in range(1000):
         assert guarded.status(f"random-{number}", f"10.0.{number % 7}.1") in (401, 429)
@@ -173,6 +173,15 @@ def test_random_tokens_do_not_reach_the_api_server() -> None:
     while guarded.status(f"last-{guarded.now}-{asked(api)}", f"10.1.{asked(api)}.1") != 429:
         pass
     assert guarded.status(TOKEN) == 200
+
+
+def test_a_reader_whose_token_was_renewed_is_reviewed_whatever_others_do() -> None:
+    guarded = Guarded(api := Reviewer())
+    assert guarded.status(TOKEN, "10.0.0.1") == 200
+    strangers = [guarded.status(f"random-{number}", f"10.1.0.{number}") for number in range(100)]
+    assert strangers.count(401) == reviews.BURST - 1 and strangers[-1] == 429
+    api.readers.add("another")
+    assert guarded.status("another", "10.0.0.1") == 200
 
 
 def test_without_an_answer_nobody_reads_them() -> None:

@@ -423,6 +423,25 @@ def test_api_unreachable(node: Node) -> None:
     until(lambda: node.ready() == "ok")
 
 
+@pytest.mark.parametrize("way", ["gone", "hanging"])
+def test_without_the_api_a_plugin_is_alive(
+    make: t.Callable[..., Node], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """kubelet would restart every plugin of the cluster while the API server is stopped."""
+    monkeypatch.setattr(command, "LIMIT_SECONDS", 0.2)
+    node = make().up()
+    resume = threading.Event()
+    if way == "gone":
+        node.kube.go_away()
+    else:
+        for name in ("get", "post", "patch"):
+            monkeypatch.setattr(node.kube, name, lambda *_given: resume.wait(60) and {})
+    began = time.monotonic()
+    until(lambda: all(when > began for when in node.running._last_active.values()), 20, "each thread works")
+    assert node.running._last_active and node.page("/healthz") == (200, "ok")
+    resume.set()
+
+
 def test_a_hanging_api_costs_no_more_than_the_deadline(node: Node) -> None:
     pod = make_pod("pod", 4)
     hang = threading.Event()

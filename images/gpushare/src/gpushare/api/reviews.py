@@ -3,7 +3,8 @@
 
 That takes the rights of the ClusterRole system:auth-delegator. Nobody can make a server ask the API more often than its
 limits say: answers are kept for some time, and unknown tokens are asked about at a limited rate, that of one address
-below that of all. Tokens that were allowed before have priority, so that unknown ones can't delay a Prometheus.
+below that of all. Tokens that were allowed before, and addresses from which one came, don't share the rate of all, so
+that strangers can't delay a Prometheus, nor one whose token was renewed.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Reviews:
         self._kube, self._clock, self._lock = kube, clock, threading.Lock()
         self._all = Bucket(RATE, BURST, clock())
         self._peers: OrderedDict[str, Bucket] = OrderedDict()
+        # Addresses of readers, the latest one last.
+        self._readers: OrderedDict[str, None] = OrderedDict()
         # When an answer ends to count, by path and hash of the token.
         self._allowed: OrderedDict[bytes, float] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, Response]] = OrderedDict()
@@ -71,7 +74,7 @@ class Reviews:
             log.warning("a token can't be reviewed: %s", error)
             return answer({"error": "the Kubernetes API can't review the token now"}, 503)
         with self._lock:
-            self._keep(key, refusal_of)
+            self._keep(key, request.peer, refusal_of)
         return refusal_of
 
     def _may_ask(self, peer: str, now: float) -> bool:
@@ -79,16 +82,19 @@ class Reviews:
         self._peers[peer] = bucket
         if len(self._peers) > MOST_PEERS:
             self._peers.popitem(last=False)
-        return bucket.take(now) and self._all.take(now)
+        return bucket.take(now) and (peer in self._readers or self._all.take(now))
 
-    def _keep(self, key: bytes, refusal: Response | None) -> None:
+    def _keep(self, key: bytes, peer: str, refusal: Response | None) -> None:
         now = self._clock()
         self._allowed.pop(key, None)
         self._refused.pop(key, None)
         if refusal is None:
             self._allowed[key] = now + ALLOWED_SECONDS
-            if len(self._allowed) > MOST_ALLOWED:
-                self._allowed.popitem(last=False)
+            self._readers[peer] = None
+            self._readers.move_to_end(peer)
+            for kept in (self._allowed, self._readers):
+                if len(kept) > MOST_ALLOWED:
+                    kept.popitem(last=False)
         else:
             self._refused[key] = now + REFUSED_SECONDS, refusal
             if len(self._refused) > MOST_REFUSED:

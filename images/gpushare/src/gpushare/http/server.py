@@ -35,6 +35,8 @@ from gpushare.http.limits import (
 from gpushare.http.tls import Context, Tls
 
 HEAD_BYTES = 16 * 1024
+# Around a body: the lengths of its chunks, and trailers.
+FRAMING_BYTES = 64 * 1024
 CHUNK = 1 << 16
 # Shortly after the last answer, or after connecting, a request may be on its way.
 SILENT_SECONDS = 0.5
@@ -137,7 +139,9 @@ class _Reader:
         self.done: list[tuple[Message, bool]] = []
         # Whether a request is being read, and whether its head is complete.
         self.began = self.in_body = False
-        self._head = self._length = self._most = 0
+        # Bytes of the head, then of what is around the body.
+        self._framing = 0
+        self._length = self._most = 0
         self._target, self._body, self._authorization = b"", bytearray(), b""
         self._continue = False
         self._refusal = ""
@@ -147,14 +151,12 @@ class _Reader:
 
         :returns: the status of an error after the requests in ``done``; empty without one.
         """
-        if not self.in_body:
-            self._head += len(data)
-        self.began = True
+        self._framing += len(data)
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return "400 Bad Request"
-        if not self._refusal and not self.in_body and self._head > HEAD_BYTES:
+        if not self._refusal and self._framing > (FRAMING_BYTES if self.in_body else HEAD_BYTES):
             return "431 Request Header Fields Too Large"
         return self._refusal
 
@@ -166,8 +168,8 @@ class _Reader:
     # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        self._target, self._body, self._authorization, self._length = b"", bytearray(), b"", 0
-        self._continue = self.in_body = False
+        self._target, self._authorization, self._length = b"", b"", 0
+        self.began = True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -185,12 +187,13 @@ class _Reader:
             self._authorization = value
 
     def on_headers_complete(self) -> None:
-        self.in_body, self._head = True, 0
+        self.in_body, self._framing = True, 0
         self._most = self._limit(self._method(), self._target, self._connection.client)
         if self._length > self._most:
             self._refuse("413 Content Too Large")
 
     def on_body(self, body: bytes) -> None:
+        self._framing -= len(body)
         if self._refusal:
             return
         size = len(self._body) + len(body)
@@ -208,7 +211,7 @@ class _Reader:
         message = Message(self._method(), self._target, self._body, *from_whom)
         self.done.append((message, self.parser.should_keep_alive()))
         self.began = self.in_body = self._continue = False
-        self._body = bytearray()
+        self._body, self._framing = bytearray(), 0
 
     def _method(self) -> str:
         return str(self.parser.get_method().decode("ascii"))
@@ -421,27 +424,24 @@ class HttpServer:
             with self._lock:
                 if connection.dropped or (self._stopping.is_set() and not reader.began):
                     return
-            connection.socket.settimeout(max(0.01, self._deadline(connection, reader) - time.monotonic()))
+            _set_deadline(connection, self._deadline(connection, reader))
             data = connection.socket.recv(CHUNK)
             if not data:
                 return
-            with self._lock:
-                connection.state = State.READING
-                if not reader.began and connection.client != ANONYMOUS:
-                    connection.since = time.monotonic()
+            connection.state = State.READING
+            if not reader.began and connection.client != ANONYMOUS:
+                connection.since = time.monotonic()
             refusal = reader.feed(data)
             for message, keep in reader.done:
                 if not self._reply(connection, message, keep):
                     return
             reader.done.clear()
             if reader.began:
-                with self._lock:
-                    connection.state = State.READING
+                connection.state = State.READING
             if refusal:
-                with self._lock:
-                    connection.state = State.SENDING
+                connection.state = State.SENDING
                 self._send(connection, _bytes(Reply(refusal, [], b""), "", False))
-                _linger(connection.socket)
+                _linger(connection)
                 return
             if reader.expects_continue():
                 self._send(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -453,11 +453,10 @@ class HttpServer:
             connection.socket = secure
             if connection.dropped:
                 return
-        secure.settimeout(max(0.01, connection.since + self._limits.head - time.monotonic()))
+        _set_deadline(connection, connection.since + self._limits.head)
         secure.do_handshake()
         if context.verify_mode is ssl.CERT_REQUIRED:
-            with self._lock:
-                connection.client = VERIFIED
+            connection.client = VERIFIED
 
     def _deadline(self, connection: _Connection, reader: _Reader) -> float:
         if reader.began and reader.in_body:
@@ -468,42 +467,47 @@ class HttpServer:
 
     def _reply(self, connection: _Connection, message: Message, keep: bool) -> bool:
         """Answer a request, and return whether the connection stays open."""
-        with self._lock:
-            connection.state = State.ANSWERING
+        connection.state = State.ANSWERING
         reply = self._application.answer(message)
         keep = keep and not self._stopping.is_set()
-        with self._lock:
-            connection.state = State.SENDING
-            if self._by_request:
-                connection.client = VERIFIED if reply.authorized else ANONYMOUS
-                keep = keep and reply.authorized
+        connection.state = State.SENDING
+        if self._by_request:
+            connection.client = VERIFIED if reply.authorized else ANONYMOUS
+            keep = keep and reply.authorized
         self._send(connection, _bytes(reply, message.method, keep))
         self._bodies.release(connection)
-        with self._lock:
-            connection.state, connection.since = State.IDLE, time.monotonic()
+        connection.state, connection.since = State.IDLE, time.monotonic()
         return keep
 
     def _send(self, connection: _Connection, data: bytes) -> None:
-        """Send data within a time for all of it: a TLS socket's own limit would start again with each part.
+        """Send data within a time for all of it.
 
         :raises OSError: it can't be sent.
         """
         end, rest = time.monotonic() + self._limits.answer, memoryview(data)
         while rest:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("the client doesn't read the answer")
-            connection.socket.settimeout(left)
+            _set_deadline(connection, end)
             rest = rest[connection.socket.send(rest) :]
 
 
-def _linger(connection: socket.socket) -> None:
+def _set_deadline(connection: _Connection, end: float) -> None:
+    """Let the next operation end at a time; a socket's own limit would start again with each part of the data.
+
+    :raises TimeoutError: that time is over.
+    """
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the client is too slow")
+    connection.socket.settimeout(left)
+
+
+def _linger(connection: _Connection) -> None:
     """Let a client that is still sending read the refusal: closing with unread bytes would discard it."""
-    socket.socket.shutdown(connection, socket.SHUT_WR)
+    socket.socket.shutdown(connection.socket, socket.SHUT_WR)
     end = time.monotonic() + LINGER_SECONDS
-    while (left := end - time.monotonic()) > 0:
-        connection.settimeout(left)
-        if not connection.recv(CHUNK):
+    while True:
+        _set_deadline(connection, end)
+        if not connection.socket.recv(CHUNK):
             return
 
 

@@ -209,7 +209,7 @@ class Service:
             return dataclasses.replace(refusal, headers=(("Allow", allowed),)), False
         authorized = False
         try:
-            query = parse_qs(question, keep_blank_values=True, max_num_fields=100) if question else {}
+            query = _query(question)
             body = b"" if method in READS else message.body
             rest = path[len(prefix) :].strip("/")
             request = Request(method, path, rest, query, body, message.authorization, message.peer)
@@ -221,10 +221,6 @@ class Service:
             return handler(request), authorized
         except BadRequest as error:
             return answer({"error": str(error)}, error.status), authorized
-        except ValueError as error:
-            # parse_qs raises it for too many fields; handlers raise BadRequest.
-            self._log.exception("%s %s", method, path)
-            return answer({"error": f"the request can't be read: {error}"}, 400), authorized
         except Exception:
             self._log.exception("%s %s", method, path)
             return answer({"error": "internal error; see the log"}, 500), authorized
@@ -251,6 +247,16 @@ def _path(target: bytes) -> tuple[str, str]:
         # A request as for a proxy: only the path counts.
         path = "/" + path.partition("://")[2].partition("/")[2]
     return unquote(path, errors="replace") if "%" in path else path, question
+
+
+def _query(question: str) -> dict[str, list[str]]:
+    """
+    :raises BadRequest: it has too many fields.
+    """
+    try:
+        return parse_qs(question, keep_blank_values=True, max_num_fields=100) if question else {}
+    except ValueError as error:
+        raise BadRequest(f"the query can't be read: {error}") from error
 
 
 def termination_signals() -> set[signal.Signals]:
