@@ -164,3 +164,8 @@ def command_process(*options: str, **variables: str) -> Iterator[Callable[[], An
         process.kill()
         process.wait()
         stream.close()
+
+
+def message(log: Callable[[], Any], text: str) -> Any:
+    """Read a command's log up to the line of a message; whether claims are exchanged is logged at any time."""
+    return next(line for line in iter(log, None) if line["message"] == text)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_pod, served
-from extender_kit import Start, bind_request, command_process, eventually
+from extender_kit import Start, bind_request, command_process, eventually, message
 from gpushare.http import tls
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
@@ -283,6 +283,6 @@ def test_the_command_serves_tls(api: ApiDouble, files: Files, tmp_path: Path) ->
         served(api) as address,
         command_process("--address=0.0.0.0", *options, *service_account(tmp_path, address)) as log,
     ):
-        port, path = log()["port"], "/gpushare-scheduler/inspect"
+        port, path = message(log, "serving")["port"], "/gpushare-scheduler/inspect"
         eventually(lambda: status(port, files, "/readyz", files.authority) == 200, 20)
         assert (status(port, files, path), status(port, files, path, files.authority)) == (0, 200)

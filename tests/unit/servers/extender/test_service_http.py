@@ -18,7 +18,7 @@ from pathlib import Path
 import gpushare
 import pytest
 from api_double import ApiDouble, make_node, make_pod, served
-from extender_kit import COMMAND, command_process, environment, eventually
+from extender_kit import COMMAND, command_process, environment, eventually, message
 from gpushare.api.events import Events
 from gpushare.extender import command
 from gpushare.http.limits import Limits
@@ -196,10 +196,9 @@ def test_the_command_serves_and_stops_on_sigterm(api: ApiDouble, tmp_path: Path)
         served(api) as address,
         command_process(GPUSHARE_API_SERVER=address, GPUSHARE_SERVICE_ACCOUNT=str(tmp_path)) as log,
     ):
-        lines = [log() for _line in range(2)]
-        assert [line["message"] for line in lines] == ["serving", "ready"]
-        assert (lines[1]["nodes"], lines[1]["pods"]) == (1, 1)
-        url = f"http://127.0.0.1:{lines[0]['port']}/gpushare-scheduler/inspect/a"
+        serving, ready = message(log, "serving"), message(log, "ready")
+        assert (ready["nodes"], ready["pods"]) == (1, 1)
+        url = f"http://127.0.0.1:{serving['port']}/gpushare-scheduler/inspect/a"
         with urllib.request.urlopen(url, timeout=10) as response:
             assert json.load(response)["nodes"][0]["usedGPU"] == 3
 

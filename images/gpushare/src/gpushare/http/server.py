@@ -41,6 +41,8 @@ CHUNK = 1 << 16
 # Shortly after the last answer, or after connecting, a request may be on its way.
 SILENT_SECONDS = 0.5
 LINGER_SECONDS = 1.0
+# What a refused client may send more; a GiB takes less than a second.
+LINGER_BYTES = 1 << 20
 # A thread without a connection ends after this time.
 SPARE_SECONDS = 30.0
 # For running requests when the server stops.
@@ -164,6 +166,11 @@ class _Reader:
         """Return whether the client waits for "100 Continue"; once for each request."""
         expected, self._continue = self._continue and self.in_body, False
         return expected
+
+    def close(self) -> None:
+        """Release the body: the parser and this object refer to each other, and wait for the garbage collector."""
+        self._body = bytearray()
+        self.done.clear()
 
     # Callbacks of the parser.
 
@@ -420,6 +427,12 @@ class HttpServer:
         if self._context is not None:
             self._shake_hands(connection, self._context.get())
         reader = _Reader(connection, self._application.body_limit, self._bodies)
+        try:
+            self._read_requests(connection, reader)
+        finally:
+            reader.close()
+
+    def _read_requests(self, connection: _Connection, reader: _Reader) -> None:
         while True:
             with self._lock:
                 if connection.dropped or (self._stopping.is_set() and not reader.began):
@@ -504,11 +517,13 @@ def _set_deadline(connection: _Connection, end: float) -> None:
 def _linger(connection: _Connection) -> None:
     """Let a client that is still sending read the refusal: closing with unread bytes would discard it."""
     socket.socket.shutdown(connection.socket, socket.SHUT_WR)
-    end = time.monotonic() + LINGER_SECONDS
-    while True:
+    end, left = time.monotonic() + LINGER_SECONDS, LINGER_BYTES
+    while left > 0:
         _set_deadline(connection, end)
-        if not connection.socket.recv(CHUNK):
+        data = connection.socket.recv(CHUNK)
+        if not data:
             return
+        left -= len(data)
 
 
 def _bytes(reply: Reply, method: str, keep: bool) -> bytes:

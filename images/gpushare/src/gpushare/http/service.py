@@ -8,6 +8,7 @@ details and is logged in full.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import logging
@@ -22,7 +23,7 @@ from urllib.parse import parse_qs, unquote
 
 import gpushare
 from gpushare.http.limits import ANONYMOUS, BODY_BYTES, SMALL_BODY_BYTES, Limits
-from gpushare.http.server import Endpoint, HttpServer, Message, Reply
+from gpushare.http.server import CHUNK, Endpoint, HttpServer, Message, Reply
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 JSON = "application/json"
@@ -35,6 +36,8 @@ READS = ("GET", "HEAD")
 KEPT_SECONDS = 1.0
 # A few servers of Prometheus, and as many connections of others.
 METRICS_LIMITS = Limits(connections=64, strangers=32, peer=8)
+# malloc.h's number of this parameter.
+_M_MMAP_THRESHOLD = -3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +234,7 @@ def start_all(services: Sequence[Service]) -> None:
 
     :raises OSError: one can't be started; the message names its endpoint.
     """
+    _return_large_memory()
     for number, service in enumerate(services):
         try:
             service.start()
@@ -238,6 +242,17 @@ def start_all(services: Sequence[Service]) -> None:
             for started in services[:number]:
                 started.stop()
             raise OSError(f"{service.endpoint}: {error}") from error
+
+
+def _return_large_memory() -> None:
+    """Have glibc return the memory of a large body when it ends.
+
+    By default its threshold grows with each large body, and then each thread's arena keeps one. Other C libraries have
+    no ``mallopt``.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2 * CHUNK)
 
 
 def _path(target: bytes) -> tuple[str, str]:
