@@ -32,8 +32,8 @@ def bus_address(index: int) -> str:
 
 
 def card_name(mib: int) -> str:
-    """Return a name that says that the GPU is simulated."""
-    size = f"{mib // 1024}GiB" if mib % 1024 == 0 else f"{mib}MiB"
+    """Return a name that says that the GPU is simulated, with its size in whole GiB, as vendors' names have it."""
+    size = f"{mib // 1024}GiB" if mib >= 1024 else f"{mib}MiB"
     return f"Simulated_NVIDIA_GPU_{size}"
 
 

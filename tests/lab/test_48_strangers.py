@@ -74,13 +74,13 @@ def run(lab: Lab, node: str, script: str, *words: t.Any, seconds: float = 60) ->
 
 def most_memory(lab: Lab, node: str, command: str) -> int:
     """The largest resident size of a server on a node so far, in MiB."""
-    text = lab.ssh(node, f"for p in $(pgrep -f bin/{command}); do grep VmHWM /proc/$p/status; done")
+    text = lab.ssh(node, f"for p in $(pgrep -f [b]in/{command}); do grep VmHWM /proc/$p/status; done")
     return max(int(one) // 1024 for one in re.findall(r"VmHWM:\s+(\d+) kB", text))
 
 
 def listening(lab: Lab, node: str) -> list[str]:
     """The TCP ports on which the node's device plugin listens, in its pod's network."""
-    script = "for p in $(pgrep -f bin/gpushare-device-plugin); do cat /proc/$p/net/tcp /proc/$p/net/tcp6; done"
+    script = "for p in $(pgrep -f [b]in/gpushare-device-plugin); do cat /proc/$p/net/tcp /proc/$p/net/tcp6; done"
     rows = [row.split() for row in lab.ssh(node, script).splitlines()]
     return sorted({row[1].rpartition(":")[2] for row in rows if len(row) > 3 and row[3] == "0A"})
 
