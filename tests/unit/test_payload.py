@@ -36,7 +36,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kernel_driver": (15, 50),
     "kube_scheduler": (25, 145),
     "kubeadm_config": (9, 35),
-    "kubelet_devices_info": (12, 45),
+    "kubelet_devices_info": (12, 47),
     "machine_config": (12, 65),
     "node_announcements": (10, 60),
     "node_baseline": (60, 230),

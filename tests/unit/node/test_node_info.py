@@ -283,10 +283,11 @@ def test_files_that_are_no_spec(text):
 @pytest.mark.parametrize(
     ("driver_version", "toolkit_version", "cgroup", "mig", "unmet"),
     [
-        ("615.10", "1.20.1", 2, [], 0),
-        ("620.1", "1.21.0-rc.1", 2, [], 0),
-        ("610.99.99", "1.20.0", 2, [], 2),
-        ("", "", 0, [3], 4),
+        ("615.10", "1.20.1", 2, {}, 0),
+        ("620.1", "1.21.0-rc.1", 2, {}, 0),
+        ("610.99.99", "1.20.0", 2, {}, 2),
+        ("", "", 0, {3: True}, 4),
+        ("615.10", "1.20.1", 2, {0: False, 1: True}, 0),
     ],
 )
 def test_memory_limit_lists_every_unmet_condition(driver_version, toolkit_version, cgroup, mig, unmet):

@@ -158,7 +158,7 @@ def test_objects_complete_and_consistent():
     objects = rendered(scheduler_dedicated_namespace="elsewhere")
     kinds = ["Namespace"] * 2 + ["ServiceAccount", "ConfigMap", "ClusterRole"] + ["ClusterRoleBinding"] * 3
     kinds += ["Role"] * 2 + ["RoleBinding"] * 3 + ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
-    kinds += ["ResourceQuota", "PodDisruptionBudget", "Deployment"]
+    kinds += ["ResourceQuota", "PodDisruptionBudget", "NetworkPolicy", "Deployment"]
     assert [each["kind"] for each in objects] == kinds
     places = {each["metadata"].get("namespace") for each in objects} - {None}
     assert places == {"elsewhere", "kube-system", LEDGER}

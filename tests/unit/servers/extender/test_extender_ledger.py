@@ -410,7 +410,7 @@ def test_an_incomplete_pod_is_read_from_the_api(api: ApiDouble, start: Start, wr
     pod = api.put("pods", make_pod("p", 5))
     client.extender.binder.keep_filtered({**pod, "metadata": {**pod["metadata"], **wrong}})
     assert client.bind(pod) == ""
-    assert len(api.asked("GET", "/pods/p/status$")) == 1
+    assert len(api.asked("GET", "/pods/p$")) == 1
 
 
 # ----------------------------------------------------------------- two extenders

@@ -359,12 +359,14 @@ def test_requests_over_http(api: ApiDouble, real: KubeApi) -> None:
     pod = real.post("/api/v1/namespaces/default/pods", make_pod("p", 3))
     assert real.get("/api/v1/namespaces/default/pods/p") == pod
     uid = pod["metadata"]["uid"]
-    real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"uid": uid, "annotations": {"a": "b", "c": "d"}}})
-    patched = real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"annotations": {"a": None}}})
+    real.patch(
+        "/api/v1/namespaces/default/pods/p/status", {"metadata": {"uid": uid, "annotations": {"a": "b", "c": "d"}}}
+    )
+    patched = real.patch("/api/v1/namespaces/default/pods/p/status", {"metadata": {"annotations": {"a": None}}})
     assert patched["metadata"]["annotations"] == {"c": "d"}, "null must reach the server"
     assert [pod["metadata"]["name"] for pod in real.get("/api/v1/pods?limit=5")["items"]] == ["p"]
     with pytest.raises(KubeError) as caught:
-        real.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"uid": "other"}})
+        real.patch("/api/v1/namespaces/default/pods/p/status", {"metadata": {"uid": "other"}})
     assert (caught.value.status, caught.value.outcome_unknown) == (409, False)
     real.delete("/api/v1/namespaces/default/pods/p")
     with pytest.raises(KubeError) as caught:

@@ -98,7 +98,7 @@ def test_requests_are_counted_by_method_and_status() -> None:
     node = {"metadata": {"name": "gpu1", "uid": "u"}}
     double.put(node)
     assert kube.get("/api/v1/nodes/gpu1")["metadata"]["name"] == "gpu1"
-    kube.patch("/api/v1/nodes/gpu1", {"metadata": {"annotations": {"a": "b"}}})
+    kube.patch("/api/v1/nodes/gpu1/status", {"metadata": {"annotations": {"a": "b"}}})
     with pytest.raises(KubeError) as missing:
         kube.get("/api/v1/nodes/none")
     assert missing.value.status == 404
