@@ -57,7 +57,8 @@ class Auditor:
 
     def _follow(self) -> None:
         host, context = self.server.url.partition("//")[2], self.server._context
-        connection = http.client.HTTPSConnection(host, context=context, timeout=60)
+        # Without a timeout: once every pod is bound nothing happens, for as long as the extenders are compared.
+        connection = http.client.HTTPSConnection(host, context=context)
         connection.request("GET", f"/api/v1/pods?watch=1&resourceVersion={self._version}&timeoutSeconds=3600")
         response = connection.getresponse()
         assert response.status == 200
