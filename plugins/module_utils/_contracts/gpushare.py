@@ -124,6 +124,7 @@ class Reason(str, enum.Enum):
     CONFLICT = "Conflict"
     API_ERROR = "KubernetesAPIError"
     LEDGER_UNAVAILABLE = "LedgerUnavailable"
+    LEDGER_FULL = "LedgerFull"
     OUTCOME_UNKNOWN = "OutcomeUnknown"
     # Requests of kubelet.
     UNKNOWN_DEVICE_ID = "UnknownDeviceID"

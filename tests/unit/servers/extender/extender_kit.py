@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,24 +147,32 @@ def environment(**more: str) -> dict[str, str]:
 COMMAND = (sys.executable, "-m", "gpushare.extender.command")
 
 
-@contextlib.contextmanager
-def command_process(*options: str, **variables: str) -> Iterator[Callable[[], Any]]:
-    """Run the command, and end it by SIGTERM.
+class CommandLog:
+    """Reads a command's log line by line."""
 
-    :returns: reads the next line of its log.
-    """
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def __call__(self) -> Any:
+        assert self.process.stderr is not None
+        return json.loads(self.process.stderr.readline())
+
+
+@contextlib.contextmanager
+def command_process(*options: str, **variables: str) -> Iterator[CommandLog]:
+    """Run the command, and end it by SIGTERM; after a minute it is killed, which ends its log."""
     command = [*COMMAND, "--port=0", "--log-format=json", *options]
     process = subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    stream = process.stderr
+    limit = threading.Timer(60, process.kill)
+    limit.start()
     try:
-        yield lambda: json.loads(stream.readline())
+        yield CommandLog(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     finally:
+        limit.cancel()
         process.kill()
-        process.wait()
-        stream.close()
+        process.communicate()
 
 
 def message(log: Callable[[], Any], text: str) -> Any:

@@ -14,15 +14,16 @@ import dataclasses
 import random
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from api_double import ApiDouble, make_node, make_pod
+from api_double import FIRST, ApiDouble, make_node, make_pod
 from gpushare.api.client import KubeError
 from gpushare.api.events import Events
 from gpushare.extender.bind import Binder, BindRequest, Outcome
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.state import State, node_row, pod_row
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 
 NODES = {"a": (8,), "b": (6, 6)}
 PODS = 12
@@ -86,6 +87,30 @@ class NoWait(threading.Event):
         return self.is_set()
 
 
+class Watch:
+    """The watch of pods, which delivers each change as late as the ledger allows."""
+
+    def __init__(self, extender: Extender) -> None:
+        self._extender = extender
+        self.delivered = self._lists = 0
+
+    def wait_for(self, version: int, seconds: float) -> bool:
+        extender = self._extender
+        if extender.world.random.random() < 0.7:
+            while extender.version < version and extender.at < len(extender.world.api.log):
+                extender.see(1)
+        return extender.version >= version
+
+    def relist(self) -> int:
+        return self._lists + 1
+
+    def wait_listed(self, number: int, seconds: float) -> bool:
+        if self._lists < number and self._extender.world.random.random() < 0.7:
+            self._extender.see(10**6)
+            self._lists = number
+        return self._lists >= number
+
+
 class Extender:
     """One process: its state is lost when it is killed."""
 
@@ -95,27 +120,36 @@ class Extender:
         self.outcome: Outcome | None = None
         self.state = State()
         deferred: Any = DeferredClient(self)
-        self.ledger = Ledger(deferred, self.state, "gpushare", self.name, world.clock, world.now_ms)
+        self.watch = Watch(self)
+        self.ledger = Ledger(deferred, self.state, self.watch, "gpushare", self.name, world.clock, world.now_ms)
         events, now_ns = Events(deferred, "tests"), lambda: world.now_ms() * 10**6
         self.binder = Binder(deferred, self.state, "binpack", events, self.ledger, world.clock, now_ns)
         self.ledger._stopped = self.ledger._enough = self.binder._stopped = NoWait()
         with world.api.lock:
-            if world.random.random() < 0.5:
-                # Before the list of pods; the others list each node when they first book on it.
-                initialize(self.ledger, world.api)
             self.at = len(world.api.log)
             for name in NODES:
                 self.state.node_changed(name, None, node_row(world.api.objects[("nodes", "", name)]))
             for pod in world.api.pods():
-                self.state.pod_changed("", None, pod_row(pod))
+                self.apply(None, pod)
 
     def see(self, count: int) -> None:
         """The watch delivers the next changes."""
         for change in self.world.api.log[self.at : self.at + count]:
             if change.kind == "pods":
-                before, after = change.before, change.after
-                self.state.pod_changed("", pod_row(before) if before else None, pod_row(after) if after else None)
+                self.apply(change.before, change.after)
         self.at = min(self.at + count, len(self.world.api.log))
+
+    def apply(self, before: JsonObject | None, after: JsonObject | None) -> None:
+        """Change the state as the mirror does; the selector of its watch matches what has a row."""
+        rows = [pod_row(pod) if pod else None for pod in (before, after)]
+        if after is not None and rows[1] is not None:
+            self.watch.delivered = max(self.watch.delivered, int(after["metadata"]["resourceVersion"]))
+        self.state.pod_changed("", *rows)
+
+    @property
+    def version(self) -> int:
+        """Of the last delivered change."""
+        return self.world.api.log[self.at - 1].version if self.at else FIRST
 
     def begin(self, action: Callable[[], Any]) -> None:
         def run() -> None:
@@ -136,13 +170,6 @@ class Extender:
         call.fate = fate
         call.go.set()
         assert self.world.parked.wait(LIMIT)
-
-
-def initialize(ledger: Ledger, api: ApiDouble) -> None:
-    """Read the Lease without waiting: its requests before it serves don't interleave with others'."""
-    deferred, ledger._kube = ledger._kube, cast(Any, api)
-    ledger.initialize()
-    ledger._kube = deferred
 
 
 class World:

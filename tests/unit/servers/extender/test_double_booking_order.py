@@ -6,15 +6,17 @@ KUBEGPU_EXPLORE=1 explores other orders than the fixed ones, and many more.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_pod
+from gpushare.extender.bind import Binder, BindRequest
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.register import Register
-from gpushare.extender.state import State
+from gpushare.shared._core.types import JsonObject
 from ledger_world import Overbooked, World
 
 EXPLORE = bool(os.environ.get("KUBEGPU_EXPLORE"))
@@ -98,51 +100,35 @@ def test_fault_12_the_fence_stops_a_paused_extender(api: type[ApiDouble], held: 
     assert world.used("a") == {0: held}
 
 
-def test_fault_12_detected_without_the_list_after_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    refresh = Ledger._refresh_node
-
-    def without_list(self: Ledger, node: str) -> None:
-        kube, self._kube = self._kube, WithoutPods(self._kube)  # type: ignore[assignment]
-        try:
-            refresh(self, node)
-        finally:
-            self._kube = kube
-
-    monkeypatch.setattr(Ledger, "_refresh_node", without_list)
+def test_fault_12_detected_without_waiting_for_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extender that relies on its watch however far it is books memory twice."""
+    monkeypatch.setattr(Ledger, "_wait_for_pods", lambda _self: None)
     assert found()
 
 
-def test_fault_12_detected_without_the_ledgers_node_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An extender that relies on its watch for a node that others have booked on books memory twice."""
-    monkeypatch.setattr(Register, "added", lambda _self, _node: 0)
+def test_fault_12_detected_without_the_version_of_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Register, "to_text", lambda self, to_text=Register.to_text: to_text(dataclasses.replace(self, pods=0))
+    )
     assert found()
 
 
-def test_fault_12_detected_without_listing_after_a_removed_booking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pod of a booking that isn't in the ledger any more may have been bound."""
-    read = Ledger._read
+def test_fault_12_detected_when_a_booking_is_removed_before_its_pod_is_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drop(self: Ledger) -> None:
+        self._own = {uid: entry for uid, entry in self._own.items() if entry not in self._finished}
+        self._finished.clear()
 
-    def careless(self: Ledger) -> None:
-        before = {name: node.exact for name, node in self._nodes.items()}
-        uid = self._uid
-        read(self)
-        if self._uid == uid:
-            for name, exact in before.items():
-                self._nodes[name].exact = exact
-
-    monkeypatch.setattr(Ledger, "_read", careless)
+    monkeypatch.setattr(Ledger, "_drop_delivered", drop)
     assert found(runs=600)
 
 
 def test_fault_12_detected_without_reading_possibly_bound_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that missed the response of a bind repeats it, with the pod as it was before."""
-    monkeypatch.setattr(State, "held", lambda _self, _uid: False)
+
+    def known(self: Binder, request: BindRequest) -> JsonObject | None:
+        return self._filtered.pop(request.uid, (0.0, {}))[1] or None
+
+    monkeypatch.setattr(Binder, "_known", known)
     assert found(runs=600)
-
-
-class WithoutPods:
-    def __init__(self, kube: Any) -> None:
-        self._kube = kube
-
-    def get(self, path: str) -> Any:
-        return {"items": []} if path.startswith("/api/v1/pods?") else self._kube.get(path)

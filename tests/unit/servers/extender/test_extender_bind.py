@@ -215,18 +215,20 @@ def test_a_pod_deleted_after_its_bind_is_dropped(api: ApiDouble, start: Start, p
     client, clock = start(8), Clock()
     binder = client.extender.binder
     binder._clock = client.extender.ledger._clock = clock
+    assert client.bind(api.put("pods", make_pod("first", 1))) == ""
+    eventually(lambda: client.extender.state.holds == 0)
     client.extender.pods.stop()
     assert client.bind(pod) == ""
-    assert client.used() == [5]
+    assert client.used() == [6]
     clock.now += 10
     binder.settle()
-    assert client.used() == [5], "bound, the watch is only late"
+    assert client.used() == [6], "bound, the watch is only late"
     with api.outage():
         binder.settle()
-    assert client.used() == [5], "a pod of unknown state keeps its memory"
+    assert client.used() == [6], "a pod of unknown state keeps its memory"
     api.remove("pods", "p", "default")
     binder.settle()
-    assert client.used() == [0]
+    assert client.used() == [1]
 
 
 def test_concurrent_binds_of_a_pod_run_one_after_the_other(api: ApiDouble, start: Start, pod: JsonObject) -> None:

@@ -54,6 +54,10 @@ class Mirror(Generic[T]):
 
     Callbacks run in the mirror's own thread, in the order of the events, once for each real change: neither a new list
     nor a repeated event calls them for an equal object. ``synced`` becomes true after those of the first list.
+
+    Versions of one collection are numbers that rise with each change (Kubernetes KEP-5504). ``version``: the callbacks
+    of all changes up to this one have run. ``delivered``: the highest version of any object that was listed or changed,
+    set before its callback runs; every mirror of the collection reaches it without waiting for another change.
     """
 
     def __init__(
@@ -94,7 +98,10 @@ class Mirror(Generic[T]):
         self._stream: Stream | None = None
         self._thread: threading.Thread | None = None
         self._error = ""
-        self.lists = 0
+        self.version = self.delivered = 0
+        # Lists that ended, that began, and which of the latter ended last.
+        self.lists = self._begun = self._listed = 0
+        self._is_relist_wanted = False
 
     def on_change(self, callback: OnChange[T]) -> None:
         """Add a callback; before :meth:`start`, so that it receives all changes."""
@@ -140,6 +147,40 @@ class Mirror(Generic[T]):
     def error(self) -> str:
         """The API server's last error while the collection can't be watched; otherwise empty."""
         return self._error
+
+    def wait_for(self, version: int, seconds: float) -> bool:
+        """Wait until the state has all changes up to a version.
+
+        :returns: whether it has.
+        """
+        return self._wait_until(lambda: self.version >= version, seconds)
+
+    def relist(self) -> int:
+        """Have the collection listed again, from now on.
+
+        :returns: the number of that list, for ``wait_listed``.
+        """
+        number = self._begun + 1
+        self._is_relist_wanted = True
+        with self._lock:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+        return number
+
+    def wait_listed(self, number: int, seconds: float) -> bool:
+        """Wait until a list that ``relist`` has announced, or a later one, has ended.
+
+        :returns: whether it has.
+        """
+        return self._wait_until(lambda: self._listed >= number, seconds)
+
+    def _wait_until(self, is_done: Callable[[], bool], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not is_done():
+            if time.monotonic() > end or self._stopped.wait(0.005):
+                return False
+        return True
 
     def items(self) -> list[T]:
         with self._lock:
@@ -197,7 +238,7 @@ class Mirror(Generic[T]):
     def _is_list_due(self, now: float) -> bool:
         failing = self._failing_since
         long = failing is not None and now - failing > FAILING_SECONDS
-        return long or self._silent >= SILENT_WATCHES or now >= self._next_list
+        return self._is_relist_wanted or long or self._silent >= SILENT_WATCHES or now >= self._next_list
 
     def _check_history(self, version: str) -> None:
         """Compare the collection's current version with the known one.
@@ -216,14 +257,16 @@ class Mirror(Generic[T]):
         """
         if self._before_list is not None and not self.synced:
             self._before_list()
-        seen: set[str] = set()
-        token = ""
+        self._begun += 1
+        self._is_relist_wanted = False
+        number, seen, delivered, token = self._begun, set[str](), 0, ""
         while True:
             query = {**self._query, "limit": str(self._page)}
             if token:
                 query["continue"] = token
             page = self._kube.get(f"{self._path}?{urlencode(query)}")
             for obj in page.get("items") or []:
+                delivered = max(delivered, _version_of(obj))
                 seen.add(self._upsert(obj))
             metadata = page.get("metadata") or {}
             token = str(metadata.get("continue") or "")
@@ -231,7 +274,9 @@ class Mirror(Generic[T]):
                 break
         for key in [key for key in self._items if key not in seen]:
             self._put(key, None)
-        self.lists += 1
+        # The state before may have had later versions, of an etcd that was restored since.
+        self.version, self.delivered = _version_of(page), delivered
+        self.lists, self._listed = self.lists + 1, number
         self._contact()
         # Earlier than the limit: a watch that is open isn't ended for it. Not all mirrors at once.
         self._next_list = self._clock() + max(0.0, self._relist - WATCH_SECONDS) * random.uniform(0.8, 1.0)
@@ -254,7 +299,7 @@ class Mirror(Generic[T]):
         self._failing_since = None
         self._silent += 1
         try:
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._is_relist_wanted:
                 return
             for event in stream:
                 obj = event.get("object") or {}
@@ -267,8 +312,9 @@ class Mirror(Generic[T]):
                 if kind == "DELETED":
                     self._put(object_key(obj), None)
                 elif kind in ("ADDED", "MODIFIED"):
+                    self.delivered = _version_of(obj)
                     self._upsert(obj)
-                version = at
+                version, self.version = at, int(at)
                 yield at
         finally:
             with self._lock:
@@ -302,6 +348,14 @@ class Mirror(Generic[T]):
                 callback(key, before, now)
             except Exception:
                 log.exception("%s: a callback failed on %s", self._path, key)
+
+
+def _version_of(obj: JsonObject) -> int:
+    """Return an object's or a list's resourceVersion.
+
+    :raises ValueError: it is no number.
+    """
+    return int((obj.get("metadata") or {}).get("resourceVersion") or 0)
 
 
 def _refuses_version(error: KubeError) -> bool:

@@ -9,6 +9,7 @@ was paused or the request delayed. Where that must be certain, the pod is change
 from __future__ import annotations
 
 import enum
+import json
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,6 +40,11 @@ class Entry(NamedTuple):
     at: int
     version: str
     by: str
+
+    def to_text(self) -> str:
+        """Format as compact JSON."""
+        value = {**self._asdict(), "cards": {str(index): units for index, units in self.cards}}
+        return json.dumps(value, separators=(",", ":"))
 
 
 class BindingStatus(enum.Enum):

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -87,9 +88,10 @@ class Extender:
         kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
         self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff)
-        self.ledger = Ledger(kube, self.state, namespace, count=lambda result: work.ledger.labels(result).inc())
-        before = self.ledger.initialize
-        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, before)
+        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff)
+        self.ledger = Ledger(
+            kube, self.state, self.pods, namespace, count=lambda result: work.ledger.labels(result).inc()
+        )
         self.events = Events(kube, COMPONENT, socket.gethostname())
         self.binder = Binder(kube, self.state, placement, self.events, self.ledger)
         self.claims = Claims(kube, self.state, backoff)
@@ -138,7 +140,8 @@ class Extender:
             part.start()
 
     def stop(self) -> None:
-        parts: list[_Part] = [*self._mirrors.values(), self.retries, self.preemption, self.binder, self.events]
+        # The binder's last write waits for the watch of pods.
+        parts: list[_Part] = [self.retries, self.preemption, self.binder, *self._mirrors.values(), self.events]
         for part in [*self.servers, *parts]:
             part.stop()
 
@@ -262,15 +265,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if extender.metrics is not None:
         facts["metrics"] = extender.metrics.port
     log.info("serving", extra={"data": facts})
-    while extender.unsynced() is not None:
-        if signal.sigtimedwait(signals, 0.1) is not None:
-            break
-    else:
+    # Not by sigtimedwait, which returns a signal that nobody sent after the process was stopped (CPython 3.13).
+    while extender.unsynced() is not None and not signals & signal.sigpending():
+        time.sleep(0.1)
+    if extender.unsynced() is None:
         log.info("ready", extra={"data": {"nodes": len(extender.nodes), "pods": len(extender.pods)}})
         # Most of these objects stay; checking them in every collection would slow down requests.
         gc.collect()
         gc.freeze()
-        signal.sigwait(signals)
+    signal.sigwait(signals)
     log.info("stopping")
     extender.stop()
     return 0

@@ -5,12 +5,14 @@ It is one Lease in the extenders' namespace. Its annotation lists the bookings i
 resourceVersion makes it a register with compare-and-swap. No pod is bound to a card before its booking is in the
 ledger. These rules keep two extenders from booking the same memory:
 
-* A writer has read the version that it replaces (or has written that itself), and its data of each node that it books
-  on is *exact* as of that version: it has listed the node's pods, consistently and after it read some version of the
-  Lease, and according to the Lease no other extender has added or removed a booking on that node since. Pods that it
-  has bound there itself count as well.
-* A booking is removed only by an extender that has received its pod as bound, or knows that the Binding can't take
-  effect. So a pod whose booking isn't in the Lease any more is in any list that is made later.
+* A writer has read the version that it replaces (or has written that itself), and its state has every bound pod whose
+  booking isn't in that version any more. The Lease says how far the watch of pods must be for that, so nothing is
+  listed for a bind, however many nodes there are and whoever booked on them.
+* A booking is removed only by an extender whose watch has delivered its pod as bound, or that knows that the Binding
+  can't take effect. The removing write carries the highest version that this extender's watch has delivered, unless the
+  Lease has a higher one; any other extender's watch is as far within a moment.
+* Where no such version is known, or the watch doesn't reach it (etcd was restored to an older state), all pods are
+  listed after the Lease was read.
 * A booking names the resourceVersion of the pod that its Binding will carry (see ``binding_status``). A stale booking
   of another extender is removed after its pod was changed, so that the API server refuses the Binding of an extender
   that was paused for any time. That extender then decides anew. No clock is trusted with any of this.
@@ -28,9 +30,11 @@ Special cases:
   isn't ready. It never continues without a ledger.
 * Its annotation can't be read (somebody else has written it): binds fail with a message that names it.
 * Somebody deletes the Lease: each extender still has its own bookings, but not those of the others. So where a Lease
-  that existed is gone, or none exists although somebody booked on one of the nodes in question within the last minute
-  (with a Lease that is gone, or an extender without a ledger), nothing is booked for some seconds. This is no
-  proof: the Lease must not be deleted while pods are being bound.
+  that existed is gone, or none exists although somebody booked within the last minute (with a Lease that is gone, or an
+  extender without a ledger), nothing is booked for some seconds. This is no proof: the Lease must not be deleted while
+  pods are being bound.
+* More bookings are in progress than an object's annotations hold: those that don't fit fail, and kube-scheduler tries
+  again.
 * Pods that are bound without an extender, and pods that kubelet gives another card than was booked, are in no ledger.
   The watch delivers them as soon as it can.
 """
@@ -46,15 +50,15 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Any, Protocol
+from urllib.parse import quote
 
 from gpushare.api.client import Kube, KubeError
-from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, now_ms, pod_path
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, now_ms
 from gpushare.extender.register import LedgerError, Register
-from gpushare.extender.state import PodRow, Shares, State, pod_row
+from gpushare.extender.state import PodRow, Shares, State
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
 from gpushare.shared._core.types import JsonObject
@@ -78,11 +82,12 @@ STALE_SECONDS = 10.0
 FRESH_SECONDS = 60.0
 # The watch delivers a bound pod within a moment; after this time it is checked.
 UNSEEN_SECONDS = 5.0
+# Within this time the watch has delivered what another extender's watch has; otherwise everything is listed.
+BEHIND_SECONDS, LIST_SECONDS = 8.0, 4.0
+# Bytes of all annotations of the Lease. The API server allows 256 KiB of names and values, for any object.
+MAX_BYTES = 250 << 10
 ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PROBE = "gpushare-ledger-probe"
-# In place of a write's number: a node's data isn't exact any more.
-INEXACT = -1
-
 log = logging.getLogger("gpushare.extender")
 
 
@@ -130,18 +135,17 @@ class BookingRequest:
         self.entry, self.again, self.error = None, False, ""
 
 
-@dataclasses.dataclass
-class _Node:
-    """The data of a node besides what the watch has delivered.
+class WatchedPods(Protocol):
+    """The watch that keeps the state's pods; see ``Mirror``."""
 
-    :param exact: the number of the Lease's write as of which it is exact.
-    :param listed: pods that were bound when they were listed and that the watch may not have delivered yet.
-    :param listed_at: the time of that list.
-    """
+    @property
+    def delivered(self) -> int: ...
 
-    exact: int
-    listed: dict[str, PodRow] = dataclasses.field(default_factory=dict)
-    listed_at: float = 0.0
+    def wait_for(self, version: int, seconds: float) -> bool: ...
+
+    def relist(self) -> int: ...
+
+    def wait_listed(self, number: int, seconds: float) -> bool: ...
 
 
 class Ledger:
@@ -151,6 +155,7 @@ class Ledger:
         self,
         kube: Kube,
         state: State,
+        pods: WatchedPods,
         namespace: str,
         identity: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -160,13 +165,14 @@ class Ledger:
         """
         :param kube: the client of the API.
         :param state: counts the bookings; receives those of other extenders.
+        :param pods: the watch that changes the state's pods.
         :param namespace: where the Lease is.
         :param identity: of this process; unique by default.
         :param clock: monotonic, in seconds.
         :param now_ms: the time in milliseconds since 1970.
         :param count: called for each write: ``written``, ``conflict`` (another extender wrote before) or ``failed``.
         """
-        self._kube, self._state, self._namespace = kube, state, namespace
+        self._kube, self._state, self._pods, self._namespace = kube, state, pods, namespace
         self.identity = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._clock, self._now_ms, self._count = clock, now_ms, count
         self._stopped = threading.Event()
@@ -184,9 +190,8 @@ class Ledger:
         self._lease: JsonObject | None = None
         self._register = Register()
         self._uid = ""
-        # The number of the write as of which the watch's first list is exact; None if it isn't known.
-        self._base: int | None = None
-        self._nodes: dict[str, _Node] = {}
+        # Whether the state has all bound pods whose bookings aren't in this version, and the list that will show it.
+        self._complete, self._list = False, 0
         # Bookings in progress of this extender, those of others, and since when the latter have been known.
         self._own: dict[str, Entry] = {}
         self._foreign: dict[str, Entry] = {}
@@ -203,8 +208,10 @@ class Ledger:
         if not self._lease_lock.acquire(timeout=REST_SECONDS):
             return
         try:
-            if self._finished and self._lease:
-                self._remove_finished()
+            end = time.monotonic() + REST_SECONDS
+            while any(self._state.held(entry.uid) for entry in list(self._finished)) and time.monotonic() < end:
+                time.sleep(0.01)
+            self._remove_finished()
         finally:
             self._lease_lock.release()
 
@@ -232,27 +239,6 @@ class Ledger:
             return
         self._problem = None
 
-    def initialize(self) -> None:
-        """Read the Lease before the watch's first list of pods, which makes all nodes exact as of this version.
-
-        Where it can't be read, or doesn't exist, each node's pods are listed for the first booking on it.
-        """
-        with self._lease_lock:
-            if self._lease is not None:
-                return
-            try:
-                self._read()
-            except (KubeError, LedgerError) as error:
-                log.info("the ledger can't be read yet: %s", error)
-                return
-            if self._lease:
-                self._base = self._register.count
-                for node in self._nodes.values():
-                    node.exact = self._base
-            else:
-                # It may exist by the first bind.
-                self._lease = None
-
     def book(self, request: BookingRequest) -> None:
         """Choose cards and write the booking; the result is in the request."""
         with self._lock:
@@ -269,7 +255,7 @@ class Ledger:
         batch = list[BookingRequest]()
         try:
             with self._lease_lock:
-                self._drop_finished()
+                self._drop_delivered()
                 size = max(ENOUGH, UNDER_WAY - len(self._own))
                 with self._lock:
                     batch, self._waiting = self._waiting[:size], self._waiting[size:]
@@ -299,11 +285,10 @@ class Ledger:
         self._state.release(entry.uid)
 
     def bound(self, entry: Entry, pod: JsonObject) -> None:
-        """Close a booking whose pod is bound, perhaps by another extender and to another node or other cards."""
-        if contract.pod_node(pod) == entry.node and contract.shares(pod) == dict(entry.cards):
+        """Close a booking whose pod is bound, perhaps by another extender, which has a booking of its own."""
+        if contract.pod_node(pod) == entry.node:
             self.written(entry)
         else:
-            # The other extender's booking changed the Lease, so it is read again before the next write.
             self.discard(entry)
 
     def keep_unresolved(self, entry: Entry) -> None:
@@ -343,31 +328,23 @@ class Ledger:
             return
         try:
             stale = [entry for entry in self._foreign.values() if self._stale(entry)]
-            unseen = list[PodRow]()
-            for name, node in self._nodes.items():
-                if not node.listed:
-                    continue
-                left = {uid: row for uid, row in node.listed.items() if self._state.bound(uid) is None}
-                if len(left) != len(node.listed):
-                    node.listed = left
-                    self._publish_foreign(name)
-                if self._clock() - node.listed_at > UNSEEN_SECONDS:
-                    unseen += left.values()
-            if self._finished and self._lease and self._clock() - self._next_write > REST_SECONDS:
+            if self._clock() - self._next_write > REST_SECONDS:
                 self._remove_finished()
         finally:
             self._lease_lock.release()
         for entry in stale:
             self._try(self._resolve_stale, entry)
-        for row in unseen:
-            self._try(self._resolve_unseen, row)
 
     # Reading and writing; under the Lease's lock.
 
     def _remove_finished(self) -> None:
         """Write the ledger without finished bookings; otherwise other extenders would check them."""
+        self._drop_delivered()
+        written = [entry for entry in self._register.entries if entry.by == self.identity]
+        if not self._lease or all(self._own.get(entry.uid) == entry for entry in written):
+            return
         try:
-            self._put(())
+            self._put()
         except KubeError as error:
             self._lease = None
             log.info("finished bookings can't be removed from the ledger: %s", error)
@@ -388,18 +365,17 @@ class Ledger:
         """
         end, pause = self._clock() + WRITE_SECONDS, FIRST_PAUSE
         while True:
-            self._drop_finished()
             try:
                 if self._lease is None:
                     self._read()
-                for node in sorted({request.node for request in batch}):
-                    self._refresh_node(node)
+                self._drop_delivered()
+                self._wait_for_pods()
                 self._wait_for_others()
                 for request in batch:
                     self._place(request)
-                nodes = {request.node for request in batch if request.entry is not None}
-                if nodes:
-                    self._put(nodes)
+                self._fit(batch)
+                if any(request.entry is not None for request in batch):
+                    self._put()
                     self._count("written")
                     self._problem = None
                 return
@@ -418,12 +394,18 @@ class Ledger:
             self._stopped.wait(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _drop_finished(self) -> None:
-        """Remove finished bookings from this extender's own."""
-        while self._finished:
+    def _drop_delivered(self) -> None:
+        """Remove the bookings whose pods the watch has delivered as bound, or that never take effect."""
+        for _entry in range(len(self._finished)):
             entry = self._finished.popleft()
-            if self._own.get(entry.uid) == entry:
+            if self._own.get(entry.uid) != entry:
+                continue
+            if self._state.held(entry.uid):
+                self._finished.append(entry)
+            else:
                 del self._own[entry.uid]
+        for uid in [uid for uid in self._foreign if self._state.bound(uid) is not None]:
+            self._seen.pop(self._foreign.pop(uid), None)
 
     def _undo(self, batch: Sequence[BookingRequest]) -> None:
         """Undo what was placed for a write that failed, or may have."""
@@ -434,7 +416,7 @@ class Ledger:
             request.reset()
 
     def _read(self) -> None:
-        """Read the Lease, and mark the nodes whose data isn't exact because of it."""
+        """Read the Lease, and pass other extenders' bookings to the state."""
         try:
             lease = self._kube.get(self._path(NAME))
         except KubeError as error:
@@ -446,23 +428,17 @@ class Ledger:
             register = Register.from_text(str((metadata.get("annotations") or {}).get(contract.LEDGER) or ""))
         except LedgerError as error:
             raise LedgerError(f"{self._lease_name}: {error}") from error
-        now, gone = self._clock(), self._uid
-        if metadata.get("uid", "") != self._uid or register.count < self._register.count:
-            # Another Lease, whose writes are numbered from the start.
-            self._uid, self._base = str(metadata.get("uid", "")), None
-            for node in self._nodes.values():
-                node.exact = INEXACT
+        now, known = self._clock(), self._uid
+        uid = str(metadata.get("uid", ""))
+        if uid != self._uid or register.count != self._register.count:
+            self._complete, self._list, self._uid, self._register = False, 0, uid, register
         before = set(self._foreign.values())
         entries = {
             entry.uid: entry
             for entry in register.entries
             if entry.by != self.identity and self._state.bound(entry.uid) is None
         }
-        for entry in before.difference(register.entries):
-            if self._state.bound(entry.uid) is None:
-                # Its pod may have been bound without being delivered by the watch yet.
-                self._node(entry.node).exact = INEXACT
-        self._foreign, self._register, self._lease = entries, register, lease
+        self._foreign, self._lease = entries, lease
         self._seen = {entry: self._seen.get(entry, now) for entry in entries.values()}
         # Another extender's booking of the same pod replaces one of this extender.
         for uid in [uid for uid in self._own if uid in entries]:
@@ -470,33 +446,34 @@ class Ledger:
             self._state.release(uid)
         if lease:
             self._paused_until = None
-        elif gone:
+        elif known:
             self._paused_until = now + STALE_SECONDS
         for name in {entry.node for entry in (*before, *entries.values())}:
             self._publish_foreign(name)
 
-    def _refresh_node(self, name: str) -> None:
-        """Make a node's data exact as of the Lease that was read; list its pods if necessary."""
-        node = self._node(name)
-        if self._register.added(name) <= node.exact:
+    def _wait_for_pods(self) -> None:
+        """Wait until the state has every bound pod whose booking isn't in the Lease that was read.
+
+        :raises LedgerError: it doesn't in time.
+        """
+        if self._complete:
             return
-        query = {"fieldSelector": f"spec.nodeName={name},status.phase!=Succeeded,status.phase!=Failed"}
-        pods = self._kube.get(f"/api/v1/pods?{urlencode(query)}").get("items") or []
-        bound = {row.uid: row for row in map(pod_row, pods) if row is not None}
-        node.listed = {uid: row for uid, row in bound.items() if self._state.bound(uid) is None}
-        node.listed_at, node.exact = self._clock(), self._register.count
-        for uid in [uid for uid in self._foreign if uid in bound]:
-            self._seen.pop(self._foreign.pop(uid), None)
-        # The listed pods count: another extender may have bound a pod to another card.
-        for uid in bound:
-            if self._own.pop(uid, None) is not None or uid in node.listed:
-                self._state.release(uid)
-        self._publish_foreign(name)
-        if self._lease == {} and self._paused_until is None:
-            since = (self._now_ms() - FRESH_SECONDS * 1000) * 1_000_000
-            assumed = (booking.assume_time for booking in map(contract.booking, pods) if booking is not None)
-            if any(at > since for at in assumed):
-                self._paused_until = node.listed_at + STALE_SECONDS
+        pods = self._register.pods
+        if not self._list:
+            if pods is not None and self._pods.wait_for(pods, BEHIND_SECONDS):
+                self._complete = True
+                return
+            self._list = self._pods.relist()
+        if not self._pods.wait_listed(self._list, LIST_SECONDS):
+            raise LedgerError(
+                f"{self._lease_name} was changed by others, and all pods must be listed before the next booking, which"
+                f" takes more than {LIST_SECONDS:.0f} s"
+            )
+        # A list has all of them whatever its version: a higher one was known in a history that is gone.
+        self._complete, self._register = True, dataclasses.replace(self._register, pods=None)
+        since = self._now_ms() / 1000 - FRESH_SECONDS
+        if self._lease == {} and self._paused_until is None and self._state.last_assumed() > since:
+            self._paused_until = self._clock() + STALE_SECONDS
 
     def _wait_for_others(self) -> None:
         left = 0.0 if self._paused_until is None else self._paused_until - self._clock()
@@ -517,7 +494,7 @@ class Ledger:
             if status is BindingStatus.OPEN:
                 request.code, request.error = Reason.BIND_IN_PROGRESS, "another extender is binding the pod"
                 return
-            self._remove_foreign(other, pod)
+            self._remove_foreign(other, status)
             if (
                 status is not BindingStatus.VOID
                 or (pod.get("metadata") or {}).get("resourceVersion") != request.version
@@ -530,10 +507,36 @@ class Ledger:
             request.entry = Entry(*owner, cards, self._now_ms(), request.version, self.identity)
             self._own[request.uid] = request.entry
 
-    def _put(self, nodes: Iterable[str]) -> None:
-        self._drop_finished()
+    def _fit(self, batch: Sequence[BookingRequest]) -> None:
+        """Fail the bookings that the Lease has no room for, the last ones."""
+        kept = sum(len((key + value).encode()) for key, value in self._annotations().items())
+        free = MAX_BYTES - kept - len(contract.LEDGER) - len(self._next().to_text().encode())
+        for request in reversed(batch):
+            if free >= 0:
+                return
+            entry = request.entry
+            if entry is not None:
+                free += len(entry.to_text().encode())
+                del self._own[request.uid]
+                request.reset()
+                request.code = Reason.LEDGER_FULL
+                request.error = (
+                    f"{self._lease_name} has no room for another one: {len(self._own) + len(self._foreign)} binds are"
+                    " in progress"
+                )
+
+    def _next(self) -> Register:
+        pods = max(self._register.pods or 0, self._pods.delivered)
+        return Register(self._register.count + 1, pods, (*self._foreign.values(), *self._own.values()))
+
+    def _annotations(self) -> dict[str, str]:
+        """The Lease's annotations of others."""
+        annotations = ((self._lease or {}).get("metadata") or {}).get("annotations") or {}
+        return {key: value for key, value in annotations.items() if key != contract.LEDGER}
+
+    def _put(self) -> None:
         metadata = (self._lease or {}).get("metadata") or {}
-        register = self._register.next([*self._foreign.values(), *self._own.values()], nodes)
+        register = self._next()
         body = self._body(NAME, metadata, register)
         try:
             if metadata:
@@ -546,53 +549,31 @@ class Ledger:
                 raise KubeError(409, "Deleted", f"{self._lease_name} was deleted") from error
             raise
         self._register = register
-        for node in nodes:
-            self._node(node).exact = register.count
-
-    def _node(self, name: str) -> _Node:
-        return self._nodes.setdefault(name, _Node(INEXACT if self._base is None else self._base))
 
     def _publish_foreign(self, name: str) -> None:
-        """Pass other extenders' bookings on a node to the state, and pods that the watch hasn't delivered yet."""
+        """Pass other extenders' bookings on a node to the state."""
         booked = [
             PodRow(one.uid, one.namespace, one.name, name, sum(units for _index, units in one.cards), one.cards)
             for one in self._foreign.values()
             if one.node == name
         ]
-        self._state.set_foreign(name, [*self._node(name).listed.values(), *booked])
+        self._state.set_foreign(name, booked)
 
-    def _remove_foreign(self, entry: Entry, pod: JsonObject) -> None:
-        """Remove another extender's booking from the next write; ``pod`` is its pod's current state."""
-        if self._foreign.get(entry.uid) == entry:
+    def _remove_foreign(self, entry: Entry, status: BindingStatus) -> None:
+        """Remove another extender's booking from the next write. The watch removes it if its pod is bound."""
+        if status is not BindingStatus.BOUND and self._foreign.get(entry.uid) == entry:
             del self._foreign[entry.uid]
             self._seen.pop(entry, None)
-            row = pod_row(pod)
-            if row is not None and (row.uid, row.node) == (entry.uid, entry.node):
-                self._node(entry.node).listed[row.uid] = row
             self._publish_foreign(entry.node)
 
     # Checks of remaining bookings; without the Lease's lock.
 
     def _resolve_stale(self, entry: Entry) -> None:
-        status, pod = binding_status(self._kube, entry, True, self._now_ms)
-        facts = {"pod": f"{entry.namespace}/{entry.name}", "node": entry.node, "by": entry.by, "fate": status.value}
+        status, _pod = binding_status(self._kube, entry, True, self._now_ms)
+        facts = {"pod": f"{entry.namespace}/{entry.name}", "node": entry.node, "by": entry.by, "status": status.value}
         log.info("another extender's stale booking is resolved", extra={"data": facts})
         with self._lease_lock:
-            self._remove_foreign(entry, pod)
-
-    def _resolve_unseen(self, row: PodRow) -> None:
-        """Check a pod that was bound and never delivered by the watch: it may have been deleted before."""
-        try:
-            pod = self._kube.get(pod_path(row.namespace, row.name))
-        except KubeError as error:
-            if error.status != 404:
-                raise
-            pod = {}
-        if contract.pod_uid(pod) == row.uid and contract.counts(pod):
-            return
-        with self._lease_lock:
-            if self._node(row.node).listed.pop(row.uid, None) is not None:
-                self._publish_foreign(row.node)
+            self._remove_foreign(entry, status)
 
     def _try(self, action: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -627,7 +608,7 @@ class Ledger:
             for key in ("uid", "resourceVersion", "labels", "ownerReferences", "finalizers")
             if metadata.get(key)
         }
-        annotations = {**(metadata.get("annotations") or {}), contract.LEDGER: register.to_text()}
+        annotations = {**self._annotations(), contract.LEDGER: register.to_text()}
         return {
             "apiVersion": API_VERSION,
             "kind": "Lease",

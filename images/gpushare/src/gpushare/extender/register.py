@@ -1,22 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The content of the ledger's Lease: the bookings in progress, and the nodes with recent bookings. No I/O.
-
-From the latter, an extender that reads the Lease again learns on which nodes others have booked since, and lists the
-pods of these nodes only.
-"""
+"""The content of the ledger's Lease: the bookings in progress. No I/O."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpushare.extender.binding_status import Entry
 from gpushare.shared._contracts import gpushare as contract
-
-# Number of nodes that the register lists, the latest ones. Each write sends all of it.
-NODES = 200
 
 
 class LedgerError(Exception):
@@ -28,41 +20,19 @@ class Register:
     """The Lease's content.
 
     :param count: the number of writes so far.
-    :param nodes: the number of the last write that added a booking, by node.
-    :param before: no later write than this one added a booking on a node that isn't in ``nodes``.
+    :param pods: the version that a watch of pods must have reached to have all bound pods whose bookings were removed;
+        None if it isn't known.
     :param entries: the bookings in progress.
     """
 
     count: int = 0
-    nodes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    before: int = 0
+    pods: int | None = None
     entries: tuple[Entry, ...] = ()
-
-    def added(self, node: str) -> int:
-        """Return the number of the last write that may have added a booking on a node."""
-        return self.nodes.get(node, self.before)
-
-    def next(self, entries: Iterable[Entry], nodes: Iterable[str]) -> Register:
-        """Make the next write's content.
-
-        :param entries: all bookings.
-        :param nodes: those with new bookings.
-        """
-        count, before = self.count + 1, self.before
-        latest = {**self.nodes, **dict.fromkeys(nodes, count)}
-        if len(latest) > NODES:
-            # By write, so that the nodes of one write are listed together.
-            before = max(before, sorted(latest.values())[-NODES - 1])
-            latest = {node: at for node, at in latest.items() if at > before}
-        return Register(count, latest, before, tuple(entries))
 
     def to_text(self) -> str:
         """Format the annotation's value: compact JSON."""
-        rows = [
-            {**entry._asdict(), "cards": {str(index): units for index, units in entry.cards}} for entry in self.entries
-        ]
-        value = {"count": self.count, "before": self.before, "nodes": self.nodes, "bookings": rows}
-        return json.dumps(value, separators=(",", ":"))
+        head = json.dumps({"count": self.count, "pods": self.pods}, separators=(",", ":"))
+        return f'{head[:-1]},"bookings":[{",".join(entry.to_text() for entry in self.entries)}]}}'
 
     @classmethod
     def from_text(cls, text: str) -> Register:
@@ -82,14 +52,12 @@ class Register:
                 )
                 for row in value["bookings"]
             )
-            nodes = {_text(node): _number(at) for node, at in value["nodes"].items()}
-            found = cls(_number(value["count"]), nodes, _number(value["before"]), entries)
+            pods = value.get("pods")
+            found = cls(_number(value["count"]), None if pods is None else _number(pods), entries)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LedgerError(f"annotation {contract.LEDGER} can't be read: {error!r}") from error
         if len({entry.uid for entry in entries}) != len(entries) or not all(entry.cards for entry in entries):
             raise LedgerError(f"annotation {contract.LEDGER} names a pod twice or one without a card")
-        if max((found.before, *nodes.values())) > found.count:
-            raise LedgerError(f"annotation {contract.LEDGER} names a later write than its own")
         return found
 
 

@@ -20,7 +20,7 @@ from gpushare.extender.bind import BindRequest, Outcome
 from gpushare.extender.filter import FilterResult, RefusedPod, evaluate
 from gpushare.extender.preemption import Preemption, Victims
 from gpushare.extender.state import NO_CARD, NodeView, PodRow, State
-from gpushare.http.service import BadRequest, Handler, Request, Response, answer
+from gpushare.http.service import BadRequest, Handler, Request, Response, answer, to_json
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import ContractError, Demand, Reason, Refusal
 from gpushare.shared._core.types import JsonObject
@@ -195,8 +195,10 @@ class Api:
             if snapshot is None:
                 return _inspect_error(Refusal(Reason.NODE_UNKNOWN, f"node {request.rest!r} isn't known"), 404)
             return answer({"nodes": [_inspected(*snapshot)]})
-        nodes = [self._state.snapshot(view.name) for view in self._state.views() if view.cards]
-        return answer({"nodes": [_inspected(*snapshot) for snapshot in nodes if snapshot is not None]})
+        # Node by node: the interpreter answers nothing else while it formats one JSON value.
+        snapshots = (self._state.snapshot(view.name) for view in self._state.views() if view.cards)
+        nodes = [to_json(_inspected(*snapshot)) for snapshot in snapshots if snapshot is not None]
+        return Response(200, b'{"nodes":[%s]}' % b",".join(nodes))
 
 
 def _inspect_error(refusal: Refusal, status: int) -> Response:

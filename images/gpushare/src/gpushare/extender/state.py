@@ -44,7 +44,10 @@ Shares = tuple[tuple[int, int], ...]
 
 
 class PodRow(NamedTuple):
-    """A pod that holds memory of a node; without cards where they aren't known."""
+    """A pod that holds memory of a node; without cards where they aren't known.
+
+    :param assumed: when an extender bound it, in seconds since 1970; 0 if none did.
+    """
 
     uid: str
     namespace: str
@@ -54,6 +57,7 @@ class PodRow(NamedTuple):
     cards: Shares
     priority: int = 0
     terminating: bool = False
+    assumed: int = 0
 
     @property
     def shares(self) -> Shares:
@@ -77,7 +81,7 @@ def pod_row(pod: JsonObject) -> PodRow | None:
     if not contract.counts(pod):
         return None
     metadata = pod.get("metadata") or {}
-    static = MIRROR in (metadata.get("annotations") or {})
+    static, booking = MIRROR in (metadata.get("annotations") or {}), contract.booking(pod)
     return PodRow(
         contract.pod_uid(pod),
         sys.intern(str(metadata.get("namespace", ""))),
@@ -87,6 +91,7 @@ def pod_row(pod: JsonObject) -> PodRow | None:
         _interned(tuple(contract.shares(pod).items())),
         HIGHEST_PRIORITY if static else contract.pod_priority(pod),
         contract.terminating(pod),
+        booking.assume_time // 10**9 if booking is not None else 0,
     )
 
 
@@ -447,6 +452,11 @@ class State:
     def bound(self, uid: str) -> PodRow | None:
         """Return a pod that the watch has delivered as bound."""
         return self._pods.get(uid)
+
+    def last_assumed(self) -> int:
+        """Return when an extender last bound one of the bound pods, in seconds since 1970; 0 if none did."""
+        with self._lock:
+            return max((row.assumed for row in self._pods.values()), default=0)
 
     def evictable(self, name: str) -> list[PodRow]:
         """Return the bound pods of a node; pods of bookings in progress can't be evicted."""

@@ -92,7 +92,12 @@ Guard = Callable[[Request], Response | None]
 
 def answer(value: Any, status: int = 200) -> Response:
     """Make a response of a value as JSON."""
-    return Response(status, json.dumps(value, separators=(",", ":")).encode())
+    return Response(status, to_json(value))
+
+
+def to_json(value: Any) -> bytes:
+    """Format a value as compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def text(value: str, status: int = 200) -> Response:
