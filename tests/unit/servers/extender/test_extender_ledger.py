@@ -390,6 +390,7 @@ def test_a_recreated_lease_is_not_mistaken_for_the_old_one(api: ApiDouble, two: 
     one, other = two
     for number in range(3):
         assert bind_new(api, one, f"p{number}") == ""
+    eventually(lambda: one.extender.pods.delivered == other.extender.pods.delivered == api.version)
     one.extender.pods.stop()
     api.remove("leases", NAME, NAMESPACE)
     Time(*two).passed += 2 * extender_ledger.FRESH_SECONDS
