@@ -192,6 +192,14 @@ class RealKube:
     def list_all(
         self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
     ) -> list[JsonObject]:
+        """Request a list page by page.
+
+        :param namespace: empty for all namespaces, and for objects that have none.
+        :param field_selector: as the API's ``fieldSelector``; empty for none.
+        :param label_selector: as the API's ``labelSelector``; empty for none.
+        :returns: the objects, each with ``apiVersion`` and ``kind``; none where the cluster doesn't serve the kind.
+        :raises KubeError: the API server refuses.
+        """
         ref = Ref(api_version, kind, namespace, "")
         if not self._known(ref):
             return []
@@ -256,6 +264,11 @@ class RealKube:
             self._find(_Request("DELETE", self._path(ref), query, subject=str(ref)))
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
+        """Return the end of a container's log.
+
+        :param lines: how many lines of it.
+        :raises KubeError: the API server refuses.
+        """
         query = [("container", container), ("tailLines", str(lines))]
         return self._send(_Request("GET", self._path(Ref("v1", "Pod", namespace, pod)) + "/log", query))
 

@@ -72,7 +72,12 @@ class Events:
         return self._enqueue(about, namespace, reason, message, kind)
 
     def node(self, name: str, reason: str, message: str, kind: str = "Warning") -> bool:
-        """Enqueue an Event about a node; see :meth:`pod`."""
+        """Enqueue an Event about a node.
+
+        :param reason: the Event's reason, in CamelCase.
+        :param kind: ``Warning`` or ``Normal``.
+        :returns: False if it was dropped.
+        """
         # A node has no namespace, so its events are in "default"; kubelet and kubectl use its name as the UID.
         return self._enqueue(
             {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}, "default", reason, message, kind

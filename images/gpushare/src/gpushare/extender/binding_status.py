@@ -70,6 +70,7 @@ def pod_path(namespace: str, name: str) -> str:
 def patch_pod(kube: Kube, namespace: str, name: str, metadata: JsonObject) -> JsonObject:
     """Merge metadata into a pod, by its status: there the API server changes annotations, and no specification.
 
+    :param metadata: a merge patch of the pod's metadata.
     :returns: the pod.
     :raises KubeError: the API server refuses, or the pod isn't the one of the UID or resourceVersion in ``metadata``.
     """

@@ -52,7 +52,10 @@ class RefusedPod:
     def of(
         cls, pod: JsonObject, demand: Demand, nodes: Sequence[str], filtered: Sequence[str], freed: int = 0
     ) -> RefusedPod:
-        """Make it of a scheduler's copy of the pod."""
+        """Make it of a scheduler's copy of the pod.
+
+        :param nodes: see the class, as for ``filtered`` and ``freed``.
+        """
         metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
         names = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
         priority, preempts = contract.pod_priority(pod), spec.get("preemptionPolicy") != "Never"

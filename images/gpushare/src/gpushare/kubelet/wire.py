@@ -169,6 +169,10 @@ def connect(socket: str) -> grpc.Channel:
 def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:
     """Call once on a new connection, since kubelet replaces its sockets when it restarts.
 
+    :param socket: the path of kubelet's Unix socket.
+    :param request: a message of the method's request type.
+    :param timeout: in seconds.
+    :returns: the answer, a message of the method's response type.
     :raises grpc.RpcError: no answer in time, or an error as the answer.
     """
     with connect(socket) as channel:

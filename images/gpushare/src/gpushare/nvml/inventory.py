@@ -41,6 +41,12 @@ def merge(
     """Merge NVML's cards into the known ones: one that doesn't answer any more stays, unhealthy, until it does.
 
     A card keeps the index that it had first, since pods' annotations name it by that.
+
+    :param known: the cards of the merge before.
+    :param seen: what NVML answers now.
+    :param unit: of the shares, GiB or MiB.
+    :param held: returns the number of a card's units that pods hold.
+    :returns: the cards to announce, by index.
     """
     answered = {one.uuid: one for one in seen}
     cards = {card.uuid: card for card in known}

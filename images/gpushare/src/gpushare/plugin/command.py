@@ -458,7 +458,12 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def clean(options: Options, kube: Kube, nvml: Nvml, limit_backend: LimitBackend, cgroups: Cgroups | None = None) -> int:
-    """Run ``--cleanup``; return the exit status."""
+    """Run ``--cleanup``.
+
+    :param limit_backend: sets and clears the driver's memory limits.
+    :param cgroups: finds the containers' control groups; the node's own by default.
+    :returns: the exit status.
+    """
     enforcer = LimitEnforcer("off", options.unit, limit_backend, cgroups or NodeCgroups(options.cgroup_root))
     socket = options.kubelet_dir / "pod-resources" / "kubelet.sock"
     try:

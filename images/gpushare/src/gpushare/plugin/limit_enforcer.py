@@ -71,12 +71,20 @@ class _Findings:
         self.pods: dict[str, str] = {}
 
     def report(self, target: Target, card: str, reason: str, text: str) -> None:
-        """Add an Event about a container and a card."""
+        """Add an Event about a container and a card.
+
+        :param card: the card's UUID.
+        :param reason: the Event's reason, in CamelCase.
+        """
         self.events[target.container_id, card, reason] = text
         self.pods[target.container_id] = target.uid
 
     def violate(self, target: Target, card: str, code: contract.Reason, text: str) -> None:
-        """Add a violation, which is an Event, too."""
+        """Add a violation, which is an Event, too.
+
+        :param card: the card's UUID.
+        :param code: names the violation; the Event's text begins with it.
+        """
         one = Violation(code, text, target.uid, target.container_id, card)
         self.violations.append(one)
         self.report(target, card, one.event, f"{code}: {text}")

@@ -161,7 +161,12 @@ def _places(cards: t.Iterable[contract.Card]) -> str:
 def holders(
     card: contract.Card, cards: t.Sequence[contract.Card], pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]
 ) -> list[JsonObject]:
-    """Return the pods with units of a card, by kubelet's list or else by their booking."""
+    """Return the pods with units of a card, by kubelet's list or else by their booking.
+
+    :param cards: all cards of the node.
+    :param pods: the node's pods, by namespace/name.
+    :param listing: what kubelet's PodResources lists.
+    """
     slots = steering.slots_of(cards)
     listed = {entry.key: entry for entry in listing if entry.ids}
     found = []
@@ -421,6 +426,8 @@ class Reconciler:
     def post(self, pod: JsonObject, reason: str, message: str, warning: bool = True) -> bool:
         """Post an Event about a pod of this node.
 
+        :param reason: the Event's reason, in CamelCase.
+        :param warning: whether its type is Warning; Normal otherwise.
         :returns: whether it was accepted.
         """
         namespace, _slash, name = contract.pod_key(pod).partition("/")
