@@ -128,9 +128,10 @@ def count_command(count: Count, name: str, code: int, last: list[str]) -> None:
     count.add(int(not code), int(code != 0), 0, reasons)
 
 
-def pytest(count: Count, name: str, *arguments: str, background: bool = False) -> None:
+def pytest(count: Count, name: str, *arguments: str, background: bool = False, yielding: bool = False) -> None:
     """Run pytest and count its tests one by one.
 
+    :param yielding: take only the processor time that the lab's tests leave, which take longest.
     :param background: print its output when it has ended, since other stages print theirs meanwhile.
     """
     started = time.monotonic()
@@ -138,7 +139,8 @@ def pytest(count: Count, name: str, *arguments: str, background: bool = False) -
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         report = Path(folder) / "junit.xml"
         command = ("python", "-m", "pytest", "-ra", f"--junitxml={report}", "-p", "no:cacheprovider", *arguments)
-        code, last = run(*command, sink=log if background else None)
+        nice = ("nice", "-n", "10") if yielding else ()
+        code, last = run(*nice, *command, sink=log if background else None)
         log.seek(0)
         with PRINTING:
             if background:
@@ -181,11 +183,12 @@ def lint(count: Count) -> None:
     check(count, "built collection", "python", "tests/built_collection.py")
 
 
-def unit(count: Count, everything: bool) -> None:
+def unit(count: Count, everything: bool, beside: bool) -> None:
     # Most tests wait for programs that they start; tests of one file share what they built. xdist would begin with the
     # files of the most tests, while the slowest files have few: conftest.py puts those first.
     chosen = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25")
-    pytest(count, "unit tests", "tests/unit", "-q", *chosen, *(() if everything else ("-m", "not long")))
+    arguments = ("tests/unit", "-q", *chosen, *(() if everything else ("-m", "not long")))
+    pytest(count, "unit tests", *arguments, yielding=beside)
 
 
 def lab_tests(count: Count, everything: bool, background: bool = False) -> None:
@@ -254,6 +257,8 @@ def main() -> int:
         parser.error(f"stages are {', '.join(STAGES)}")
     count = Count()
     started = time.monotonic()
+    # Most tests wait, so two stages take little longer than the lab's; long ones need the machine for themselves.
+    beside = not everything and "lab" in stages and bool(stages & {"lint", "unit"})
     with ThreadPoolExecutor(max_workers=2) as pool, own_connections():
         sanity = None
         if "unit" in stages:
@@ -266,25 +271,22 @@ def main() -> int:
                 if everything:
                     sanity = pool.submit(check_in_background, count, "ansible-test sanity", "python", "tests/sanity.py")
             if "unit" in stages:
-                unit(count, everything)
+                unit(count, everything, beside)
             if sanity:
                 sanity.result()
 
-        def with_lab(starting: Future[bool], beside: bool) -> None:
+        def with_lab(starting: Future[bool]) -> None:
             if starting.result() and "lab" in stages:
                 lab_tests(count, everything, beside)
 
         if stages & {"lab", "molecule"}:
             with fresh_lab(count, pool) as starting:
-                # Most tests wait, so two stages take little longer than the lab's; long ones need the machine for
-                # themselves.
-                beside = not everything and bool(stages & {"lint", "unit"})
-                lab = pool.submit(with_lab, starting, beside) if beside else None
+                lab = pool.submit(with_lab, starting) if beside else None
                 without_lab()
                 if lab:
                     lab.result()
                 else:
-                    with_lab(starting, beside)
+                    with_lab(starting)
                 if "molecule" in stages:
                     molecule(count, starting.result())
         else:
