@@ -237,7 +237,7 @@ def main() -> None:
     api = Api(state, lambda _: Outcome("failed"), lambda: None, Metrics(CollectorRegistry()))
     handler = api.routes()[("POST", f"{contract.EXTENDER_PREFIX}/filter")]
     for name, body in loads.items():
-        request = Request("POST", "/filter", "", {}, body)
+        request = Request("POST", "/filter", "", body)
         ask = functools.partial(lambda request: handler(request).body, request)
         report(f"in process, {name}", *timed(ask, options.requests, os.getpid()))
     times, found = victims(state, options.nodes, max(1, options.requests // 20))

@@ -16,15 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "images" / "gpushare" / "src"
 sys.path[:0] = [str(SOURCE), str(ROOT), str(ROOT / "tests" / "unit")]
 
+from gpushare.shared._core.types import JsonObject  # noqa: E402
 from real_apiserver import ApiServer, _Authority  # noqa: E402
-
-JsonObject = dict[str, Any]
 
 
 class NoResult(Exception):

@@ -40,7 +40,7 @@ import yaml
 from processes import NoResult, Server, account_of, cpu, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
-from gpushare.api.client import Kube, KubeError, Stream, connect
+from gpushare.api.client import KubeApi, KubeError, Stream, connect
 from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, Missing
 
@@ -108,7 +108,7 @@ def running(program: Program) -> Iterator[Program]:
 class Watch:
     """Records when each pod is bound, by a watch of the API server."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubeApi) -> None:
         self._kube = kube
         self._bound: dict[str, float] = {}
         self._news = threading.Condition()

@@ -82,11 +82,6 @@ class Rpm:
     scripts: Mapping[str, str] = field(default_factory=dict)
     noarch: bool = False
 
-    @property
-    def evr(self) -> str:
-        """Epoch, version and release as other packages name them."""
-        return f"{self.epoch}:{self.version}-{self.release}" if self.epoch else f"{self.version}-{self.release}"
-
     def nevra(self, machine: str) -> str:
         """What a module's list of artifacts calls it."""
         return f"{self.name}-{self.epoch or '0'}:{self.version}-{self.release}.{'noarch' if self.noarch else machine}"
@@ -227,7 +222,7 @@ def el_driver(built: Path, driver: str, dist: str = ".el9") -> list[Rpm]:
     ]
 
 
-def el_modules(rpms: Iterable[Rpm], machine: str, stream_version: str = "20260101000000") -> str:
+def el_modules(rpms: Iterable[Rpm], machine: str) -> str:
     """modules.yaml: the streams of module nvidia-driver, one per flavour for the newest and for each branch."""
     made = list(rpms)
     branches = sorted({rpm.version.split(".")[0] for rpm in made if rpm.epoch == EL_EPOCH})
@@ -247,7 +242,7 @@ def el_modules(rpms: Iterable[Rpm], machine: str, stream_version: str = "2026010
         artifacts = "".join(f"    - {nevra}\n" for nevra in sorted(listed))
         documents.append(
             "---\ndocument: modulemd\nversion: 2\ndata:\n"
-            f'  name: nvidia-driver\n  stream: "{stream}"\n  version: {stream_version}\n  context: kubegpu1\n'
+            f'  name: nvidia-driver\n  stream: "{stream}"\n  version: 20260101000000\n  context: kubegpu1\n'
             f"  arch: {machine}\n"
             f"  summary: Simulated NVIDIA driver, stream {stream}\n"
             "  description: >-\n    Of the kubegpu.share lab.\n"

@@ -72,13 +72,6 @@ def asked(file: Path, python: str, machine: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def locked(text: str) -> dict[str, tuple[str, list[str]]]:
-    """Version and hashes of each package in a lock file."""
-    joined = text.replace("\\\n", " ")
-    found = re.findall(r"^(\S+)==(\S+)((?: +--hash=sha256:[0-9a-f]{64})+) *$", joined, re.MULTILINE)
-    return {name: (version, re.findall(r"sha256:(\S+)", hashes)) for name, version, hashes in found}
-
-
 def written(name: str) -> str:
     """The text of a lock file."""
     file = HERE / f"{name}.txt"

@@ -251,14 +251,14 @@ class Commands:
         self.seen: set[str] = set()
         self._stop = threading.Event()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
 
     def _loop(self) -> None:
         while not self._stop.wait(0.2):
-            self.look()
+            self.sample()
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -287,7 +287,7 @@ def kill_tree(root: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# Lines that are told at the end of the run.
+# Lines that are printed at the end of the run.
 REPORT: list[str] = []
 
 
@@ -507,7 +507,7 @@ class Lab:
                 found.append(pod)
         return found
 
-    # ----------------------------------------------------------------- witnesses
+    # ----------------------------------------------------------------- sources compared
 
     def cards(self, node: str) -> list[JsonObject]:
         """Return the cards that the plugin announced on its node."""

@@ -69,7 +69,7 @@ class Auditor:
                 with self._guard:
                     self._take(kind, pod)
                     self.events += 1
-        except Exception as error:  # whatever it is, nobody looks on any more
+        except Exception as error:  # whatever it is, nothing is recorded any more
             self.failed = repr(error)
 
     @contextlib.contextmanager
@@ -132,7 +132,7 @@ class Load:
     def _reap(self) -> None:
         """Delete pods faster the fuller the cards are, but never so many that everything fits."""
         path = f"/api/v1/namespaces/{self._namespace}/pods"
-        room = sum(sum(sizes) for sizes in SIZES.values())
+        capacity = sum(sum(sizes) for sizes in SIZES.values())
         while not self._stop.wait(0.5):
             with contextlib.suppress(OSError, urllib3.exceptions.HTTPError, ApiError):
                 pods = self._apis[1].items(path)
@@ -140,7 +140,7 @@ class Load:
                 self.bound |= set(bound)
                 self._waiting = len(pods) - len(bound)
                 held = sum(sum(cards.values()) for node, cards in self._auditor.now().items() if node in SIZES)
-                if held > 0.8 * room:
+                if held > 0.8 * capacity:
                     for name in self._random.sample(bound, max(1, len(bound) // 8)):
                         self._apis[1].call("DELETE", f"{path}/{name}")
                 self.writers.add(str(self._apis[1].call("GET", LEDGER)["spec"].get("holderIdentity", "")))
@@ -204,8 +204,8 @@ def nodes(lab: Lab) -> Iterator[dict[str, dict[int, int]]]:
         }
         lab.api.delete(f"/api/v1/nodes/{name}")
         lab.api.call("POST", "/api/v1/nodes", {"metadata": metadata})
-        room = {"pods": "500", "cpu": "64", "memory": "64Gi", RESOURCE: str(sum(sizes))}
-        status = {"status": {"capacity": room, "allocatable": room}}
+        capacity = {"pods": "500", "cpu": "64", "memory": "64Gi", RESOURCE: str(sum(sizes))}
+        status = {"status": {"capacity": capacity, "allocatable": capacity}}
         lab.api.call("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE)
     try:
         yield {name: dict(enumerate(sizes)) for name, sizes in SIZES.items()}
@@ -221,7 +221,7 @@ class Pulse:
         self._lab, self._namespace, self._pause = lab, namespace, pause
         self._api, self._stop = lab.api_of(lab.control_planes[0], 10), threading.Event()
         self.waits: list[float] = []
-        # What kubelet said of pods that came to it while it had no plugin; it doesn't take such a pod later either.
+        # kubelet's messages of pods that came to it while it had no plugin; it doesn't take such a pod later either.
         self.rejected: list[str] = []
         self.failed = ""
 
@@ -245,9 +245,9 @@ class Pulse:
 
             def decided(name: str = name) -> JsonObject | None:
                 pod = self._api.call("GET", f"{path}/{name}")
-                told = pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED")
+                assigned = pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED")
                 phase = pod["status"].get("phase")
-                return pod if phase == "Failed" or (phase == "Running" and told == "true") else None
+                return pod if phase == "Failed" or (phase == "Running" and assigned == "true") else None
 
             pod: JsonObject = until(decided, f"{name} on {node}", 90, 0.2)
             if pod["status"]["phase"] == "Failed":

@@ -104,7 +104,7 @@ def leading(lab: Lab, planes: dict[str, ControlPlane]) -> ControlPlane:
 
 
 @contextlib.contextmanager
-def the_moment_that(happens: Callable[[], bool], act: Callable[[], None], seconds: float = 120) -> Iterator[None]:
+def act_when(happens: Callable[[], bool], act: Callable[[], None], seconds: float = 120) -> Iterator[None]:
     """Run an action as soon as a condition is true, while the body runs."""
     stop, acted = threading.Event(), threading.Event()
 
@@ -188,12 +188,12 @@ def test_an_image_that_cannot_start(lab: Lab, planes: dict[str, ControlPlane], w
     def is_new() -> bool:
         return watch.inside.read(plane.node, SCHEDULER) != before[plane.node].manifest
 
-    def mend() -> None:
+    def repair() -> None:
         until(lambda: not is_new(), "the old manifest is back", 100, 0.02)
         lab.ssh(plane.node, f"ctr -n k8s.io images tag --force localhost/kubegpu-lab/kept:1 {image}")
 
     try:
-        with the_moment_that(is_new, mend):
+        with act_when(is_new, repair):
             done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
     finally:
         lab.ssh(plane.node, f"ctr -n k8s.io images tag --force localhost/kubegpu-lab/kept:1 {image}")
@@ -246,9 +246,9 @@ def test_api_server_stops_during_the_change(
         there.rename(aside)
 
     try:
-        with the_moment_that(is_new, away):
+        with act_when(is_new, away):
             done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
-        # Without the API server it can be told that the scheduler is healthy, but not that its lease is renewed.
+        # Without the API server the module can see that the scheduler is healthy, but not that its lease is renewed.
         assert done.rc != 0 or plane.seconds() == f"{NEW}s"
         assert "Traceback" not in done.out, done.out[-6000:]
         assert len(plane.pids()) == 1
@@ -294,14 +294,14 @@ def test_node_loses_power_during_the_change(lab: Lab, planes: dict[str, ControlP
         engine.docker("kill", lab.nodes[plane.node]["container"])
 
     try:
-        with the_moment_that(is_new, power_cut):
+        with act_when(is_new, power_cut):
             done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
         assert done.rc != 0
     finally:
         lab.manage("up")
         watch.inside.refresh(lab)
     lab.wait_ready()
-    # Before anybody comes to mend it.
+    # Before the next run.
     assert_healthy(lab, [plane])
     again = change(lab, plane.node, NEW)
     assert again.rc == 0, again.out[-6000:]
@@ -362,7 +362,7 @@ def test_killed(lab: Lab, planes: dict[str, ControlPlane], watch: Watch, when: s
                 os.kill(pid, signal.SIGKILL)
 
     lab.interrupted_playbook(CHANGE, *arguments(plane.node, NEW), moment=moments[when], and_then=module_dies)
-    # Before anybody comes to mend it.
+    # Before the next run.
     assert_healthy(lab, [plane])
     assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
     if not module_too:
@@ -399,7 +399,7 @@ def test_every_pod_was_scheduled_throughout(lab: Lab, watch: Watch, probe: Sched
     REPORT.append(summary(watch, probe))
     assert len(probe.waits) > probe.seconds() / 3, f"only {len(probe.waits)} pods in {probe.seconds():.0f} s"
     assert probe.longest()[0] < LONGEST, probe.longest()
-    assert watch.looks > probe.seconds() / 3 and watch.wrong == []
+    assert watch.samples > probe.seconds() / 3 and watch.wrong == []
 
 
 @pytest.mark.long

@@ -106,7 +106,7 @@ class Forger:
             try:
                 self._forger.call(method, path, wanted, kind)
             except ApiError as error:
-                if error.status == 403 and "gpushare's servers only" in str(error):
+                if error.status == 403 and POLICY in str(error):
                     self.refused += 1
                 else:
                     self.accepted.append(f"{method} {path}: {error}")
@@ -166,7 +166,7 @@ def test_a_tenants_forged_annotations_are_refused(lab: Lab, tenants: tuple[Tenan
     try:
         # One of each.
         for method, path, wanted, kind in itertools.islice(forger.tries(), 5):
-            with pytest.raises(ApiError, match="gpushare's servers only") as refused:
+            with pytest.raises(ApiError, match=POLICY) as refused:
                 by.call(method, path, wanted, kind)
             assert refused.value.status == 403
         delete_pods(lab, honest.user, full_node(lab, honest, 0))

@@ -132,7 +132,7 @@ class Guarded:
         self.reviews = Reviews(kube, lambda: self.now)
 
     def status(self, token: str, peer: str = "10.0.0.1") -> int:
-        refusal = self.reviews(Request("GET", "/metrics", "", {}, b"", f"Bearer {token}", peer))
+        refusal = self.reviews(Request("GET", "/metrics", "", b"", f"Bearer {token}", peer))
         return 200 if refusal is None else refusal.status
 
 
@@ -218,5 +218,5 @@ def test_a_real_api_server_decides(api_server: ApiServer, tmp_path: Any) -> None
         kube.close()
     # Without these rights it refuses everybody.
     powerless = Reviews(connect(api_server.url, str(folders["tenant"])))
-    refusal = powerless(Request("GET", "/metrics", "", {}, b"", f"Bearer {tokens['reader']}"))
+    refusal = powerless(Request("GET", "/metrics", "", b"", f"Bearer {tokens['reader']}"))
     assert refusal is not None and refusal.status == 503

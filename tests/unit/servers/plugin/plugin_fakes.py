@@ -23,12 +23,12 @@ from gpushare.nvml.library import NvmlCard, NvmlError, Xid
 from gpushare.plugin import reconcile
 from gpushare.plugin.command import Options, Plugin
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from limit_fakes import EveryFolder, FakeCgroups, FakeDriver
 from pod_resources_messages import MESSAGES
 from prometheus_client import CollectorRegistry
 from unix_http import ask_socket
 
-JsonObject = dict[str, t.Any]
 NODE = "gpu1"
 
 

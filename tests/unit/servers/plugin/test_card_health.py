@@ -13,8 +13,6 @@ from gpushare.plugin import reconcile
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, Node, card, ids, make_pod, seen, until
 
-JsonObject = dict[str, t.Any]
-
 
 @pytest.fixture
 def node(make: t.Callable[..., Node]) -> Node:

@@ -10,10 +10,9 @@ from gpushare.api.client import KubeError
 from gpushare.plugin import cleanup, command, limits
 from gpushare.plugin.command import Options
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from limit_fakes import FakeCgroups, folder_of
 from plugin_fakes import Node, Rejected, make_pod, seen, until
-
-JsonObject = dict[str, t.Any]
 
 
 @pytest.fixture

@@ -471,10 +471,6 @@ class State:
 
     # Queries.
 
-    def view(self, name: str) -> NodeView | None:
-        """Return a node as it is now; None if it isn't known."""
-        return self._views.get(name)
-
     def viewer(self, uid: str, priority: int = LOWEST_PRIORITY) -> Callable[[str], NodeView | None]:
         """Return a lookup of nodes for one pod: without its own bookings, which remain of earlier binds, and with the
         claims of other pods of its priority or a higher one. Where there is any of these, it is a snapshot.

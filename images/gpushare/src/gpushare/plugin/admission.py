@@ -106,7 +106,6 @@ class Admission:
         pods: Pods,
         podresources: PodResources,
         injection: Injection,
-        lookup_seconds: float = LOOKUP_SECONDS,
     ) -> None:
         self._node = node
         self._inventory = inventory
@@ -114,7 +113,6 @@ class Admission:
         self._pods = pods
         self._podresources = podresources
         self._injection = injection
-        self._lookup_seconds = lookup_seconds
         self._lock = threading.Lock()
         self._asked: collections.OrderedDict[frozenset[str], Grant] = collections.OrderedDict()
         self._granted: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
@@ -250,7 +248,7 @@ class Admission:
             path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         else:
             return pods, subject
-        answer = call_within(self._lookup_seconds, lambda: self._kube.get(path))
+        answer = call_within(LOOKUP_SECONDS, lambda: self._kube.get(path))
         if answer is not None:
             found = [trim_pod(pod) for pod in answer.get("items", [answer])]
             # A pod of this name on another node isn't the one that kubelet lists.
