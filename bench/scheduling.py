@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from processes import NoResult, Server, account_of, cpu, verdict
+from processes import NoResult, Server, account_of, cpu, end_process, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
 from gpushare.api.client import KubeApi, KubeError, Stream, connect
@@ -89,12 +89,7 @@ class Program:
     def stop(self) -> None:
         # A stopped process wouldn't receive SIGTERM.
         self._process.send_signal(signal.SIGCONT)
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process)
 
 
 @contextlib.contextmanager

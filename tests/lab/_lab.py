@@ -244,6 +244,21 @@ class Done:
         assert {host: sums["changed"] for host, sums in self.recap.items() if sums["changed"]} == {}, self.out[-12000:]
 
 
+@contextlib.contextmanager
+def in_background(loop: Callable[[], object], stop: threading.Event, seconds: float | None = None) -> Iterator[None]:
+    """Run a function in a thread while the body runs; ``stop`` is set at its end.
+
+    :param seconds: how long the function may still take then; None: as long as it takes.
+    """
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(seconds)
+
+
 class Commands:
     """Record every command line of any process on this machine, nodes included, while a playbook runs."""
 
@@ -260,16 +275,9 @@ class Commands:
         while not self._stop.wait(0.2):
             self.sample()
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> contextlib.AbstractContextManager[None]:
         self._stop.clear()
-        thread = threading.Thread(target=self._loop, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+        return in_background(self._loop, self._stop)
 
 
 def kill_tree(root: int) -> None:

@@ -13,10 +13,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import urllib3
-from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, indices_of, until
+from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, in_background, indices_of, until
 from _pods import MERGE, body, shares_of
 
 LABEL = "lab-cards"
@@ -72,15 +72,8 @@ class Auditor:
         except Exception as error:  # whatever it is, nothing is recorded any more
             self.failed = repr(error)
 
-    @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join(10)
+    def following(self) -> contextlib.AbstractContextManager[None]:
+        return in_background(self._follow, self._stop, 10)
 
     def now(self) -> dict[str, dict[int, int]]:
         with self._guard:
@@ -145,23 +138,17 @@ class Load:
                         self._apis[1].call("DELETE", f"{path}/{name}")
                 self.writers.add(str(self._apis[1].call("GET", LEDGER)["spec"].get("holderIdentity", "")))
 
-    def _guarded(self, work: str) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            getattr(self, work)()
+            work()
         except Exception as error:
             self.failed = repr(error)
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._guarded, args=(one,), daemon=True) for one in ("_make", "_reap")]
-        for thread in threads:
-            thread.start()
-        try:
+        make, reap = (lambda: self._guarded(self._make)), (lambda: self._guarded(self._reap))
+        with in_background(make, self._stop, 30), in_background(reap, self._stop, 30):
             yield
-        finally:
-            self._stop.set()
-            for thread in threads:
-                thread.join(30)
 
     def waiting(self) -> list[str]:
         return [one["metadata"]["name"] for one in self._lab.api.pods(self._namespace) if "nodeName" not in one["spec"]]
@@ -262,12 +249,5 @@ class Pulse:
         except Exception as error:
             self.failed = repr(error)
 
-    @contextlib.contextmanager
-    def beating(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._guarded, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join(100)
+    def beating(self) -> contextlib.AbstractContextManager[None]:
+        return in_background(self._guarded, self._stop, 100)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import urllib3
 import yaml
-from _lab import Api, ApiError, JsonObject, Lab, until
+from _lab import Api, ApiError, JsonObject, Lab, in_background, until
 
 from lab import engine as engines
 
@@ -145,15 +145,8 @@ class Watch:
         while not self._stop.wait(0.2):
             self._sample()
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._loop, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return in_background(self._loop, self._stop)
 
 
 class SchedulingProbe:
@@ -252,16 +245,12 @@ class SchedulingProbe:
         kind = "application/merge-patch+json"
         self._lab.api.call("PATCH", f"/api/v1/nodes/{self.NODE}/status", capacity, kind)
         try:
-            with self._lab.api.namespace(self.NAMESPACE):
-                threads = [threading.Thread(target=one, daemon=True) for one in (self._create, self._observe)]
-                for thread in threads:
-                    thread.start()
-                try:
-                    yield
-                finally:
-                    self._stop.set()
-                    for thread in threads:
-                        thread.join()
+            with (
+                self._lab.api.namespace(self.NAMESPACE),
+                in_background(self._create, self._stop),
+                in_background(self._observe, self._stop),
+            ):
+                yield
         finally:
             self._lab.api.delete(f"/api/v1/nodes/{self.NODE}")
 
@@ -347,5 +336,6 @@ def summary(watch: Watch, probe: SchedulingProbe) -> str:
     wait, during = probe.longest()
     return (
         f"a pod without a GPU every second through {len(by_test)} tests: {len(probe.waits)} pods, the longest waited "
-        f"{wait:.1f} s ({during}); {watch.samples} samples of the control planes, {len(watch.wrong)} with two schedulers"
+        f"{wait:.1f} s ({during}); {watch.samples} samples of the control planes, "
+        f"{len(watch.wrong)} with two schedulers"
     )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from _lab import REPORT, Done, Lab, until
+from _lab import REPORT, Done, Lab, in_background, until
 from _schedulers import (
     API_SERVER,
     CONFIG,
@@ -88,6 +88,12 @@ def arguments(target: str, seconds: int) -> list[str]:
     return ["-e", f"target={target}", "-e", f"scheduler_extender_timeout={seconds}"]
 
 
+def changed_by_the_next_run(lab: Lab, plane: ControlPlane) -> None:
+    again = change(lab, plane.node)
+    assert again.rc == 0, again.out[-6000:]
+    assert plane.seconds() == f"{NEW}s"
+
+
 def changed_back(lab: Lab, planes: dict[str, ControlPlane], before: dict[str, State]) -> None:
     done = change(lab, "control_plane", OLD, "-e", f"at_once={len(planes)}")
     assert done.rc == 0, done.out[-6000:]
@@ -117,13 +123,8 @@ def act_when(happens: Callable[[], bool], act: Callable[[], None], seconds: floa
                 return
             time.sleep(0.005)
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    try:
+    with in_background(wait, stop):
         yield
-    finally:
-        stop.set()
-        thread.join()
     assert acted.is_set(), "what should have failed never came about"
 
 
@@ -258,9 +259,7 @@ def test_api_server_stops_during_the_change(
     lab.wait_ready()
     assert_healthy(lab, [plane])
     assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
-    again = change(lab, plane.node, NEW)
-    assert again.rc == 0, again.out[-6000:]
-    assert plane.seconds() == f"{NEW}s"
+    changed_by_the_next_run(lab, plane)
     changed_back(lab, planes, before)
 
 
@@ -303,9 +302,7 @@ def test_node_loses_power_during_the_change(lab: Lab, planes: dict[str, ControlP
     lab.wait_ready()
     # Before the next run.
     assert_healthy(lab, [plane])
-    again = change(lab, plane.node, NEW)
-    assert again.rc == 0, again.out[-6000:]
-    assert plane.seconds() == f"{NEW}s"
+    changed_by_the_next_run(lab, plane)
     changed_back(lab, planes, before)
 
 
@@ -367,9 +364,7 @@ def test_killed(lab: Lab, planes: dict[str, ControlPlane], watch: Watch, when: s
     assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
     if not module_too:
         until(lambda: inside.read(plane.node, PENDING) is None, "the module on the node ends by itself", 60)
-    again = change(lab, plane.node)
-    assert again.rc == 0, again.out[-6000:]
-    assert plane.seconds() == f"{NEW}s"
+    changed_by_the_next_run(lab, plane)
     assert_healthy(lab, [plane])
     plane.assert_no_leftovers()
     change(lab, plane.node).assert_unchanged()

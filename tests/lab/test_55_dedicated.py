@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, until
+from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, in_background, until
 from _schedulers import Inside, processes
 from _snapshot import cluster_objects
 
@@ -140,18 +140,13 @@ def test_the_leader_dies(lab: Lab, namespace: str, what: str) -> None:
                 if pod["spec"].get("nodeName"):
                     waits.setdefault(name, time.monotonic() - began[name])
 
-    polling = threading.Thread(target=poll, daemon=True)
-    polling.start()
-    try:
+    with in_background(poll, stop):
         for number, name in enumerate(names):
             if number == 2:
                 kill(lab, first, what)
             lab.api.create_pod(namespace, name, [1], lab.image(), scheduler=NAME)
             time.sleep(2)
         until(lambda: set(names) <= set(waits), "every pod is bound", LONGEST)
-    finally:
-        stop.set()
-        polling.join()
     longest = max(waits[name] for name in names)
     REPORT.append(f"dedicated scheduler, {what}: {len(names)} pods, the longest waited {longest:.1f} s")
     assert longest < LONGEST

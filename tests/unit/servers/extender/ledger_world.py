@@ -203,8 +203,9 @@ class World:
         return Extender(self, self.made)
 
     def run(self, steps: int) -> None:
-        """
-        :raises Overbooked: at any moment.
+        """Take random steps, and check all invariants after each.
+
+        :raises Overbooked: after a step.
         """
         for _step in range(steps):
             self.step()

@@ -178,8 +178,8 @@ def test_random_tokens_do_not_reach_the_api_server() -> None:
 def test_a_reader_whose_token_was_renewed_is_reviewed_whatever_others_do() -> None:
     guarded = Guarded(api := Reviewer())
     assert guarded.status(TOKEN, "10.0.0.1") == 200
-    strangers = [guarded.status(f"random-{number}", f"10.1.0.{number}") for number in range(100)]
-    assert strangers.count(401) == reviews.BURST - 1 and strangers[-1] == 429
+    anonymous = [guarded.status(f"random-{number}", f"10.1.0.{number}") for number in range(100)]
+    assert anonymous.count(401) == reviews.BURST - 1 and anonymous[-1] == 429
     api.readers.add("another")
     assert guarded.status("another", "10.0.0.1") == 200
 

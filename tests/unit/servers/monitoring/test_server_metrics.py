@@ -164,4 +164,4 @@ def test_the_state_of_the_limits(announced: str) -> None:
     assert registry.get_sample_value("gpushare_plugin_card_limited_bytes", labels) == 4 * 1024**3
     assert registry.get_sample_value("gpushare_plugin_card_limited_used_bytes", labels) == 1024**3
     assert registry.get_sample_value("gpushare_plugin_card_limited_containers", labels) == 2
-    assert registry.get_sample_value("gpushare_plugin_limits_mended_total") == 5
+    assert registry.get_sample_value("gpushare_plugin_limits_corrected_total") == 5

@@ -418,7 +418,7 @@ class Node:
         self.plugin: Plugin | None = None
 
     def start_plugin(
-        self, look: float = 0.1, resync: float = 1.0, registry: CollectorRegistry | None = None, **more: t.Any
+        self, query_seconds: float = 0.1, resync: float = 1.0, registry: CollectorRegistry | None = None, **more: t.Any
     ) -> Plugin:
         options = Options(
             node=NODE,
@@ -426,7 +426,7 @@ class Node:
             kubelet_dir=self.kubelet.root,
             status_socket=str(self.status_socket),
             resync=resync,
-            look=look,
+            query_seconds=query_seconds,
             cdi_folders=(self.specifications,),
             **more,
         )

@@ -186,7 +186,7 @@ def test_fault_20_a_different_limit_is_replaced_and_reported_once(found: Limit) 
     node.run(ONE)
     node.driver.kept[FIRST, folder_of(ONE)] = found
     ((reason, message),) = node.update(*simple())
-    assert reason == "GpuMemoryLimitMended" and "limit is 3072 MiB now" in message
+    assert reason == "GpuMemoryLimitCorrected" and "limit is 3072 MiB now" in message
     assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
     assert node.update(*simple()) == []
 
@@ -260,7 +260,7 @@ def test_a_foreign_limit_for_all_pods_is_reported_for_no_container() -> None:
     node.run(ONE)
     for uuid in (FIRST, SECOND):
         node.driver.kept[uuid, PODS] = Limit(0, 8000 * MIB)
-    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
+    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitCorrected"]
     assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
     assert node.driver.kept[SECOND, folder_of(ONE)] == BLOCKED
     assert node.enforcer.state == "enforced"
@@ -309,8 +309,8 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(before: Limit
     assert node.update(*simple()) == []
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 4000, SECOND: 1}
     node.driver.held.clear()
-    mended = [] if lowers else ["GpuMemoryLimitMended"]
-    assert [reason for reason, _text in node.update(*simple())] == mended
+    corrected = [] if lowers else ["GpuMemoryLimitCorrected"]
+    assert [reason for reason, _text in node.update(*simple())] == corrected
     assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
 
 

@@ -108,7 +108,7 @@ def test_fault_20_a_changed_limit_is_restored_and_reported(node: Node) -> None:
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
     node.limits.kept[seen(1).uuid, cgroup(pod)] = limits.wanted(16384)
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
-    until(lambda: "GpuMemoryLimitMended" in node.kube.reasons("default/pod"))
+    until(lambda: "GpuMemoryLimitCorrected" in node.kube.reasons("default/pod"))
     assert plugin.enforcer.corrected >= 1
 
 

@@ -171,7 +171,8 @@ class Binder:
                     self._working.discard(pod)
 
     def _bind(self, request: BindRequest, first: bool) -> Outcome:
-        """
+        """Book cards for a pod, and send its Binding.
+
         :raises _RetryBind: the pod must be read again.
         """
         try:

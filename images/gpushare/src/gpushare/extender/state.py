@@ -176,7 +176,8 @@ def view_of(node: NodeRow, used: dict[int, int], unplaced: int) -> NodeView:
 
 
 def _capacity(cards: list[tuple[int, Card]]) -> Capacity:
-    """
+    """Sort the cards of a node by their free units and by their sizes.
+
     :param cards: free units, and the card.
     """
     free, sizes = sorted(free for free, _card in cards), sorted(card.units for _free, card in cards)
@@ -525,7 +526,7 @@ class State:
             counts[row.priority] = counts.get(row.priority, 0) + 1
 
     def _rows(self, uid: str) -> dict[str, PodRow]:
-        """The rows of a pod that count, by node: the bound one, or all bookings that may still take effect."""
+        """Return the rows of a pod that count, by node: the bound one, or all bookings that may still take effect."""
         bound = self._pods.get(uid)
         if bound is not None:
             return {bound.node: bound}

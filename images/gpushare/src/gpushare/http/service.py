@@ -35,7 +35,7 @@ READS = ("GET", "HEAD")
 # The page of metrics is generated at most once in this time, however often clients request it.
 KEPT_SECONDS = 1.0
 # A few servers of Prometheus, and as many connections of others.
-METRICS_LIMITS = Limits(connections=64, strangers=32, peer=8)
+METRICS_LIMITS = Limits(connections=64, anonymous=32, peer=8)
 # malloc.h's number of this parameter.
 _M_MMAP_THRESHOLD = -3
 

@@ -107,6 +107,14 @@ class Admission:
         podresources: PodResources,
         injection: Injection,
     ) -> None:
+        """
+        :param node: name of this node.
+        :param inventory: the cards of this node.
+        :param kube: the client of the API.
+        :param pods: the mirror of this node's pods.
+        :param podresources: the client of kubelet's PodResources API.
+        :param injection: determines how containers get their cards.
+        """
         self._node = node
         self._inventory = inventory
         self._kube = kube
