@@ -119,7 +119,7 @@ def node_status(number: int) -> dict[str, Any]:
 
 
 def pod(number: int, nodes: int) -> dict[str, Any]:
-    """A training pod of ordinary size, with the annotations of the extender and the device plugin."""
+    """Return a training pod of ordinary size, with the annotations of the extender and the device plugin."""
     card = number // nodes % CARDS
     annotations = {
         contract.POD_INDEX: str(card),

@@ -66,7 +66,7 @@ def node(number: int, cards: int) -> JsonObject:
 
 
 def pod(number: int, nodes: int, cards: int) -> JsonObject:
-    """A running pod; the cards of even nodes are nearly full."""
+    """Return a running pod; the cards of even nodes are nearly full."""
     home, card = number % nodes, (number // nodes) % cards
     return {
         "metadata": {
@@ -87,7 +87,7 @@ def pod(number: int, nodes: int, cards: int) -> JsonObject:
 
 
 def asking(units: int, nodes: int, priority: int = 0, **annotations: str) -> JsonObject:
-    """A pending pod of ordinary size."""
+    """Return a pending pod of ordinary size."""
     waiting = pod(10**6, nodes, 1)
     waiting["metadata"]["annotations"] = {"filler": FILLER, **annotations}
     container = {"name": "main", "resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}
@@ -96,7 +96,7 @@ def asking(units: int, nodes: int, priority: int = 0, **annotations: str) -> Jso
 
 
 def wanted(waiting: JsonObject, nodes: int) -> bytes:
-    """kube-scheduler's request."""
+    """Return kube-scheduler's request."""
     names = [f"gpu-node-{number:04d}" for number in range(nodes)]
     return json.dumps({"Pod": waiting, "Nodes": None, "NodeNames": names}).encode()
 
@@ -237,7 +237,7 @@ def main() -> None:
     api = Api(state, lambda _: Outcome("failed"), lambda: None, Metrics(CollectorRegistry()))
     handler = api.routes()[("POST", f"{contract.EXTENDER_PREFIX}/filter")]
     for name, body in loads.items():
-        request = Request("POST", "/filter", "", {}, body)
+        request = Request("POST", "/filter", "", body)
         ask = functools.partial(lambda request: handler(request).body, request)
         report(f"in process, {name}", *timed(ask, options.requests, os.getpid()))
     times, found = victims(state, options.nodes, max(1, options.requests // 20))

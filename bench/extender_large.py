@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, urlsplit
 from processes import NoResult, Server, account_of, cpu_for, every, memory, p99, percentiles, service_account, verdict
 
 from extender_filter import asking, node, pod, wanted  # isort: skip
-from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.client import KubeApi, KubeError, connect
 from gpushare.shared._contracts import gpushare as contract
 
 CARDS = 8
@@ -216,7 +216,7 @@ def _listed(rates: list[float]) -> str:
     return ", ".join(f"{rate:.0f}" for rate in rates)
 
 
-def _make_node(kube: Kube, number: int) -> None:
+def _make_node(kube: KubeApi, number: int) -> None:
     made = node(number, CARDS)
     del made["metadata"]["resourceVersion"]
     status = made.pop("status")
@@ -224,7 +224,7 @@ def _make_node(kube: Kube, number: int) -> None:
     kube.patch(f"/api/v1/nodes/{made['metadata']['name']}/status", {"status": status})
 
 
-def _rate(kube: Kube, nodes: int, count: int, clients: int, prefix: str, port: int) -> float:
+def _rate(kube: KubeApi, nodes: int, count: int, clients: int, prefix: str, port: int) -> float:
     """Return the pods bound per second.
 
     :param port: of the extender; 0 binds directly.
@@ -264,7 +264,7 @@ def _rate(kube: Kube, nodes: int, count: int, clients: int, prefix: str, port: i
     return rate
 
 
-def _remove(kube: Kube, name: str) -> None:
+def _remove(kube: KubeApi, name: str) -> None:
     try:
         kube.delete(f"/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0")
     except KubeError as error:

@@ -22,9 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "images" / "gpushare" / "src"
 sys.path[:0] = [str(SOURCE), str(ROOT), str(ROOT / "tests" / "unit")]
 
+from gpushare.shared._core.types import JsonObject  # noqa: E402
 from real_apiserver import ApiServer, _Authority  # noqa: E402
-
-JsonObject = dict[str, Any]
 
 
 class NoResult(Exception):
@@ -87,18 +86,23 @@ class Server:
         return f"the end of the log of {self.module}: {' '.join(self._lines)}"
 
     def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process)
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a process, after 20 seconds by SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def memory(pid: int, field: str = "VmRSS") -> float:

@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from processes import NoResult, Server, account_of, cpu, verdict
+from processes import NoResult, Server, account_of, cpu, end_process, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
-from gpushare.api.client import Kube, KubeError, Stream, connect
+from gpushare.api.client import KubeApi, KubeError, Stream, connect
 from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, Missing
 
@@ -89,12 +89,7 @@ class Program:
     def stop(self) -> None:
         # A stopped process wouldn't receive SIGTERM.
         self._process.send_signal(signal.SIGCONT)
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process)
 
 
 @contextlib.contextmanager
@@ -108,7 +103,7 @@ def running(program: Program) -> Iterator[Program]:
 class Watch:
     """Records when each pod is bound, by a watch of the API server."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubeApi) -> None:
         self._kube = kube
         self._bound: dict[str, float] = {}
         self._news = threading.Condition()

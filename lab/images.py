@@ -59,10 +59,10 @@ def ensure(engine: Engine) -> None:
         shutil.copy2(made, ARCHIVE)
 
 
-def _remove_old(folder: Path, keep: int = 2) -> None:
-    """Remove old archives; each change of the sources writes a new one."""
+def _remove_old(folder: Path) -> None:
+    """Remove all archives but the newest two; each change of the sources writes a new one."""
     made = sorted(folder.glob("gpushare-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in made[keep:]:
+    for path in made[2:]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -108,7 +108,7 @@ def chosen(names: list[str]) -> list[Kind]:
 
 
 def number(kind: Kind) -> int:
-    """Its number in the lab's network."""
+    """Return its number in the lab's network."""
     return FIRST_ADDRESS + list(KINDS).index(kind.name)
 
 

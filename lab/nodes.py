@@ -145,15 +145,13 @@ def ssh(address: str, *command: str) -> list[str]:
     return ["ssh", "-F", "none", "-i", str(KEY), *(f"-o{each}" for each in options), f"root@{address}", *command]
 
 
-def wait_until_reachable(
-    addresses: Mapping[str, str], services: Mapping[str, Sequence[str]] | None = None, seconds: float = 90
-) -> None:
+def wait_until_reachable(addresses: Mapping[str, str], services: Mapping[str, Sequence[str]] | None = None) -> None:
     """Wait until every node accepts an SSH login and its container runtime runs."""
 
     def one(name: str) -> None:
         wanted = (services or {}).get(name, ("containerd",))
         command = ssh(addresses[name], f"systemctl is-active --quiet {' '.join(wanted)} kubegpu-lab-node")
         what = f"SSH and {' and '.join(wanted)} on {name}"
-        wait_for(what, lambda: run(command, check=False).returncode == 0, seconds, 0.5)
+        wait_for(what, lambda: run(command, check=False).returncode == 0, 90, 0.5)
 
     each(one, list(addresses))

@@ -1,4 +1,4 @@
-/* The process that holds a pod's namespaces: it reaps the pod's orphans and waits to be told to go. */
+/* The process that holds a pod's namespaces: it reaps the pod's orphans and waits until it is signalled to stop. */
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>

@@ -82,13 +82,8 @@ class Rpm:
     scripts: Mapping[str, str] = field(default_factory=dict)
     noarch: bool = False
 
-    @property
-    def evr(self) -> str:
-        """Epoch, version and release as other packages name them."""
-        return f"{self.epoch}:{self.version}-{self.release}" if self.epoch else f"{self.version}-{self.release}"
-
     def nevra(self, machine: str) -> str:
-        """What a module's list of artifacts calls it."""
+        """Return its name in a module's list of artifacts."""
         return f"{self.name}-{self.epoch or '0'}:{self.version}-{self.release}.{'noarch' if self.noarch else machine}"
 
 
@@ -142,7 +137,7 @@ _PERSISTENCED_SCRIPTS = ("nvidia-persistenced.service", ":", ":")
 
 
 def el_driver(built: Path, driver: str, dist: str = ".el9") -> list[Rpm]:
-    """The packages of one driver version, open and proprietary."""
+    """Return the packages of one driver version, open and proprietary."""
     release = f"1{dist}"
     evr = f"{EL_EPOCH}:{driver}-{release}"
 
@@ -227,8 +222,8 @@ def el_driver(built: Path, driver: str, dist: str = ".el9") -> list[Rpm]:
     ]
 
 
-def el_modules(rpms: Iterable[Rpm], machine: str, stream_version: str = "20260101000000") -> str:
-    """modules.yaml: the streams of module nvidia-driver, one per flavour for the newest and for each branch."""
+def el_modules(rpms: Iterable[Rpm], machine: str) -> str:
+    """Return modules.yaml: the streams of module nvidia-driver, one per flavour for the newest and for each branch."""
     made = list(rpms)
     branches = sorted({rpm.version.split(".")[0] for rpm in made if rpm.epoch == EL_EPOCH})
     streams = {"open-dkms": ("kmod-nvidia-open-dkms", ""), "latest-dkms": ("kmod-nvidia-latest-dkms", "")}
@@ -247,7 +242,7 @@ def el_modules(rpms: Iterable[Rpm], machine: str, stream_version: str = "2026010
         artifacts = "".join(f"    - {nevra}\n" for nevra in sorted(listed))
         documents.append(
             "---\ndocument: modulemd\nversion: 2\ndata:\n"
-            f'  name: nvidia-driver\n  stream: "{stream}"\n  version: {stream_version}\n  context: kubegpu1\n'
+            f'  name: nvidia-driver\n  stream: "{stream}"\n  version: 20260101000000\n  context: kubegpu1\n'
             f"  arch: {machine}\n"
             f"  summary: Simulated NVIDIA driver, stream {stream}\n"
             "  description: >-\n    Of the kubegpu.share lab.\n"
@@ -267,7 +262,7 @@ def el_modules(rpms: Iterable[Rpm], machine: str, stream_version: str = "2026010
 
 
 def suse_driver(built: Path, driver: str) -> list[Rpm]:
-    """The packages of one driver version of generation G06, compute only."""
+    """Return the packages of one driver version of generation G06, compute only."""
     release = "1"
     evr = f"{driver}-{release}"
 
@@ -339,7 +334,7 @@ def suse_driver(built: Path, driver: str) -> list[Rpm]:
 
 
 def toolkit_rpms(binaries: Path, toolkit: str) -> list[Rpm]:
-    """NVIDIA's container toolkit from its real programs; the two packages of its old C library are empty."""
+    """Return NVIDIA's container toolkit from its real programs; the two packages of its old C library are empty."""
     real = "The programs are NVIDIA's, built from their source; only the package is the lab's."
     empty = "Empty: the toolkit's CDI modes don't use it."
     evr = f"{toolkit}-1"
@@ -377,7 +372,7 @@ def toolkit_rpms(binaries: Path, toolkit: str) -> list[Rpm]:
 
 
 def system() -> list[Rpm]:
-    """What scripts of packages ask for: there on every machine, and here a package's as well."""
+    """Return stubs of what packages' scripts require, which isn't a package on these machines."""
     stub = "A stub: the program itself is the system's own."
     return [
         Rpm("bash", "5.1.8", "9", "The GNU Bourne Again shell", stub, provides=("/bin/sh", "/bin/bash")),
@@ -386,7 +381,7 @@ def system() -> list[Rpm]:
 
 
 def el_release() -> Rpm:
-    """What tells dnf which release this is."""
+    """Return the package by which dnf determines the release."""
     return Rpm(
         "rocky-release",
         "9.5",
@@ -403,7 +398,7 @@ def el_release() -> Rpm:
 
 
 def suse_release() -> Rpm:
-    """What tells zypper which release this is."""
+    """Return the package by which zypper determines the release."""
     return Rpm(
         "openSUSE-release",
         "15.6",
@@ -417,7 +412,7 @@ def suse_release() -> Rpm:
 
 
 def el_distribution() -> list[Rpm]:
-    """What NVIDIA's packages need of EPEL."""
+    """Return the packages of EPEL that NVIDIA's require."""
     stub = "A stub of the kubegpu.share lab: nothing can be built with it."
     return [Rpm("dkms", "3.2.1", "1.el9", "Dynamic Kernel Module Support Framework", stub, noarch=True)]
 
@@ -426,7 +421,7 @@ def el_distribution() -> list[Rpm]:
 
 
 def spec(rpm: Rpm) -> str:
-    """What rpmbuild is told; the files lie ready in a folder named root."""
+    """Return the spec for rpmbuild; the files are in a folder named root."""
     head = {
         "Name": rpm.name,
         "Epoch": rpm.epoch,
@@ -460,7 +455,7 @@ def spec(rpm: Rpm) -> str:
 
 
 def _folders(rpm: Rpm) -> list[str]:
-    """The folders that go with a package: all but those that a system has of itself."""
+    """Return the folders of a package: all but those that a system has of itself."""
     found = {str(folder) for path in (*rpm.files, _about_path(rpm)) for folder in Path(path).parents}
     return sorted(found - set(OF_SYSTEM))
 
@@ -470,7 +465,7 @@ def _about_path(rpm: Rpm) -> str:
 
 
 def make_rpm(rpm: Rpm, machine: str, target: Path) -> Path:
-    """One RPM in the target folder."""
+    """Build one RPM in the target folder."""
     with tempfile.TemporaryDirectory(prefix="kubegpu-rpm-") as scratch:
         top = Path(scratch)
         write_files(top / "root", {**rpm.files, _about_path(rpm): about(rpm.name, rpm.details)})

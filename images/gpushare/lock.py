@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the hashes of everything that a build of the image may install, or check that they are complete.
+"""Write the hashes of everything that a build of the image may install.
 
 For each requirements file beside this one pip is asked which wheel it would take on each platform and Python; its
 hashes go into a file of the same name that ends in ``.lock``. Nothing is downloaded that pip doesn't need to answer.
@@ -26,7 +26,7 @@ HEAD = "# Written by lock.py from {}: the wheels that pip takes for Python {} on
 
 
 def pinned(text: str) -> dict[str, str]:
-    """Names, as the index normalises them, and versions in a requirements file."""
+    """Return names, as the index normalises them, and versions in a requirements file."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     pairs = (line.split("==") for line in lines if line)
     return {normal(name): version.strip() for name, version in pairs}
@@ -42,7 +42,7 @@ def platforms(machine: str) -> list[str]:
 
 
 def asked(file: Path, python: str, machine: str) -> dict[str, tuple[str, str]]:
-    """Version and SHA-256 of the wheel that pip takes of each package.
+    """Return version and SHA-256 of the wheel that pip takes of each package.
 
     :raises CalledProcessError: pip finds one of them nowhere.
     """
@@ -72,15 +72,8 @@ def asked(file: Path, python: str, machine: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def locked(text: str) -> dict[str, tuple[str, list[str]]]:
-    """Version and hashes of each package in a lock file."""
-    joined = text.replace("\\\n", " ")
-    found = re.findall(r"^(\S+)==(\S+)((?: +--hash=sha256:[0-9a-f]{64})+) *$", joined, re.MULTILINE)
-    return {name: (version, re.findall(r"sha256:(\S+)", hashes)) for name, version, hashes in found}
-
-
 def written(name: str) -> str:
-    """The text of a lock file."""
+    """Return the text of a lock file."""
     file = HERE / f"{name}.txt"
     versions = pinned(file.read_text())
     hashes: dict[str, set[str]] = {package: set() for package in versions}

@@ -2,9 +2,9 @@
  *
  * SIMULATION, a part of nvml.c: which processes hold memory of a card.
  *
- * The kernel tells no owner of the locks that held memory is (see limits.c), but a process's own file descriptors show them. So those are
- * looked through, of every process that the caller can see; seeing those of others needs root. A process in a PID namespace of its own has
- * the caller's number for it, as with the real one.
+ * The kernel doesn't report the owner of the locks that represent held memory (see limits.c), but a process's own file
+ * descriptors show them. So those of every process that the caller can see are searched; seeing those of others needs root. A process in
+ * a PID namespace of its own has the caller's number for it, as with the real one.
  */
 /* Bytes that one line of fdinfo says are locked of a range:  lock:  1: OFDLCK ADVISORY  READ -1 fe:00:99 <first> <last> */
 static uint64_t locked_by_line(const char *line, uint64_t from, uint64_t to)

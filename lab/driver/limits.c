@@ -4,7 +4,7 @@
  *
  * The limits are lines of a file beside the description of the cards (cards.limits; in a container gsp_sim_limits.bin, mounted as the
  * description is): `set <uuid>` once a card was ever given one, `limit <uuid> <cgroup> <soft> <hard>`. A cgroup is its folder's inode,
- * which is the same in every mount and namespace, and isn't used again when a cgroup of that path comes anew.
+ * which is the same in every mount and namespace, and isn't used again when a cgroup of that path is created again.
  *
  * Held memory is byte-range locks on that same file, one byte for a MiB, in a range of the card and the cgroup. So it is seen from
  * every namespace, can be taken where the file is read-only, and ends with the process, however that ends.
@@ -38,7 +38,7 @@ static int ever_count;
 
 /* ------------------------------------------------------------------------------------------------------------ the file of limits */
 
-/* A container has the file read-only. Who may set limits may also have a mount of it that isn't; nobody else sees that one. */
+/* A container has the file read-only. A process that may set limits can have a writable mount; no other process sees that one. */
 static int open_writable(const char *path)
 {
     struct mount_attr writable = {.attr_clr = MOUNT_ATTR_RDONLY};
@@ -172,9 +172,9 @@ static int own_folder(void)
 {
     static const char *const roots[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
     char line[4096], path[8192];
-    const char *told = secure_getenv("KUBEGPU_SIM_CGROUP");
-    if (told && *told)
-        return open(told, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
+    const char *override = secure_getenv("KUBEGPU_SIM_CGROUP");
+    if (override && *override)
+        return open(override, O_DIRECTORY | O_RDONLY | O_CLOEXEC);
     FILE *file = fopen("/proc/self/cgroup", "re");
     int found = -1;
     while (file && found < 0 && fgets(line, sizeof line, file)) {
@@ -200,7 +200,7 @@ static uint64_t place(const struct card *card, uint64_t group)
     return (uint64_t)card->index << CARD_SHIFT | (group & GROUP_MASK) << GROUP_SHIFT;
 }
 
-/* Locked bytes; the kernel tells any lock in the range, not the lowest, so the rest is on both sides of it. */
+/* Locked bytes; the kernel reports any lock in the range, not the lowest, so the rest is on both sides of it. */
 static uint64_t locked(int fd, uint64_t from, uint64_t to)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)(to - from)};
@@ -332,26 +332,27 @@ static Return set_limit(int fd, int folder, const struct card *card, uint64_t so
     return write_limits(fd) ? OK : UNKNOWN;
 }
 
-API Return nvmlDeviceSetMemoryLimits_v1(Handle *handle, struct set_limits *wish)
+API Return nvmlDeviceSetMemoryLimits_v1(Handle *handle, struct set_limits *request)
 {
     struct card *card;
     int folder;
     Return code = enter_card(handle, &card);
     if (code)
         return code;
-    if (!wish || !wish->name_space || wish->soft > wish->hard || (wish->hard != NO_LIMIT && wish->hard > card->memory_mib * MIB)
-        || (wish->soft != NO_LIMIT && wish->soft > card->memory_mib * MIB))
+    if (!request || !request->name_space || request->soft > request->hard
+        || (request->hard != NO_LIMIT && request->hard > card->memory_mib * MIB)
+        || (request->soft != NO_LIMIT && request->soft > card->memory_mib * MIB))
         return leave(INVALID_ARGUMENT);
     if (hw.limits == LIMITS_OFF || card->mig == MIG_ENABLED)
         return leave(NOT_SUPPORTED);
     if (!privileged())
         return leave(NO_PERMISSION);
-    if ((code = open_folder(wish->name_space, 1, &folder)))
+    if ((code = open_folder(request->name_space, 1, &folder)))
         return leave(code);
     int fd = open_limits(LOCK_EX);
     if (fd >= 0) {
         read_limits(fd);
-        code = set_limit(fd, folder, card, wish->soft, wish->hard);
+        code = set_limit(fd, folder, card, request->soft, request->hard);
         close(fd);
     } else
         code = UNKNOWN;
@@ -364,11 +365,9 @@ API Return nvmlDeviceGetMemoryLimits_v1(Handle *handle, struct get_limits *answe
     struct card *card;
     struct limit *limit;
     int folder;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(answer && answer->name_space, handle, &card);
     if (code)
         return code;
-    if (!answer || !answer->name_space)
-        return leave(INVALID_ARGUMENT);
     if (hw.limits == LIMITS_OFF || card->mig == MIG_ENABLED)
         return leave(NOT_SUPPORTED);
     if ((code = open_folder(answer->name_space, 0, &folder)))
@@ -402,23 +401,23 @@ API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
     Return code = enter_card(handle, &card);
     if (code)
         return code;
-    int look = open_limits(LOCK_EX), fd, at = -1;
-    if (look < 0) /* in a container it is read-only, which a lock doesn't mind */
-        look = open_limits(LOCK_SH);
-    if (!mib || look < 0) {
-        if (look >= 0)
-            close(look);
+    int limits_fd = open_limits(LOCK_EX), fd, at = -1;
+    if (limits_fd < 0) /* in a container it is read-only, which a lock doesn't mind */
+        limits_fd = open_limits(LOCK_SH);
+    if (!mib || limits_fd < 0) {
+        if (limits_fd >= 0)
+            close(limits_fd);
         return leave(mib ? INSUFFICIENT_RESOURCES : INVALID_ARGUMENT);
     }
-    flock(look, LOCK_EX);
-    read_limits(look);
+    flock(limits_fd, LOCK_EX);
+    read_limits(limits_fd);
     int own = own_folder();
-    if (own >= 0 && (at = limited_from(own, card, &limit)) >= 0 && (used_mib(look, at, card, 0) + mib) * MIB > limit->hard)
+    if (own >= 0 && (at = limited_from(own, card, &limit)) >= 0 && (used_mib(limits_fd, at, card, 0) + mib) * MIB > limit->hard)
         code = INSUFFICIENT_MEMORY;
-    if (described_mib(card) + allocated_in(look, card) + mib > card->memory_mib - reserved_mib(card))
+    if (described_mib(card) + allocated_in(limits_fd, card) + mib > card->memory_mib - reserved_mib(card))
         code = INSUFFICIENT_MEMORY;
     char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", look);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", limits_fd);
     /* Another opening of it, never closed: what it has locked counts for others and for us. */
     if (!code && (fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
         code = INSUFFICIENT_RESOURCES;
@@ -426,14 +425,14 @@ API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
         uint64_t from = place(card, own < 0 ? 0 : group_of(own));
         for (struct flock lock;; from = (uint64_t)lock.l_start + (uint64_t)lock.l_len) {
             lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)mib};
-            if (fcntl(look, F_OFD_GETLK, &lock) || lock.l_type == F_UNLCK)
+            if (fcntl(limits_fd, F_OFD_GETLK, &lock) || lock.l_type == F_UNLCK)
                 break;
         }
         struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)mib};
         if (fcntl(fd, F_OFD_SETLK, &lock))
             code = INSUFFICIENT_RESOURCES;
     }
-    for (int i = 0, all[] = {look, own, at}; i < 3; i++)
+    for (int i = 0, all[] = {limits_fd, own, at}; i < 3; i++)
         if (all[i] >= 0)
             close(all[i]);
     return leave(code);

@@ -82,11 +82,11 @@ static int load(void)
         }
         memcpy(needed[i].function, &symbol, sizeof symbol);
     }
-    const struct { void *function; const char *symbol; } wished[] = {
+    const struct { void *function; const char *symbol; } optional[] = {
         {&set_limits, "nvmlDeviceSetMemoryLimits_v1"}, {&get_limits, "nvmlDeviceGetMemoryLimits_v1"}, {&allocate, "kubegpuSimAllocate"}};
-    for (size_t i = 0; i < sizeof wished / sizeof *wished; i++) {
-        void *symbol = dlsym(library, wished[i].symbol);
-        memcpy(wished[i].function, &symbol, sizeof symbol);
+    for (size_t i = 0; i < sizeof optional / sizeof *optional; i++) {
+        void *symbol = dlsym(library, optional[i].symbol);
+        memcpy(optional[i].function, &symbol, sizeof symbol);
     }
     return OK;
 }
@@ -417,7 +417,7 @@ static int mib_of(const char *text, uint64_t *bytes)
     return *text >= '0' && *text <= '9' && !*end && mib < 1ull << 40;
 }
 
-static int said(int code)
+static int print_error(int code)
 {
     if (!code)
         return OK;
@@ -432,7 +432,7 @@ static int device_called(const char *id, Device **device)
         return code;
     for (unsigned i = 0; i < card_count; i++)
         if (wanted(&cards[i], id))
-            return said(by_index(i, device));
+            return print_error(by_index(i, device));
     puts("No devices were found");
     return NOT_FOUND;
 }
@@ -463,8 +463,8 @@ static int memory_limits(char **argv)
         return NO_FUNCTION;
     }
     if (set)
-        return said(set_limits(device, &limits));
-    if ((code = said(get_limits(device, &limits))))
+        return print_error(set_limits(device, &limits));
+    if ((code = print_error(get_limits(device, &limits))))
         return code;
     printf("namespace: %s\n", limits.name_space);
     const struct { const char *name; uint64_t bytes; } rows[] = {
@@ -501,7 +501,7 @@ static int simulated_allocation(char **argv)
         puts("Function Not Found");
         return NO_FUNCTION;
     }
-    if ((code = said(allocate(device, mib))))
+    if ((code = print_error(allocate(device, mib))))
         return code;
     printf("holding %llu MiB\n", mib);
     fflush(stdout);

@@ -12,12 +12,12 @@
  *   driver 580.95.05                 what the lab offers; not read here: a library knows its own version
  *   cuda 13000                       what the driver says of CUDA
  *   card <index> uuid=GPU-... minor=<n> memory=<MiB> bus=0000:01:00.0 name=Simulated_GPU [mig=disabled|enabled] [mode=<0 to 3>]
- *        [ecc=<volatile>:<aggregate>] [remapped=<correctable>:<uncorrectable>:<pending>:<failed>]     "not supported" where they aren't said
+ *        [ecc=<volatile>:<aggregate>] [remapped=<correctable>:<uncorrectable>:<pending>:<failed>]     "not supported" without them
  *   process <index> <pid> <MiB> [compute|graphics|mps]
  *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code> | hang:init | hang:<index>
  *                                    what hangs gives no answer until the line is gone; nobody else waits for it
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
- *   limits misc|dmem|off             how limits per cgroup are kept, since branch 615; misc where it isn't said (see limits.c)
+ *   limits misc|dmem|off             how limits per cgroup are kept, since branch 615; misc by default (see limits.c)
  *
  * As with the real one, a caller has the cards whose /dev/nvidia<minor> is there, numbered anew: in a container only its own. (Under
  * $KUBEGPU_SIM_CARDS it has all, unless $KUBEGPU_SIM_DEV names a folder in the place of /dev.)
@@ -143,7 +143,7 @@ typedef struct handle {
 typedef struct event_set {
     int used;
     uint64_t watched[MAX_HANDLES]; /* event types, by handle */
-    struct xid seen[MAX_LINES];    /* lines that were told, or were there before the card was watched */
+    struct xid seen[MAX_LINES];    /* lines that were reported, or were there before the card was watched */
     int seen_count;
 } EventSet;
 
@@ -367,7 +367,7 @@ static int by_index(const void *a, const void *b)
     return ((const struct card *)a)->index - ((const struct card *)b)->index;
 }
 
-/* Reads the file into `fresh`; a mistake in it is said on stderr, with its line. */
+/* Reads the file into `fresh`; a mistake in it is reported on stderr, with its line. */
 static int parse(FILE *file, const char *path)
 {
     char line[1024];
@@ -551,6 +551,13 @@ static Return enter_card(const Handle *handle, struct card **card)
     while (!(code = card_of(handle, card)) && (*card)->hangs)
         wait_a_moment();
     return code ? leave(code) : OK;
+}
+
+/* The same, and INVALID_ARGUMENT unless the call's other arguments are valid. */
+static Return enter_card_if(_Bool valid, const Handle *handle, struct card **card)
+{
+    Return code = enter_card(handle, card);
+    return (code || valid) ? code : leave(INVALID_ARGUMENT);
 }
 
 static Return handle_for(const struct card *card, Handle **handle)
@@ -741,17 +748,15 @@ Return nvmlDeviceGetHandleByPciBusId(const char *address, Handle **handle) SAME_
         return code ? code : leave(put(buffer, length, (value)));  \
     }
 
-#define NUMBER(name, type, value)                \
-    API Return name(Handle *handle, type *number) \
-    {                                             \
-        struct card *card;                        \
-        Return code = enter_card(handle, &card);  \
-        if (code)                                 \
-            return code;                          \
-        if (!number)                              \
-            return leave(INVALID_ARGUMENT);       \
-        *number = (type)(value);                  \
-        return leave(OK);                         \
+#define NUMBER(name, type, value)                           \
+    API Return name(Handle *handle, type *number)           \
+    {                                                       \
+        struct card *card;                                  \
+        Return code = enter_card_if(number, handle, &card); \
+        if (code)                                           \
+            return code;                                    \
+        *number = (type)(value);                            \
+        return leave(OK);                                   \
     }
 
 /* A question that this card's kind has no answer to. */
@@ -783,11 +788,9 @@ NUMBER(nvmlDeviceGetSupportedEventTypes, uint64_t, EVENT_XID)
 API Return nvmlDeviceGetCudaComputeCapability(Handle *handle, int *major, int *minor)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(major && minor, handle, &card);
     if (code)
         return code;
-    if (!major || !minor)
-        return leave(INVALID_ARGUMENT);
     *major = 7;
     *minor = 5;
     return leave(OK);
@@ -796,11 +799,9 @@ API Return nvmlDeviceGetCudaComputeCapability(Handle *handle, int *major, int *m
 static Return typed(Handle *handle, int type, int most, unsigned value, unsigned *number)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(number && type >= 0 && type <= most, handle, &card);
     if (code)
         return code;
-    if (!number || type < 0 || type > most)
-        return leave(INVALID_ARGUMENT);
     *number = value;
     return leave(OK);
 }
@@ -827,11 +828,9 @@ struct utilization {
 API Return nvmlDeviceGetUtilizationRates(Handle *handle, struct utilization *rates)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(rates, handle, &card);
     if (code)
         return code;
-    if (!rates)
-        return leave(INVALID_ARGUMENT);
     *rates = (struct utilization){0, 0};
     return leave(OK);
 }
@@ -845,11 +844,9 @@ struct pci {
 API Return nvmlDeviceGetPciInfo_v3(Handle *handle, struct pci *pci)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(pci, handle, &card);
     if (code)
         return code;
-    if (!pci)
-        return leave(INVALID_ARGUMENT);
     memset(pci, 0, sizeof *pci);
     pci->domain = card->domain;
     pci->bus = card->bus;
@@ -902,15 +899,13 @@ static uint64_t held_mib(const struct card *card)
     return sum < most ? sum : most;
 }
 
-/* Version 1 counts the reserve as used, version 2 tells the two apart. */
+/* Version 1 counts the reserve as used, version 2 separates the two. */
 API Return nvmlDeviceGetMemoryInfo(Handle *handle, struct memory *memory)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(memory, handle, &card);
     if (code)
         return code;
-    if (!memory)
-        return leave(INVALID_ARGUMENT);
     memory->total = card->memory_mib * MIB;
     memory->used = (reserved_mib(card) + held_mib(card)) * MIB;
     memory->free = memory->total - memory->used;
@@ -920,11 +915,9 @@ API Return nvmlDeviceGetMemoryInfo(Handle *handle, struct memory *memory)
 API Return nvmlDeviceGetMemoryInfo_v2(Handle *handle, struct memory_v2 *memory)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(memory, handle, &card);
     if (code)
         return code;
-    if (!memory)
-        return leave(INVALID_ARGUMENT);
     if (memory->version != (sizeof *memory | 2u << 24))
         return leave(ARGUMENT_VERSION_MISMATCH);
     memory->total = card->memory_mib * MIB;
@@ -946,11 +939,9 @@ API Return nvmlDeviceGetMemoryInfo_v2(Handle *handle, struct memory_v2 *memory)
 API Return nvmlDeviceGetBAR1MemoryInfo(Handle *handle, struct memory *memory)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(memory, handle, &card);
     if (code)
         return code;
-    if (!memory)
-        return leave(INVALID_ARGUMENT);
     *memory = (struct memory){256 * MIB, 254 * MIB, 2 * MIB};
     return leave(OK);
 }
@@ -992,11 +983,9 @@ static void add_holders(const struct card *card, struct filling *list);
 static Return list_processes(Handle *handle, enum kind kind, unsigned *count, void *list, int version)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(count && (!*count || list), handle, &card);
     if (code)
         return code;
-    if (!count || (*count && !list))
-        return leave(INVALID_ARGUMENT);
     struct filling filling = {list, *count, 0, version};
     for (int i = 0; i < hw.process_count; i++)
         if (hw.processes[i].index == card->index && hw.processes[i].kind == kind)
@@ -1035,11 +1024,9 @@ enum { UNCORRECTED = 1 }; /* kind of error; of the two counters, 0 is since the 
 API Return nvmlDeviceGetTotalEccErrors(Handle *handle, int error, int counter, uint64_t *errors)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(errors && error >= 0 && error <= UNCORRECTED && counter >= 0 && counter <= 1, handle, &card);
     if (code)
         return code;
-    if (!errors || error < 0 || error > UNCORRECTED || counter < 0 || counter > 1)
-        return leave(INVALID_ARGUMENT);
     *errors = error == UNCORRECTED ? card->ecc[counter] : 0;
     return leave(card->has_ecc ? OK : NOT_SUPPORTED);
 }
@@ -1047,11 +1034,9 @@ API Return nvmlDeviceGetTotalEccErrors(Handle *handle, int error, int counter, u
 API Return nvmlDeviceGetRemappedRows(Handle *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(corrected && uncorrected && pending && failed, handle, &card);
     if (code)
         return code;
-    if (!corrected || !uncorrected || !pending || !failed)
-        return leave(INVALID_ARGUMENT);
     *corrected = card->remapped[0];
     *uncorrected = card->remapped[1];
     *pending = card->remapped[2];
@@ -1064,11 +1049,9 @@ API Return nvmlDeviceGetRemappedRows(Handle *handle, unsigned *corrected, unsign
 API Return nvmlDeviceGetMigMode(Handle *handle, unsigned *current, unsigned *pending)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(current && pending, handle, &card);
     if (code)
         return code;
-    if (!current || !pending)
-        return leave(INVALID_ARGUMENT);
     if (card->mig == MIG_NONE)
         return leave(NOT_SUPPORTED);
     *current = *pending = card->mig == MIG_ENABLED;
@@ -1204,8 +1187,8 @@ static int occurrences(const struct xid *list, int count, const struct xid *want
     return found;
 }
 
-/* Lines that were taken out of the file are forgotten, so that the same event can come again. */
-static void forget_removed(EventSet *set)
+/* Lines that were taken out of the file are dropped, so that the same event can come again. */
+static void drop_removed(EventSet *set)
 {
     int kept = 0;
     for (int i = 0; i < set->seen_count; i++)
@@ -1214,7 +1197,7 @@ static void forget_removed(EventSet *set)
     set->seen_count = kept;
 }
 
-/* Of equal lines, as many count as seen as were told. */
+/* Of equal lines, as many count as seen as were reported. */
 static int unseen(const EventSet *set, int line)
 {
     return set->seen_count < MAX_LINES
@@ -1224,7 +1207,7 @@ static int unseen(const EventSet *set, int line)
 /* The first line that the set hasn't seen, or none; watched or not, it is seen now. */
 static const struct xid *next_xid(EventSet *set)
 {
-    forget_removed(set);
+    drop_removed(set);
     for (int i = 0; i < hw.xid_count; i++)
         if (unseen(set, i)) {
             set->seen[set->seen_count++] = hw.xids[i];
@@ -1233,7 +1216,7 @@ static const struct xid *next_xid(EventSet *set)
     return NULL;
 }
 
-/* As with the real one, what happened before the registration isn't told. */
+/* As with the real one, what happened before the registration isn't reported. */
 API Return nvmlDeviceRegisterEvents(Handle *handle, uint64_t types, EventSet *set)
 {
     struct card *card;
@@ -1244,7 +1227,7 @@ API Return nvmlDeviceRegisterEvents(Handle *handle, uint64_t types, EventSet *se
         return leave(INVALID_ARGUMENT);
     if (types & ~EVENT_XID)
         return leave(NOT_SUPPORTED);
-    forget_removed(set);
+    drop_removed(set);
     for (int i = 0; i < hw.xid_count; i++)
         if (hw.xids[i].index == card->index && unseen(set, i))
             set->seen[set->seen_count++] = hw.xids[i];
@@ -1252,8 +1235,8 @@ API Return nvmlDeviceRegisterEvents(Handle *handle, uint64_t types, EventSet *se
     return leave(OK);
 }
 
-/* One look: OK with the event filled in, TIMEOUT for nothing new, GPU_IS_LOST if a watched card is. */
-static Return look(EventSet *set, struct event *event)
+/* Polls once: OK with the event filled in, TIMEOUT for nothing new, GPU_IS_LOST if a watched card is. */
+static Return poll_events(EventSet *set, struct event *event)
 {
     const struct xid *xid;
     int lost = 0;
@@ -1279,7 +1262,7 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* Waits without the lock, and looks ten times a second. */
+/* Waits without the lock, and polls ten times a second. */
 static Return wait_event(EventSet *set, void *answer, size_t size, unsigned timeout_ms)
 {
     struct event event = {0};
@@ -1290,11 +1273,11 @@ static Return wait_event(EventSet *set, void *answer, size_t size, unsigned time
     if (!valid_set(set) || !answer)
         return leave(INVALID_ARGUMENT);
     memset(answer, 0, size);
-    for (int looks = 0;; looks++) {
-        code = users ? (set->used ? look(set, &event) : INVALID_ARGUMENT) : UNINITIALIZED;
+    for (int polls = 0;; polls++) {
+        code = users ? (set->used ? poll_events(set, &event) : INVALID_ARGUMENT) : UNINITIALIZED;
         double left = end - now();
-        /* A lost card is told after a moment, so that a caller who only loops doesn't spin. */
-        if ((code != TIMEOUT && (code != GPU_IS_LOST || looks)) || left <= 0)
+        /* A lost card is reported after a moment, so that a caller who only loops doesn't spin. */
+        if ((code != TIMEOUT && (code != GPU_IS_LOST || polls)) || left <= 0)
             break;
         pthread_mutex_unlock(&lock);
         nap(left < POLL_MS / 1000.0 ? left : POLL_MS / 1000.0);

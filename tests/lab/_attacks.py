@@ -25,7 +25,7 @@ class Outcome(enum.Enum):
     REFUSED = "**refused**"
     WARNED = "**warned of**"
     UNSEEN = "not seen"
-    # Nothing that the lab could show: said elsewhere, see ``Cell.proof``.
+    # Nothing that the lab could show: shown elsewhere, see ``Cell.proof``.
     ELSEWHERE = ""
 
 
@@ -47,7 +47,7 @@ class Cell:
 
 FAILS, TAKES, ALL = Cell(Outcome.FAILS), Cell(Outcome.TAKES), Cell(Outcome.ALL)
 REFUSED, UNSEEN = Cell(Outcome.REFUSED), Cell(Outcome.UNSEEN)
-MAY_BE_SAID = Cell(Outcome.UNSEEN, ", may be said")
+ALLOWED = Cell(Outcome.UNSEEN, ", allowed")
 LEFT_TO_TOOLKIT = Cell(Outcome.UNSEEN, ": the toolkit's setting prevents it")
 NOTHING = Cell(Outcome.ELSEWHERE, "-")
 NOT_LIMITED = Cell(Outcome.ELSEWHERE, "not limited")
@@ -148,12 +148,12 @@ TABLE = (
     Try(
         "the same in its image, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
         ("image: CUDA_VERSION, env: void",),
-        FAILS, FAILS, FAILS, MAY_BE_SAID, NOTHING,
+        FAILS, FAILS, FAILS, ALLOWED, NOTHING,
     ),
     Try(
         "asks for a share, and has `CUDA_VERSION` in `env` or in its image",
         ("share, env: CUDA_VERSION", "share, image: CUDA_VERSION"),
-        Cell(Outcome.FAILS, ": the plugin sets the other variable"), FAILS, FAILS, MAY_BE_SAID, HELD,
+        Cell(Outcome.FAILS, ": the plugin sets the other variable"), FAILS, FAILS, ALLOWED, HELD,
     ),
     Try(
         "asks for a share, and its image sets `NVIDIA_VISIBLE_DEVICES`",
@@ -168,7 +168,7 @@ TABLE = (
     Try(
         "the same, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
         ("image: all, env: void",),
-        FAILS, FAILS, FAILS, MAY_BE_SAID, NOTHING,
+        FAILS, FAILS, FAILS, ALLOWED, NOTHING,
     ),
     Try(
         "asks for a share, and sets `NVIDIA_GPU_MEMORY_LIMIT` higher in `env`",

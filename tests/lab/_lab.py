@@ -244,6 +244,21 @@ class Done:
         assert {host: sums["changed"] for host, sums in self.recap.items() if sums["changed"]} == {}, self.out[-12000:]
 
 
+@contextlib.contextmanager
+def in_background(loop: Callable[[], object], stop: threading.Event, seconds: float | None = None) -> Iterator[None]:
+    """Run a function in a thread while the body runs; ``stop`` is set at its end.
+
+    :param seconds: how long the function may still take then; None: as long as it takes.
+    """
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(seconds)
+
+
 class Commands:
     """Record every command line of any process on this machine, nodes included, while a playbook runs."""
 
@@ -251,25 +266,18 @@ class Commands:
         self.seen: set[str] = set()
         self._stop = threading.Event()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
 
     def _loop(self) -> None:
         while not self._stop.wait(0.2):
-            self.look()
+            self.sample()
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> contextlib.AbstractContextManager[None]:
         self._stop.clear()
-        thread = threading.Thread(target=self._loop, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+        return in_background(self._loop, self._stop)
 
 
 def kill_tree(root: int) -> None:
@@ -287,7 +295,7 @@ def kill_tree(root: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# Lines that are told at the end of the run.
+# Lines that are printed at the end of the run.
 REPORT: list[str] = []
 
 
@@ -507,7 +515,7 @@ class Lab:
                 found.append(pod)
         return found
 
-    # ----------------------------------------------------------------- witnesses
+    # ----------------------------------------------------------------- sources compared
 
     def cards(self, node: str) -> list[JsonObject]:
         """Return the cards that the plugin announced on its node."""

@@ -13,10 +13,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import urllib3
-from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, indices_of, until
+from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, in_background, indices_of, until
 from _pods import MERGE, body, shares_of
 
 LABEL = "lab-cards"
@@ -69,18 +69,11 @@ class Auditor:
                 with self._guard:
                     self._take(kind, pod)
                     self.events += 1
-        except Exception as error:  # whatever it is, nobody looks on any more
+        except Exception as error:  # whatever it is, nothing is recorded any more
             self.failed = repr(error)
 
-    @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join(10)
+    def following(self) -> contextlib.AbstractContextManager[None]:
+        return in_background(self._follow, self._stop, 10)
 
     def now(self) -> dict[str, dict[int, int]]:
         with self._guard:
@@ -132,7 +125,7 @@ class Load:
     def _reap(self) -> None:
         """Delete pods faster the fuller the cards are, but never so many that everything fits."""
         path = f"/api/v1/namespaces/{self._namespace}/pods"
-        room = sum(sum(sizes) for sizes in SIZES.values())
+        capacity = sum(sum(sizes) for sizes in SIZES.values())
         while not self._stop.wait(0.5):
             with contextlib.suppress(OSError, urllib3.exceptions.HTTPError, ApiError):
                 pods = self._apis[1].items(path)
@@ -140,28 +133,22 @@ class Load:
                 self.bound |= set(bound)
                 self._waiting = len(pods) - len(bound)
                 held = sum(sum(cards.values()) for node, cards in self._auditor.now().items() if node in SIZES)
-                if held > 0.8 * room:
+                if held > 0.8 * capacity:
                     for name in self._random.sample(bound, max(1, len(bound) // 8)):
                         self._apis[1].call("DELETE", f"{path}/{name}")
                 self.writers.add(str(self._apis[1].call("GET", LEDGER)["spec"].get("holderIdentity", "")))
 
-    def _guarded(self, work: str) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            getattr(self, work)()
+            work()
         except Exception as error:
             self.failed = repr(error)
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._guarded, args=(one,), daemon=True) for one in ("_make", "_reap")]
-        for thread in threads:
-            thread.start()
-        try:
+        make, reap = (lambda: self._guarded(self._make)), (lambda: self._guarded(self._reap))
+        with in_background(make, self._stop, 30), in_background(reap, self._stop, 30):
             yield
-        finally:
-            self._stop.set()
-            for thread in threads:
-                thread.join(30)
 
     def waiting(self) -> list[str]:
         return [one["metadata"]["name"] for one in self._lab.api.pods(self._namespace) if "nodeName" not in one["spec"]]
@@ -204,8 +191,8 @@ def nodes(lab: Lab) -> Iterator[dict[str, dict[int, int]]]:
         }
         lab.api.delete(f"/api/v1/nodes/{name}")
         lab.api.call("POST", "/api/v1/nodes", {"metadata": metadata})
-        room = {"pods": "500", "cpu": "64", "memory": "64Gi", RESOURCE: str(sum(sizes))}
-        status = {"status": {"capacity": room, "allocatable": room}}
+        capacity = {"pods": "500", "cpu": "64", "memory": "64Gi", RESOURCE: str(sum(sizes))}
+        status = {"status": {"capacity": capacity, "allocatable": capacity}}
         lab.api.call("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE)
     try:
         yield {name: dict(enumerate(sizes)) for name, sizes in SIZES.items()}
@@ -221,7 +208,7 @@ class Pulse:
         self._lab, self._namespace, self._pause = lab, namespace, pause
         self._api, self._stop = lab.api_of(lab.control_planes[0], 10), threading.Event()
         self.waits: list[float] = []
-        # What kubelet said of pods that came to it while it had no plugin; it doesn't take such a pod later either.
+        # kubelet's messages of pods that came to it while it had no plugin; it doesn't take such a pod later either.
         self.rejected: list[str] = []
         self.failed = ""
 
@@ -245,9 +232,9 @@ class Pulse:
 
             def decided(name: str = name) -> JsonObject | None:
                 pod = self._api.call("GET", f"{path}/{name}")
-                told = pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED")
+                assigned = pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED")
                 phase = pod["status"].get("phase")
-                return pod if phase == "Failed" or (phase == "Running" and told == "true") else None
+                return pod if phase == "Failed" or (phase == "Running" and assigned == "true") else None
 
             pod: JsonObject = until(decided, f"{name} on {node}", 90, 0.2)
             if pod["status"]["phase"] == "Failed":
@@ -262,12 +249,5 @@ class Pulse:
         except Exception as error:
             self.failed = repr(error)
 
-    @contextlib.contextmanager
-    def beating(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._guarded, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join(100)
+    def beating(self) -> contextlib.AbstractContextManager[None]:
+        return in_background(self._guarded, self._stop, 100)

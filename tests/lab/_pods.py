@@ -56,12 +56,12 @@ def wait_settled(lab: Lab, namespace: str, names: Sequence[str], seconds: float 
     """Wait until pods run and the plugin has confirmed their assignment."""
     lab.api.wait_running(namespace, names, seconds)
 
-    def story() -> list[JsonObject]:
+    def agreement() -> list[JsonObject]:
         pods = [lab.api.pod(namespace, name) for name in names]
         lab.assert_agreement(pods)
         return pods
 
-    found: list[JsonObject] = until(story, "annotation, checkpoint and devices agree", 30)
+    found: list[JsonObject] = until(agreement, "annotation, checkpoint and devices agree", 30)
     return found
 
 
@@ -113,13 +113,13 @@ def refused_for(lab: Lab, namespace: str, wanted: JsonObject, words: str) -> str
     """Create a pod, wait until it is unschedulable for this reason, delete it, and return the full reason."""
     name = create(lab, namespace, wanted)[0]
 
-    def said() -> str:
+    def reason() -> str:
         found = unschedulable(lab, namespace, name)
         assert words in found, found
         return found
 
     try:
-        return str(until(said, f"{name} is refused: {words}", 20))
+        return str(until(reason, f"{name} is refused: {words}", 20))
     finally:
         delete_pods(lab, namespace, [name])
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import urllib3
 import yaml
-from _lab import Api, ApiError, JsonObject, Lab, until
+from _lab import Api, ApiError, JsonObject, Lab, in_background, until
 
 from lab import engine as engines
 
@@ -128,10 +128,10 @@ class Watch:
         self._lab = lab
         self.inside = Inside(lab)
         self.wrong: list[str] = []
-        self.looks = 0
+        self.samples = 0
         self._stop = threading.Event()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         for node, pids in self.inside.schedulers().items():
             if len(pids) > 1:
                 self.wrong.append(f"{node} ran {len(pids)} schedulers")
@@ -139,21 +139,14 @@ class Watch:
             with contextlib.suppress(OSError):
                 names = {one.name for one in self.inside.path(node, MANIFESTS).iterdir()}
                 self.wrong += [f"{node}: {name} lay in {MANIFESTS}" for name in names - KUBEADMS]
-        self.looks += 1
+        self.samples += 1
 
     def _loop(self) -> None:
         while not self._stop.wait(0.2):
-            self._look()
+            self._sample()
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._loop, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return in_background(self._loop, self._stop)
 
 
 class SchedulingProbe:
@@ -167,7 +160,7 @@ class SchedulingProbe:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._create_by = [lab.api_of(name, 3) for name in lab.control_planes]
-        self._look_by = [lab.api_of(name, 3) for name in lab.control_planes]
+        self._query_by = [lab.api_of(name, 3) for name in lab.control_planes]
         self._stop = threading.Event()
         self._guard = threading.Lock()
         self._waiting: dict[str, tuple[float, str]] = {}
@@ -221,7 +214,7 @@ class SchedulingProbe:
     def _observe(self) -> None:
         pods = f"/api/v1/namespaces/{self.NAMESPACE}/pods"
         while not self._stop.wait(0.25):
-            found = self._by(self._look_by, "GET", pods)
+            found = self._by(self._query_by, "GET", pods)
             now = time.monotonic()
             for pod in (found or {}).get("items", []):
                 name = pod["metadata"]["name"]
@@ -230,7 +223,7 @@ class SchedulingProbe:
                         began, during = self._waiting.pop(name, (0.0, ""))
                     if began:
                         self.waits.append((now - began, during))
-                    self._by(self._look_by, "DELETE", f"{pods}/{name}")
+                    self._by(self._query_by, "DELETE", f"{pods}/{name}")
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -241,7 +234,7 @@ class SchedulingProbe:
         }
         self._lab.api.delete(f"/api/v1/nodes/{self.NODE}")
         self._lab.api.call("POST", "/api/v1/nodes", node)
-        room = {
+        capacity = {
             "status": {
                 "capacity": {"pods": "5000"},
                 "allocatable": {"pods": "5000"},
@@ -250,18 +243,14 @@ class SchedulingProbe:
             }
         }
         kind = "application/merge-patch+json"
-        self._lab.api.call("PATCH", f"/api/v1/nodes/{self.NODE}/status", room, kind)
+        self._lab.api.call("PATCH", f"/api/v1/nodes/{self.NODE}/status", capacity, kind)
         try:
-            with self._lab.api.namespace(self.NAMESPACE):
-                threads = [threading.Thread(target=one, daemon=True) for one in (self._create, self._observe)]
-                for thread in threads:
-                    thread.start()
-                try:
-                    yield
-                finally:
-                    self._stop.set()
-                    for thread in threads:
-                        thread.join()
+            with (
+                self._lab.api.namespace(self.NAMESPACE),
+                in_background(self._create, self._stop),
+                in_background(self._observe, self._stop),
+            ):
+                yield
         finally:
             self._lab.api.delete(f"/api/v1/nodes/{self.NODE}")
 
@@ -347,5 +336,6 @@ def summary(watch: Watch, probe: SchedulingProbe) -> str:
     wait, during = probe.longest()
     return (
         f"a pod without a GPU every second through {len(by_test)} tests: {len(probe.waits)} pods, the longest waited "
-        f"{wait:.1f} s ({during}); {watch.looks} looks at the control planes, {len(watch.wrong)} with two schedulers"
+        f"{wait:.1f} s ({during}); {watch.samples} samples of the control planes, "
+        f"{len(watch.wrong)} with two schedulers"
     )

@@ -79,9 +79,9 @@ def cluster_objects(lab: Lab) -> dict[str, str]:
         for one in lab.api.items(path):
             metadata = one["metadata"]
             key = f"{path.rpartition('/')[2]} {metadata.get('namespace', '')}/{metadata['name']}"
-            wish = {name: value for name, value in one.items() if name not in ("metadata", "status", "secrets")}
-            wish["labels"] = metadata.get("labels", {})
-            found[key] = json.dumps(wish, sort_keys=True)
+            desired = {name: value for name, value in one.items() if name not in ("metadata", "status", "secrets")}
+            desired["labels"] = metadata.get("labels", {})
+            found[key] = json.dumps(desired, sort_keys=True)
     for node in lab.api.items("/api/v1/nodes"):
         labels = json.dumps(node["metadata"].get("labels", {}), sort_keys=True)
         # Kubernetes' own taints follow the node's conditions; a machine that has just become Ready still has one.

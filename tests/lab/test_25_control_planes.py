@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from _lab import REPORT, Done, Lab, until
+from _lab import REPORT, Done, Lab, in_background, until
 from _schedulers import (
     API_SERVER,
     CONFIG,
@@ -88,6 +88,12 @@ def arguments(target: str, seconds: int) -> list[str]:
     return ["-e", f"target={target}", "-e", f"scheduler_extender_timeout={seconds}"]
 
 
+def changed_by_the_next_run(lab: Lab, plane: ControlPlane) -> None:
+    again = change(lab, plane.node)
+    assert again.rc == 0, again.out[-6000:]
+    assert plane.seconds() == f"{NEW}s"
+
+
 def changed_back(lab: Lab, planes: dict[str, ControlPlane], before: dict[str, State]) -> None:
     done = change(lab, "control_plane", OLD, "-e", f"at_once={len(planes)}")
     assert done.rc == 0, done.out[-6000:]
@@ -104,7 +110,7 @@ def leading(lab: Lab, planes: dict[str, ControlPlane]) -> ControlPlane:
 
 
 @contextlib.contextmanager
-def the_moment_that(happens: Callable[[], bool], act: Callable[[], None], seconds: float = 120) -> Iterator[None]:
+def act_when(happens: Callable[[], bool], act: Callable[[], None], seconds: float = 120) -> Iterator[None]:
     """Run an action as soon as a condition is true, while the body runs."""
     stop, acted = threading.Event(), threading.Event()
 
@@ -117,13 +123,8 @@ def the_moment_that(happens: Callable[[], bool], act: Callable[[], None], second
                 return
             time.sleep(0.005)
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    try:
+    with in_background(wait, stop):
         yield
-    finally:
-        stop.set()
-        thread.join()
     assert acted.is_set(), "what should have failed never came about"
 
 
@@ -188,12 +189,12 @@ def test_an_image_that_cannot_start(lab: Lab, planes: dict[str, ControlPlane], w
     def is_new() -> bool:
         return watch.inside.read(plane.node, SCHEDULER) != before[plane.node].manifest
 
-    def mend() -> None:
+    def repair() -> None:
         until(lambda: not is_new(), "the old manifest is back", 100, 0.02)
         lab.ssh(plane.node, f"ctr -n k8s.io images tag --force localhost/kubegpu-lab/kept:1 {image}")
 
     try:
-        with the_moment_that(is_new, mend):
+        with act_when(is_new, repair):
             done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
     finally:
         lab.ssh(plane.node, f"ctr -n k8s.io images tag --force localhost/kubegpu-lab/kept:1 {image}")
@@ -246,9 +247,9 @@ def test_api_server_stops_during_the_change(
         there.rename(aside)
 
     try:
-        with the_moment_that(is_new, away):
+        with act_when(is_new, away):
             done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
-        # Without the API server it can be told that the scheduler is healthy, but not that its lease is renewed.
+        # Without the API server the module can see that the scheduler is healthy, but not that its lease is renewed.
         assert done.rc != 0 or plane.seconds() == f"{NEW}s"
         assert "Traceback" not in done.out, done.out[-6000:]
         assert len(plane.pids()) == 1
@@ -258,9 +259,7 @@ def test_api_server_stops_during_the_change(
     lab.wait_ready()
     assert_healthy(lab, [plane])
     assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
-    again = change(lab, plane.node, NEW)
-    assert again.rc == 0, again.out[-6000:]
-    assert plane.seconds() == f"{NEW}s"
+    changed_by_the_next_run(lab, plane)
     changed_back(lab, planes, before)
 
 
@@ -294,18 +293,16 @@ def test_node_loses_power_during_the_change(lab: Lab, planes: dict[str, ControlP
         engine.docker("kill", lab.nodes[plane.node]["container"])
 
     try:
-        with the_moment_that(is_new, power_cut):
+        with act_when(is_new, power_cut):
             done = change(lab, plane.node, NEW, "-e", "scheduler_timeout=40")
         assert done.rc != 0
     finally:
         lab.manage("up")
         watch.inside.refresh(lab)
     lab.wait_ready()
-    # Before anybody comes to mend it.
+    # Before the next run.
     assert_healthy(lab, [plane])
-    again = change(lab, plane.node, NEW)
-    assert again.rc == 0, again.out[-6000:]
-    assert plane.seconds() == f"{NEW}s"
+    changed_by_the_next_run(lab, plane)
     changed_back(lab, planes, before)
 
 
@@ -362,14 +359,12 @@ def test_killed(lab: Lab, planes: dict[str, ControlPlane], watch: Watch, when: s
                 os.kill(pid, signal.SIGKILL)
 
     lab.interrupted_playbook(CHANGE, *arguments(plane.node, NEW), moment=moments[when], and_then=module_dies)
-    # Before anybody comes to mend it.
+    # Before the next run.
     assert_healthy(lab, [plane])
     assert plane.seconds() in (f"{OLD}s", f"{NEW}s")
     if not module_too:
         until(lambda: inside.read(plane.node, PENDING) is None, "the module on the node ends by itself", 60)
-    again = change(lab, plane.node)
-    assert again.rc == 0, again.out[-6000:]
-    assert plane.seconds() == f"{NEW}s"
+    changed_by_the_next_run(lab, plane)
     assert_healthy(lab, [plane])
     plane.assert_no_leftovers()
     change(lab, plane.node).assert_unchanged()
@@ -399,7 +394,7 @@ def test_every_pod_was_scheduled_throughout(lab: Lab, watch: Watch, probe: Sched
     REPORT.append(summary(watch, probe))
     assert len(probe.waits) > probe.seconds() / 3, f"only {len(probe.waits)} pods in {probe.seconds():.0f} s"
     assert probe.longest()[0] < LONGEST, probe.longest()
-    assert watch.looks > probe.seconds() / 3 and watch.wrong == []
+    assert watch.samples > probe.seconds() / 3 and watch.wrong == []
 
 
 @pytest.mark.long

@@ -133,13 +133,13 @@ def debugger(lab: Lab) -> JsonObject:
 @dataclasses.dataclass(frozen=True)
 class Result:
     """
-    :param started: whether its container ran; else ``said`` is why not.
+    :param started: whether its container ran; else ``message`` is why not.
     :param seen: N of each /dev/nvidiaN that its processes have, ``own`` of those that it was given.
-    :param warnings: what the API server said of our policies when it was made.
+    :param warnings: the API server's warnings of our policies when it was made.
     """
 
     started: bool
-    said: str
+    message: str
     seen: frozenset[int]
     own: frozenset[int]
     warnings: tuple[str, ...]
@@ -320,17 +320,17 @@ IN_ORDER = ("envvar", *(pytest.param(name, marks=pytest.mark.long) for name in (
 @dataclasses.dataclass(frozen=True)
 class Played:
     mode: str
-    honest: Mapping[str, list[str]]
+    ordinary: Mapping[str, list[str]]
     results: Mapping[str, Result]
 
 
 @pytest.fixture(scope="module", params=IN_ORDER)
 def mode(lab: Lab, scene: Scene, request: pytest.FixtureRequest) -> Played:
     MODES[request.param](lab)
-    return Played(request.param, honest(lab, scene.node), played(lab, scene))
+    return Played(request.param, ordinary_pods(lab, scene.node), played(lab, scene))
 
 
-def honest(lab: Lab, node: str) -> dict[str, list[str]]:
+def ordinary_pods(lab: Lab, node: str) -> dict[str, list[str]]:
     """Return the UUIDs that nvidia-smi lists in ordinary pods, whose shares agree everywhere."""
     several = {"kubegpu.share/card-count": "2"}
     wanted = [
@@ -340,7 +340,7 @@ def honest(lab: Lab, node: str) -> dict[str, list[str]]:
         body("none", container(lab), node=node),
     ]
     listed = {}
-    with lab.api.namespace("lab-honest") as space:
+    with lab.api.namespace("lab-ordinary") as space:
         create(lab, space, wanted[-1])
         with pods(lab, space, *wanted[:-1]) as found:
             lab.api.wait_running(space, ["none"])
@@ -363,7 +363,7 @@ def honest(lab: Lab, node: str) -> dict[str, list[str]]:
 
 
 def test_ordinary_pods_see_their_own_cards_only(mode: Played) -> None:
-    assert {name: len(uuids) for name, uuids in mode.honest.items()} == {
+    assert {name: len(uuids) for name, uuids in mode.ordinary.items()} == {
         "one/c0": 1,
         "two/c0": 1,
         "two/c1": 1,
@@ -376,7 +376,7 @@ def test_attack(lab: Lab, scene: Scene, mode: Played, row: Try, play: str) -> No
     result, outcome = mode.results[play], getattr(row, mode.mode).outcome
     every = {card["minor"] for card in lab.cards(scene.node)}
     if outcome is Outcome.NO_START:
-        assert not result.started and "hook" in result.said, result
+        assert not result.started and "hook" in result.message, result
     else:
         assert result.started, result
     if outcome is Outcome.FAILS:
@@ -385,7 +385,7 @@ def test_attack(lab: Lab, scene: Scene, mode: Played, row: Try, play: str) -> No
         assert result.seen - result.own, result
     elif outcome is Outcome.ALL:
         assert result.seen == every, result
-    # The policy only warns here, as it does unless it is told otherwise; of what it would refuse or warn of then.
+    # The policy only warns here, as by default; of what it would refuse or warn of then.
     warned_of = row.policy.outcome in (Outcome.REFUSED, Outcome.WARNED) and row.policy is not BY_FROM
     assert bool(result.warnings) == warned_of, result
 
@@ -477,4 +477,4 @@ def test_attack_under_the_policy(lab: Lab, scene: Scene, denying: str, row: Try,
 
 @pytest.mark.long
 def test_explicit_environment_is_used(lab: Lab, scene: Scene, denying: str) -> None:
-    assert set(honest(lab, scene.node)) == {"one/c0", "two/c0", "two/c1", "wide/c0"}
+    assert set(ordinary_pods(lab, scene.node)) == {"one/c0", "two/c0", "two/c1", "wide/c0"}

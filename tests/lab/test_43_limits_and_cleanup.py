@@ -121,7 +121,8 @@ def test_fault_20_required_announces_no_memory_without_limits(lab: Lab, namespac
                 return [
                     node
                     for node in lab.gpu_nodes
-                    if lab.allocatable(node) == 0 and all("limits are required" in str(c) for c in lab.cards(node))
+                    if lab.allocatable(node) == 0
+                    and all(card.get("code") == "MemoryLimitUnavailable" for card in lab.cards(node))
                 ]
 
             until(refusing, "a node refuses", 90)

@@ -63,8 +63,8 @@ def rollout_restart(lab: Lab, name: str, seconds: float = 180) -> float:
     """Run ``kubectl rollout restart`` of a DaemonSet; return its duration in seconds."""
     began = time.monotonic()
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    told = {"spec": {"template": {"metadata": {"annotations": {RESTART: now}}}}}
-    wanted = lab.api.call("PATCH", f"{DAEMONSETS}/{name}", told, MERGE)["metadata"]["generation"]
+    restart = {"spec": {"template": {"metadata": {"annotations": {RESTART: now}}}}}
+    wanted = lab.api.call("PATCH", f"{DAEMONSETS}/{name}", restart, MERGE)["metadata"]["generation"]
 
     def done() -> bool:
         status = lab.api.call("GET", f"{DAEMONSETS}/{name}")["status"]

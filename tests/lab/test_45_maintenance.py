@@ -72,7 +72,7 @@ def running(lab: Lab, namespace: str, app: str) -> JsonObject:
     return pod
 
 
-def witnesses(lab: Lab, node: str) -> JsonObject:
+def unaffected_state(lab: Lab, node: str) -> JsonObject:
     """Return what must not change on an unaffected node."""
     own = lab.api.node(node)
     script = "systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd nvidia-sim nvidia-persistenced"
@@ -115,7 +115,7 @@ def test_another_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path:
     tenant = running(lab, namespace, "tenant")
     running(lab, namespace, "neighbour")
     plugin = next(one for one in lab.server_pods("gpushare-device-plugin") if one["spec"]["nodeName"] == node)
-    before = witnesses(lab, other)
+    before = unaffected_state(lab, other)
 
     for version, variables in ((OLDER, {"driver_version": OLDER}), (newer, {})):
         done = maintain(lab, tmp_path, node, **variables)
@@ -131,7 +131,7 @@ def test_another_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path:
             > (plugin["status"]["containerStatuses"][0]["restartCount"])
         )
         plugin = later
-        assert witnesses(lab, other) == before
+        assert unaffected_state(lab, other) == before
         maintain(lab, tmp_path, node, **variables).assert_unchanged()
 
 

@@ -112,7 +112,7 @@ def test_no_preemption_for(lab: Lab, namespace: str, node: str, priority: str) -
     before = tenants(lab, namespace, node, ("stays", 10, "lab-low", 0), ("beside", 9, "lab-low", 1))
     try:
         create(lab, namespace, high(lab, "waits", 12, node, priority))
-        until(lambda: "on one card is 7 of 12" in unschedulable(lab, namespace, "waits"), "it is refused", 20)
+        until(lambda: "InsufficientGPUMemory: " in unschedulable(lab, namespace, "waits"), "it is refused", 20)
         # The extender leaves kube-scheduler a second, and then would have acted.
         time.sleep(5)
         assert containers(wait_settled(lab, namespace, list(before))) == containers(list(before.values()))

@@ -132,10 +132,10 @@ def test_fault_03_an_edited_annotation_is_corrected(lab: Lab, namespace: str, no
         assert [indices_of(pod) for pod in before] == [[0], [1]]
         path = f"/api/v1/namespaces/{namespace}/pods/first"
         lab.api.call("PATCH", path, {"metadata": {"annotations": {INDEX: "1"}}}, MERGE)
-        for _look in range(5):
+        for _sample in range(5):
             for used in inspect_units(lab, lab.control_planes[0])[node].values():
                 assert 0 <= used <= 18, used
-        until(lambda: indices_of(lab.api.pod(namespace, "first")) == [0], "the truth again", 20, 0.2)
+        until(lambda: indices_of(lab.api.pod(namespace, "first")) == [0], "the annotation is corrected", 20, 0.2)
         until(lambda: "card 0" in "".join(lab.events(namespace, "first", "GpuCardCorrected")), "its Event", 20)
         # As much as is free, and no more, wherever the annotation pointed.
         with pods(lab, namespace, body("third", container(lab, 7), node=node)) as (third,):
@@ -215,9 +215,9 @@ def test_fault_07_a_card_breaks_and_recovers(lab: Lab, namespace: str, node: str
 
 @pytest.mark.long
 def test_fault_08_a_terminating_pod_keeps_its_memory(lab: Lab, namespace: str, node: str) -> None:
-    deaf = 'trap "" TERM; sleep 3600 & while :; do wait; done'
+    ignores_term = 'trap "" TERM; sleep 3600 & while :; do wait; done'
     stubborn = body(
-        "stubborn", container(lab, 12, command=["sh", "-c", deaf]), node=node, terminationGracePeriodSeconds=8
+        "stubborn", container(lab, 12, command=["sh", "-c", ignores_term]), node=node, terminationGracePeriodSeconds=8
     )
     create(lab, namespace, stubborn, body("other", container(lab, 12), node=node))
     names = ["stubborn", "other", "next"]
@@ -276,7 +276,7 @@ def test_fault_09_a_plugin_that_starts_without_a_driver_waits_for_it(lab: Lab, n
             until(lambda: plugin(lab, node)["metadata"]["uid"] != old["uid"], "another plugin", 40)
             until(lambda: lab.allocatable(node) == 0, "no memory is given away", 40)
             # NVIDIA's runtime asks the same driver, so that the container may not even start.
-            for _look in range(5):
+            for _sample in range(5):
                 assert not is_ready(plugin(lab, node))
                 time.sleep(1)
         until(lambda: is_announced(lab, node, 2) and is_ready(plugin(lab, node)), "it is at work", 150)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, until
+from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, in_background, until
 from _schedulers import Inside, processes
 from _snapshot import cluster_objects
 
@@ -99,8 +99,8 @@ def test_a_gpu_pod_for_another_scheduler_is_refused(lab: Lab, namespace: str) ->
         raise AssertionError("a pod went to the cluster's scheduler")
 
     # A policy needs a moment until every API server knows it.
-    said = until(refusal, "refused", 30)
-    assert NAME in said and RESOURCE in said, said
+    message = until(refusal, "refused", 30)
+    assert NAME in message and RESOURCE in message, message
 
 
 def test_a_pod_without_gpu_memory_uses_the_default_scheduler(lab: Lab, namespace: str) -> None:
@@ -117,7 +117,7 @@ def test_a_gpu_pod_gets_its_card(lab: Lab, namespace: str) -> None:
     for name in names:
         lab.api.create_pod(namespace, name, [2], lab.image(), scheduler=NAME)
     lab.api.wait_running(namespace, names)
-    until(lambda: lab.assert_agreement([lab.api.pod(namespace, name) for name in names]), "one story", 30)
+    until(lambda: lab.assert_agreement([lab.api.pod(namespace, name) for name in names]), "all sources agree", 30)
     until(lambda: [bound_by(lab, namespace, name) for name in names] == [[NAME], [NAME]], "the events", 30)
     delete_pods(lab, namespace, names)
 
@@ -131,7 +131,7 @@ def test_the_leader_dies(lab: Lab, namespace: str, what: str) -> None:
     stop = threading.Event()
     names = [f"steady-{number}" for number in range(14)]
 
-    def look() -> None:
+    def poll() -> None:
         began: dict[str, float] = {}
         while not stop.wait(0.25):
             for pod in lab.api.pods(namespace):
@@ -140,23 +140,18 @@ def test_the_leader_dies(lab: Lab, namespace: str, what: str) -> None:
                 if pod["spec"].get("nodeName"):
                     waits.setdefault(name, time.monotonic() - began[name])
 
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    try:
+    with in_background(poll, stop):
         for number, name in enumerate(names):
             if number == 2:
                 kill(lab, first, what)
             lab.api.create_pod(namespace, name, [1], lab.image(), scheduler=NAME)
             time.sleep(2)
         until(lambda: set(names) <= set(waits), "every pod is bound", LONGEST)
-    finally:
-        stop.set()
-        looking.join()
     longest = max(waits[name] for name in names)
     REPORT.append(f"dedicated scheduler, {what}: {len(names)} pods, the longest waited {longest:.1f} s")
     assert longest < LONGEST
     lab.api.wait_running(namespace, names, 90)
-    until(lambda: lab.assert_agreement([lab.api.pod(namespace, name) for name in names]), "one story", 30)
+    until(lambda: lab.assert_agreement([lab.api.pod(namespace, name) for name in names]), "all sources agree", 30)
     assert len(lab.api.pods(namespace)) == len(names)
     delete_pods(lab, namespace, names)
     until(lambda: ready(lab), "two of it again", 120)

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 from gpushare.kubelet import wire
 from gpushare.nvml.library import NvidiaMl
+from gpushare.shared._core.types import JsonObject
 
 FOLDER = Path("/var/lib/kubelet/device-plugins")
 SOCKET = FOLDER / "aliyungpushare.sock"
@@ -28,7 +29,6 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 MEM = "ALIYUN_COM_GPU_MEM"
 NODE = os.environ["NODE_NAME"]
-JsonObject = dict[str, Any]
 
 
 def api(method: str, path: str, body: JsonObject | None = None) -> JsonObject:

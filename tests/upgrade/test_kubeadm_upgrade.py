@@ -100,11 +100,15 @@ def test_upgrade_keeps_it(lab: Lab, planes: list[ControlPlane]) -> None:
     print(f"{len(probe.waits)} pods without a GPU, the longest waited {probe.longest()[0]:.1f} s")
 
 
-def test_pods_share_cards_before_anybody_mends_anything(lab: Lab) -> None:
+def test_pods_share_cards_before_the_next_site_run(lab: Lab) -> None:
     with lab.api.namespace("lab-upgrade") as namespace:
         lab.api.create_pod(namespace, "after", [2], lab.image())
         lab.api.wait_running(namespace, ["after"], 90)
-        until(lambda: lab.assert_one_story([lab.api.pod(namespace, "after")]), "one story", 30)
+        until(
+            lambda: lab.assert_agreement([lab.api.pod(namespace, "after")]),
+            "annotation, checkpoint and devices agree",
+            30,
+        )
 
 
 def test_site_finishes_it_and_has_nothing_to_do_then(lab: Lab, planes: list[ControlPlane]) -> None:

@@ -102,7 +102,7 @@ def test_the_extender_runs_beside_each_scheduler(name):
 
 
 @pytest.mark.parametrize(("name", "command"), [("extender", extender_command), ("device_plugin", plugin_command)])
-def test_probes_share_no_port_with_strangers(name, command, monkeypatch):
+def test_probes_share_no_port_with_other_clients(name, command, monkeypatch):
     monkeypatch.setenv("NODE_NAME", "gpu1")
     container = container_of(name)
     socket = command.parse(container["command"][1:]).status_socket

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
 import json
 import re
 import threading
@@ -162,8 +161,7 @@ class ApiDouble:
     def post(self, path: str, body: JsonObject) -> JsonObject:
         return self._do("POST", path, body, lambda: self._post(path, body))
 
-    def patch(self, path: str, body: Any, kind: str = "merge") -> JsonObject:
-        assert kind == "merge", "the double has merge patches only"
+    def patch(self, path: str, body: Any) -> JsonObject:
         return self._do("PATCH", path, body, lambda: self._patch(path, body))
 
     def delete(self, path: str) -> JsonObject:
@@ -490,8 +488,6 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
 
 
 # --------------------------------------------------------------------------- objects
-
-_numbers = itertools.count()
 
 
 def make_node(

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,16 @@ import gpushare
 from gpushare.extender.command import Extender
 from gpushare.extender.preemption import Preemption
 from gpushare.extender.state import Claim
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 class Client:

@@ -45,7 +45,7 @@ class Call:
     what: str
     action: Callable[[], Any]
     go: threading.Event = dataclasses.field(default_factory=threading.Event)
-    fate: str = ""
+    outcome: str = ""
 
 
 class DeferredClient:
@@ -64,15 +64,15 @@ class DeferredClient:
         extender.call = call
         world.parked.set()
         assert call.go.wait(LIMIT)
-        if call.fate == "do":
+        if call.outcome == "do":
             return call.action()
-        if call.fate == "lost":
+        if call.outcome == "lost":
             _quietly(call.action)
-        elif call.fate in ("late", "killed late"):
+        elif call.outcome in ("late", "killed late"):
             world.retries.append(call)
-        elif call.fate.isdigit():
-            raise KubeError(int(call.fate), "Injected", f"injected {call.fate}")
-        if call.fate.startswith("killed"):
+        elif call.outcome.isdigit():
+            raise KubeError(int(call.outcome), "Injected", f"injected {call.outcome}")
+        if call.outcome.startswith("killed"):
             raise Killed
         raise KubeError(0, "Lost", "the answer was lost")
 
@@ -162,12 +162,12 @@ class Extender:
         threading.Thread(target=run, daemon=True).start()
         assert self.world.parked.wait(LIMIT)
 
-    def resume(self, fate: str) -> None:
+    def resume(self, outcome: str) -> None:
         call = self.call
         assert call is not None
         self.world.parked.clear()
         self.call = None
-        call.fate = fate
+        call.outcome = outcome
         call.go.set()
         assert self.world.parked.wait(LIMIT)
 
@@ -203,8 +203,9 @@ class World:
         return Extender(self, self.made)
 
     def run(self, steps: int) -> None:
-        """
-        :raises Overbooked: at any moment.
+        """Take random steps, and check all invariants after each.
+
+        :raises Overbooked: after a step.
         """
         for _step in range(steps):
             self.step()
@@ -231,11 +232,11 @@ class World:
 
     def advance(self, extender: Extender) -> None:
         if extender.call is not None:
-            fate = "do"
+            outcome = "do"
             if self.random.random() < self.faults:
-                fate = self.random.choice(("lost", "late", "409", "429", "500"))
-            self.note(f"{extender.name} {fate}: {extender.call.what}")
-            extender.resume(fate)
+                outcome = self.random.choice(("lost", "late", "409", "429", "500"))
+            self.note(f"{extender.name} {outcome}: {extender.call.what}")
+            extender.resume(outcome)
         elif self.random.random() < 0.15:
             self.note(f"{extender.name} resumes the remaining bookings")
             extender.begin(extender.ledger.collect_garbage)
@@ -275,9 +276,9 @@ class World:
 
     def restart(self, extender: Extender) -> None:
         assert extender.call is not None
-        fate = self.random.choice(("killed", "killed late"))
-        self.note(f"{extender.name} {fate}: {extender.call.what}")
-        extender.resume(fate)
+        outcome = self.random.choice(("killed", "killed late"))
+        self.note(f"{extender.name} {outcome}: {extender.call.what}")
+        extender.resume(outcome)
         self.extenders[self.extenders.index(extender)] = self.extender()
 
     def check(self) -> None:
@@ -311,7 +312,7 @@ class World:
                 self.finish(extender)
             assert extender.state.holds == 0 and not extender.ledger._unresolved, "\n".join(self.history[-80:])
             for name in NODES:
-                view = extender.state.view(name)
+                view = extender.state.viewer("")(name)
                 assert view is not None and view.unplaced == 0
                 assert list(view.used) == list(self.used(name).values()), "\n".join(self.history[-80:])
 

@@ -124,7 +124,7 @@ Handlers = dict[str, Callable[[Request], Response]]
 
 
 def send(handlers: Handlers, verb: str, body: JsonObject) -> Response:
-    return handlers[verb](Request("POST", f"/gpushare-scheduler/{verb}", "", {}, json.dumps(body).encode()))
+    return handlers[verb](Request("POST", f"/gpushare-scheduler/{verb}", "", json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("verb", sorted(REQUESTS))

@@ -315,7 +315,7 @@ def test_a_pod_bound_or_deleted_meanwhile_evicts_no_pod(api: ApiDouble, fragment
 def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDouble, fragmented: Scheduler) -> None:
     api.put("nodes", make_node("b", 16))
     victim, high = add(api, "v", 16, "b", 0, priority=3), add_high(api, 10)
-    eventually(lambda: fragmented.state.bound(uid(victim)) and fragmented.state.view("b"))
+    eventually(lambda: fragmented.state.bound(uid(victim)) and fragmented.state.viewer("")("b"))
     # It asks about node b, which its own total refused, while node a was refused here.
     assert fragmented.filter(high) == []
     assert names(api, preempt(fragmented.client, high, {"b": [victim]})) == {"b": ["v"]}
@@ -342,7 +342,7 @@ def test_victims_of_another_extender_are_waited_for(api: ApiDouble, fragmented: 
 def test_unfiltered_nodes_of_a_large_cluster_postpone_preemption(api: ApiDouble, fragmented: Scheduler) -> None:
     """kube-scheduler stops at a hundred suitable nodes; the next time it starts behind them."""
     api.put("nodes", make_node("far", 16))
-    eventually(lambda: fragmented.state.view("far"))
+    eventually(lambda: fragmented.state.viewer("")("far"))
     high, asked = add_high(api, 10), ["a", *(f"n{number}" for number in range(99))]
     for _filter in range(4):
         fragmented.refuse(high, *asked)

@@ -262,7 +262,7 @@ def test_fault_11_nodes_are_never_stale(api: ApiDouble, start: Start) -> None:
     api.put("nodes", make_node("a", 8))
     eventually(lambda: refusal() == "none")
     api.put("nodes", make_node("a", 8, unhealthy=(0,)))
-    eventually(lambda: refusal() == "NoHealthyCard: no card is healthy")
+    eventually(lambda: refusal().startswith("NoHealthyCard: "))
     api.put("nodes", make_node("a", 2))
     eventually(lambda: refusal().startswith("CardTooSmall: "))
     api.remove("nodes", "a")

@@ -39,9 +39,7 @@ def with_uid(pod: JsonObject, uid: str) -> JsonObject:
 
 
 def shown(state: State, node: str) -> NodeView:
-    view = state.view(node)
-    assert view is not None
-    return view
+    return {view.name: view for view in state.views()}[node]
 
 
 def state_of(*nodes: JsonObject, pods: tuple[JsonObject, ...] = ()) -> State:
@@ -276,8 +274,9 @@ def test_sums_are_those_of_the_contract_after_any_events(events: list[tuple[Any,
             held.pop(rest[0], None)
 
     assert state.holds == len(held)
+    views = {view.name: view for view in state.views()}
     for name in NODES:
-        view = state.view(name)
+        view = views.get(name)
         assert (view is None) == (name not in nodes)
         if view is None:
             continue
@@ -318,7 +317,7 @@ def test_refusal_messages() -> None:
         pods=(stray, over, half),
     )
     names = ["good", "half", "small", "mib", "none", "ill", "stray", "over", "who"]
-    passed, failed, unresolvable = evaluate(names, state.view, Demand(5))
+    passed, failed, unresolvable = evaluate(names, state.viewer(""), Demand(5))
     assert passed == ["good"]
     assert failed == {
         "half": "InsufficientGPUMemory: largest free share on one card is 4 of 5 GiB",
@@ -338,7 +337,7 @@ def test_refusal_messages() -> None:
 def test_refusal_messages_without_a_known_unit() -> None:
     """Without an annotation, capacity is divided by the number of cards, as upstream does."""
     state = state_of(NO_ANNOTATION, pods=(make_pod("p", 12, "a", 0), make_pod("q", 12, "a", 1)))
-    assert evaluate(["a"], state.view, Demand(5)).failed == {
+    assert evaluate(["a"], state.viewer(""), Demand(5)).failed == {
         "a": "InsufficientGPUMemory: largest free share on one card is 3 of 5"
     }
 
@@ -355,7 +354,7 @@ def test_refusal_messages_for_several_cards_and_models() -> None:
     )
     names = ["both", "one", "small", "mixed", "other", "untold", "who"]
     demand = Demand(6, 2, models=("*a100*",))
-    assert evaluate(names, state.view, demand) == (
+    assert evaluate(names, state.viewer(""), demand) == (
         ["both"],
         {
             "one": "InsufficientGPUMemory: 1 of 2 requested cards have 3 GiB free",
@@ -368,10 +367,10 @@ def test_refusal_messages_for_several_cards_and_models() -> None:
             "untold": "NoMatchingModel: no healthy card is of a model that the pod accepts",
         },
     )
-    assert evaluate(names, state.view, Demand(17, models=("*a100*",))).unresolvable["mixed"] == (
+    assert evaluate(names, state.viewer(""), Demand(17, models=("*a100*",))).unresolvable["mixed"] == (
         "CardTooSmall: largest healthy card of a model that the pod accepts holds 16 of 17 GiB"
     )
-    assert evaluate(["other", "mixed"], state.view, Demand(6, excluded=("tesla*",))).passed == ["mixed"]
+    assert evaluate(["other", "mixed"], state.viewer(""), Demand(6, excluded=("tesla*",))).passed == ["mixed"]
 
 
 def test_refusals_name_the_reason_of_unhealthy_cards() -> None:
@@ -379,7 +378,7 @@ def test_refusals_name_the_reason_of_unhealthy_cards() -> None:
     cards = json.loads(node["metadata"]["annotations"][contract.NODE_CARDS])
     cards[0]["reason"] = "MIG is on"
     node["metadata"]["annotations"][contract.NODE_CARDS] = json.dumps(cards)
-    assert evaluate(["a"], state_of(node).view, Demand(1)).unresolvable == {
+    assert evaluate(["a"], state_of(node).viewer(""), Demand(1)).unresolvable == {
         "a": "NoHealthyCard: no card is healthy: MIG is on"
     }
 
@@ -416,9 +415,9 @@ def test_the_filter_passes_a_node_exactly_if_a_bind_finds_the_cards(
     state, empty = state_of(*made, pods=tuple(pods)), state_of(*made)
     names = [node["metadata"]["name"] for node in made]
     demand = Demand(share * count, count, models=models, excluded=excluded)
-    result = evaluate(names, state.view, demand)
+    result = evaluate(names, state.viewer(""), demand)
     for name in names:
-        alone = evaluate([name], state.view, demand)
+        alone = evaluate([name], state.viewer(""), demand)
         assert (name in result.passed) == (alone.passed == [name])
         assert result.failed.get(name) == alone.failed.get(name)
         assert result.unresolvable.get(name) == alone.unresolvable.get(name)

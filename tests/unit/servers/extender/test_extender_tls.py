@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from api_double import ApiDouble, make_pod, served
-from extender_kit import Start, bind_request, command_process, eventually, message
+from extender_kit import Start, bind_request, command_process, eventually, is_open, message
 from gpushare.http import tls
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
@@ -144,9 +144,9 @@ def test_the_time_for_the_first_request_includes_the_handshake(files: Files) -> 
         service.stop()
 
 
-def test_strangers_cannot_lock_a_verified_client_out(files: Files) -> None:
-    """More anonymous connections than there is room for all clients, all of them in their handshake."""
-    limits = Limits(connections=24, strangers=8, peer=100, head=60)
+def test_anonymous_clients_cannot_lock_a_verified_client_out(files: Files) -> None:
+    """More anonymous connections than the limit of all clients, all of them in their handshake."""
+    limits = Limits(connections=24, anonymous=8, peer=100, head=60)
     service = serve(files.tls(), limits=limits)
     service.start()
     silent: list[socket.socket] = []
@@ -160,22 +160,12 @@ def test_strangers_cannot_lock_a_verified_client_out(files: Files) -> None:
                     assert known.getresponse().read() == b"1\n"
                     assert ask(service.port, files.client(files.authority), "/version")[0] == 200
         # The last ones are still there, and the others' places were taken.
-        eventually(lambda: sum(is_open(one) for one in silent) <= limits.strangers)
+        eventually(lambda: sum(is_open(one) for one in silent) <= limits.anonymous)
         assert is_open(silent[-1])
     finally:
         for one in silent:
             one.close()
         service.stop()
-
-
-def is_open(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return bool(connection.recv(1))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
 
 
 def status(port: int, files: Files, path: str, authority: _Authority | None = None) -> int:

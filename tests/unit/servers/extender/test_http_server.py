@@ -245,8 +245,8 @@ def test_a_client_that_sends_no_request_loses_its_place(serve: Serve) -> None:
 
 def test_an_answer_that_nobody_reads_times_out(serve: Serve) -> None:
     server = serve(lambda _: Reply("200 OK", [], b"x" * (64 << 20)), most=1, answer=0.3)
-    with connect(server) as deaf:
-        deaf.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+    with connect(server) as not_reading:
+        not_reading.sendall(b"GET /a HTTP/1.1\r\n\r\n")
         with connect(server) as other:
             other.sendall(b"HEAD /a HTTP/1.1\r\n\r\n")
             assert other.recv(1000).startswith(b"HTTP/1.1 200")

@@ -27,7 +27,7 @@ def view(sizes: tuple[int, ...], rows: list[PodRow], **more: Any) -> NodeView:
     state.node_changed("", None, node_row(make_node("n", *sizes, **more)))
     for one in rows:
         state.pod_changed("", None, one)
-    found = state.view("n")
+    found = state.viewer("")("n")
     assert found is not None
     return found
 

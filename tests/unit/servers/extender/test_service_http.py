@@ -48,7 +48,7 @@ def service(reason: list[str | None]) -> Iterator[Service]:
             raise BadRequest("that's wrong", 422)
         if request.rest == "boom":
             raise RuntimeError("secret inside")
-        return answer({"rest": request.rest, "query": dict(request.query), "body": request.body.decode("latin-1")})
+        return answer({"rest": request.rest, "body": request.body.decode("latin-1")})
 
     routes = {**common(lambda: reason[0], registry), ("GET", "/echo"): echo, ("POST", "/echo"): echo}
     service = Service("t", Endpoint(), routes, limits=Limits(connections=2))
@@ -78,7 +78,7 @@ def test_common_endpoints(service: Service, reason: list[str | None]) -> None:
 def test_routes(service: Service) -> None:
     status, headers, body = ask(service, "POST", "/echo/a/b/?x=1&x=2", b"hello")
     assert (status, headers["Content-Type"]) == (200, "application/json")
-    assert json.loads(body) == {"rest": "a/b", "query": {"x": ["1", "2"]}, "body": "hello"}
+    assert json.loads(body) == {"rest": "a/b", "body": "hello"}
     assert ask(service, "GET", "/echo")[0] == 200
     assert ask(service, "GET", "/echoes")[0] == 404
     status, headers, _body = ask(service, "DELETE", "/echo")
@@ -92,9 +92,6 @@ def test_errors_and_exceptions_of_handlers(service: Service, caplog: pytest.LogC
     status, _headers, body = ask(service, "GET", "/echo/boom")
     assert (status, b"secret" in body) == (500, False)
     assert "secret inside" in caplog.text
-    caplog.clear()
-    assert ask(service, "GET", "/echo?" + "&".join(f"a{n}=1" for n in range(200)))[0] == 400
-    assert not caplog.records, "clients fill no log"
 
 
 def test_a_port_in_use_is_an_oserror(service: Service) -> None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from api_double import make_pod
 from both_servers import Both
+from gpushare.shared._core.types import JsonObject
 from metrics_reader import TOKEN
 from plugin_fakes import NODE
 from real_prometheus import Missing, Prometheus, programs
 
 DASHBOARD = Path(__file__).parents[4] / "images" / "gpushare" / "dashboard.json"
-JsonObject = dict[str, t.Any]
 
 
 def dashboard() -> JsonObject:

@@ -132,7 +132,7 @@ class Guarded:
         self.reviews = Reviews(kube, lambda: self.now)
 
     def status(self, token: str, peer: str = "10.0.0.1") -> int:
-        refusal = self.reviews(Request("GET", "/metrics", "", {}, b"", f"Bearer {token}", peer))
+        refusal = self.reviews(Request("GET", "/metrics", "", b"", f"Bearer {token}", peer))
         return 200 if refusal is None else refusal.status
 
 
@@ -178,8 +178,8 @@ def test_random_tokens_do_not_reach_the_api_server() -> None:
 def test_a_reader_whose_token_was_renewed_is_reviewed_whatever_others_do() -> None:
     guarded = Guarded(api := Reviewer())
     assert guarded.status(TOKEN, "10.0.0.1") == 200
-    strangers = [guarded.status(f"random-{number}", f"10.1.0.{number}") for number in range(100)]
-    assert strangers.count(401) == reviews.BURST - 1 and strangers[-1] == 429
+    anonymous = [guarded.status(f"random-{number}", f"10.1.0.{number}") for number in range(100)]
+    assert anonymous.count(401) == reviews.BURST - 1 and anonymous[-1] == 429
     api.readers.add("another")
     assert guarded.status("another", "10.0.0.1") == 200
 
@@ -218,5 +218,5 @@ def test_a_real_api_server_decides(api_server: ApiServer, tmp_path: Any) -> None
         kube.close()
     # Without these rights it refuses everybody.
     powerless = Reviews(connect(api_server.url, str(folders["tenant"])))
-    refusal = powerless(Request("GET", "/metrics", "", {}, b"", f"Bearer {tokens['reader']}"))
+    refusal = powerless(Request("GET", "/metrics", "", b"", f"Bearer {tokens['reader']}"))
     assert refusal is not None and refusal.status == 503

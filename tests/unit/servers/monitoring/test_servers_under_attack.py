@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Strangers at the servers' ports: connections without a request, slow ones, bodies without an end."""
+"""Anonymous clients at the servers' ports: connections without a request, slow ones, bodies without an end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import gpushare
 import pytest
 from api_double import make_node, served
-from extender_kit import eventually
+from extender_kit import eventually, is_open
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
 from gpushare.http.service import METRICS_LIMITS, Request, Response, Service, text
@@ -29,7 +29,7 @@ from service_account import service_account
 from tls_files import Files
 from unix_http import ask_socket
 
-# Of both servers, whatever strangers send.
+# Of both servers, whatever anonymous clients send.
 MEMORY_MIB = 128
 GIB = 1 << 30
 
@@ -38,17 +38,7 @@ def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
 
 
-def is_open(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return bool(connection.recv(1))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
-# ----------------------------------------------------------------- limits of strangers
+# ----------------------------------------------------------------- limits of anonymous clients
 
 
 def guard(request: Request) -> Response | None:
@@ -72,7 +62,7 @@ def read(port: int, source: str = "127.0.0.1", token: str = TOKEN) -> int:
         return connection.getresponse().status
 
 
-@pytest.mark.parametrize("service", [Limits(connections=16, strangers=8, peer=4, head=60)], indirect=True)
+@pytest.mark.parametrize("service", [Limits(connections=16, anonymous=8, peer=4, head=60)], indirect=True)
 def test_an_address_has_only_its_share_of_connections(service: Service) -> None:
     others = [connected(service.port, "127.0.0.3") for _number in range(3)]
     greedy = [connected(service.port, "127.0.0.2") for _number in range(50)]
@@ -87,7 +77,7 @@ def test_an_address_has_only_its_share_of_connections(service: Service) -> None:
         one.close()
 
 
-@pytest.mark.parametrize("service", [Limits(connections=16, strangers=8, peer=4, head=60)], indirect=True)
+@pytest.mark.parametrize("service", [Limits(connections=16, anonymous=8, peer=4, head=60)], indirect=True)
 def test_an_address_with_many_connections_loses_one_for_a_new_address(service: Service) -> None:
     greedy = [connected(service.port, f"127.0.0.{2 + number % 2}") for number in range(8)]
     modest = [connected(service.port, f"127.0.1.{number + 1}") for number in range(4)]
@@ -97,7 +87,7 @@ def test_an_address_with_many_connections_loses_one_for_a_new_address(service: S
         one.close()
 
 
-@pytest.mark.parametrize("service", [Limits(connections=6, strangers=4, peer=4, head=60)], indirect=True)
+@pytest.mark.parametrize("service", [Limits(connections=6, anonymous=4, peer=4, head=60)], indirect=True)
 def test_an_authorized_client_keeps_its_connection(service: Service) -> None:
     known = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
     with contextlib.closing(known):
@@ -105,19 +95,19 @@ def test_an_authorized_client_keeps_its_connection(service: Service) -> None:
             known.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
             assert known.getresponse().read() == b"numbers\n"
             before = known.sock
-            strangers = [connected(service.port) for _number in range(20)]
+            clients = [connected(service.port) for _number in range(20)]
             known.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
             assert known.getresponse().read() == b"numbers\n" and known.sock is before
-            for one in strangers:
+            for one in clients:
                 one.close()
 
 
 @pytest.mark.parametrize("service", [METRICS_LIMITS], indirect=True)
 def test_a_refused_client_is_sent_away(service: Service) -> None:
-    with connected(service.port) as stranger:
-        stranger.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 2)
+    with connected(service.port) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 2)
         answered = b""
-        while data := stranger.recv(1000):
+        while data := client.recv(1000):
             answered += data
     assert answered.count(b"HTTP/1.1 401 ") == 1 and b"Connection: close" in answered
 
@@ -136,12 +126,12 @@ def test_a_head_has_a_deadline_from_the_first_moment(service: Service, data: byt
 @pytest.mark.parametrize(
     "head", [b"Content-Length: 4097", b"Content-Length: 9999999999999", b"Transfer-Encoding: chunked"]
 )
-def test_a_stranger_sends_no_large_body(service: Service, head: bytes) -> None:
-    with connected(service.port) as stranger:
-        stranger.sendall(b"POST /metrics HTTP/1.1\r\n" + head + b"\r\n\r\n")
+def test_an_anonymous_client_sends_no_large_body(service: Service, head: bytes) -> None:
+    with connected(service.port) as client:
+        client.sendall(b"POST /metrics HTTP/1.1\r\n" + head + b"\r\n\r\n")
         if b"chunked" in head:
-            stranger.sendall(b"1001\r\n" + b"x" * 4097 + b"\r\n")
-        assert stranger.recv(1000).startswith(b"HTTP/1.1 413 ")
+            client.sendall(b"1001\r\n" + b"x" * 4097 + b"\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
 # ----------------------------------------------------------------- the real commands

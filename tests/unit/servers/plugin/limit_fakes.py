@@ -9,8 +9,7 @@ import typing as t
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MESSAGES, MIB, UNLIMITED, Limit, Refusal
 from gpushare.shared._contracts import gpushare as contract
-
-JsonObject = dict[str, t.Any]
+from gpushare.shared._core.types import JsonObject
 
 FIRST, SECOND = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
 CARDS = (

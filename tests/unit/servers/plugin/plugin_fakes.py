@@ -23,12 +23,12 @@ from gpushare.nvml.library import NvmlCard, NvmlError, Xid
 from gpushare.plugin import reconcile
 from gpushare.plugin.command import Options, Plugin
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from limit_fakes import EveryFolder, FakeCgroups, FakeDriver
 from pod_resources_messages import MESSAGES
 from prometheus_client import CollectorRegistry
 from unix_http import ask_socket
 
-JsonObject = dict[str, t.Any]
 NODE = "gpu1"
 
 
@@ -418,7 +418,7 @@ class Node:
         self.plugin: Plugin | None = None
 
     def start_plugin(
-        self, look: float = 0.1, resync: float = 1.0, registry: CollectorRegistry | None = None, **more: t.Any
+        self, query_seconds: float = 0.1, resync: float = 1.0, registry: CollectorRegistry | None = None, **more: t.Any
     ) -> Plugin:
         options = Options(
             node=NODE,
@@ -426,7 +426,7 @@ class Node:
             kubelet_dir=self.kubelet.root,
             status_socket=str(self.status_socket),
             resync=resync,
-            look=look,
+            query_seconds=query_seconds,
             cdi_folders=(self.specifications,),
             **more,
         )

@@ -13,8 +13,6 @@ from gpushare.plugin import reconcile
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, Node, card, ids, make_pod, seen, until
 
-JsonObject = dict[str, t.Any]
-
 
 @pytest.fixture
 def node(make: t.Callable[..., Node]) -> Node:
@@ -36,7 +34,7 @@ def events_of(node: Node, name: str, kind: str = "Pod") -> list[tuple[str, str]]
 
 
 def test_fault_07_an_xid_removes_a_card_notifies_its_pods_and_expires(node: Node) -> None:
-    node.start_plugin(look=0.2, xid_quiet=3.0)
+    node.start_plugin(query_seconds=0.2, xid_quiet=3.0)
     until(lambda: len(node.kubelet.healthy) == 32)
     broken, other = node.run(make_pod("broken", 4, booked=1)), node.run(make_pod("other", 4, booked=0))
     until(lambda: node.agrees(broken) and node.agrees(other))

@@ -17,14 +17,13 @@ from gpushare.kubelet.errors import InvalidIds
 from gpushare.plugin import injection
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
+from gpushare.shared._core.types import JsonObject
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_fakes import NODE, Node, Rejected, environment, make_pod, seen, until
 
 from lab import build, packages
 from lab.shell import LabError
-
-JsonObject = dict[str, t.Any]
 
 
 def node_object(

@@ -13,6 +13,7 @@ from gpushare.nvml.limits import MIB, UNLIMITED, Limit
 from gpushare.plugin.limit_enforcer import BLOCKED, LimitEnforcer
 from gpushare.plugin.limits import Usage
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from hypothesis import given
 from hypothesis import strategies as st
 from limit_fakes import (
@@ -30,7 +31,6 @@ from limit_fakes import (
     pod,
 )
 
-JsonObject = dict[str, t.Any]
 ONE, TWO = identifier(1), identifier(2)
 
 
@@ -186,7 +186,7 @@ def test_fault_20_a_different_limit_is_replaced_and_reported_once(found: Limit) 
     node.run(ONE)
     node.driver.kept[FIRST, folder_of(ONE)] = found
     ((reason, message),) = node.update(*simple())
-    assert reason == "GpuMemoryLimitMended" and "limit is 3072 MiB now" in message
+    assert reason == "GpuMemoryLimitCorrected" and "limit is 3072 MiB now" in message
     assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
     assert node.update(*simple()) == []
 
@@ -228,7 +228,7 @@ def test_no_container_of_a_pod_with_a_share_gets_a_card_that_it_was_not_given(li
 
 
 @pytest.mark.parametrize("lowers", [False, True])
-def test_memory_of_a_foreign_card_that_was_allocated_before_the_first_look(lowers: bool) -> None:
+def test_memory_of_a_foreign_card_that_was_allocated_before_the_first_check(lowers: bool) -> None:
     node = Node()
     node.driver.lowers = lowers
     node.run(ONE, TWO, identifier(3))
@@ -260,7 +260,7 @@ def test_a_foreign_limit_for_all_pods_is_reported_for_no_container() -> None:
     node.run(ONE)
     for uuid in (FIRST, SECOND):
         node.driver.kept[uuid, PODS] = Limit(0, 8000 * MIB)
-    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitMended"]
+    assert [reason for reason, _text in node.update(*simple())] == ["GpuMemoryLimitCorrected"]
     assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
     assert node.driver.kept[SECOND, folder_of(ONE)] == BLOCKED
     assert node.enforcer.state == "enforced"
@@ -288,7 +288,7 @@ def test_a_container_using_an_unassigned_card_is_reported() -> None:
 @pytest.mark.parametrize("before", [None, Limit(0, 9000 * MIB), Limit(5 * MIB, UNLIMITED)])
 @pytest.mark.parametrize("lowers", [False, True])
 def test_a_container_above_its_share_is_reported_until_it_is_below(before: Limit | None, lowers: bool) -> None:
-    """A toolkit older than 1.20.1 set no limit, or a pod raised it, and memory was allocated before the first look."""
+    """A toolkit older than 1.20.1 set no limit, or a pod raised it, and memory was allocated before the first check."""
     node = Node()
     node.driver.lowers = lowers
     node.run(ONE)
@@ -309,8 +309,8 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(before: Limit
     assert node.update(*simple()) == []
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 4000, SECOND: 1}
     node.driver.held.clear()
-    mended = [] if lowers else ["GpuMemoryLimitMended"]
-    assert [reason for reason, _text in node.update(*simple())] == mended
+    corrected = [] if lowers else ["GpuMemoryLimitCorrected"]
+    assert [reason for reason, _text in node.update(*simple())] == corrected
     assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
 
 

@@ -15,13 +15,12 @@ from gpushare.plugin.evictions import LASTING_SECONDS, MIRROR, RETRY_SECONDS, Ev
 from gpushare.plugin.limits import Violation
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
+from gpushare.shared._core.types import JsonObject
 from limit_fakes import folder_of
 from plugin_fakes import NODE, FakeKube, Node, make_pod, seen, until
 from real_apiserver import MERGE, ApiServer, api_server
 
 __all__ = ["api_server"]
-
-JsonObject = dict[str, t.Any]
 
 
 # --------------------------------------------------------------------------- on a node
@@ -39,7 +38,7 @@ def events(node: Node, name: str) -> dict[str, str]:
 def test_a_pod_that_holds_more_than_its_share(
     make: t.Callable[..., Node], evict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It allocated before the plugin's first look, and the driver refuses to lower the limit."""
+    """It allocated before the plugin's first check, and the driver refuses to lower the limit."""
     monkeypatch.setattr("gpushare.plugin.evictions.LASTING_SECONDS", 0.0)
     node = make()
     node.kubelet.start()

@@ -97,7 +97,7 @@ def test_fault_20_a_raised_limit_is_restored_by_the_plugin(drivers: dict[str, Pa
     asked = {limits.LIMIT: "9000", limits.REQUEST: "0"}
     code, output, _log = container(tmp_path, drivers, R615, SHOW, asked, beside=ENFORCER)
     assert code == 0
-    assert output == ["enforced; GpuMemoryLimitMended", "3072"]
+    assert output == ["enforced; GpuMemoryLimitCorrected", "3072"]
 
 
 def test_fault_20_a_missing_limit_is_set_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:

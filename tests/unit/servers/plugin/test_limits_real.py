@@ -115,7 +115,7 @@ def test_fault_20_a_toolkit_without_limits_and_a_pod_with_a_higher_one(report: d
     assert report["greedy hook"][0] == 0
     assert report["greedy before"] == [[8000, 8000, 0], [8000, 8000, 0]]
     reasons = sorted(one.partition(":")[0] for one in report["greedy events"])
-    assert reasons == ["GpuCardNotGiven", "GpuMemoryLimitMended"]
+    assert reasons == ["GpuCardNotGiven", "GpuMemoryLimitCorrected"]
     assert report["greedy"] == [[0, 1024, 0], [0, 1, 0]] and report["greedy elsewhere"] == "Insufficient Memory"
 
 
@@ -140,8 +140,10 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict
         "GpuMemoryExceeded: MemoryLimitExceeded: container x of pod default/old holds 5000 MiB of card 0, and its share"
     )
     assert report["state"] == f"unenforced: {event.partition(': ')[2]} (and 1 more)"
-    (mended, closed), *after = report["after its release"]
-    assert mended.startswith("GpuMemoryLimitMended: container x had a limit of 5000 MiB on card 0; the limit is 2048")
+    (corrected, closed), *after = report["after its release"]
+    assert corrected.startswith(
+        "GpuMemoryLimitCorrected: container x had a limit of 5000 MiB on card 0; the limit is 2048"
+    )
     assert closed.startswith("GpuCardNotGiven: ") and after == ["enforced", [0, 2048, 0]]
     assert report["off"] == [[], "off", None, {}]
 

@@ -10,10 +10,9 @@ from gpushare.api.client import KubeError
 from gpushare.plugin import cleanup, command, limits
 from gpushare.plugin.command import Options
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from limit_fakes import FakeCgroups, folder_of
 from plugin_fakes import Node, Rejected, make_pod, seen, until
-
-JsonObject = dict[str, t.Any]
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def test_fault_20_a_changed_limit_is_restored_and_reported(node: Node) -> None:
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
     node.limits.kept[seen(1).uuid, cgroup(pod)] = limits.wanted(16384)
     until(lambda: kept(node, pod).get(seen(1).uuid) == 4096)
-    until(lambda: "GpuMemoryLimitMended" in node.kube.reasons("default/pod"))
+    until(lambda: "GpuMemoryLimitCorrected" in node.kube.reasons("default/pod"))
     assert plugin.enforcer.corrected >= 1
 
 

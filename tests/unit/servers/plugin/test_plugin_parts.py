@@ -122,7 +122,7 @@ def test_a_trimmed_pod_keeps_what_is_needed() -> None:
         (["--metrics-address", "0.0.0.0"], "--metrics-tls-cert and --metrics-tls-key are needed"),
         (["--metrics-tls-key", "k"], "--metrics-tls-cert and --metrics-tls-key go together"),
         (["--resync", "0"], "--resync: 0 isn't between 1 and 3600 seconds"),
-        (["--look", "0"], "--look: 0 isn't between 0.1 and 60 seconds"),
+        (["--query-interval", "0"], "--query-interval: 0 isn't between 0.1 and 60 seconds"),
         (["--log-format", "xml"], "--log-format: 'xml' is none of text, json"),
         (["--node-name", ""], "NODE_NAME must name this node"),
     ],

@@ -72,7 +72,9 @@ class Process:
             file.truncate(file.write(text.encode()))
 
     def start(self, *arguments: str) -> None:
-        self._launch("--status-socket", str(self.node.status_socket), "--resync", "1", "--look", "0.3", *arguments)
+        self._launch(
+            "--status-socket", str(self.node.status_socket), "--resync", "1", "--query-interval", "0.3", *arguments
+        )
         until(lambda: '"message":"started"' in self.log, 60)
 
     def clean(self) -> int:

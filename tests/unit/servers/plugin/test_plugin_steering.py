@@ -12,11 +12,10 @@ from gpushare.kubelet.errors import NoDevices
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.plugin import steering
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugin_fakes import card, container, ids, make_pod
-
-JsonObject = dict[str, t.Any]
 
 
 def everything(cards: t.Sequence[contract.Card]) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ from plugin_fakes import (
     until,
 )
 
-JsonObject = dict[str, t.Any]
 TWO = {contract.POD_CARD_COUNT: "2"}
 NOTHING = steering.ReservedUnits({}, {})
 

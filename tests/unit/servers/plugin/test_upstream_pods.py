@@ -12,9 +12,8 @@ from gpushare.kubelet import wire
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.plugin import steering
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 from plugin_fakes import Node, Rejected, card, ids, make_pod, seen, until
-
-JsonObject = dict[str, t.Any]
 
 
 def booked(index: int, units: int, assigned: str) -> dict[str, str]:

@@ -11,20 +11,12 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 import gpushare
 from gpushare.api.account import Account
 from gpushare.http.client import Answer, HttpError
 from gpushare.shared._core.types import JsonObject
-
-PatchKind = Literal["merge", "strategic", "json"]
-
-PATCH_TYPES: dict[str, str] = {
-    "merge": "application/merge-patch+json",
-    "strategic": "application/strategic-merge-patch+json",
-    "json": "application/json-patch+json",
-}
 
 CONNECT_SECONDS = 5.0
 # A scheduler waits 30 s for a bind, which is two or three requests.
@@ -49,11 +41,6 @@ class KubeError(Exception):
         self.causes = frozenset(causes)
 
     @property
-    def unreachable(self) -> bool:
-        """Whether there is no answer."""
-        return self.status == 0
-
-    @property
     def outcome_unknown(self) -> bool:
         """Whether a write may have been executed, or may still be, in spite of this error."""
         return self.status == 0 or self.status >= 500
@@ -76,9 +63,7 @@ class Kube(Protocol):
 
     def put(self, path: str, body: JsonObject) -> JsonObject: ...
 
-    def patch(self, path: str, body: JsonObject | list[JsonObject], kind: PatchKind = "merge") -> JsonObject: ...
-
-    def delete(self, path: str) -> JsonObject: ...
+    def patch(self, path: str, body: JsonObject) -> JsonObject: ...
 
     def watch(self, path: str) -> Stream: ...
 
@@ -104,8 +89,9 @@ class KubeApi:
     def put(self, path: str, body: JsonObject) -> JsonObject:
         return self._json("PUT", path, body)
 
-    def patch(self, path: str, body: JsonObject | list[JsonObject], kind: PatchKind = "merge") -> JsonObject:
-        return self._json("PATCH", path, body, PATCH_TYPES[kind])
+    def patch(self, path: str, body: JsonObject) -> JsonObject:
+        """Send a merge patch."""
+        return self._json("PATCH", path, body, "application/merge-patch+json")
 
     def delete(self, path: str) -> JsonObject:
         return self._json("DELETE", path)
@@ -121,7 +107,7 @@ class KubeApi:
         self._account.close()
 
     def _json(
-        self, method: str, path: str, body: JsonObject | list[JsonObject] | None = None, kind: str = "application/json"
+        self, method: str, path: str, body: JsonObject | None = None, kind: str = "application/json"
     ) -> JsonObject:
         response = self._request(method, path, body, kind, self._seconds)
         with _api_errors():
@@ -133,9 +119,7 @@ class KubeApi:
         except ValueError as error:
             raise KubeError(0, "NotJson", f"the API server's answer to {method} {path} is no JSON: {error}") from error
 
-    def _request(
-        self, method: str, path: str, body: JsonObject | list[JsonObject] | None, kind: str, seconds: float
-    ) -> Answer:
+    def _request(self, method: str, path: str, body: JsonObject | None, kind: str, seconds: float) -> Answer:
         headers = {"Accept": "application/json", "User-Agent": f"gpushare/{gpushare.__version__}"}
         if body is not None:
             headers["Content-Type"] = kind

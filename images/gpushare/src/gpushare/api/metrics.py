@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpushare.api.client import Kube, KubeError, PatchKind, Stream
+from gpushare.api.client import Kube, KubeError, Stream
 from gpushare.shared._core.types import JsonObject
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -43,11 +43,8 @@ class MeasuredKube:
     def put(self, path: str, body: JsonObject) -> JsonObject:
         return self._measured("PUT", lambda: self._kube.put(path, body))
 
-    def patch(self, path: str, body: JsonObject | list[JsonObject], kind: PatchKind = "merge") -> JsonObject:
-        return self._measured("PATCH", lambda: self._kube.patch(path, body, kind))
-
-    def delete(self, path: str) -> JsonObject:
-        return self._measured("DELETE", lambda: self._kube.delete(path))
+    def patch(self, path: str, body: JsonObject) -> JsonObject:
+        return self._measured("PATCH", lambda: self._kube.patch(path, body))
 
     def watch(self, path: str) -> Stream:
         # The duration of a watch is meaningless; whether it was opened isn't.

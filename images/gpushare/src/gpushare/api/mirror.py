@@ -364,7 +364,8 @@ def _refuses_version(error: KubeError) -> bool:
 
 
 def _check_order(known: str, now: str, what: str) -> None:
-    """
+    """Compare a resourceVersion with the last known one.
+
     :raises _Relist: a version is below the known one.
     """
     if known.isdecimal() and now.isdecimal() and int(now) < int(known):

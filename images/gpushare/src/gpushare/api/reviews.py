@@ -4,7 +4,7 @@
 That takes the rights of the ClusterRole system:auth-delegator. Nobody can make a server ask the API more often than its
 limits say: answers are kept for some time, and unknown tokens are asked about at a limited rate, that of one address
 below that of all. Tokens that were allowed before, and addresses from which one came, don't share the rate of all, so
-that strangers can't delay a Prometheus, nor one whose token was renewed.
+that anonymous clients can't delay a Prometheus, nor one whose token was renewed.
 """
 
 from __future__ import annotations

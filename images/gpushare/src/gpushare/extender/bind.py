@@ -171,7 +171,8 @@ class Binder:
                     self._working.discard(pod)
 
     def _bind(self, request: BindRequest, first: bool) -> Outcome:
-        """
+        """Book cards for a pod, and send its Binding.
+
         :raises _RetryBind: the pod must be read again.
         """
         try:
@@ -192,7 +193,7 @@ class Binder:
             return self._refuse(request, pod, Refusal(Reason.INVALID_ANNOTATION, str(error)))
         if demand.units == 0:
             # It requests the resource with the quantity 0, so the scheduler sends its bind here all the same.
-            return self._bind_without_card(request, pod)
+            return self._bind_without_card(request)
 
         refused: Outcome | None = None
         why: Refusal | None = None
@@ -300,7 +301,7 @@ class Binder:
         with self._sending:
             self._kube.post(pod_path(request.namespace, request.name) + "/binding", binding)
 
-    def _bind_without_card(self, request: BindRequest, pod: JsonObject) -> Outcome:
+    def _bind_without_card(self, request: BindRequest) -> Outcome:
         try:
             self._post(request, {})
         except KubeError as error:

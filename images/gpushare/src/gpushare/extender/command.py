@@ -131,7 +131,8 @@ class Extender:
         registry.register(StateMetrics(self.state, self._mirrors))
 
     def start(self) -> None:
-        """
+        """Start the servers and the threads of all parts.
+
         :raises OSError: an address can't be had, or the certificates can't be read.
         """
         start_all(self.servers)

@@ -177,7 +177,8 @@ def refusal(node: NodeView, demand: Demand) -> Refusal:
 
 
 def _insufficient(node: NodeView, capacity: Capacity, demand: Demand) -> Refusal:
-    """
+    """Return why a node's cards can't hold a pod.
+
     :param capacity: of the healthy cards that the pod accepts.
     """
     if not capacity.free:

@@ -360,7 +360,8 @@ class Ledger:
                 one.error = str(error) if isinstance(error, LedgerError) else "internal error; see the log"
 
     def _write(self, batch: Sequence[BookingRequest]) -> None:
-        """
+        """Write the bookings of a batch into the Lease, and read it again after a conflict.
+
         :raises LedgerError: nothing can be written.
         """
         end, pause = self._clock() + WRITE_SECONDS, FIRST_PAUSE
@@ -508,7 +509,7 @@ class Ledger:
             self._own[request.uid] = request.entry
 
     def _fit(self, batch: Sequence[BookingRequest]) -> None:
-        """Fail the bookings that the Lease has no room for, the last ones."""
+        """Fail the last bookings that the full Lease can't hold."""
         kept = sum(len((key + value).encode()) for key, value in self._annotations().items())
         free = MAX_BYTES - kept - len(contract.LEDGER) - len(self._next().to_text().encode())
         for request in reversed(batch):
@@ -521,8 +522,8 @@ class Ledger:
                 request.reset()
                 request.code = Reason.LEDGER_FULL
                 request.error = (
-                    f"{self._lease_name} has no room for another one: {len(self._own) + len(self._foreign)} binds are"
-                    " in progress"
+                    f"{self._lease_name} is full and can't hold another one: "
+                    f"{len(self._own) + len(self._foreign)} binds are in progress"
                 )
 
     def _next(self) -> Register:
@@ -530,7 +531,7 @@ class Ledger:
         return Register(self._register.count + 1, pods, (*self._foreign.values(), *self._own.values()))
 
     def _annotations(self) -> dict[str, str]:
-        """The Lease's annotations of others."""
+        """Return the Lease's annotations of others."""
         annotations = ((self._lease or {}).get("metadata") or {}).get("annotations") or {}
         return {key: value for key, value in annotations.items() if key != contract.LEDGER}
 

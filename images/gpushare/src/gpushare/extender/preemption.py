@@ -242,7 +242,7 @@ class Preemption:
             self._claims.publish_all(again=sweep)
 
     def _victims_terminating(self, uid: str) -> bool:
-        """Whether victims of this pod are terminating already, so that it only has to wait."""
+        """Return whether victims of this pod are terminating already, so that it only has to wait."""
         claims = [claim for claim in self._state.claims() if claim.uid == uid]
         return any(self._state.bound(victim) for claim in claims for victim in claim.victims)
 
@@ -288,7 +288,7 @@ class Preemption:
             self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + SWEEP_SECONDS))
 
     def _fits_elsewhere(self, one: _Waiting) -> bool:
-        """Whether kube-scheduler may still find a node that has enough memory without evictions."""
+        """Return whether kube-scheduler may still find a node that has enough memory without evictions."""
         if len(one.filtered) < SAMPLE:
             return False
         self._tries[one.uid] = self._tries.get(one.uid, 0) + 1
@@ -299,13 +299,13 @@ class Preemption:
         return bool(evaluate(others, self._state.viewer(one.uid, one.priority), one.demand).passed)
 
     def _postpone(self, uid: str) -> bool:
-        """Whether a pod waits for bookings in progress: only a few times, since there may always be some."""
+        """Return whether a pod waits for bookings in progress: only a few times, since there may always be some."""
         with self._lock:
             self._postponements[uid] = self._postponements.get(uid, 0) + 1
             return self._postponements[uid] <= POSTPONEMENTS
 
     def _cheaper_once_bound(self, one: _Waiting, now: Plan | None) -> bool:
-        """Whether a plan costs less once a node's bookings in progress are bound, so that they can be evicted."""
+        """Return whether a plan costs less once a node's bookings in progress are bound, and can be evicted."""
         view, coming = self._state.viewer(one.uid, one.priority), self._state.nodes_with_bookings()
         for name in one.nodes:
             if name in coming and (node := view(name)) is not None:
@@ -317,7 +317,7 @@ class Preemption:
     def _once_bound(
         self, node: NodeView, uid: str, demand: Demand, priority: int, gone: Collection[str] = ()
     ) -> Plan | None:
-        """The plan for a node as if its bookings in progress were bound pods; None also where it has none.
+        """Return the plan for a node as if its bookings in progress were bound pods; None also where it has none.
 
         :param uid: the preemptor's UID.
         :param priority: the preemptor's.
@@ -330,7 +330,7 @@ class Preemption:
         return plan(node, rows, demand, priority, gone=gone, exact=False)
 
     def _best(self, one: _Waiting) -> tuple[str, Plan] | None:
-        """The node and the plan with the lowest cost, without pods that a budget protects."""
+        """Return the node and the plan with the lowest cost, without pods that a budget protects."""
         view = self._state.viewer(one.uid, one.priority)
         ranked = []
         for name in one.nodes:

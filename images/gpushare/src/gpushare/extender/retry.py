@@ -88,7 +88,7 @@ class RetryQueue:
                 self._request_retry(one)
 
     def _fits(self, one: _Recorded, given: dict[str, int]) -> bool:
-        """Whether a pod fits into memory that no other pod of this check is going to get.
+        """Return whether a pod fits into memory that no other pod of this check is going to get.
 
         :param given: units of the largest card of a node that other pods get.
         """

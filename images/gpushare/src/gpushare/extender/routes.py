@@ -66,7 +66,6 @@ class Api:
         bind: Callable[[BindRequest], Outcome],
         refusal: Callable[[], Refusal | None],
         metrics: Metrics,
-        clock: Callable[[], float] = time.perf_counter,
         preemption: Preemption | None = None,
         refused: Sequence[Callable[[RefusedPod], None]] = (),
         passed: Callable[[JsonObject], None] = lambda _pod: None,
@@ -74,12 +73,11 @@ class Api:
         """
         :param bind: binds a pod.
         :param refusal: returns why the state is incomplete or outdated, or None.
-        :param clock: monotonic, in seconds.
         :param preemption: chooses victims; without it, kube-scheduler's victims are returned.
         :param refused: called for each pod that no node can take, but some may later; must return quickly.
         :param passed: called for each pod that some node can take, with the scheduler's copy of it.
         """
-        self._state, self._bind, self._refusal, self._metrics, self._clock = state, bind, refusal, metrics, clock
+        self._state, self._bind, self._refusal, self._metrics = state, bind, refusal, metrics
         self._preemption, self._refused, self._passed = preemption, refused, passed
 
     def routes(self) -> dict[tuple[str, str], Handler]:
@@ -96,14 +94,14 @@ class Api:
         seconds, results = self._metrics.seconds.labels(verb), self._metrics.results
 
         def timed(request: Request) -> Response:
-            began, result = self._clock(), "invalid"
+            began, result = time.perf_counter(), "invalid"
             try:
                 if request.rest:
                     raise BadRequest(f"there is nothing at {request.path}", 404)
                 result, value = handler(request)
                 return answer(value, 503 if value is UNREADY else 200)
             finally:
-                seconds.observe(self._clock() - began)
+                seconds.observe(time.perf_counter() - began)
                 results.labels(verb, result).inc()
 
         return timed

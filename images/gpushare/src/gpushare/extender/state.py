@@ -176,7 +176,8 @@ def view_of(node: NodeRow, used: dict[int, int], unplaced: int) -> NodeView:
 
 
 def _capacity(cards: list[tuple[int, Card]]) -> Capacity:
-    """
+    """Sort the cards of a node by their free units and by their sizes.
+
     :param cards: free units, and the card.
     """
     free, sizes = sorted(free for free, _card in cards), sorted(card.units for _free, card in cards)
@@ -471,10 +472,6 @@ class State:
 
     # Queries.
 
-    def view(self, name: str) -> NodeView | None:
-        """Return a node as it is now; None if it isn't known."""
-        return self._views.get(name)
-
     def viewer(self, uid: str, priority: int = LOWEST_PRIORITY) -> Callable[[str], NodeView | None]:
         """Return a lookup of nodes for one pod: without its own bookings, which remain of earlier binds, and with the
         claims of other pods of its priority or a higher one. Where there is any of these, it is a snapshot.
@@ -529,7 +526,7 @@ class State:
             counts[row.priority] = counts.get(row.priority, 0) + 1
 
     def _rows(self, uid: str) -> dict[str, PodRow]:
-        """The rows of a pod that count, by node: the bound one, or all bookings that may still take effect."""
+        """Return the rows of a pod that count, by node: the bound one, or all bookings that may still take effect."""
         bound = self._pods.get(uid)
         if bound is not None:
             return {bound.node: bound}

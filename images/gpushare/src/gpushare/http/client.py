@@ -181,7 +181,7 @@ class HttpClient:
     # Connections.
 
     def _get(self) -> tuple[socket.socket, bool]:
-        """A connection, and whether it is a pooled one."""
+        """Return a connection, and whether it is a pooled one."""
         while True:
             with self._lock:
                 connection = self._pooled.pop() if self._pooled else None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-# Kinds of clients. Whoever reaches a loopback address or a Unix socket is local; a verified one has a certificate of
+# Kinds of clients. A client on a loopback address or a Unix socket is local; a verified one has a certificate of
 # the server's authority, or its last request was authorized; any other is anonymous.
 LOCAL, VERIFIED, ANONYMOUS = "local", "verified", "anonymous"
 
@@ -25,7 +25,7 @@ class Limits:
     """Limits of one server.
 
     :param connections: of all clients.
-    :param strangers: of those, connections of anonymous clients; the rest is kept for others.
+    :param anonymous: of those, connections of anonymous clients; the rest is kept for others.
     :param peer: anonymous connections of one address.
     :param head: seconds for a request's head; for an anonymous client from the connection's first moment.
     :param request: seconds from a request's first byte to its last.
@@ -35,7 +35,7 @@ class Limits:
     """
 
     connections: int = 256
-    strangers: int = 64
+    anonymous: int = 64
     peer: int = 16
     head: float = 5.0
     request: float = 15.0
@@ -72,27 +72,27 @@ class Client(Protocol):
     def drop(self) -> None: ...
 
 
-def stranger_to_drop(clients: list[Client], peer: str, limits: Limits) -> Client | None:
+def connection_to_drop(clients: list[Client], peer: str, limits: Limits) -> Client | None:
     """Choose the connection that ends for a new anonymous one of ``peer``.
 
     It is the oldest of the same address if that has its number, otherwise of the address that has the most: an address
     with many connections costs no other one a place.
 
-    :returns: None if there is room.
-    :raises Full: there is none, since a reply is being made on every connection in question.
+    :returns: None while below the limits.
+    :raises Full: none can end, since a reply is being made on every connection in question.
     """
-    strangers = [one for one in clients if one.client == ANONYMOUS and not one.dropped]
+    anonymous = [one for one in clients if one.client == ANONYMOUS and not one.dropped]
     by_peer: dict[str, int] = {}
-    for one in strangers:
+    for one in anonymous:
         by_peer[one.peer] = by_peer.get(one.peer, 0) + 1
     if by_peer.get(peer, 0) >= limits.peer:
-        strangers = [one for one in strangers if one.peer == peer]
-    elif len(strangers) >= limits.strangers:
+        anonymous = [one for one in anonymous if one.peer == peer]
+    elif len(anonymous) >= limits.anonymous:
         most = max(by_peer.values())
-        strangers = [one for one in strangers if by_peer[one.peer] == most]
+        anonymous = [one for one in anonymous if by_peer[one.peer] == most]
     else:
         return None
-    ending = [one for one in strangers if one.state is not State.ANSWERING]
+    ending = [one for one in anonymous if one.state is not State.ANSWERING]
     if not ending:
         raise Full
     return min(ending, key=lambda one: one.since)

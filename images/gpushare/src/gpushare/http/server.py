@@ -30,7 +30,7 @@ from gpushare.http.limits import (
     Full,
     Limits,
     State,
-    stranger_to_drop,
+    connection_to_drop,
 )
 from gpushare.http.tls import Context, Tls
 
@@ -356,9 +356,9 @@ class HttpServer:
         """
         if connection.client == ANONYMOUS:
             with self._lock:
-                stranger = stranger_to_drop(list(self._open), connection.peer, self._limits)
-                if stranger is not None:
-                    stranger.drop()
+                dropped = connection_to_drop(list(self._open), connection.peer, self._limits)
+                if dropped is not None:
+                    dropped.drop()
         end = time.monotonic() + self._limits.request
         while not self._free.acquire(timeout=0.02):
             with self._lock:
@@ -409,7 +409,7 @@ class HttpServer:
             connection = self._next()
 
     def _next(self) -> _Connection | None:
-        """The next connection for this thread; None where it isn't needed any more."""
+        """Return the next connection for this thread; None where it isn't needed any more."""
         while True:
             try:
                 return self._work.get(timeout=SPARE_SECONDS)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TextIO, cast
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import gpushare
 from gpushare.http.limits import ANONYMOUS, BODY_BYTES, SMALL_BODY_BYTES, Limits
@@ -35,7 +35,7 @@ READS = ("GET", "HEAD")
 # The page of metrics is generated at most once in this time, however often clients request it.
 KEPT_SECONDS = 1.0
 # A few servers of Prometheus, and as many connections of others.
-METRICS_LIMITS = Limits(connections=64, strangers=32, peer=8)
+METRICS_LIMITS = Limits(connections=64, anonymous=32, peer=8)
 # malloc.h's number of this parameter.
 _M_MMAP_THRESHOLD = -3
 
@@ -51,7 +51,6 @@ class Request:
     method: str
     path: str
     rest: str
-    query: Mapping[str, list[str]]
     body: bytes | bytearray
     authorization: str = ""
     peer: str = ""
@@ -186,7 +185,7 @@ class Service:
         """Return the largest body of a request in bytes, before it is read."""
         if client == ANONYMOUS or method in READS:
             return SMALL_BODY_BYTES
-        return BODY_BYTES if (method, self._prefix(_path(target)[0])) in self._routes else SMALL_BODY_BYTES
+        return BODY_BYTES if (method, self._prefix(_path(target))) in self._routes else SMALL_BODY_BYTES
 
     def answer(self, message: Message) -> Reply:
         """Answer a request, in its connection's thread."""
@@ -206,7 +205,7 @@ class Service:
 
     def _respond(self, message: Message) -> tuple[Response, bool]:
         """Return the answer, and whether the guard has allowed the request."""
-        method, (path, question) = message.method, _path(message.target)
+        method, path = message.method, _path(message.target)
         prefix = self._prefix(path)
         if prefix is None:
             return answer({"error": f"there is nothing at {path}"}, 404), False
@@ -217,10 +216,9 @@ class Service:
             return dataclasses.replace(refusal, headers=(("Allow", allowed),)), False
         authorized = False
         try:
-            query = _query(question)
             body = b"" if method in READS else message.body
             rest = path[len(prefix) :].strip("/")
-            request = Request(method, path, rest, query, body, message.authorization, message.peer)
+            request = Request(method, path, rest, body, message.authorization, message.peer)
             if self._guard is not None:
                 unauthorized = self._guard(request)
                 if unauthorized is not None:
@@ -260,23 +258,13 @@ def _return_large_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, 2 * CHUNK)
 
 
-def _path(target: bytes) -> tuple[str, str]:
-    """Split a request's target into its path and its query."""
-    path, _mark, question = target.decode("latin-1").partition("?")
+def _path(target: bytes) -> str:
+    """Return the path of a request's target; nothing here has a query."""
+    path = target.decode("latin-1").partition("?")[0]
     if "://" in path:
         # A request as for a proxy: only the path counts.
         path = "/" + path.partition("://")[2].partition("/")[2]
-    return unquote(path, errors="replace") if "%" in path else path, question
-
-
-def _query(question: str) -> dict[str, list[str]]:
-    """
-    :raises BadRequest: it has too many fields.
-    """
-    try:
-        return parse_qs(question, keep_blank_values=True, max_num_fields=100) if question else {}
-    except ValueError as error:
-        raise BadRequest(f"the query can't be read: {error}") from error
+    return unquote(path, errors="replace") if "%" in path else path
 
 
 def termination_signals() -> set[signal.Signals]:

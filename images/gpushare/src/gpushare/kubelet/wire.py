@@ -123,7 +123,7 @@ _CLASSES = message_classes(_TABLE)
 
 
 def message(name: str) -> t.Any:
-    """The class of one message, for example ``v1beta1.Device``."""
+    """Return the class of one message, for example ``v1beta1.Device``."""
     return _CLASSES[name]
 
 

@@ -38,7 +38,7 @@ class NvmlCard:
 
     :param memory_mib: all of its memory, MiB.
     :param used_mib: memory in use by any process, the driver's own included, MiB.
-    :param reserved_mib: what driver and firmware keep of its memory, MiB; 0 if the driver doesn't tell.
+    :param reserved_mib: what driver and firmware keep of its memory, MiB; 0 if the driver doesn't report it.
     :param problem: why it can't be shared now; None if it can.
     """
 

@@ -63,7 +63,7 @@ MESSAGES = {
     15: "the card is lost",
     17: "it can't open the cgroup's folder for that (the node's /sys/fs/cgroup must be mounted, and writable)",
 }
-NOT_SUPPORTED, NOT_FOUND, NO_FOLDER = 3, 6, 17
+NO_FOLDER = 17
 
 
 class NvidiaLimits:

@@ -106,15 +106,21 @@ class Admission:
         pods: Pods,
         podresources: PodResources,
         injection: Injection,
-        lookup_seconds: float = LOOKUP_SECONDS,
     ) -> None:
+        """
+        :param node: name of this node.
+        :param inventory: the cards of this node.
+        :param kube: the client of the API.
+        :param pods: the mirror of this node's pods.
+        :param podresources: the client of kubelet's PodResources API.
+        :param injection: determines how containers get their cards.
+        """
         self._node = node
         self._inventory = inventory
         self._kube = kube
         self._pods = pods
         self._podresources = podresources
         self._injection = injection
-        self._lookup_seconds = lookup_seconds
         self._lock = threading.Lock()
         self._asked: collections.OrderedDict[frozenset[str], Grant] = collections.OrderedDict()
         self._granted: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
@@ -250,7 +256,7 @@ class Admission:
             path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         else:
             return pods, subject
-        answer = call_within(self._lookup_seconds, lambda: self._kube.get(path))
+        answer = call_within(LOOKUP_SECONDS, lambda: self._kube.get(path))
         if answer is not None:
             found = [trim_pod(pod) for pod in answer.get("items", [answer])]
             # A pod of this name on another node isn't the one that kubelet lists.

@@ -86,7 +86,7 @@ class Options:
     :param metrics: where others read the metrics, with a token; None: nowhere.
     :param status_socket: path of a Unix socket for probes; empty for none.
     :param resync: seconds after which everything is compared again, at the latest.
-    :param look: seconds after which the cards are queried again, at the latest.
+    :param query_seconds: seconds after which the cards are queried again, at the latest.
     :param reserve_mib: MiB of each card that pods aren't given, besides those of driver and firmware.
     :param xid_quiet: seconds without a further error after which a card is given to pods again.
     :param ignored_xids: errors that don't concern the card, in addition to those of applications.
@@ -102,7 +102,7 @@ class Options:
     metrics: Endpoint | None = None
     status_socket: str = ""
     resync: float = 30.0
-    look: float = 5.0
+    query_seconds: float = 5.0
     reserve_mib: int = 0
     xid_quiet: float = 300.0
     ignored_xids: tuple[int, ...] = ()
@@ -126,6 +126,15 @@ class Plugin:
         backoff: tuple[float, float] = (0.2, 3.0),
         cgroups: Cgroups | None = None,
     ) -> None:
+        """
+        :param options: the plugin's settings.
+        :param kube: the client of the API.
+        :param nvml: reads the cards.
+        :param limit_backend: sets and clears the driver's memory limits.
+        :param registry: receives the metrics.
+        :param backoff: shortest and longest pause before the API is asked again, in seconds.
+        :param cgroups: finds the containers' control groups; the node's own by default.
+        """
         self.options = options
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -207,7 +216,7 @@ class Plugin:
         for part in (self.pods, self.node, self.events):
             part.start()
         for name, work, pause in (
-            ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.look / 2)),
+            ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.query_seconds / 2)),
             ("kubelet", self._register, STEP_SECONDS),
             ("limits", self._enforce_limits, LIMIT_PAUSE),
         ):
@@ -282,7 +291,7 @@ class Plugin:
         self.injection.report([card.uuid for card in self.inventory.cards])
         if changed:
             self.reconciler.wake()
-        self.inventory.watch(self.options.look, self._stop)
+        self.inventory.watch(self.options.query_seconds, self._stop)
 
     def _restore(self) -> None:
         """Restore the cards that the plugin announced before its restart, if the API can be read."""
@@ -379,7 +388,7 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
     "metrics-tls-cert": (str, "", "its certificate chain, in PEM"),
     "metrics-tls-key": (str, "", "its private key"),
     "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
-    "look": (float, "5", "seconds after which the cards are queried again"),
+    "query-interval": (float, "5", "seconds after which the cards are queried again"),
     "reserved-memory": (int, "0", "MiB of each card that pods aren't given, besides those of driver and firmware"),
     "xid-quiet": (float, "300", "seconds without a further error after which a card is given to pods again"),
     "ignore-xids": (
@@ -445,7 +454,7 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
     if options.reserved_memory < 0:
         parser.error(f"--reserved-memory: {options.reserved_memory} MiB isn't an amount of memory")
-    for name, least, most in (("resync", 1, 3600), ("look", 0.1, 60), ("xid_quiet", 1, 10**9)):
+    for name, least, most in (("resync", 1, 3600), ("query_interval", 0.1, 60), ("xid_quiet", 1, 10**9)):
         if not least <= getattr(options, name) <= most:
             flag = "--" + name.replace("_", "-")
             parser.error(f"{flag}: {getattr(options, name):g} isn't between {least:g} and {most:g} seconds")
@@ -492,7 +501,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         metrics=given.metrics,
         status_socket=given.status_socket,
         resync=given.resync,
-        look=given.look,
+        query_seconds=given.query_interval,
         reserve_mib=given.reserved_memory,
         xid_quiet=given.xid_quiet,
         ignored_xids=tuple(int(one) for one in given.ignore_xids.split(",") if one),

@@ -65,12 +65,12 @@ class Evictions:
         namespace, _slash, name = contract.pod_key(pod).partition("/")
         uid = contract.pod_uid(pod)
 
-        def tell(reason: str, text: str) -> None:
+        def report(reason: str, text: str) -> None:
             log.warning("pod %s/%s: %s", namespace, name, text)
             self._events.pod(namespace, name, uid, reason, f"{cause.code}: {text}")
 
         if MIRROR in ((pod.get("metadata") or {}).get("annotations") or {}):
-            tell("GpuEvictionRefused", f"a static pod can't be evicted: {cause.text}")
+            report("GpuEvictionRefused", f"a static pod can't be evicted: {cause.text}")
             return
         try:
             evict(self._kube, namespace, name, uid)
@@ -80,7 +80,7 @@ class Evictions:
                 return
             self._count("refused" if refused_by_budget(error) else "failed")
             again = f"it is tried again in {RETRY_SECONDS:.0f} s"
-            tell("GpuEvictionRefused", f"this pod can't be evicted, {again}: {error}; {cause.text}")
+            report("GpuEvictionRefused", f"this pod can't be evicted, {again}: {error}; {cause.text}")
             return
         self._count("evicted")
-        tell("GpuPodEvicted", f"this pod is evicted: {cause.text}")
+        report("GpuPodEvicted", f"this pod is evicted: {cause.text}")

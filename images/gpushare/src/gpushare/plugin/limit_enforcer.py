@@ -343,7 +343,7 @@ class LimitEnforcer:
                                               "mib": mib, "before": _describe(now)}})  # fmt: skip
         if now is not None:
             text = f"container {target.container} had {_describe(now)} on card {card.index}; the limit is {mib} MiB now"
-            findings.report(target, card.uuid, "GpuMemoryLimitMended", text)
+            findings.report(target, card.uuid, "GpuMemoryLimitCorrected", text)
         return after, 1
 
     def _block(self, card: contract.Card, target: Target, folder: str, findings: _Findings) -> None:
@@ -441,10 +441,10 @@ class LimitEnforcer:
     def _new_findings(self, pods: t.Sequence[JsonObject], found: _Findings) -> list[Finding]:
         """Return the findings that weren't reported before of a container that runs."""
         by_uid = {contract.pod_uid(pod): pod for pod in pods}
-        alive = {identifier for pod in pods for identifier in limits.running(pod).values()}
+        running = {identifier for pod in pods for identifier in limits.running(pod).values()}
         violations = {(one.container, one.card, one.event) for one in found.violations}
         fresh = [key for key in found.events if key not in self._reported]
-        self._reported = {key for key in self._reported if key[0] in alive} | set(found.events)
+        self._reported = {key for key in self._reported if key[0] in running} | set(found.events)
         for key in fresh:
             log.warning("%s", found.events[key])
         return [

@@ -107,7 +107,7 @@ class _Cards(Collector):
             states.add_metric([self._node, one], int(state.partition(":")[0] == one))
         yield states
         yield CounterMetricFamily(
-            "gpushare_plugin_limits_mended",
+            "gpushare_plugin_limits_corrected",
             "Memory limits that differed from the share and were corrected by the plugin",
             corrected,
         )

@@ -58,7 +58,7 @@ class Step:
 
 @kept
 def steps(pod: JsonObject) -> tuple[Step, ...]:
-    """The containers that want units, in the order in which kubelet serves them."""
+    """Return the containers that want units, in the order in which kubelet serves them."""
     spec = pod.get("spec") or {}
     inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
     everything = inits + [(one, False) for one in spec.get("containers") or []]
@@ -68,7 +68,7 @@ def steps(pod: JsonObject) -> tuple[Step, ...]:
 
 @kept
 def visible_units(pod: JsonObject) -> int:
-    """Units of the containers that PodResources show."""
+    """Return the units of the containers that PodResources show."""
     return sum(step.units for step in steps(pod) if not step.hidden)
 
 
@@ -99,7 +99,7 @@ def assigned(pod: JsonObject) -> bool:
 
 
 def started(pod: JsonObject) -> bool:
-    """Whether kubelet has admitted this very pod (by UID)."""
+    """Return whether kubelet has admitted this very pod (by UID)."""
     return bool((pod.get("status") or {}).get("startTime"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Strangers at the servers' ports: probes and allocatable memory stay, and no memory is taken."""
+"""Clients on the network at the servers' ports: probes and allocatable memory stay, and no memory is taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from _lab import JsonObject, Lab, until
 from _pods import SERVERS, containers, is_announced, is_ready, plugin, plugin_page
 
 PLAYBOOK = "tests/lab/injection.yml"
-NAMESPACE = "lab-strangers"
+NAMESPACE = "lab-clients"
 METRICS_PORT, EXTENDER_PORT = 9445, 12345
 MEMORY_MIB = 128
 # Holds connections that send one byte each, and opens others for those that the server ends.
