@@ -29,7 +29,14 @@ class Api(t.Protocol):
 
     def list_all(
         self, api_version: str, kind: str, namespace: str = "", label_selector: str = ""
-    ) -> list[JsonObject]: ...
+    ) -> list[JsonObject]:
+        """Return the objects of a kind; none if the cluster doesn't serve it.
+
+        :param api_version: of the objects, such as ``apps/v1``.
+        :param kind: of the objects, such as ``Deployment``.
+        :param namespace: empty for all namespaces.
+        :param label_selector: empty for all objects.
+        """
 
     def apply(self, definition: JsonObject, manager: str) -> JsonObject: ...
 
