@@ -14,7 +14,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._nvml.return_codes i
 from nvml_kit import Driver, FakeHost, compiled, really
 from simulated_driver import CARDS, FIRST, SECOND
 
-JsonObject = dict[str, t.Any]
 R580, R615 = "580.95.05", "615.71.09"
 
 
