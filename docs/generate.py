@@ -19,7 +19,7 @@ PAGES = ROOT / "docs" / "reference"
 
 
 def generate(folder: Path) -> None:
-    """Pages of the collection in reStructuredText that code hosts show as it is."""
+    """Write the pages of the collection in reStructuredText that code hosts show as it is."""
     subprocess.run(
         [
             str(BIN / "antsibull-docs"),
@@ -56,7 +56,7 @@ May be ignored
 
 
 def findings(folder: Path) -> None:
-    """The page of what preflight can find, from the checks themselves."""
+    """Write the page of what preflight can find, from the checks themselves."""
     sys.path.insert(0, str(ROOT / ".collections"))
     preflight = importlib.import_module("ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate")
     groups = (preflight.INPUT, preflight.described())
@@ -65,7 +65,7 @@ def findings(folder: Path) -> None:
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """Names of pages that aren't the same in both folders."""
+    """Return the names of pages that aren't the same in both folders."""
     names = {path.name for folder in (old, new) if folder.is_dir() for path in folder.iterdir()}
     return sorted(
         name

@@ -25,7 +25,7 @@ Edges = dict[str, set[str]]
 
 
 def package_edges(folder: str) -> Edges:
-    """Which package of a folder imports which other one of it."""
+    """Return which package of a folder imports which other one of it."""
     edges: Edges = {package: set() for level in layers.LEVELS[folder] for package in level}
     for name, imports in layers.graph().items():
         for other in imports:
@@ -37,7 +37,7 @@ def package_edges(folder: str) -> Edges:
 
 
 def without_shortcuts(edges: Edges) -> Edges:
-    """The edges that no longer path implies; the others would only cover the picture."""
+    """Return the edges that no longer path implies; the others would only cover the picture."""
     kept: Edges = {}
     for package, targets in edges.items():
         implied = {one for target in targets for one in layers.reached(target, edges)}
@@ -46,12 +46,12 @@ def without_shortcuts(edges: Edges) -> Edges:
 
 
 def size(folder: str, package: str) -> str:
-    """How many files a package has; lines would make each change of code a change of the picture."""
+    """Return how many files a package has; lines would make each change of code a change of the picture."""
     return f"{sum(path.is_relative_to(layers.PLUGINS / folder / package) for path in layers.sources())} files"
 
 
 def panel(folder: str, left: int) -> tuple[list[str], int, int]:
-    """One folder's packages, the highest level on top.
+    """Draw one folder's packages, the highest level on top.
 
     :param left: where the panel begins, in pixels.
     :returns: lines of SVG, and the panel's width and height in pixels.
@@ -86,7 +86,7 @@ def panel(folder: str, left: int) -> tuple[list[str], int, int]:
 
 
 def drawn() -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     lines, width, height = [], MARGIN, 0
     for folder in layers.LEVELS:
         made, panel_width, panel_height = panel(folder, width)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The layers of plugins/: which package stands on which level, what imports what, and which files touch the machine.
 
-``tests/unit/test_layers.py`` holds the levels; ``docs/layers.py`` draws them; ``tests/changed.py`` asks who is touched.
+``tests/unit/test_layers.py`` holds the levels; ``docs/layers.py`` draws them.
 """
 
 from __future__ import annotations

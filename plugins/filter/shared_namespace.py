@@ -45,8 +45,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(ours), whether this collection created the namespace; C(wish), the definition with its mark; C(undo), a merge
-      patch that restores the labels of a namespace of others, empty if nothing has to be restored.
+    - C(ours), whether this collection created the namespace; C(definition), the definition with its mark;
+      C(undo), a merge patch that restores the labels of a namespace of others, empty if nothing has to be restored.
   type: dict
 """
 

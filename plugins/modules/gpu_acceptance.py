@@ -27,7 +27,7 @@ description:
     reason. Running pods aren't touched, but new ones may have to wait while the suite runs, which takes some seconds for each step.
   - The canary selects the node that shows most with the least memory. If one card has more free memory than every other, all of its pods together
     take no more than that card has; if cards are equal, each of them gets a pod.
-  - kube-scheduler may preempt pods with a lower priority for a pod that finds no room. So the canary doesn't use nodes that have pods with a share
+  - kube-scheduler may preempt pods with a lower priority for a pod that doesn't fit. So the canary doesn't use nodes that have pods with a share
     and a priority below 0, and W3, Y3 and Y4 are skipped if the suite's own priority is higher than that of such a pod and its
     O(priority_class) may preempt.
   - Other pods may come and go meanwhile. A step that they made impossible is retried; its result in the end is V(UNKNOWN), never V(FAIL).

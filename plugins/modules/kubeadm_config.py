@@ -20,7 +20,7 @@ description:
   - The ConfigMap is replaced only if it is unchanged since it was read; otherwise it is read again.
   - Where it gives kube-scheduler a C(--config) or C(--policy-config-file) of the user's own, nothing is added.
   - Where a manifest has such a file of the user's own and the ConfigMap hasn't, this collection's flag would name a file that isn't on the
-    machine. The flag is removed again, and RV(reason) tells what to do.
+    machine. The flag is removed again, and RV(reason) states the action.
   - Does nothing in a cluster without that ConfigMap, which wasn't created by kubeadm.
   - Afterwards a control-plane machine needs the folder C(/etc/kubernetes/kubegpu-share) with kube-scheduler's configuration before it joins.
     Copy it from another one before C(kubeadm join --control-plane), which otherwise fails to start kube-scheduler there.

@@ -49,14 +49,14 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import ARGUMENTS, forget
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import ARGUMENTS, remove_stale
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={**auth_arguments(), **ARGUMENTS}, supports_check_mode=True)
-    run_module(module, lambda: forget(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: remove_stale(RealKube.of_module(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ options:
     default: 1800
   library:
     description:
-      - Whose dynamic client is used. V(auto) uses that of C(openshift), and that of C(kubernetes), with the same calls, where it isn't installed.
+      - The library whose dynamic client is used. V(auto) uses that of C(openshift), and that of C(kubernetes), with the same calls, where it isn't installed.
     type: str
     choices: [auto, openshift, kubernetes]
     default: auto

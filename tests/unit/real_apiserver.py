@@ -40,7 +40,7 @@ from lab.shell import LabError
 START = 90.0
 # A port may be taken between its choice and the start.
 TRIES = 3
-MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 
 
 class Missing(Exception):

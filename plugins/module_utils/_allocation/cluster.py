@@ -13,7 +13,7 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .._kube.client import Kube
-from .compute import node_unit
+from .nodes import node_unit
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 # Annotations of GPU sharing stacks; others can be large and are dropped.

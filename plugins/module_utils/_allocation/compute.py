@@ -15,11 +15,9 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .nodes import Node, Part, card_unit, node_unit, read_node
+from .nodes import Node, Part, read_node
 from .pods import GPUSHARE, HAMI, NVIDIA, Claim, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
-
-__all__ = ["allocation", "assemble", "card_unit", "columns", "natural", "node_unit", "percent"]
 
 BACKENDS = (GPUSHARE, HAMI, NVIDIA)
 _DIGITS = re.compile(r"([0-9]+)")

@@ -66,6 +66,6 @@ def _stale_values(node: JsonObject) -> dict[str, str]:
     return found
 
 
-def forget(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
+def remove_stale(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
     """Remove stale announcements; see module node_announcements."""
     return {**run(Announcements(kube, params["nodes"]), check), "requests": dict(kube.requests)}

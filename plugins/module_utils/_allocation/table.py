@@ -53,14 +53,14 @@ def table(found: Allocation, wide: bool = False) -> str:
     return f"{rule}\n".join([*blocks, _waiting(found["waiting"]) + "".join(_totals(found))])
 
 
-def bar(used: int, total: int, width: int = BAR) -> str:
+def bar(used: int, total: int) -> str:
     """Draw a card as a bar; any used unit is visible, and only a full card is drawn full."""
     if total <= 0:
-        return "[" + ("#" if used > 0 else ".") * width + "]"
-    filled = min(width, used * width // total)
+        return "[" + ("#" if used > 0 else ".") * BAR + "]"
+    filled = min(BAR, used * BAR // total)
     if filled == 0 and used > 0:
         filled = 1
-    return f"[{'#' * filled}{'.' * (width - filled)}]"
+    return f"[{'#' * filled}{'.' * (BAR - filled)}]"
 
 
 # --------------------------------------------------------------------------- one node

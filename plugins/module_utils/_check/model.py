@@ -119,7 +119,7 @@ class Limit:
 class Gpu:
     """A GPU as NVML lists it; ``processes`` and ``limits`` are None where NVML doesn't report them.
 
-    :param reserved_mib: what driver and firmware keep of its memory; None where the driver doesn't tell.
+    :param reserved_mib: what driver and firmware keep of its memory; None where the driver doesn't report it.
     """
 
     index: int

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import typing as t
 
-from .._allocation.compute import node_unit
+from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card, ContractError
 from .._contracts.hami import NODE_REGISTER

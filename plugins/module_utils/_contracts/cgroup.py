@@ -87,7 +87,7 @@ def container_id(name: str) -> str:
 
 
 def _paths(text: str) -> list[str]:
-    """The cgroup paths, most reliable hierarchy first."""
+    """Return the cgroup paths, most reliable hierarchy first."""
     ranked: list[tuple[int, str]] = []
     for line in text.split("\n"):
         parts = line.split(":", 2)

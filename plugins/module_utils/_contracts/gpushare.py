@@ -328,7 +328,7 @@ def device_list_bytes(cards: t.Sequence[Card]) -> int:
     return total
 
 
-def check_device_list(cards: t.Sequence[Card], unit: str, variable: str = "gpushare_memory_unit") -> None:
+def check_device_list(cards: t.Sequence[Card], unit: str) -> None:
     """Refuse a memory unit that makes more device IDs than kubelet accepts in one message.
 
     :raises ContractError: too many; the message names the variable.
@@ -336,7 +336,7 @@ def check_device_list(cards: t.Sequence[Card], unit: str, variable: str = "gpush
     size = device_list_bytes(cards)
     if size > KUBELET_MESSAGE_BYTES:
         raise ContractError(
-            f"{variable}: {unit} makes {sum(card.units for card in cards)} device IDs of this node's cards, "
+            f"gpushare_memory_unit: {unit} makes {sum(card.units for card in cards)} device IDs of this node's cards, "
             f"{size} bytes where kubelet accepts {KUBELET_MESSAGE_BYTES}; use GiB"
         )
 

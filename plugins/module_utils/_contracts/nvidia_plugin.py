@@ -35,12 +35,12 @@ DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
 
 
 def is_gpu_resource(resource: t.Any) -> bool:
-    """Whether a resource is one of the plugin's."""
+    """Return whether a resource is one of the plugin's."""
     return isinstance(resource, str) and (resource in (RESOURCE, RESOURCE_SHARED) or resource.startswith(RESOURCE_MIG))
 
 
 def mount_names_cards(path: str) -> bool:
-    """Whether a container's mount path, which may be relative to its root, can name a card."""
+    """Return whether a container's mount path, which may be relative to its root, can name a card."""
     beginning, folder, rest = posixpath.normpath("/" + path.lstrip("/")).partition(DEVICE_MOUNTS)
     return not beginning and bool(folder) and not rest.startswith(("-", "_", "."))
 
@@ -81,7 +81,7 @@ def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
 
 
 def cards(node: JsonObject) -> tuple[JsonObject, str]:
-    """A node's GPUs by its labels, all of one kind, null without a label; and which labels are invalid."""
+    """Return a node's GPUs by its labels, all of one kind, null without a label; and which labels are invalid."""
     labels = (node.get("metadata") or {}).get("labels") or {}
     found: JsonObject = {
         "product": _text(labels.get(LABEL_PRODUCT)),

@@ -88,13 +88,13 @@ def image_error(old_bytes: int, new_bytes: int, inside: Content | None, blacklis
     return ""
 
 
-def read_only(mounts: str, path: str = "/boot") -> bool:
-    """Return whether the file system of a path is mounted read-only, by /proc/self/mounts."""
+def boot_read_only(mounts: str) -> bool:
+    """Return whether the file system of /boot is mounted read-only, by /proc/self/mounts."""
     longest, answer = -1, False
     for line in mounts.splitlines():
         fields = line.split(" ")
         point = fields[1].rstrip("/") if len(fields) > 3 else None
         # Of two mounts at one place the later one counts.
-        if point is not None and len(point) >= longest and (path == point or path.startswith(point + "/")):
+        if point is not None and len(point) >= longest and point in ("", "/boot"):
             longest, answer = len(point), "ro" in fields[3].split(",")
     return answer

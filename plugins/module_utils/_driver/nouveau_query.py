@@ -48,7 +48,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
         "images": images,
         "leftovers": _leftovers(system) if installed else [],
         "boot_free": system.free_bytes("/boot") if images else None,
-        "boot_read_only": initramfs.read_only(system.read("/proc/self/mounts") or "") if images else False,
+        "boot_read_only": initramfs.boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
     }
 
 

@@ -53,7 +53,7 @@ def is_transient(error: ShareError) -> bool:
         return True
     if not isinstance(error, KubeError):
         return False
-    return error.status in TRANSIENT or all(part in error.message for part in NO_ACCOUNT)
+    return error.status in TRANSIENT or (error.status == 403 and all(part in error.message for part in NO_ACCOUNT))
 
 
 class SuiteClient:

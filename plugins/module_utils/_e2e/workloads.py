@@ -69,7 +69,7 @@ class Workloads(Suite):
                 self.remove(set(self._client.created_pods))
             before = self._client.node_state(self.node)
             if not sizing.fits_one_card(before.free, BINPACK):
-                raise Skipped(f"no card of node {self.node} has room for three pods of 1 unit, one after another")
+                raise Skipped(f"no card of node {self.node} can hold three pods of 1 unit, one after another")
             pods = self.wait_running([self.create("share", [units]) for units in BINPACK], 1)
             cards = sorted({str(pod.index) for pod in pods})
             if len(cards) == 1:

@@ -207,7 +207,7 @@ class ClusterObjects:
         polled = {ref: self._kube.get(ref) for ref in self._to_poll(pending)}
         found = self._pending(polled, node_resources)
         if _daemon_sets(pending) and not _daemon_sets(found) and not self._absent:
-            # Before, the nodes announced what the former pods had told kubelet, and then 0 until the new ones did.
+            # Before, the nodes announced what the former pods had registered, and then 0 until the new ones registered.
             nodes = self._read(ref for ref in self._desired if ref.kind == "Node" and ref not in polled)
             found.update(self._pending(nodes, node_resources))
         return found

@@ -16,7 +16,7 @@ from .refs import ref_of
 
 WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet")
 # Events that only repeat the state of the container.
-REPEATING = ("Failed:", "BackOff:", "ErrImageNeverPull:", "InspectFailed:", "FailedScheduling:")
+REPEATING = ("Failed", "BackOff", "ErrImageNeverPull", "InspectFailed", "FailedScheduling")
 # Enough for a person.
 MAX_REASONS = 6
 
@@ -88,11 +88,12 @@ def reasons(workload: JsonObject | None, pods: t.Iterable[JsonObject], events: t
             found += _pod_reasons(pod, _warnings(events, "Pod", pod))
     if workload is not None:
         # Without a pod, admission, a quota or a missing service account prevents it.
-        found += [f"{ref_of(workload)}: {text}" for text in _warnings(events, workload["kind"], workload)]
+        warnings = _warnings(events, workload["kind"], workload)
+        found += [f"{ref_of(workload)}: {reason}: {text}" for reason, text in warnings]
     return list(dict.fromkeys(found))[:MAX_REASONS]
 
 
-def _pod_reasons(pod: JsonObject, warnings: list[str]) -> list[str]:
+def _pod_reasons(pod: JsonObject, warnings: list[tuple[str, str]]) -> list[str]:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     where = f" on {spec['nodeName']}" if spec.get("nodeName") else ""
     name = f"pod {(pod.get('metadata') or {}).get('name', '')}{where}"
@@ -109,7 +110,7 @@ def _pod_reasons(pod: JsonObject, warnings: list[str]) -> list[str]:
     if status.get("reason") or (status.get("phase") == "Failed" and status.get("message")):
         texts.append(f"{name}: {_short(' '.join(filter(None, [status.get('reason'), status.get('message')])))}")
     # An event has involved the container's state lacks: a failed mount, a probe's response.
-    details = [text for text in warnings if not text.startswith(REPEATING)]
+    details = [f"{reason}: {text}" for reason, text in warnings if reason not in REPEATING]
     texts += [f"{name}: {text}" for text in details[-1:]]
     return texts or [f"{name} is {status.get('phase', 'unknown')} and not ready"]
 
@@ -135,8 +136,8 @@ def _container_reason(container: JsonObject) -> str:
     return ""
 
 
-def _warnings(events: t.Sequence[JsonObject], kind: str, involved: JsonObject) -> list[str]:
-    """Return the texts of an object's Warning events, oldest first."""
+def _warnings(events: t.Sequence[JsonObject], kind: str, involved: JsonObject) -> list[tuple[str, str]]:
+    """Return the reason and the text of each Warning event of an object, oldest first."""
     metadata = involved.get("metadata") or {}
     mine = []
     for event in events:
@@ -144,8 +145,8 @@ def _warnings(events: t.Sequence[JsonObject], kind: str, involved: JsonObject) -
         same = involved.get("kind") == kind and involved.get("name") == metadata.get("name")
         if same and event.get("type") == "Warning" and involved.get("uid", metadata.get("uid")) == metadata.get("uid"):
             when = str(event.get("lastTimestamp") or event.get("eventTime") or "")
-            mine.append((when, f"{event.get('reason')}: {_short(event.get('message'))}"))
-    return [text for _when, text in sorted(mine)]
+            mine.append((when, str(event.get("reason")), _short(event.get("message"))))
+    return [(reason, text) for _when, reason, text in sorted(mine)]
 
 
 def _short(value: t.Any) -> str:

@@ -63,7 +63,13 @@ class Streams(t.Protocol):
     def chunks(
         self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
     ) -> t.Generator[bytes, None, None]:
-        """Yield the response to a list over all namespaces in chunks; see ``RealKube.chunks``."""
+        """Yield the response to a list over all namespaces in chunks; see ``RealKube.chunks``.
+
+        :param api_version: of the objects, such as ``v1``.
+        :param kind: of the objects, such as ``Pod``.
+        :param query: the parameters of the request.
+        :param size: the largest chunk, in bytes.
+        """
 
 
 @contextlib.contextmanager

@@ -150,7 +150,7 @@ def _last(arguments: t.Sequence[str], flag: str) -> str:
 
 
 def _all(arguments: t.Sequence[str], flag: str) -> list[str]:
-    """Values of a flag, in order; Go's flags have one dash or two."""
+    """Return the values of a flag, in order; Go's flags have one dash or two."""
     found = []
     for number, one in enumerate(arguments):
         name, equals, value = one.partition("=")

@@ -88,10 +88,10 @@ class KubeletDevices(t.TypedDict):
 
 
 def no_checkpoint(state: str, problem: str) -> Checkpoint:
-    """A checkpoint that is missing, unreadable or unknown."""
+    """Return a checkpoint that is missing, unreadable or unknown."""
     return {"state": state, "problem": problem, "entries": [], "registered": {}}
 
 
 def no_pod_resources(state: str, problem: str) -> PodResources:
-    """A PodResources response that is missing, unreadable or unknown."""
+    """Return a PodResources response that is missing, unreadable or unknown."""
     return {"state": state, "problem": problem, "pods": []}

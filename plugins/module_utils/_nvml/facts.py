@@ -23,7 +23,7 @@ SHORTEST, LONGEST = 1, 600
 SHARE = 3
 
 # How a worker ended: completely; without a message for too long; at the time limit; by itself.
-END, STALLED, TIMED_OUT, CRASHED = "end", "stalled", "late", "died"
+END, STALLED, TIMED_OUT, CRASHED = "end", "stalled", "late", "crashed"
 
 
 class WorkerResult(t.NamedTuple):

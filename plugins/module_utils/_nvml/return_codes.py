@@ -42,7 +42,7 @@ class Code:
     advice: str
 
 
-NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 3, 4, 6
+NOT_SUPPORTED, NOT_FOUND = 3, 6
 LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, LOST = 12, 13, 15
 # Not NVML's: the binding failed.
 BROKEN = -1

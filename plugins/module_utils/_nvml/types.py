@@ -150,4 +150,4 @@ class Message(t.TypedDict, total=False):
     card: CardFacts
     libvgpu: tuple[int, bool | None]
     end: bool
-    died: str
+    crashed: str

@@ -64,7 +64,7 @@ class ForkedWorker:
             os.close(reader)
             status = _stop(pid)
         if ending == CRASHED:
-            last = messages.pop()["died"] if messages and "died" in messages[-1] else _status_text(status)
+            last = messages.pop()["crashed"] if messages and "crashed" in messages[-1] else _status_text(status)
             return WorkerResult(messages, ending, last)
         detail = (
             "" if status is not None else f"process {pid}, which called NVML, hangs in the kernel and can't be killed"
@@ -84,7 +84,7 @@ class ForkedWorker:
             self._work(request, lambda message: _send(writer, message))
             status = 0
         except Exception as error:
-            _send(writer, {"died": f"it failed with {type(error).__name__}: {error}"[:500]})
+            _send(writer, {"crashed": f"it failed with {type(error).__name__}: {error}"[:500]})
         finally:
             # The module's exit handlers must not run here.
             os._exit(status)
@@ -135,7 +135,7 @@ def _receive(reader: int, messages: list[Message], stall: float, seconds: float)
         for line in lines:
             message = json.loads(line)
             messages.append(message)
-            if "died" in message:
+            if "crashed" in message:
                 return CRASHED
             begun = "begin" in message
             if "end" in message or "failed" in message:

@@ -132,8 +132,8 @@ def observe(kube: Kube) -> State:
         )
     if not counted:
         return State(None, False, (), ())
-    alive = "status.phase!=Succeeded,status.phase!=Failed"
-    pods = kube.list_all("v1", "Pod", field_selector=alive)
+    running = "status.phase!=Succeeded,status.phase!=Failed"
+    pods = kube.list_all("v1", "Pod", field_selector=running)
     return State(counted[0], _cdi_by_default(definition), kube.list_all("v1", "Node"), pods)
 
 

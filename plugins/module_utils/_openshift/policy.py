@@ -226,7 +226,8 @@ def require_settled(state: State, removal: bool) -> None:
     if now.degraded:
         raise BadInput(f"scheduler_mode: OpenShift's kube-scheduler is degraded already: {now.degraded}{way_out}")
     if not now.settled:
-        raise BadInput(f"scheduler_mode: OpenShift's kube-scheduler is still being rolled out: {now}{way_out}")
+        message = f"scheduler_mode: OpenShift's kube-scheduler is still being rolled out: {now}{way_out}"
+        raise BadInput(message, code="RolloutInProgress")
 
 
 def make_plan(options: Options, state: State) -> Plan:

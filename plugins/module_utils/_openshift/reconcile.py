@@ -27,9 +27,14 @@ class Api(t.Protocol):
 
     def get(self, ref: Ref) -> JsonObject | None: ...
 
-    def list_all(
-        self, api_version: str, kind: str, namespace: str = "", label_selector: str = ""
-    ) -> list[JsonObject]: ...
+    def list_all(self, api_version: str, kind: str, namespace: str = "", label_selector: str = "") -> list[JsonObject]:
+        """Return the objects of a kind; none if the cluster doesn't serve it.
+
+        :param api_version: of the objects, such as ``apps/v1``.
+        :param kind: of the objects, such as ``Deployment``.
+        :param namespace: empty for all namespaces.
+        :param label_selector: empty for all objects.
+        """
 
     def apply(self, definition: JsonObject, manager: str) -> JsonObject: ...
 

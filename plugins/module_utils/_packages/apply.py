@@ -95,7 +95,7 @@ class Applier(ABC, t.Generic[AnyPlanner]):
         """
         return []
 
-    def forget_keys(self, names: t.Iterable[str]) -> None:
+    def remove_keys(self, names: t.Iterable[str]) -> None:
         """Remove keys from that database."""
         return
 
@@ -162,7 +162,7 @@ class Applier(ABC, t.Generic[AnyPlanner]):
         except ShareError:
             for path, text in before.items():
                 written = self.system.read(path) or ""
-                self.forget_keys(name for name in imported(written) if name not in imported(text or ""))
+                self.remove_keys(name for name in imported(written) if name not in imported(text or ""))
                 self.remove_directories(set(created(written)) - set(created(text or "")))
                 if text is None:
                     self.system.remove(path)
@@ -180,7 +180,7 @@ class Applier(ABC, t.Generic[AnyPlanner]):
         for step in steps_of(plan, RemoveFile):
             self.system.remove(step.path)
         for repository in repositories:
-            self.forget_keys(imported(repository.text))
+            self.remove_keys(imported(repository.text))
             self.remove_directories(created(repository.text))
             self.system.remove(repository.path)
 

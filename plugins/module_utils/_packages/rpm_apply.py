@@ -74,7 +74,7 @@ class RpmApplier(Applier[RpmPlanner]):
         ours = imported(text)
         return [*ours, *(name for name in rpm_names(key) if name not in planner.imported and name not in ours)]
 
-    def forget_keys(self, names: t.Iterable[str]) -> None:
+    def remove_keys(self, names: t.Iterable[str]) -> None:
         for name in names:
             if self.system.run(["rpm", "-q", f"gpg-pubkey-{name}"]).rc == 0:
                 self.commands.must(["rpm", "-e", "--allmatches", f"gpg-pubkey-{name}"])
@@ -170,10 +170,12 @@ class RpmApplier(Applier[RpmPlanner]):
 
     def _adopt(self, planner: RpmPlanner) -> list[str]:
         """Mark what came with the set as dependencies again, where the package manager no longer has them marked."""
-        forgotten = self._manager(planner).forgotten([name for name in planner.our_locks() if self._came_along(name)])
-        if forgotten:
-            self._manager(planner).mark(forgotten, automatic=True)
-        return forgotten
+        unmarked = self._manager(planner).unmarked_dependencies(
+            [name for name in planner.our_locks() if self._came_along(name)]
+        )
+        if unmarked:
+            self._manager(planner).mark(unmarked, automatic=True)
+        return unmarked
 
     def _remove(self, planner: RpmPlanner, specs: t.Sequence[str]) -> None:
         manager, clean = self._manager(planner), self.spec.erase_dependencies

@@ -94,7 +94,7 @@ class RpmManager(ABC):
     def mark(self, names: t.Sequence[str], automatic: bool) -> None:
         """Mark packages as installed as a dependency, or by the user."""
 
-    def forgotten(self, names: t.Sequence[str]) -> list[str]:
+    def unmarked_dependencies(self, names: t.Sequence[str]) -> list[str]:
         """Return those of dependencies that the package manager no longer has marked as such."""
         return []
 
@@ -263,7 +263,7 @@ class Zypper(RpmManager):
         if names:
             self.commands.system.write(self.AUTOMATIC, "\n".join(lines) + "\n")
 
-    def forgotten(self, names: t.Sequence[str]) -> list[str]:
+    def unmarked_dependencies(self, names: t.Sequence[str]) -> list[str]:
         # libzypp removes all locked packages from its list whenever anything is installed.
         listed = self._listed()
         return [name for name in names if name not in listed]

@@ -14,7 +14,7 @@ import typing as t
 
 from .._allocation import memory_limit as limits
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
-from .._allocation.compute import node_unit
+from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator

@@ -57,7 +57,14 @@ class NodeOptions:
 
 
 class Draft:
-    """A finding without its id and host; see ``Finding`` for the parameters."""
+    """A finding without its id and host.
+
+    :param severity: ``problem``, ``warning`` or ``note``; see ``Finding``.
+    :param what: template of what was found, which begins with a verb whose subject is the host.
+    :param action: template of what to do; may be empty.
+    :param variable: the variable at fault; may be empty.
+    :param fields: values of the templates.
+    """
 
     def __init__(self, severity: str, what: str, action: str = "", *, variable: str = "", **fields: t.Any) -> None:
         self.severity = severity

@@ -128,7 +128,7 @@ def _static_pods(system: System) -> dict[str, str]:
 
 
 def _belongs_to(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
-    """Whether a process is in one of these pods; also where its cgroup doesn't name any pod."""
+    """Return whether a process is in one of these pods; also where its cgroup doesn't name any pod."""
     cgroup = system.read(f"/proc/{pid}/cgroup") or ""
     if not pods or not any(line.rpartition(":")[2].strip("/") for line in cgroup.splitlines()):
         return True
@@ -208,7 +208,7 @@ def watched_folder(system: System) -> str:
 
 
 def _may_be_scheduler(text: str) -> bool:
-    """Whether it may be a kube-scheduler pod; the controller, which can read YAML, decides."""
+    """Return whether it may be a kube-scheduler pod; the controller, which can read YAML, decides."""
     return bool(re.search(r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler", text))
 
 

@@ -140,7 +140,7 @@ def select_mode(mode: str, hosts: t.Mapping[str, str], state: State) -> Selectio
 
 
 def _leads(host: str, node: str, state: State) -> tuple[bool, bool]:
-    """Whether this machine holds the lease: by one of its full names, and by the first label of one.
+    """Return whether this machine holds the lease: by one of its full names, and by the first label of one.
 
     The lease has the machine's own name, with or without its domain, which may differ from its node's.
     """

@@ -169,7 +169,7 @@ def _absent(options: Options, observed: ControlPlane, places: embedded.Places, n
 
 
 def _records(server: embedded.Server, named: str) -> bool:
-    """Whether our drop-in records that the user's configuration has our extender."""
+    """Return whether our drop-in records that the user's configuration has our extender."""
     return bool(named) and f"# {named} " in (server["drop_in"] or "")
 
 

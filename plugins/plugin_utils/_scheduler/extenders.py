@@ -100,7 +100,7 @@ class Extenders:
             self._list.leave(before._list.written())
 
     def has(self, entry: JsonObject) -> bool:
-        """Whether one equals this extender, apart from timeout and preemption, which may have changed."""
+        """Return whether one equals this extender, apart from timeout and preemption, which may have changed."""
 
         def compared(item: JsonObject) -> JsonObject:
             named = {(key.lower() if self._fold else key): value for key, value in item.items()}

@@ -144,7 +144,7 @@ class Form(abc.ABC):
         return edited.checked()
 
     def has(self, path: str, text: str | None, extender: Extender) -> bool:
-        """Whether the file has an extender that can only be ours."""
+        """Return whether the file has an extender that can only be ours."""
         try:
             return text is not None and extenders.Extenders(path, text, fold=self.fold).has(self.entry(extender))
         except BadInput:

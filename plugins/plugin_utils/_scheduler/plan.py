@@ -202,13 +202,13 @@ def extender_file(options: Options, observed: ControlPlane) -> ExtenderFile:
 
 
 def _touched(observed: ControlPlane, manifest: str) -> bool:
-    """Whether anything on the machine is ours."""
+    """Return whether anything on the machine is ours."""
     ours = [observed["ours"], observed["ours_policy"], observed["merged"]]
     return observed["pending"] or ours != [None] * 3 or "kubegpu" in manifest
 
 
 def _may_be_merged(observed: ControlPlane) -> bool:
-    """Whether a user's own file may have our extender though nothing else of ours is there."""
+    """Return whether a user's own file may have our extender though nothing else of ours is there."""
     try:
         flags = StaticPod(observed["manifest"] or "", observed["manifest_path"]).flags()
     except BadInput:

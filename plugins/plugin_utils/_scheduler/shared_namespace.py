@@ -23,7 +23,7 @@ class Terms(t.TypedDict):
     """The result of the filter; ``undo`` is a merge patch, empty where there is nothing to restore."""
 
     ours: bool
-    wish: JsonObject
+    definition: JsonObject
     undo: JsonObject
 
 
@@ -36,16 +36,16 @@ def terms(metadata: JsonObject, definition: JsonObject) -> Terms:
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     wanted = definition["metadata"]["labels"]
     if not metadata or CREATED in annotations:
-        return {"ours": True, "wish": _noted(definition, CREATED, "true"), "undo": {}}
-    remembered = json.loads(annotations[BEFORE]) if BEFORE in annotations else {}
-    before = {**{label: labels.get(label) for label in wanted}, **remembered}
+        return {"ours": True, "definition": _noted(definition, CREATED, "true"), "undo": {}}
+    recorded = json.loads(annotations[BEFORE]) if BEFORE in annotations else {}
+    before = {**{label: labels.get(label) for label in wanted}, **recorded}
     undo: JsonObject = {}
     if BEFORE in annotations:
         # Labels that were changed since then aren't ours.
-        back = {label: value for label, value in before.items() if labels.get(label) == wanted.get(label)}
-        restored = {"labels": back, "annotations": {BEFORE: None, DIGEST: None}}
+        unchanged = {label: value for label, value in before.items() if labels.get(label) == wanted.get(label)}
+        restored = {"labels": unchanged, "annotations": {BEFORE: None, DIGEST: None}}
         undo = {**definition, "metadata": {"name": definition["metadata"]["name"], **restored}}
-    return {"ours": False, "wish": _noted(definition, BEFORE, json.dumps(before, sort_keys=True)), "undo": undo}
+    return {"ours": False, "definition": _noted(definition, BEFORE, json.dumps(before, sort_keys=True)), "undo": undo}
 
 
 def _noted(definition: JsonObject, annotation: str, text: str) -> JsonObject:

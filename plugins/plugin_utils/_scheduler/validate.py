@@ -67,7 +67,7 @@ def validate_extenders(config: Decoded) -> None:
 
 
 def extended_resource(name: str) -> bool:
-    """Whether a name is that of an extended resource, outside Kubernetes' own domains."""
+    """Return whether a name is that of an extended resource, outside Kubernetes' own domains."""
     prefix, slash, short = name.rpartition("/")
     return (
         bool(_QUALIFIED.fullmatch(name))

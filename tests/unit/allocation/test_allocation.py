@@ -8,6 +8,7 @@ import json
 import allocation_snapshots as api
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute as allocation
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.nodes import node_unit
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from hypothesis import given
@@ -157,7 +158,7 @@ def test_pending_pods_have_the_schedulers_reason():
     ],
 )
 def test_the_unit_follows_from_the_cards_sizes(cards, unit):
-    assert allocation.node_unit(cards) == unit
+    assert node_unit(cards) == unit
 
 
 # --------------------------------------------------------------------------- the table

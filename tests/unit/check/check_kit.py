@@ -12,10 +12,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check.model import 
 from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import Reader
 from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
 from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_pods, snapshot
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_worlds import WORLDS
 from fake_kube import FakeKube
 
-JsonObject = dict[str, Any]
 # A message that lacks a field is an error here, and not the word "unknown".
 del result._Fields.__missing__
 RECORDINGS = {name: json.dumps(build()) for name, build in WORLDS.items()}

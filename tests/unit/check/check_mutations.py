@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_worlds import (
     COUNT,
     GPU,
@@ -29,8 +30,6 @@ from check_worlds import (
     server,
     uuid,
 )
-
-JsonObject = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

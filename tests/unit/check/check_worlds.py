@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
-
-JsonObject = dict[str, Any]
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 NOW = 1795348800  # 2026-11-22T12:00:00Z
 HOUR_AGO = "2026-11-22T11:00:00Z"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check import registry
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, failing, found, recorded
 from check_mutations import REGISTER, card, checkpoint, entry, listing, node_notes, notes, nvml, resource
 from check_worlds import NODE, WORLDS, uuid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-JsonObject = dict[str, Any]
 LEVELS = ("FAIL", "WARN", "UNKNOWN", "PASS")
 FAILED_ITSELF = "unexpected_error"
 JUNK: list[Any] = [None, True, -1, 10**400, 1e308, float("nan"), "", "x", "\ud800", "9" * 5000, "[" * 3000]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, failing, found, recorded
 from check_mutations import card, checkpoint, devs, entry, listing, node, node_notes, notes, resource, the_pod
 from check_worlds import GPU, MEM, NODE, container, our_cards, our_entries, our_pod, pod, pod_uid, process, uuid
 
-JsonObject = dict[str, Any]
 CARDS = our_cards(16, 40)
 LEVELS = ("FAIL", "WARN", "UNKNOWN")
 
@@ -213,7 +213,7 @@ def short_of(name: str) -> JsonObject:
 
 
 def test_each_unhealthy_gpu_is_a_finding_of_its_own() -> None:
-    def sick(*indices: int) -> JsonObject:
+    def unhealthy(*indices: int) -> JsonObject:
         world = recorded("ours_several")
         cards = json.loads(node_notes(world)[contract.NODE_CARDS])
         for one in cards:
@@ -222,7 +222,7 @@ def test_each_unhealthy_gpu_is_a_finding_of_its_own() -> None:
         resource(world, MEM, 48 - 16 * len(indices), "allocatable")
         return world
 
-    report = stays(sick(1), sick(0, 1), "C6")
+    report = stays(unhealthy(1), unhealthy(0, 1), "C6")
     assert [one["card"] for one in report["findings"] if one["check"] == "C6"] == [1]
 
 

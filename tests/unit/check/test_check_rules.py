@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, parse_time, shorten
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, failing, found, recorded
 from check_mutations import (
     REGISTER,
@@ -26,8 +27,6 @@ from check_mutations import (
     the_pod,
 )
 from check_worlds import GPU, MEM, NODE, container, host_process, our_pod, pod, pod_uid, process, uuid
-
-JsonObject = dict[str, Any]
 
 
 def clean(world: JsonObject, **options: Any) -> None:

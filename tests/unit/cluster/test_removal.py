@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import forget
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import remove_stale
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_kube import FakeKube, actions, apply_set, merge_patch
@@ -94,15 +94,15 @@ def live(kube, name):
 
 def test_annotations_and_resources_are_removed_from_nodes():
     kube = Nodes(node("gpu1"), node("gpu2"))
-    predicted = forget(kube, {"nodes": ["gpu1", "gone"]}, True)
+    predicted = remove_stale(kube, {"nodes": ["gpu1", "gone"]}, True)
     assert predicted["changed"] and "PATCH" not in predicted["requests"]
-    result = forget(kube, {"nodes": ["gpu1", "gone"]}, False)
+    result = remove_stale(kube, {"nodes": ["gpu1", "gone"]}, False)
     assert result["diff"] == predicted["diff"] and len(result["diff"]) == 1
     assert "capacity aliyun.com/gpu-mem: 32" in result["diff"][0]["before"] and result["diff"][0]["after"] == ""
     assert live(kube, "gpu1")["metadata"]["annotations"] == {"theirs": "x"}
     assert live(kube, "gpu1")["status"] == {"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}}
     assert live(kube, "gpu2")["status"] == node("gpu2")["status"]
-    assert not forget(kube, {"nodes": ["gpu1"]}, False)["changed"]
+    assert not remove_stale(kube, {"nodes": ["gpu1"]}, False)["changed"]
 
 
 @pytest.mark.parametrize("capacity", ["32", "0"])
@@ -111,7 +111,7 @@ def test_kubelets_own_capacity_is_unchanged(capacity):
     one["metadata"]["annotations"] = {}
     one["status"]["capacity"] = {contract.RESOURCE_MEMORY: capacity}
     kube = Nodes(one)
-    assert not forget(kube, {"nodes": ["gpu1"]}, False)["changed"] and not kube.requests["PATCH"]
+    assert not remove_stale(kube, {"nodes": ["gpu1"]}, False)["changed"] and not kube.requests["PATCH"]
     live(kube, "gpu1")["status"]["capacity"][contract.RESOURCE_COUNT] = "2"
-    result = forget(kube, {"nodes": ["gpu1"]}, False)
+    result = remove_stale(kube, {"nodes": ["gpu1"]}, False)
     assert result["diff"][0]["before"] == "capacity aliyun.com/gpu-count: 2\n"

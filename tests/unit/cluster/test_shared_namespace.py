@@ -32,7 +32,7 @@ def metadata(kube):
 
 
 def apply(kube):
-    return apply_set(kube, [terms(metadata(kube), WANTED)["wish"]])
+    return apply_set(kube, [terms(metadata(kube), WANTED)["definition"]])
 
 
 def undo(kube):
@@ -43,7 +43,7 @@ def test_a_created_namespace_is_ours():
     kube = FakeKube()
     assert apply(kube)["changed"] and not apply(kube)["changed"]
     assert metadata(kube)["annotations"][CREATED] == "true" and BEFORE not in metadata(kube)["annotations"]
-    assert {**terms(metadata(kube), WANTED), "wish": {}} == {"ours": True, "wish": {}, "undo": {}}
+    assert {**terms(metadata(kube), WANTED), "definition": {}} == {"ours": True, "definition": {}, "undo": {}}
 
 
 @pytest.mark.parametrize(

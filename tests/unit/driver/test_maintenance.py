@@ -82,7 +82,7 @@ HOSTS = {
         {
             DRAIN: [
                 {"msg": "Failed to delete pod a/b: Cannot evict pod as it would violate the pod's disruption budget."},
-                {"result": "node x already marked unschedulable. 2 Pod(s) deleted from node."},
+                {"result": "2 evicted.", "changed": True},
                 EMPTY,
             ]
         },
@@ -93,7 +93,7 @@ HOSTS = {
     ),
     "resumed": ({"maintenance_node_name": "x"}, {"k8s_info": [kube_node(unschedulable=True, ours=True)]}),
     "unmanaged": ({}, {DRAIN: [{"msg": "Pod deletion errors: cannot delete Pods not managed by: a/b."}]}),
-    "endless": ({"maintenance_drain_timeout": 2}, {DRAIN: [{"result": "1 Pod(s) deleted from node."}]}),
+    "endless": ({"maintenance_drain_timeout": 2}, {DRAIN: [{"result": "1 evicted.", "changed": True}]}),
     "unknown": ({}, {"k8s_info": [{"resources": []}]}),
     "forbidden": ({"maintenance_allowed": "never"}, {}),
     "held": ({}, {UNLOAD: [HELD]}),
@@ -218,7 +218,7 @@ def test_node_is_uncordoned_unless_another_cordoned_it(played):
     ("host", "text", "last"),
     [
         ("unmanaged", "Pod deletion errors: cannot delete Pods not managed by: a/b. (at: Drain the node)", DRAIN),
-        ("endless", "The node still had pods after 2 s: 1 Pod(s) deleted from node. (at: Drain the node)", DRAIN),
+        ("endless", "The node still had pods after 2 s: 1 evicted. (at: Drain the node)", DRAIN),
         ("held", "can't be unloaded: the GPUs are in use by python3 (process 77). It wasn't changed", LOAD),
         # The stopped services run again.
         ("broken", "apt-get failed: no space left (at: Install)", LOAD),

@@ -377,7 +377,7 @@ def test_read_only_boot_is_refused_before_anything_changes():
     ],
 )
 def test_read_only_mount_of_boot(mounts, answer):
-    assert initramfs.read_only(mounts) is answer
+    assert initramfs.boot_read_only(mounts) is answer
 
 
 def test_leftovers_of_a_removed_kernel_are_removed():

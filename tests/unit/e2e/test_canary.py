@@ -11,8 +11,10 @@ import typing as t
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import is_transient
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, LABEL, RUN_LABEL
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
 from suite_cluster import AWAY, FORBIDDEN, SPACE, Cluster, Faults, attempt, node, results, what
 
 TWO = {"Y1": "PASS", "Y2": "PASS", "Y3": "PASS", "Y4": "PASS", "Y5": "skipped", "Y6": "PASS", "Y7": "PASS"}
@@ -236,6 +238,11 @@ def test_a_late_service_account_and_unreadable_events_are_no_failure() -> None:
     cluster = two_cards(late_account=5)
     cluster.failing = {"LIST Event": FORBIDDEN}
     assert results(attempt(cluster)) == TWO
+
+
+def test_only_a_forbidden_request_waits_for_the_service_account() -> None:
+    text = 'serviceaccount "default" not found'
+    assert [is_transient(KubeError(text, status, message=text)) for status in (403, 404)] == [True, False]
 
 
 def test_an_extender_that_frees_late_is_not_a_failure() -> None:

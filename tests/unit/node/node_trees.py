@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 
 TREES = Path(__file__).parent / "trees"
-JsonObject = dict[str, Any]
 
 
 def names() -> list[str]:

@@ -13,6 +13,7 @@ import pynvml
 
 # The lab's driver is compiled by its own tests' helpers.
 import simulated_driver
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import facts as nvml
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import NodeHost
@@ -20,7 +21,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._nvml.processes impo
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Host, Request, Send, read
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.worker import ForkedWorker
 
-JsonObject = dict[str, t.Any]
 GIB = 1 << 30
 NA = (1 << 64) - 1
 PYNVML = str(pynvml.__file__)

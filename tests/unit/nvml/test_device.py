@@ -7,12 +7,12 @@ import typing as t
 from types import SimpleNamespace
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import device as cards
 from hypothesis import given
 from hypothesis import strategies as st
 from nvml_kit import GIB, NA, FakeError, FakeHost, asked, gpu, gpu_uuid, memory, only, process
 
-JsonObject = dict[str, t.Any]
 LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
 MIG_1, MIG_2 = "MIG-aaaaaaaa-0000-5000-8000-000000000001", "MIG-aaaaaaaa-0000-5000-8000-000000000002"
 

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import typing as t
 from collections.abc import Sequence
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import facts as nvml
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.device import unknown_card
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request
 from nvml_kit import gpu_uuid
-
-JsonObject = dict[str, t.Any]
 
 
 class Scripted:

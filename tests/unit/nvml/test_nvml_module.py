@@ -11,10 +11,10 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from nvml_kit import compiled
 from simulated_driver import CARDS, FIRST, SECOND
 
-JsonObject = dict[str, t.Any]
 ROOT = Path(__file__).resolve().parents[3]
 # A Python without nvidia-ml-py, as on a node.
 NODES_PYTHON = "/usr/bin/python3"

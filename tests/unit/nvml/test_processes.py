@@ -7,17 +7,17 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.processes import ContainerCgroup, misreports_processes
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request
 from nvml_kit import GIB, NA, FakeError, FakeHost, FakePynvml, LocalWorker, asked, gpu, only, process
 from test_device import MIG_1, MIG_2, divided, instance
 
-JsonObject = dict[str, t.Any]
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 MPS = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 POD = "c51e6a8f-4b2c-4b1e-9d57-0123456789ab"
-ONE, OTHER = (ContainerCgroup(f"/sys/fs/cgroup/{name}", f"/{name}", POD, name * 64) for name in "ab")
+ONE = ContainerCgroup("/sys/fs/cgroup/a", "/a", POD, "a" * 64)
 
 
 def held(card: JsonObject) -> list[tuple[t.Any, ...]]:

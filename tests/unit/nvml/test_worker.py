@@ -14,10 +14,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import worker as child
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request, Send
 
-JsonObject = dict[str, t.Any]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -99,7 +99,7 @@ def fail(send: Send) -> None:
 )
 def test_an_early_end_is_reported(work: t.Callable[[Send], None], messages: list[JsonObject], detail: str) -> None:
     ended = run(work)
-    assert (ended.ending, ended.detail, list(ended.messages)) == ("died", detail, messages)
+    assert (ended.ending, ended.detail, list(ended.messages)) == ("crashed", detail, messages)
 
 
 def test_a_truncated_message_is_ignored() -> None:
@@ -112,7 +112,7 @@ def test_a_truncated_message_is_ignored() -> None:
                 os._exit(0)
 
     ended = run(work)
-    assert (ended.ending, list(ended.messages)) == ("died", [{"begin": 0}])
+    assert (ended.ending, list(ended.messages)) == ("crashed", [{"begin": 0}])
 
 
 def test_implausibly_many_messages_are_refused() -> None:
@@ -120,7 +120,7 @@ def test_implausibly_many_messages_are_refused() -> None:
         while True:
             send({"card": "x" * (1 << 20)})
 
-    assert run(work, seconds=60).ending == "died"
+    assert run(work, seconds=60).ending == "crashed"
 
 
 def test_the_childs_memory_is_limited() -> None:
@@ -155,7 +155,7 @@ def test_a_failed_fork_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "fork", Mock(side_effect=OSError(11, "Resource temporarily unavailable")))
     ended = run(lambda _send: None)
-    assert (ended.ending, ended.detail) == ("died", "the process can't be started: Resource temporarily unavailable")
+    assert (ended.ending, ended.detail) == ("crashed", "the process can't be started: Resource temporarily unavailable")
     assert len(os.listdir("/proc/self/fd")) == before
 
 

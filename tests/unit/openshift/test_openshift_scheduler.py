@@ -229,7 +229,7 @@ def once_settled(*arguments):
         try:
             return run(*arguments)
         except BadInput as error:
-            if "still being rolled out" not in str(error) or time.monotonic() > end:
+            if error.details.get("code") != "RolloutInProgress" or time.monotonic() > end:
                 raise
         time.sleep(0.05)
 

@@ -173,8 +173,8 @@ def test_both_roles_request_the_same_namespace(release, live):
     hosts = {"localhost": {"scheduler_detected": chosen}}
     more = given(gpushare_namespace="cards", scheduler_detection=chosen, hostvars=hosts)
     more["gpushare_openshift"] = role_templates.defaults("gpushare")["gpushare_openshift"]
-    wanted = role_templates.value("scheduler", "__scheduler_namespace_wish", **more)
-    assert wanted == role_templates.value("gpushare", "__gpushare_namespace_terms", **more)["wish"]
+    wanted = role_templates.value("scheduler", "__scheduler_namespace_definition", **more)
+    assert wanted == role_templates.value("gpushare", "__gpushare_namespace_terms", **more)["definition"]
     assert wanted["metadata"]["name"] == "cards"
     sync = "security.openshift.io/scc.podSecurityLabelSync"
     assert wanted["metadata"]["labels"].get(sync) == ("false" if release else None)

@@ -17,7 +17,6 @@ DRAIN, REBOOT = NodeOptions(maintenance="drain"), NodeOptions(maintenance="reboo
 
 
 NO_DRIVER = {"driver__module_version": None, "driver__library_version": "", "driver__cards": [], "nvswitches": []}
-NO_MODULES = {"kernel__modules": {}}
 # id, severity, options, changed facts, part of the text.
 CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
     ("nouveau-in-use", WARNING, DEFAULT, {"nouveau__loaded": True, "nouveau__refcnt": 2}, "set gpu_maintenance"),

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-JsonObject = dict[str, Any]
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "headless_shell")
 PATIENCE = 120.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-JsonObject = dict[str, Any]
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 LEVELS = ("FAIL", "WARN", "UNKNOWN", "PASS")
 UUID = "GPU-5a4d7f2e-0000-4000-8000-0000000000{:02d}"

@@ -25,7 +25,7 @@ def metrics(*given):
 
 def test_results_findings_and_cards():
     found = metrics(TROUBLE, None)
-    first, sick = ("0", "gpu1", UUID.format(1)), ("3", "gpu1", UUID.format(4))
+    first, unhealthy = ("0", "gpu1", UUID.format(1)), ("3", "gpu1", UUID.format(4))
     expected = {
         ("kubegpu_report_result", "FAIL"): 1,
         ("kubegpu_report_result", "PASS"): 0,
@@ -41,10 +41,10 @@ def test_results_findings_and_cards():
         ("kubegpu_card_memory_used_mebibytes", *first): 13900,
         ("kubegpu_card_memory_foreign_mebibytes", *first): 2048,
         ("kubegpu_card_healthy", *first): 1,
-        ("kubegpu_card_healthy", *sick): 0,
+        ("kubegpu_card_healthy", *unhealthy): 0,
     }
     assert {series: found.get(series) for series in expected} == expected
-    assert ("kubegpu_card_memory_used_mebibytes", *sick) not in found, "what isn't known is no 0"
+    assert ("kubegpu_card_memory_used_mebibytes", *unhealthy) not in found, "what isn't known is no 0"
 
 
 def test_an_allocation_alone_has_cards_alone():

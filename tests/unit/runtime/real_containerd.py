@@ -66,18 +66,6 @@ def of(release: str) -> str:
         pytest.skip(str(missing))
 
 
-@cache
-def binaries() -> tuple[str, ...]:
-    """Return the available programs of the usual releases, the oldest first."""
-    found = []
-    for release in USUAL:
-        try:
-            found.append(find(release))
-        except real_parts.Missing:
-            continue
-    return tuple(found)
-
-
 class Machine(RealSystem):
     """This machine's files, with a simulated unit for a containerd and its configuration."""
 

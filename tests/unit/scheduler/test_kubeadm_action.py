@@ -15,6 +15,7 @@ import real_kubeadm
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as module
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm import cluster_configuration
@@ -24,7 +25,6 @@ from test_kubeadm_config import USERS_LIST, FakeKube, stored
 
 __all__ = ["api_server"]
 
-JsonObject = dict[str, t.Any]
 
 PATH = "/api/v1/namespaces/kube-system/configmaps"
 TEXT = stored("v1beta4", "v1.36.3", USERS_LIST)

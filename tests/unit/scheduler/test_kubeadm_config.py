@@ -14,6 +14,7 @@ import pytest
 import real_kubeadm
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as kubeadm_config
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import (
     ANNOTATION,
@@ -28,8 +29,6 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_po
     VOLUME,
     StaticPod,
 )
-
-JsonObject = dict[str, t.Any]
 
 FLAG = f"--config={CONFIG}"
 SHA256 = "ab" * 32

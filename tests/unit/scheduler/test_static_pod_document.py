@@ -17,12 +17,11 @@ import pytest
 import real_kubeadm
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION, CONFIG, FOLDER
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, StaticPod
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-JsonObject = dict[str, t.Any]
 
 CORPUS = manifest_corpus.editable()
 REFUSED = manifest_corpus.refused()
