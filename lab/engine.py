@@ -223,7 +223,10 @@ def _stop_process() -> None:
 def clean(engine: Engine) -> None:
     """Remove the lab's containers with their volumes, its network and its images."""
     names = list(engine.containers())
-    if names:
+    if names and engine.own:
+        # Their files go with its data folder; removing them one by one takes half a minute more.
+        engine.docker("kill", *names, check=False)
+    elif names:
         engine.docker("rm", "--force", "--volumes", *names)
     for network in engine.out("network", "ls", "--quiet", "--filter", f"label={LABEL}").split():
         engine.docker("network", "rm", network)
