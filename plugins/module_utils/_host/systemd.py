@@ -90,17 +90,34 @@ def naming(system: System, where: Unit, word: str) -> str:
 
 
 def stale(system: System, pid: int, paths: t.Sequence[str]) -> bool:
-    """Return whether a file is newer than the process."""
-    age = process_age(system, pid)
-    if age is None or not paths:
-        return False
-    done = system.run(["stat", "-c", "%.6Y", *paths])
-    now = system.run(["date", "+%s.%N"])
+    """Return whether a file was changed after the process had started."""
+    started = started_at(system, pid)
+    return started is not None and any(one > started + STALE_AFTER_SECONDS for one in changed_at(system, paths))
+
+
+def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:
+    """Return when each of these files that exists was last changed, in seconds since 1970.
+
+    That is the ctime, which only the kernel sets: dpkg and ``cp -p`` give new files an old time of modification.
+    """
+    if not paths:
+        return []
+    done = system.run(["stat", "-L", "-c", "%.6Z", *paths])
     try:
-        started = float(now.out) - age
-        return any(float(line) > started + STALE_AFTER_SECONDS for line in done.out.split())
+        return [float(line) for line in done.out.split()]
     except ValueError:
-        return False
+        return []
+
+
+def started_at(system: System, pid: int) -> float | None:
+    """Return when a process started, in seconds since 1970, or a little earlier; None if it does not exist."""
+    # The clock before the uptime: the time between both makes the process older.
+    now = system.run(["date", "+%s.%N"])
+    age = process_age(system, pid)
+    try:
+        return float(now.out) - age if age is not None else None
+    except ValueError:
+        return None
 
 
 def process_age(system: System, pid: int) -> float | None:

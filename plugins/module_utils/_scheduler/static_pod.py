@@ -18,6 +18,7 @@ from .._core.errors import NotInEffect, ShareError
 from .._host.file_transaction import Backup, FileTransaction, Replacement, check_unchanged
 from .._host.http_probe import Probe
 from .._host.system import System
+from .._host.systemd import changed_at
 from . import control_plane as cp
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
 
@@ -247,10 +248,7 @@ class Apply:
 
     def _written(self, path: str) -> float:
         """Return when a file was written; 0 where that is unknown."""
-        try:
-            return float(self._system.run(["stat", "-c", "%.6Y", path]).out)
-        except ValueError:
-            return 0.0
+        return (changed_at(self._system, [path]) or [0.0])[0]
 
     def _pods(self) -> list[str]:
         return [name for name in self._system.names(cp.LOGS) if name.startswith(cp.POD_PREFIX)]

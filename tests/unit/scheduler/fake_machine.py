@@ -69,7 +69,7 @@ class FakeMachine(MemorySystem):
 
     def done(self, argv: Sequence[str]) -> Done:
         if argv[0] == "mv":
-            for table in (self.files, self.modes, self.mtimes):
+            for table in (self.files, self.modes, self.changed_at):
                 table[argv[3]] = table.pop(argv[2])  # type: ignore[index]
         if argv[:4] == ["stat", "-L", "-c", "%d"]:
             return Done(0, f"{self.devices.get(argv[4], '1')}\n", "")

@@ -20,7 +20,7 @@ class MemorySystem:
     def __init__(self, hostname: str) -> None:
         self.files: dict[str, str] = {"/proc/sys/kernel/hostname": f"{hostname}\n"}
         self.modes: dict[str, int] = {}
-        self.mtimes: dict[str, float] = {}
+        self.changed_at: dict[str, float] = {}
         self.links: dict[str, str] = {}
         self.log: list[str] = []
         self.time = 100.0
@@ -43,7 +43,7 @@ class MemorySystem:
         return 1 << 30
 
     def put(self, path: str, text: str, mode: int) -> None:
-        self.files[path], self.modes[path], self.mtimes[path] = text, mode, BOOT + self.time
+        self.files[path], self.modes[path], self.changed_at[path] = text, mode, BOOT + self.time
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         self.log.append(f"write {path}")
@@ -59,10 +59,9 @@ class MemorySystem:
 
     def done(self, argv: Sequence[str]) -> Done:
         """Return a command's result; an unknown one succeeds without output."""
-        if argv[:3] == ["stat", "-c", "%.6Y"]:
-            if any(path not in self.mtimes for path in argv[3:]):
-                return Done(1, "", "No such file or directory")
-            return Done(0, "".join(f"{self.mtimes[path]:.6f}\n" for path in argv[3:]), "")
+        if argv[:4] == ["stat", "-L", "-c", "%.6Z"]:
+            times = [self.changed_at[path] for path in argv[4:] if path in self.changed_at]
+            return Done(int(len(times) < len(argv[4:])), "".join(f"{one:.6f}\n" for one in times), "")
         if argv[:2] == ["stat", "-c"]:
             return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
         if argv[0] == "date":
