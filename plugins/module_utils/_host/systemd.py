@@ -91,8 +91,22 @@ def naming(system: System, where: Unit, word: str) -> str:
 
 def stale(system: System, pid: int, paths: t.Sequence[str]) -> bool:
     """Return whether a file was changed after the process had started."""
+    return changed_since_start(system, pid, paths, STALE_AFTER_SECONDS) is True
+
+
+def changed_since_start(system: System, pid: int, paths: t.Sequence[str], tolerance: float = 0.0) -> bool | None:
+    """Return whether one of these files was changed since a process started.
+
+    :param paths: those that don't exist are left out.
+    :param tolerance: seconds after the start in which a change doesn't count.
+    :returns: None where that is unknown: there is no such process or file, or the clock was set back.
+    """
     started = started_at(system, pid)
-    return started is not None and any(one > started + STALE_AFTER_SECONDS for one in changed_at(system, paths))
+    changed = max(changed_at(system, paths), default=None)
+    now = _clock(system)
+    if started is None or changed is None or now is None or changed > now:
+        return None
+    return changed >= started + tolerance
 
 
 def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:
@@ -112,10 +126,13 @@ def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:
 def started_at(system: System, pid: int) -> float | None:
     """Return when a process started, in seconds since 1970, or a little earlier; None if it does not exist."""
     # The clock before the uptime: the time between both makes the process older.
-    now = system.run(["date", "+%s.%N"])
-    age = process_age(system, pid)
+    now, age = _clock(system), process_age(system, pid)
+    return now - age if now is not None and age is not None else None
+
+
+def _clock(system: System) -> float | None:
     try:
-        return float(now.out) - age if age is not None else None
+        return float(system.run(["date", "+%s.%N"]).out)
     except ValueError:
         return None
 

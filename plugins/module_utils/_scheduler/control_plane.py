@@ -12,10 +12,13 @@ import posixpath
 import re
 import typing as t
 
+from .._contracts.gpushare import RESOURCE_MEMORY
+from .._core.digest import digest
+from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._host.http_probe import Probe, probe
 from .._host.system import System
-from .._host.systemd import process_age, unit
+from .._host.systemd import changed_since_start, process_age, unit
 from .._host.yaml_text import uncommented
 from .._runtime.containerd_query import EMBEDDED
 from . import embedded
@@ -42,7 +45,10 @@ ARGUMENTS: JsonObject = {
 class RunningScheduler(t.TypedDict):
     """A kube-scheduler process as the module reports it.
 
-    ``version`` is a static pod's, from its log; ``stamp`` is RKE2's SHA-256 of the configuration.
+    ``version`` is a static pod's, from its log; ``stamp`` is RKE2's of the configuration. ``loaded`` has the SHA-256 of
+    the files that the process names, by path and as the process itself sees them; ``fresh`` is false where one of them
+    was changed since the process started, and None where that is unknown. ``extender`` is whether they name the
+    extender's resource; None where they can't be read.
     """
 
     pid: int
@@ -50,6 +56,14 @@ class RunningScheduler(t.TypedDict):
     policy: str
     version: str
     stamp: str
+    fresh: bool | None
+    loaded: dict[str, str]
+    extender: bool | None
+
+
+class _Contents(t.TypedDict):
+    loaded: dict[str, str]
+    extender: bool | None
 
 
 class ControlPlane(t.TypedDict):
@@ -267,21 +281,75 @@ def observe(
         "merged": system.read(own.merged if own is not None else MERGED),
         "patches_dir": patches_dir or "",
         "patches": _patches(system, patches_dir),
-        "running": [
+        "running": _in_server(system, server) if distribution == "k3s" and server else _in_pods(system, server),
+        "health": next((status for url in urls if (status := ask(url))), 0),
+        "pending": system.exists(own.record if own is not None else PENDING),
+        "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
+        "embedded": distribution,
+        "server": server,
+    }
+
+
+def _in_pods(system: System, server: embedded.Server | None) -> list[RunningScheduler]:
+    found: list[RunningScheduler] = []
+    for one in running(system):
+        root = f"/proc/{one.pid}/root"
+        texts = _texts(system, root, one.config, one.policy)
+        changed = changed_since_start(system, one.pid, [root + path for path in texts])
+        found.append(
             {
                 "pid": one.pid,
                 "config": one.config,
                 "policy": one.policy,
                 "version": running_version(system, one.pid),
                 "stamp": embedded.stamp(system, one.pid) if server is not None else "",
+                "fresh": None if changed is None else not changed,
+                **_contents(texts, one.config, one.policy),
             }
-            for one in running(system)
-        ],
-        "health": next((status for url in urls if (status := ask(url))), 0),
-        "pending": system.exists(own.record if own is not None else PENDING),
-        "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": distribution,
-        "server": server,
+        )
+    return found
+
+
+def _in_server(system: System, server: embedded.Server) -> list[RunningScheduler]:
+    """Return k3s's process, of which kube-scheduler is a part."""
+    if not server["active"]:
+        return []
+    texts = _texts(system, "", server["named"])
+    return [
+        {
+            "pid": server["pid"],
+            "config": server["named"],
+            "policy": "",
+            "version": "",
+            "stamp": "",
+            "fresh": not server["stale"],
+            **_contents(texts, server["named"]),
+        }
+    ]
+
+
+def _texts(system: System, root: str, *paths: str) -> dict[str, str]:
+    """Return the files that a process names, as it sees them, by path; without those that can't be read.
+
+    :param root: of the process's files.
+    """
+    found = {}
+    for path in paths:
+        try:
+            text = system.read(root + path) if path.startswith("/") else None
+        except ShareError:
+            continue
+        if text is not None:
+            found[path] = text
+    return found
+
+
+def _contents(texts: t.Mapping[str, str], *named: str) -> _Contents:
+    complete = all(path in texts for path in named if path)
+    has_extender = any(RESOURCE_MEMORY in uncommented(text) for text in texts.values())
+    return {
+        "loaded": {path: digest(text) for path, text in texts.items()},
+        "extender": has_extender if has_extender or complete else None,
     }
 
 

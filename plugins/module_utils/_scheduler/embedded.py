@@ -30,7 +30,7 @@ MOUNT = "kube-scheduler-extra-mount"
 ENV = "kube-scheduler-extra-env"
 DISABLED = "disable-scheduler"
 KEYS = (ARG, MOUNT, DISABLED)
-# Passes the configuration's SHA-256 to RKE2's pod, so that a changed one restarts it.
+# Passes the configuration's stamp to RKE2's pod, so that a changed one restarts it.
 STAMP = "KUBEGPU_SCHEDULER_CONFIG_SHA256"
 
 
@@ -86,6 +86,7 @@ class Server(t.TypedDict):
     version: str
     unit: str
     active: bool
+    pid: int
     data: str
     settings: str
     drop_in_path: str
@@ -124,6 +125,7 @@ def observe(system: System, name: str) -> Server | None:
         "version": version,
         "unit": daemon.name,
         "active": daemon.active,
+        "pid": daemon.pid,
         "data": data_folder(system, kind, daemon),
         "settings": config,
         "drop_in_path": drop_in,
@@ -162,7 +164,7 @@ def relevant(text: str) -> str:
 
 
 def stamp(system: System, pid: int) -> str:
-    """Return the configuration's SHA-256 with which RKE2 started a process."""
+    """Return the configuration's stamp with which RKE2 started a process."""
     for one in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
         name, _equals, value = one.partition("=")
         if name == STAMP:
@@ -171,6 +173,6 @@ def stamp(system: System, pid: int) -> str:
 
 
 def stamp_of(drop_in: str) -> str:
-    """Return the SHA-256 that the drop-in passes to RKE2's next pod."""
-    found = re.search(rf"{STAMP}=([0-9a-f]{{64}})", drop_in)
+    """Return the stamp that the drop-in passes to RKE2's next pod."""
+    found = re.search(rf"{STAMP}=([0-9a-f]{{64}}(?:-[0-9]+)?)", drop_in)
     return found.group(1) if found else ""

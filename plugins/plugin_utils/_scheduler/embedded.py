@@ -35,8 +35,10 @@ from .plan import (
     changed,
     changes_of,
     lease_of,
+    outdated,
     refuse_half_upgraded,
 )
+from .static_pod import Stamp
 
 Settings = dict[str, list[str]]
 
@@ -141,9 +143,14 @@ def _present(
         kubeconfig = posixpath.join(server["data"], "server/cred/scheduler.kubeconfig")
         # The flags that both pass to kube-scheduler, which it ignores with a configuration.
         flags = {"kubeconfig": kubeconfig, "profiling": "false", "address": "127.0.0.1", **_flags(users)}
+        before = observed["ours"]
         text = config.FORM.new(minor, flags, options.extender)
-        files = [File(places.config, observed["ours"], text)]
-    stamp = digest(text) if places.kind.name == "rke2" else ""
+        files = [File(places.config, before, text)]
+    stamp = ""
+    if places.kind.name == "rke2":
+        restart = text != before or outdated(observed, {"config": named or places.config}, "config", text)
+        last = Stamp.parse(embedded.stamp_of(server["drop_in"] or ""))
+        stamp = str(last.following(digest(text), restart=restart, interrupted=observed["pending"]))
     drop_in = _drop_in(places, named, stamp)
     _refuse_overridden(server, drop_in)
     files.append(File(server["drop_in_path"], server["drop_in"], drop_in))

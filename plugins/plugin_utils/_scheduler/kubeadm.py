@@ -235,17 +235,17 @@ POD_PATCH = f"{CONTAINER}90-kubegpu-share+strategic.yaml"
 PATCHES = (FLAG_PATCH, POD_PATCH)
 
 
-def patch_files(sha256: str, flag: str | None = None) -> dict[str, str]:
+def patch_files(stamp: str, flag: str | None = None) -> dict[str, str]:
     """Return the files for ``kubeadm upgrade --patches`` by which a manifest keeps our change.
 
     Files of :data:`PATCHES` that aren't among them have to be removed. Where kubeadm's configuration has the same flag,
     the manifest has it twice with the same value.
 
-    :param sha256: the annotation's value.
+    :param stamp: the annotation's value.
     :param flag: such as ``--config=FILE``, with which our folder is mounted; None where the extender is in the user's
         own file, so only the annotation is ours.
     """
-    pod: JsonObject = {"metadata": {"annotations": {ANNOTATION: sha256}}}
+    pod: JsonObject = {"metadata": {"annotations": {ANNOTATION: stamp}}}
     files: dict[str, str] = {}
     if flag is not None:
         pod["spec"] = {"containers": [{"name": CONTAINER, "volumeMounts": [MOUNT]}], "volumes": [HOST_FOLDER]}

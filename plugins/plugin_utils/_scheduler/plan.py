@@ -32,7 +32,7 @@ from . import config, merged_file
 from .form import Extender, FormName
 from .kubeadm import PATCHES, ExtenderFile, patch_files
 from .merged_file import FORMS
-from .static_pod import StaticPod
+from .static_pod import Stamp, StaticPod
 
 OWN_PATHS = tuple(form.path for form in FORMS.values())
 # From here on the flags of the leader election override the configuration's fields.
@@ -311,12 +311,15 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
         text, noted = merged_file.put_in(path, name, before, minor, options.extender, note, manifest.annotated())
         files, flag = [_note(observed, noted), File(path, before, text)], None
     else:
+        before = _own_texts(observed)[name]
         text = form.new(minor, flags, options.extender)
         files, flag = [], f"--{form.flag}={form.path}"
         manifest.mount(flag)
-    manifest.annotate(digest(text))
+    restart = text != before or outdated(observed, manifest.flags(), name, text)
+    stamp = manifest.stamp().following(digest(text), restart=restart, interrupted=observed["pending"])
+    manifest.annotate(stamp)
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(digest(text), flag))
+    patches = _patches(options, observed, patch_files(str(stamp), flag))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     return [
         *files,
@@ -327,9 +330,25 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
     ]
 
 
+def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName, text: str) -> bool:
+    """Whether kube-scheduler runs with these flags and hasn't loaded this text of the file that it names.
+
+    A file that was changed and changed back looks right, and the process between both has loaded something else.
+
+    :param flags: by their names without dashes.
+    :param form: of the file.
+    """
+    config_path, policy_path = (flags.get(FORMS[name].flag, "") for name in ("config", "policy"))
+    path = {"config": config_path, "policy": policy_path}[form]
+    mine = [one for one in observed["running"] if (one["config"], one["policy"]) == (config_path, policy_path)]
+    sha256 = digest(text)
+    loaded = [one for one in mine if one["fresh"] is not False and one["loaded"].get(path, sha256) == sha256]
+    return bool(mine) and not loaded
+
+
 def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> list[File]:
     files: list[File] = []
-    stamp = manifest.annotation()
+    stamp = manifest.stamp().sha256
     note = merged_file.read(observed["merged"])
     for form, path in _merged_paths(manifest, note):
         text = _text_of(form, path, observed)
@@ -341,7 +360,7 @@ def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> li
     manifest.restore(annotation=not (stamp in gone and not changed(files)))
     if changed(files) and manifest.text() == observed["manifest"]:
         # The manifest was regenerated without our annotation: kubelet restarts the pod only if it changes.
-        manifest.annotate(digest(changed(files)[0].after or ""))
+        manifest.annotate(Stamp(digest(changed(files)[0].after or "")))
     files += _patches(options, observed, {})
     rest = [*_own_files(observed, {}), _note(observed, None)]
     return [*files, File(observed["manifest_path"], observed["manifest"], manifest.text()), *rest]
@@ -408,9 +427,13 @@ def _note(observed: ControlPlane, note: merged_file.Note | None) -> File:
     return File(cp.MERGED, observed["merged"], note.text() if note is not None else None)
 
 
+def _own_texts(observed: ControlPlane) -> dict[FormName, str | None]:
+    return {"config": observed["ours"], "policy": observed["ours_policy"]}
+
+
 def _own_files(observed: ControlPlane, after: t.Mapping[FormName, str]) -> list[File]:
-    before = {"config": observed["ours"], "policy": observed["ours_policy"]}
-    return [File(form.path, before[name], after.get(form.name)) for name, form in FORMS.items()]
+    before = _own_texts(observed)
+    return [File(form.path, before[form.name], after.get(form.name)) for form in FORMS.values()]
 
 
 def _patches(options: Options, observed: ControlPlane, wanted: t.Mapping[str, str]) -> list[File]:

@@ -29,6 +29,34 @@ MOUNT: JsonObject = {"mountPath": FOLDER, "name": VOLUME, "readOnly": True}
 HOST_FOLDER: JsonObject = {"hostPath": {"path": FOLDER, "type": "Directory"}, "name": VOLUME}
 
 
+class Stamp(t.NamedTuple):
+    """Names a configuration in kube-scheduler's manifest, so that another one makes kubelet start a new process.
+
+    :param sha256: of the configuration's text.
+    :param number: makes stamps of one text differ.
+    """
+
+    sha256: str
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Stamp:
+        sha256, _dash, number = text.partition("-")
+        return cls(sha256, int(number) if number.isdigit() else 0)
+
+    def following(self, sha256: str, *, restart: bool, interrupted: bool) -> Stamp:
+        """Return the stamp of the next configuration.
+
+        :param restart: the process may not have loaded this text, so the stamp has to differ.
+        :param interrupted: an earlier run was, so kubelet may still run the pod of the stamp before this one.
+        """
+        again = restart and (interrupted or sha256 == self.sha256)
+        return Stamp(sha256, self.number + again)
+
+    def __str__(self) -> str:
+        return f"{self.sha256}-{self.number}" if self.number else self.sha256
+
+
 class StaticPod:
     """kube-scheduler's manifest while it is edited.
 
@@ -139,12 +167,13 @@ class StaticPod:
     def annotated(self) -> bool:
         return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
 
-    def annotation(self) -> str:
-        return str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or "")
+    def stamp(self) -> Stamp:
+        """Return the annotation's stamp; an empty one without the annotation."""
+        return Stamp.parse(str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or ""))
 
-    def annotate(self, sha256: str) -> None:
-        if self.annotation() != sha256:
-            self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
+    def annotate(self, stamp: Stamp) -> None:
+        if self.stamp() != stamp:
+            self._document.set((*ANNOTATIONS, ANNOTATION), str(stamp))
 
     def mount(self, flag: str = f"--config={CONFIG}") -> None:
         """Mount our folder in the container, and add the flag that names a file in that folder.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
@@ -28,7 +29,12 @@ class MemorySystem:
     def read(self, path: str) -> str | None:
         if path == "/proc/uptime":
             return f"{self.time:.2f} 0.00\n"
-        return self.files.get(path)
+        return self.files.get(self.seen(path))
+
+    def seen(self, path: str) -> str:
+        """The file of a path below the root of a process, which sees the machine's own."""
+        found = re.match(r"/proc/(\d+)/root(/.*)", path)
+        return found[2] if found and f"/proc/{found[1]}/stat" in self.files else path
 
     def names(self, path: str) -> list[str]:
         return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
@@ -60,7 +66,7 @@ class MemorySystem:
     def done(self, argv: Sequence[str]) -> Done:
         """Return a command's result; an unknown one succeeds without output."""
         if argv[:4] == ["stat", "-L", "-c", "%.6Z"]:
-            times = [self.changed_at[path] for path in argv[4:] if path in self.changed_at]
+            times = [self.changed_at[path] for path in map(self.seen, argv[4:]) if path in self.changed_at]
             return Done(int(len(times) < len(argv[4:])), "".join(f"{one:.6f}\n" for one in times), "")
         if argv[:2] == ["stat", "-c"]:
             return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")

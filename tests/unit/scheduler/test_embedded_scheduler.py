@@ -222,6 +222,30 @@ def test_k3s_older_than_its_configuration_is_restarted() -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("users", [False, True], ids=["ours", "the user's"])
+def test_rewritten_configuration_is_loaded_anew(name: str, users: bool) -> None:
+    """Another program rewrites the file, kube-scheduler ends and starts with it, and then site.yml runs."""
+    path = "/etc/rancher/mine.yaml" if users else embedded.PLACES[name].config
+    server = FakeServer(name, f"kube-scheduler-arg: [config={path}]\n" if users else "")
+    server.put(path, manifests.USERS_CONFIG, 0o644)
+    for restarts in (0, 1, 2):
+        server.restart()
+        server.sleep(10)
+        run(server, PRESENT)
+        [seen] = observe(server)["running"]
+        assert (seen["fresh"], seen["extender"], server.loaded == server.files[path]) == (True, True, True), restarts
+        assert plan(server, PRESENT).plan.empty, "the process has loaded it"
+        server.sleep(10)
+        server.put(path, manifests.USERS_CONFIG, 0o644)
+        server.sleep(10)
+        server.container_restarts()
+        server.sleep(10)
+        assert server.loaded == manifests.USERS_CONFIG
+    run(server, ABSENT)
+    assert plan(server, ABSENT).plan.empty
+
+
+@BOTH
 @pytest.mark.parametrize("refused", [False, pytest.param(True, marks=pytest.mark.long)], ids=["good", "bad"])
 @pytest.mark.parametrize(
     ("first", "wanted"), [(None, PRESENT), (PRESENT, ABSENT), pytest.param(PRESENT, OTHER, marks=pytest.mark.long)]

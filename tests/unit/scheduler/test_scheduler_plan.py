@@ -56,9 +56,9 @@ class Machine:
             self.paths.update(more.arguments)
             return make_plan(options, self.observed(**changes))
 
-    def run(self, options: Options, files: int | None = None) -> t.Any:
+    def run(self, options: Options, files: int | None = None, **changes: t.Any) -> t.Any:
         """Carry out a plan, or only the first so many of its files."""
-        planned = self.plan(options)
+        planned = self.plan(options, **changes)
         for row in planned.files[:files]:
             assert self.files.get(row.path) == row.before
             self.files[row.path] = row.after
@@ -151,6 +151,20 @@ def test_right_files_and_unhealthy_scheduler_need_a_restart(
     planned = machine.plan(PRESENT, **changes)
     assert planned.files == ()
     assert [(one.header, one.before) for one in planned.plan.changes] == [(CONTAINER, f"{words}\n")]
+
+
+@pytest.mark.parametrize("facts", [{"fresh": False}, {"loaded": {CONFIG: "another"}}])
+def test_process_that_has_not_loaded_the_configuration_is_replaced(machine: Machine, facts: dict[str, t.Any]) -> None:
+    sha256 = hashlib.sha256((machine.run(PRESENT).files[0].after or "").encode()).hexdigest()
+    for number in (1, 2):
+        planned = machine.run(PRESENT, running=[process(config=CONFIG, **facts)])
+        assert [row.path for row in planned.files] == [cp.MANIFEST] and planned.restarts
+        assert f"{ANNOTATION}: {sha256}-{number}\n" in (machine.files[cp.MANIFEST] or "")
+        assert machine.plan(PRESENT).plan.empty
+    twice = [process(config=CONFIG, **facts), process(config=CONFIG)]
+    assert machine.plan(PRESENT, running=twice).plan.empty, "the other one ends"
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: KUBEADM}
 
 
 def test_absent_plans_nothing_unless_a_run_was_interrupted() -> None:
