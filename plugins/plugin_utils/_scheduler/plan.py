@@ -39,6 +39,8 @@ OWN_PATHS = tuple(form.path for form in FORMS.values())
 FLAGS_LEAD_SINCE = 23
 # Where the version is unknown.
 NEWEST = 99
+# kubespray writes it at every run of its cluster.yml, with the extenders of this variable.
+KUBESPRAY_FILE, KUBESPRAY_EXTENDERS = "kubescheduler-config.yaml", "kube_scheduler_extenders"
 # With these locks kube-schedulers don't use a lease.
 NO_LEASE = ("endpoints", "configmaps")
 
@@ -86,6 +88,7 @@ class SchedulerPlan:
     :param before: the same two of the process that runs with the old files.
     :param lease: namespace and name of the lease that it takes; None where it takes none.
     :param lease_certain: whether it is known to take one.
+    :param warnings: what the user has to do beside this change, each a sentence.
     """
 
     plan: Plan
@@ -98,6 +101,7 @@ class SchedulerPlan:
     manifest: str = cp.MANIFEST
     lease: tuple[str, str] | None = None
     lease_certain: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def restarts(self) -> bool:
@@ -187,6 +191,24 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         urls=manifest.urls(options.version),
         manifest=path,
         lease=lease_of(_config_after(observed, files, named[0]), after, _minor_or_newest(manifest, options)),
+        warnings=_kubespray_warnings(options, files),
+    )
+
+
+def _kubespray_warnings(options: Options, files: t.Sequence[File]) -> tuple[str, ...]:
+    """Name the variable by which kubespray itself keeps the extender in its file, or adds it again."""
+    named = [one.path for one in files if posixpath.basename(one.path) == KUBESPRAY_FILE]
+    if not named:
+        return ()
+    if not options.present:
+        return (
+            f"{named[0]} is kubespray's: remove the extender from {KUBESPRAY_EXTENDERS} in its inventory too, or its "
+            "next cluster.yml adds it again",
+        )
+    entry = yaml.safe_dump([options.extender.entry()], sort_keys=False, default_flow_style=True, width=1 << 20)
+    return (
+        f"{named[0]} is kubespray's, and its next cluster.yml writes it without the extender: set this variable in its "
+        f"inventory, {KUBESPRAY_EXTENDERS}: {entry.strip()}",
     )
 
 

@@ -304,6 +304,29 @@ def test_configuration_replaced_by_the_users() -> None:
     assert set(machine.left()) == {cp.MERGED, USERS_PATH, cp.MANIFEST}
 
 
+KUBESPRAYS = "/etc/kubernetes/kubescheduler-config.yaml"
+
+
+def test_kubesprays_file_is_handed_over_to_kubespray() -> None:
+    machine = Machine(
+        manifests.mounted(KUBEADM, f"--config={KUBESPRAYS}", KUBESPRAYS, KUBESPRAYS),
+        **{KUBESPRAYS: manifests.USERS_CONFIG},
+    )
+    [warning] = machine.run(PRESENT).warnings
+    assert warning.startswith(f"{KUBESPRAYS} is kubespray's, and its next cluster.yml writes it without the extender")
+    variable = yaml.safe_load(warning[warning.index("kube_scheduler_extenders:") :])
+    assert variable == {"kube_scheduler_extenders": [EXTENDER.entry()]}
+    # cluster.yml writes it in its own layout.
+    theirs = {**yaml.safe_load(manifests.USERS_CONFIG), "extenders": variable["kube_scheduler_extenders"]}
+    machine.files[KUBESPRAYS] = yaml.safe_dump(theirs)
+    again = machine.run(PRESENT)
+    assert KUBESPRAYS not in [row.path for row in again.files] and again.warnings == ()
+    assert machine.plan(PRESENT).plan.empty
+    [warning] = machine.run(ABSENT).warnings
+    assert "remove the extender from kube_scheduler_extenders in its inventory too" in warning
+    assert machine.plan(ABSENT).warnings == ()
+
+
 # --------------------------------------------------------------------------- the note of the user's file
 
 
