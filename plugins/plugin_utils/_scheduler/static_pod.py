@@ -50,8 +50,9 @@ class Stamp(t.NamedTuple):
         :param restart: the process may not have loaded this text, so the stamp has to differ.
         :param interrupted: an earlier run was, so kubelet may still run the pod of the stamp before this one.
         """
-        again = restart and (interrupted or sha256 == self.sha256)
-        return Stamp(sha256, self.number + again)
+        if restart and (interrupted or sha256 == self.sha256):
+            return Stamp(sha256, self.number + 1)
+        return self if sha256 == self.sha256 else Stamp(sha256)
 
     def __str__(self) -> str:
         return f"{self.sha256}-{self.number}" if self.number else self.sha256
