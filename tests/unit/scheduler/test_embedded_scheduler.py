@@ -180,12 +180,70 @@ kube-scheduler-extra-mount+: ["/a:/a",
         "disable-scheduler": False,
         "kube-scheduler-extra-mount+": ["/a:/a", "/b:/b"],
     }
-    assert embedded.relevant('{"token": "secret"}') == "{}"
     assert "secret" not in json.dumps(observe(FakeServer("k3s")))
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"token": "secret"}', {}),
+        (
+            '{"token": "secret", "kube-scheduler-arg": ["v=2"], "kube-scheduler-arg+": ["v=3"]}',
+            {"kube-scheduler-arg": ["v=2"], "kube-scheduler-arg+": ["v=3"]},
+        ),
+        (
+            """{token: secret, kube-scheduler-arg: [v=2, 'a, b'], # kube-scheduler-arg: secret
+            "x": {y: [secret]}, it's: secret, 'disable-scheduler' : no, z: "sec\\"ret, kube-scheduler-arg: [x"} # end
+            """,
+            {"kube-scheduler-arg": ["v=2", "a, b"], "disable-scheduler": False},
+        ),
+        # Anchors of other lists of arguments; of single items the others stay.
+        (
+            "kube-controller-manager-arg:\n- &one x=1\n- secret\nkube-apiserver-arg: &all\n  - v=2\n  - *one\n"
+            "kubelet-arg: &other [secret]\nkube-scheduler-arg: *all\n",
+            {"kube-apiserver-arg": ["v=2", "x=1"], "kube-controller-manager-arg": ["x=1"]}
+            | {"kube-scheduler-arg": ["v=2", "x=1"]},
+        ),
+        # What can't be cut safely is refused by the plan.
+        ("{token: secret, kube-scheduler-arg: [v=2", None),
+        ("{kube-scheduler-arg: [v=2]} x", None),
+        ("token: &t secret\nkube-scheduler-arg: [*t]\n", None),
+        ("kube-apiserver-arg: [&q v=2, secret]\nkube-scheduler-arg: [*q]\n", None),
+    ],
+)
+def test_settings_in_other_styles(text: str, kept: dict[str, t.Any] | None) -> None:
+    found = embedded.relevant(text)
+    assert "secret" not in found
+    if kept is not None:
+        assert yaml.safe_load(found) == kept
+        return
+    server = FakeServer("k3s")
+    server.put(server.places.kind.config, text, 0o600)
+    with pytest.raises(BadInput, match=r"config.yaml: its settings of kube-scheduler can't be read"):
+        plan(server, PRESENT)
+
+
+@BOTH
+def test_server_that_rancher_has_provisioned(name: str) -> None:
+    """Rancher writes its settings as JSON to 50-rancher.yaml, at every change of the cluster, and leaves our file."""
+    server = FakeServer(name, "node-label: [a=b]\n")
+    ranchers = {"token": "secret", "kube-scheduler-arg": ["secure-port=10259"], "tls-san": ["x"]}
+    path = f"{server.places.kind.folder}/50-rancher.yaml"
+    server.put(path, json.dumps(ranchers, indent=2), 0o600)
+    before = kept(server)
+    run(server, PRESENT)
+    assert {f"--config={server.places.config}", "--secure-port=10259"} <= set(server.arguments)
+    server.put(path, json.dumps({**ranchers, "kube-scheduler-arg": ["secure-port=10259", "v=4"]}), 0o600)
+    server.restart()
+    server.sleep(10)
+    assert {f"--config={server.places.config}", "--v=4"} <= set(server.arguments) and plan(server, PRESENT).plan.empty
+    server.put(path, before[path], 0o600)
+    run(server, ABSENT)
+    assert kept(server) == before and "secret" not in json.dumps(observe(server))
+
+
 def test_configuration_in_a_comment_ignored() -> None:
-    settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n"
+    settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n- x-config=/b\n"
     server = FakeServer("k3s", settings)
     assert (embedded.observe(server, "k3s") or {})["named"] == "/a"
 
