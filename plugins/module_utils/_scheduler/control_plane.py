@@ -32,6 +32,10 @@ STAGED = f"{FOLDER}/.staged-kube-scheduler.yaml"
 LOGS = "/var/log/pods"
 POD_PREFIX = f"kube-system_{CONTAINER}-"
 
+# kube-scheduler's ports with TLS, which it serves since 1.SECURE_SINCE, and without.
+SECURE_PORT, INSECURE_PORT, SECURE_SINCE = "10259", "10251", 12
+HEALTH_FLAGS = ("bind-address", "secure-port", "address", "port")
+
 KUBELET = "kubelet.service"
 KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 
@@ -105,11 +109,10 @@ class Process(t.NamedTuple):
 def flag(text: str, name: str) -> str:
     """Return a flag's value in a manifest, without a YAML library; empty where it isn't set.
 
-    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``.
+    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last.
     """
     value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
-    found = re.search(value, uncommented(text))
-    return found.group(1) if found else ""
+    return next(reversed(re.findall(value, uncommented(text))), "")
 
 
 def running(system: System) -> list[Process]:
@@ -150,12 +153,14 @@ def _belongs_to(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
 
 
 def _value(argv: t.Sequence[str], name: str) -> str:
+    """Return a flag's value; of several the last counts."""
+    found = ""
     for number, word in enumerate(argv):
         if word.startswith(f"{name}="):
-            return word[len(name) + 1 :]
-        if word == name and number + 1 < len(argv):
-            return argv[number + 1]
-    return ""
+            found = word[len(name) + 1 :]
+        elif word == name and number + 1 < len(argv):
+            found = argv[number + 1]
+    return found
 
 
 def running_version(system: System, pid: int) -> str:
@@ -182,7 +187,20 @@ def restarts(system: System, pod: str) -> int:
 
 def health_url(manifest: str) -> str:
     """Return the URL of kube-scheduler's /healthz on this machine, which every version serves."""
-    return f"{server_url(flag(manifest, 'bind-address'), flag(manifest, 'secure-port') or '10259')}/healthz"
+    found = re.match(r"1\.([0-9]+)", image_version(manifest))
+    flags = {name: value for name in HEALTH_FLAGS if (value := flag(manifest, name))}
+    return f"{health_base(flags, int(found.group(1)) if found else None)}/healthz"
+
+
+def health_base(flags: t.Mapping[str, str], minor: int | None) -> str:
+    """Return the URL of the port on which kube-scheduler serves its health, without a path.
+
+    :param flags: by their names without dashes.
+    :param minor: of kube-scheduler 1.``minor``; None where it is unknown.
+    """
+    if flags.get("secure-port") == "0" or (minor is not None and minor < SECURE_SINCE):
+        return server_url(flags.get("address", ""), flags.get("port") or INSECURE_PORT, "http")
+    return server_url(flags.get("bind-address", ""), flags.get("secure-port") or SECURE_PORT)
 
 
 def server_url(address: str, port: str | int, scheme: str = "https") -> str:

@@ -341,7 +341,7 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
     stamp = manifest.stamp().following(digest(text), restart=restart, interrupted=observed["pending"])
     manifest.annotate(stamp)
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(str(stamp), flag))
+    patches = _patches(options, observed, patch_files(str(stamp), flag, manifest.volume_names().ours))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     return [
         *files,

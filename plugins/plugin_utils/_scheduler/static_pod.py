@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import typing as t
 
 from ...module_utils._core.errors import BadInput
@@ -184,12 +185,17 @@ class StaticPod:
         flags = (*self._container, self._flag_list())
         if flag not in _words(self._get()):
             self._document.append(flags, flag)
-        mounts = (*self._container, "volumeMounts")
-        for number, one in enumerate(self._get("volumeMounts") or []):
-            if posixpath.normpath(str(one.get("mountPath"))) == FOLDER and one.get("name") != VOLUME:
-                raise self._refused((*mounts, number), f"mounts {one.get('name')} at {FOLDER}, the path of our folder")
-        put_ours(self._document, mounts, MOUNT)
-        put_ours(self._document, ("spec", "volumes"), HOST_FOLDER)
+        mounts, names = (*self._container, "volumeMounts"), self.volume_names()
+        there = self._get("volumeMounts") or []
+        for number in sorted(set(range(len(there))) - set(names.among(there))):
+            if posixpath.normpath(str(there[number].get("mountPath"))) == FOLDER:
+                name = there[number].get("name")
+                raise self._refused((*mounts, number), f"mounts {name} at {FOLDER}, the path of our folder")
+        put_ours(self._document, mounts, MOUNT, names)
+        put_ours(self._document, ("spec", "volumes"), HOST_FOLDER, names)
+
+    def volume_names(self) -> VolumeNames:
+        return VolumeNames.of(self._document.get(("spec", "volumes")) or [])
 
     def restore(self, *, annotation: bool = True) -> None:
         """Remove everything of ours: each flag that names a file of our folder, the folder, the annotation.
@@ -201,8 +207,9 @@ class StaticPod:
             words = [str(word) for word in self._get(name) or []]
             for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
                 self._document.delete((*self._container, name, number))
+        names = self.volume_names()
         for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
-            remove_ours(self._document, path)
+            remove_ours(self._document, path, names)
         if annotation and self.annotated():
             self._document.delete((*ANNOTATIONS, ANNOTATION))
 
@@ -213,19 +220,24 @@ class StaticPod:
 
     def urls(self, version: str | None) -> tuple[str, ...]:
         """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags."""
-        asked = self._get("livenessProbe", "httpGet") or {}
-        flags = self.flags()
-        address = str(asked.get("host") or flags.get("bind-address") or "")
-        port = asked.get("port") or flags.get("secure-port") or 10259
-        if isinstance(port, str) and not port.isdigit():
-            ports = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}
-            port = ports.get(port) or 10259
-        base = cp.server_url(address, port, str(asked.get("scheme") or "HTTPS").lower())
         try:
-            minor = config.minor_of(self.image, version)
+            minor: int | None = config.minor_of(self.image, version)
         except BadInput:
-            minor = 0
-        return tuple(base + path for path in config.health_paths(minor))
+            minor = None
+        base = self._probed() or cp.health_base(self.flags(), minor)
+        return tuple(base + path for path in config.health_paths(minor or 0))
+
+    def _probed(self) -> str:
+        """Return the URL that kubelet's probe asks, without its path; empty without a probe."""
+        asked = self._get("livenessProbe", "httpGet") or {}
+        port = asked.get("port")
+        if isinstance(port, str) and not port.isdigit():
+            port = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}.get(port)
+        if not port:
+            return ""
+        scheme = str(asked.get("scheme") or "HTTP").lower()
+        listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
+        return cp.server_url(str(asked.get("host") or listens), port, scheme)
 
 
 def _words(container: JsonObject) -> list[str]:
@@ -233,15 +245,50 @@ def _words(container: JsonObject) -> list[str]:
     return [str(word) for one in lists if isinstance(one, list) for word in one]
 
 
-def put_ours(document: Document, path: Path, item: JsonObject) -> None:
+class VolumeNames(t.NamedTuple):
+    """The names of volumes that look like ours.
+
+    :param ours: of our volume, or the first free one.
+    :param foreign: of a user's volumes, which are of other folders.
+    """
+
+    ours: str
+    foreign: frozenset[str]
+
+    @classmethod
+    def of(cls, volumes: t.Sequence[JsonObject]) -> VolumeNames:
+        """Read them from the volumes of a manifest or of kubeadm's configuration."""
+        folders = {}
+        for one in volumes:
+            folder = one.get("hostPath")
+            folders[str(one.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
+        alike = [name for name in folders if _OURS.fullmatch(name)]
+        mine = [name for name in alike if posixpath.normpath(folders[name]) == FOLDER]
+        free = (name for number in range(len(folders) + 1) if (name := _numbered(number)) not in folders)
+        return cls(mine[0] if mine else next(free), frozenset(alike) - set(mine))
+
+    def among(self, items: t.Sequence[JsonObject]) -> list[int]:
+        """Return the numbers of our volumes or mounts in a list."""
+        names = [str(one.get("name")) for one in items]
+        return [number for number, name in enumerate(names) if _OURS.fullmatch(name) and name not in self.foreign]
+
+
+_OURS = re.compile(rf"{VOLUME}(?:-[0-9]+)?")
+
+
+def _numbered(number: int) -> str:
+    return f"{VOLUME}-{number}" if number else VOLUME
+
+
+def put_ours(document: Document, path: Path, item: JsonObject, names: VolumeNames) -> None:
     """Let a list of volumes or mounts have exactly this one of ours."""
-    if [one for one in document.get(path) or [] if one.get("name") == VOLUME] != [item]:
-        remove_ours(document, path)
+    item, items = {**item, "name": names.ours}, document.get(path) or []
+    if [items[number] for number in names.among(items)] != [item]:
+        remove_ours(document, path, names)
         document.append(path, item)
 
 
-def remove_ours(document: Document, path: Path) -> None:
+def remove_ours(document: Document, path: Path, names: VolumeNames) -> None:
     """Remove our volumes or mounts from a list."""
-    numbers = [number for number, one in enumerate(document.get(path) or []) if one.get("name") == VOLUME]
-    for number in reversed(numbers):
+    for number in reversed(names.among(document.get(path) or [])):
         document.delete((*path, number))

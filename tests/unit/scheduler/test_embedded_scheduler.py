@@ -94,6 +94,24 @@ def test_users_configuration_gets_the_extender(name: str, where: str) -> None:
     assert kept(server) == before and plan(server, ABSENT).plan.empty
 
 
+@pytest.mark.parametrize("mount", ["/srv/scheduler:/conf", "/srv/scheduler/mine.yaml:/conf/mine.yaml:ro"])
+def test_users_configuration_behind_a_mount_of_rke2(mount: str) -> None:
+    settings = f"kube-scheduler-arg: [config=/conf/mine.yaml]\nkube-scheduler-extra-mount: ['/x:/', '{mount}']\n"
+    server = FakeServer("rke2", settings)
+    server.put("/srv/scheduler/mine.yaml", manifests.USERS_CONFIG, 0o644)
+    server.restart()
+    server.sleep(10)
+    before = kept(server)
+    planned = run(server, PRESENT)
+    assert "/srv/scheduler/mine.yaml" in [one.path for one in planned.files] and planned.config == "/conf/mine.yaml"
+    assert EXTENDER.url in server.loaded and planned.lease == ("kube-system", "kube-scheduler")
+    [seen] = observe(server)["running"]
+    assert (seen["fresh"], seen["extender"]) == (True, True) and plan(server, PRESENT).plan.empty
+    del server.files[server.places.merged]
+    run(server, ABSENT)
+    assert kept(server) == before and plan(server, ABSENT).plan.empty
+
+
 @pytest.mark.parametrize(
     ("version", "settings", "address"),
     [
@@ -143,7 +161,12 @@ def test_settings_overridden_by_a_later_file_refused(server: FakeServer) -> None
 @pytest.mark.parametrize(
     ("settings", "changes", "words"),
     [
-        ("kube-scheduler-arg: [config=/a, config=/b]\n", {}, "names two configurations for kube-scheduler, /a and /b"),
+        # Of two configurations the last counts.
+        (
+            "kube-scheduler-arg: [config=/a, config=/b]\n",
+            {},
+            "^/b, which k3s gives kube-scheduler as its --config, doesn't",
+        ),
         ("disable-scheduler: true\n", {}, "k3s runs no kube-scheduler on this machine"),
         ("kube-scheduler-arg: [config=/a]\n", {}, "/a, which k3s gives kube-scheduler as its --config, doesn't exist"),
         ("kube-scheduler-arg: [config=/a\n", {}, r"/etc/rancher/k3s/config.yaml: its settings of .* can't be read"),

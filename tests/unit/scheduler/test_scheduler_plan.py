@@ -97,6 +97,60 @@ def test_kubeadm_manifest_of_each_version(minor: int) -> None:
     assert machine.plan(ABSENT).plan.empty
 
 
+PLAIN_PROBE = "        host: 127.0.0.1\n        path: /healthz\n        port: 10251\n"
+
+
+@pytest.mark.parametrize(
+    ("probe", "flag", "image", "url"),
+    [
+        # kubelet asks by HTTP where the probe doesn't name a scheme.
+        (PLAIN_PROBE, "--leader-elect=true", "v1.18.9", "http://127.0.0.1:10251/healthz"),
+        (
+            PLAIN_PROBE.replace("host: 127.0.0.1", "scheme: HTTP"),
+            "--address=::1",
+            "v1.18.9",
+            "http://[::1]:10251/healthz",
+        ),
+        (None, "--leader-elect=true", "v1.18.9", "https://127.0.0.1:10259/healthz"),
+        (None, "--secure-port=0", "v1.18.9", "http://127.0.0.1:10251/healthz"),
+        (None, "--port=10300", "v1.11.9", "http://127.0.0.1:10300/healthz"),
+    ],
+)
+def test_health_is_asked_where_kube_scheduler_serves_it(probe: str | None, flag: str, image: str, url: str) -> None:
+    pod = yaml.safe_load(manifests.kubeadm(18))
+    [container] = pod["spec"]["containers"]
+    container["image"] = f"k8s.gcr.io/kube-scheduler:{image}"
+    container["command"].append(flag)
+    del container["livenessProbe"]
+    if probe:
+        container["livenessProbe"] = {"httpGet": yaml.safe_load(probe)}
+    assert Machine(yaml.safe_dump(pod)).plan(PRESENT).urls == (url,)
+
+
+@pytest.mark.parametrize("taken", [("kubegpu-share",), ("kubegpu-share", "kubegpu-share-1")])
+def test_users_volume_of_our_name_stays(taken: tuple[str, ...]) -> None:
+    pod = yaml.safe_load(KUBEADM)
+    for name in taken:
+        pod["spec"]["volumes"].append({"name": name, "hostPath": {"path": f"/srv/{name}"}})
+        pod["spec"]["containers"][0]["volumeMounts"].append({"name": name, "mountPath": f"/srv/{name}"})
+    manifest = yaml.safe_dump(pod)
+    machine = Machine(manifest)
+    options = dataclasses.replace(PRESENT, patches_dir="/p")
+    planned = machine.plan(options, patches_dir="/p")
+    after = yaml.safe_load(next(row.after for row in planned.files if row.path == cp.MANIFEST))
+    for before, now in (
+        (pod["spec"]["volumes"], after["spec"]["volumes"]),
+        (pod["spec"]["containers"][0]["volumeMounts"], after["spec"]["containers"][0]["volumeMounts"]),
+    ):
+        assert now[:-1] == before and now[-1]["name"] == f"kubegpu-share-{len(taken)}"
+    [patch] = [yaml.safe_load(row.after or "") for row in planned.files if row.path.endswith("strategic.yaml")]
+    assert patch["spec"]["volumes"] == after["spec"]["volumes"][-1:]
+    machine.run(PRESENT)
+    assert machine.plan(PRESENT).plan.empty
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: manifest}
+
+
 def test_a_manifest_in_another_style() -> None:
     machine = Machine(manifests.FULL)
     planned = machine.run(PRESENT)

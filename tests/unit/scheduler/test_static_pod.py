@@ -402,6 +402,8 @@ def test_the_module_needs_a_plan(machine: FakeMachine) -> None:
         ('{"command":["x # y","--config=/a/b"]}', "/a/b"),
         ("- --x=it's # don't --config=/old\n", ""),
         ('- --x="a # --config=/old"\n', ""),
+        # The last counts.
+        ("- --config=/old\n- --config\n- /a/b\n", "/a/b"),
     ],
 )
 def test_flag(text: str, value: str) -> None:
@@ -414,6 +416,12 @@ def test_flag(text: str, value: str) -> None:
         (KUBEADM, "https://127.0.0.1:10259/healthz"),
         (manifests.FULL, "https://127.0.0.1:10260/healthz"),
         (KUBEADM.replace("--bind-address=127.0.0.1", "--bind-address=::"), "https://[::1]:10259/healthz"),
+        (KUBEADM.replace("--leader-elect=true", "--secure-port=0"), "http://127.0.0.1:10251/healthz"),
+        (KUBEADM.replace(":v1.36.3", ":v1.11.9"), "http://127.0.0.1:10251/healthz"),
+        (
+            KUBEADM.replace("--leader-elect=true", "--port=10300").replace(":v1.36.3", ":v1.11.9"),
+            "http://127.0.0.1:10300/healthz",
+        ),
     ],
 )
 def test_health_url(manifest: str, url: str) -> None:
@@ -486,6 +494,11 @@ def test_process_of_unknown_origin_counts(machine: FakeMachine, cgroup: str) -> 
     for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
         del machine.files[path]
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
+
+
+def test_of_several_configurations_the_process_has_loaded_the_last(machine: FakeMachine) -> None:
+    machine.put_process(machine.pid, "kube-scheduler", "--config=/old", "--config", "/a")
+    assert [one.config for one in cp.running(machine)] == ["/a"]
 
 
 def test_image_version_ignores_comments() -> None:

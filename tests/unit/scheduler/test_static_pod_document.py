@@ -18,7 +18,7 @@ import real_kubeadm
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION, CONFIG, FOLDER
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, StaticPod
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, Stamp, StaticPod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ def edited(text: str, sha256: str = SHA256) -> str:
     pod = StaticPod(text)
     if pod.flags().get("config", CONFIG) == CONFIG:
         pod.mount()
-    pod.annotate(sha256)
+    pod.annotate(Stamp(sha256))
     return pod.text()
 
 
@@ -137,7 +137,7 @@ def test_refused(name: str) -> None:
     with pytest.raises(BadInput, match=sentence) as caught:
         pod = StaticPod(text, "/m.yaml")
         pod.mount()
-        pod.annotate(SHA256)
+        pod.annotate(Stamp(SHA256))
         pod.text()
     assert "\n" not in str(caught.value)
 
