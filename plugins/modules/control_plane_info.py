@@ -110,7 +110,9 @@ control_plane:
       description: The machine's own name, as kube-scheduler writes it to its lease.
       type: str
     embedded:
-      description: The distribution of Kubernetes that runs its scheduler in another way; empty where none was detected.
+      description:
+        - What runs kube-scheduler here in another way than by a manifest, a distribution of Kubernetes, a systemd unit or a process; empty
+          where nothing was detected.
       type: str
     server:
       description:

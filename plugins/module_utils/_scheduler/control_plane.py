@@ -37,6 +37,8 @@ SECURE_PORT, INSECURE_PORT, SECURE_SINCE = "10259", "10251", 12
 HEALTH_FLAGS = ("bind-address", "secure-port", "address", "port")
 
 KUBELET = "kubelet.service"
+# kubeasz and others run it by systemd.
+UNIT = f"{CONTAINER}.service"
 KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 
 ARGUMENTS: JsonObject = {
@@ -168,7 +170,7 @@ def running_version(system: System, pid: int) -> str:
     pods = _static_pods(system)
     uids = re.findall(rf"pod{_UID}\b", system.read(f"/proc/{pid}/cgroup") or "")
     for pod in (pods[uid] for uid in uids if uid in pods):
-        log = f"{LOGS}/{pod}/{CONTAINER}/{restarts(system, pod)}.log"
+        log = f"{log_folder(system, pod)}/{restarts(system, pod)}.log"
         done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
         found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
         if found:
@@ -176,12 +178,18 @@ def running_version(system: System, pid: int) -> str:
     return ""
 
 
+def log_folder(system: System, pod: str) -> str:
+    """Return the folder of a pod's logs: that of the container kube-scheduler, or else of its first container."""
+    containers = system.names(f"{LOGS}/{pod}")
+    return f"{LOGS}/{pod}/{next(iter(containers)) if containers and CONTAINER not in containers else CONTAINER}"
+
+
 def restarts(system: System, pod: str) -> int:
     """Return how often kubelet has restarted a pod's container.
 
     :param pod: the name of the pod's folder of logs.
     """
-    logs = system.names(f"{LOGS}/{pod}/{CONTAINER}")
+    logs = system.names(log_folder(system, pod))
     return max((int(name[:-4]) for name in logs if re.match(r"^[0-9]+\.log$", name)), default=0)
 
 
@@ -303,9 +311,17 @@ def observe(
         "health": next((status for url in urls if (status := ask(url))), 0),
         "pending": system.exists(own.record if own is not None else PENDING),
         "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": distribution,
+        "embedded": distribution or ("" if manifest is not None else _elsewhere(system)),
         "server": server,
     }
+
+
+def _elsewhere(system: System) -> str:
+    """Return what runs kube-scheduler without a manifest; empty for nothing."""
+    if unit(system, UNIT).loaded:
+        return UNIT
+    found = running(system)
+    return f"kube-scheduler as process {found[0].pid}" if found else ""
 
 
 def _in_pods(system: System, server: embedded.Server | None) -> list[RunningScheduler]:

@@ -20,7 +20,7 @@ from .._host.http_probe import Probe
 from .._host.system import System
 from .._host.systemd import changed_at
 from . import control_plane as cp
-from .constants import CONFIG, CONTAINER, FOLDER, POLICY
+from .constants import CONFIG, FOLDER, POLICY
 
 POLL_SECONDS = 0.5
 STABLE_SECONDS = 4.0
@@ -263,7 +263,7 @@ class Apply:
         for pod in pods:
             # A container that has just started has an empty log; its predecessor's is used.
             for number in range(cp.restarts(self._system, pod), -1, -1):
-                text = self._system.read(f"{cp.LOGS}/{pod}/{CONTAINER}/{number}.log")
+                text = self._system.read(f"{cp.log_folder(self._system, pod)}/{number}.log")
                 if text:
                     return error_lines(text)
         return "it has written no log"

@@ -21,6 +21,8 @@ from .._documents.yaml_editor import Document
 from .decode import is_json
 
 KEY = "extenders"
+# The way out of refusals: nothing of the cluster's own scheduler is changed then.
+BESIDE = "scheduler_mode: dedicated runs a second scheduler with the extender beside it"
 RESOURCES = "managedResources"
 # kube-scheduler's own accounting of the resource stays on: no pod may be placed on a node without free GPU memory.
 RESOURCE: JsonObject = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
@@ -60,7 +62,7 @@ class Extenders:
         if binders:
             raise BadInput(
                 f"scheduler_mode: {self._file} has an extender that binds pods already "
-                f"({self._value(binders[0], 'urlPrefix')}), and kube-scheduler accepts only one of these"
+                f"({self._value(binders[0], 'urlPrefix')}), and kube-scheduler accepts only one of these; {BESIDE}"
             )
         if not mine:
             self._list.append(entry)

@@ -29,6 +29,7 @@ from ...module_utils._scheduler import control_plane as cp
 from ...module_utils._scheduler.constants import CONTAINER
 from ...module_utils._scheduler.control_plane import ControlPlane
 from . import config, merged_file
+from .extenders import BESIDE
 from .form import Extender, FormName
 from .kubeadm import PATCHES, ExtenderFile, patch_files
 from .merged_file import FORMS
@@ -162,8 +163,8 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     path, text = observed["manifest_path"], observed["manifest"]
     if text is None:
         if options.present:
-            runs = f" (it runs {observed['embedded']})" if observed["embedded"] else ""
-            raise BadInput(f"scheduler_mode: static_pod needs {path}, and this machine has none{runs}")
+            runs = f" and runs {observed['embedded']}" if observed["embedded"] else ""
+            raise BadInput(f"scheduler_mode: static_pod needs {path}, and this machine has none{runs}; {BESIDE}")
         return SchedulerPlan(Plan())
     touched = options.present or options.patches_dir or _touched(observed, text) or _may_be_merged(observed)
     if not touched:
@@ -425,11 +426,16 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
     other: FormName = "policy" if form == "config" else "config"
     both = form == "policy" and form in users and minor >= config.CONFIG_SINCE
     if other in users and not both:
-        possible = config.CONFIG_SINCE <= minor < config.NO_POLICY_SINCE
+        # A user's configuration is never given up for the extender.
+        if config.CONFIG_SINCE <= minor < config.NO_POLICY_SINCE:
+            way_out = f"set scheduler_configuration: {other}"
+        elif other == "config":
+            way_out = f"1.{config.CONFIG_SINCE} is the first whose configuration file holds extenders too"
+        else:
+            way_out = f"1.{config.NO_POLICY_SINCE} has removed that flag: move its settings to a configuration file"
         raise BadInput(
             f"scheduler_configuration: kube-scheduler 1.{minor} has --{FORMS[other].flag}={users[other]}, with which "
-            f"{'a configuration file' if form == 'config' else 'a policy file'} can't be combined; "
-            + (f"set scheduler_configuration: {other}, or remove that flag" if possible else "remove that flag")
+            f"{'a configuration file' if form == 'config' else 'a policy file'} can't be combined; {way_out}"
         )
     return form
 

@@ -18,6 +18,7 @@ from ...module_utils._scheduler import control_plane as cp
 from ...module_utils._scheduler.constants import ANNOTATION, CONFIG, CONTAINER, FOLDER
 from .._documents.yaml_editor import Document, Path, Step
 from . import config
+from .extenders import BESIDE
 from .merged_file import FORMS
 
 VOLUME = "kubegpu-share"
@@ -80,11 +81,16 @@ class StaticPod:
         self._demand(list, (*self._container, "volumeMounts"), of=dict)
 
     def _find(self) -> int:
+        """Return the number of kube-scheduler's container, by its name or else by what it runs.
+
+        :raises BadInput: there is none, or there are several.
+        """
         containers = self._document.get(("spec", "containers")) or []
         found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
+        found = found or [number for number, one in enumerate(containers) if _runs_scheduler(one)]
         if len(found) != 1:
             number = f"{len(found)} containers" if found else "no container"
-            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}")
+            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}", BESIDE)
         return found[0]
 
     def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
@@ -100,8 +106,9 @@ class StaticPod:
                     what = "mapping" if of is dict else "string"
                     raise self._refused((*path, number), f"has a {name} with an item that isn't a {what}")
 
-    def _refused(self, path: Path, reason: str) -> BadInput:
-        return BadInput(f"{self._file}, line {self._document.line(path)}, {reason}; it is left as it is")
+    def _refused(self, path: Path, reason: str, way_out: str = "") -> BadInput:
+        line = self._document.line(path)
+        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{way_out and f', and {way_out}'}")
 
     @property
     def image(self) -> str:
@@ -120,6 +127,7 @@ class StaticPod:
             raise self._refused(
                 (*self._container, "command"),
                 f"starts kube-scheduler by {command[0]}, whose arguments can't be edited safely",
+                BESIDE,
             )
         # A command here would replace that of the image.
         return "args" if self._get("args") or not command else "command"
@@ -161,7 +169,7 @@ class StaticPod:
         line, word = (words or [(1, path)])[0]
         raise BadInput(
             f"scheduler_mode: {self._file}, line {line}: kube-scheduler's {word} isn't in a folder of this machine "
-            "(hostPath)"
+            f"(hostPath); mount one and name the file in it, or {BESIDE}"
         )
 
     # ----------------------------------------------------------------- our part
@@ -238,6 +246,14 @@ class StaticPod:
         scheme = str(asked.get("scheme") or "HTTP").lower()
         listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
         return cp.server_url(str(asked.get("host") or listens), port, scheme)
+
+
+def _runs_scheduler(container: JsonObject) -> bool:
+    """Whether a container runs kube-scheduler, by its program or its image."""
+    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
+    # Images of one architecture have its name at the end.
+    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
+    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in _words(container)[:1]]
 
 
 def _words(container: JsonObject) -> list[str]:

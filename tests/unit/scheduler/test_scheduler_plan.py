@@ -252,10 +252,13 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
 @pytest.mark.parametrize(
     ("manifest", "changes", "words"),
     [
-        (None, {}, "scheduler_mode: static_pod needs /etc/kubernetes/manifests/kube-scheduler.yaml"),
-        (None, {"embedded": "k3s"}, "this machine has none \\(it runs k3s\\)"),
+        (
+            None,
+            {},
+            "needs /etc/kubernetes/manifests/kube-scheduler.yaml, and this machine has none; scheduler_mode: ded",
+        ),
+        (None, {"embedded": "k3s"}, "this machine has none and runs k3s; scheduler_mode: dedicated runs a second"),
         ("a: [\n", {}, "kube-scheduler.yaml, line 2, can't be parsed"),
-        (KUBEADM.replace("    name: kube-scheduler\n", "    name: x\n"), {}, "has no container kube-scheduler"),
         (KUBEADM.replace(":v1.36.3", ":main"), {}, "scheduler_version:"),
         (flagged("--policy-configmap=p"), {}, "has --policy-configmap"),
         (KUBEADM, {"link": "/srv/m"}, "kube-scheduler.yaml is a symbolic link to /srv/m; put the file itself"),
@@ -266,23 +269,49 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
             r"half upgraded: .* asks for kube-scheduler 1.36 and 1.35 is running; finish the upgrade",
         ),
         (f"{KUBEADM}# caf\ufffd\n", {}, "kube-scheduler.yaml isn't in UTF-8"),
-        (flagged("--config=/nowhere/c"), {}, r"--config=/nowhere/c isn't in a folder"),
+        (
+            flagged("--config=/nowhere/c"),
+            {},
+            r"--config=/nowhere/c isn't in a folder .*mount one .* or scheduler_mode: dedicated",
+        ),
         (manifests.WITH_CONFIG, {"config_path": USERS_PATH}, "config.yaml, which .* doesn't exist"),
         (with_policy(19), WITH_COMMENT, r"kube-scheduler 1\.19 has no field ours"),
         # The message suggests what is possible in this version.
         (
             flagged("--config=/c", OLD),
             {},
-            r"1\.18 has --config=/c, .* a policy file .* combined; remove that flag$",
+            r"1\.18 has --config=/c, .* a policy file .* combined; 1\.19 is the first whose configuration file",
         ),
-        (flagged("--policy-config-file=/p"), {}, r"has --policy-config-file=/p, with .* combined; remove that flag$"),
-        (flagged("--config=/c", manifests.kubeadm(20)), "policy", r"set scheduler_configuration: config, or remove"),
+        (flagged("--policy-config-file=/p"), {}, r"has --policy-config-file=/p, with .* combined; 1\.23 has removed"),
+        (flagged("--config=/c", manifests.kubeadm(20)), "policy", r"combined; set scheduler_configuration: config$"),
     ],
 )
 def test_refused(manifest: str | None, changes: dict[str, t.Any] | str, words: str) -> None:
     configuration, changes = (changes, {}) if isinstance(changes, str) else ("auto", changes)
     with pytest.raises(BadInput, match=words):
         make_plan(dataclasses.replace(PRESENT, configuration=configuration), static_pod(manifest, **changes))
+
+
+@pytest.mark.parametrize(
+    ("image", "program"),
+    [
+        ("registry.k8s.io/kube-scheduler:v1.36.3", "x"),
+        ("k8s.gcr.io/kube-scheduler-amd64:v1.36.3", "x"),
+        ("x", "/kube-scheduler"),
+    ],
+)
+def test_container_of_another_name(image: str, program: str) -> None:
+    """As Typhoon, bootkube and manifests written by hand may have it."""
+    manifest = KUBEADM.replace("    name: kube-scheduler\n", "    name: scheduler\n")
+    manifest = manifest.replace("    - kube-scheduler\n", f"    - {program}\n")
+    manifest = manifest.replace("registry.k8s.io/kube-scheduler:v1.36.3", image)
+    machine = Machine(manifest)
+    options = dataclasses.replace(PRESENT, version="1.36.3")
+    machine.run(options)
+    [container] = yaml.safe_load(machine.files[cp.MANIFEST] or "")["spec"]["containers"]
+    assert f"--config={CONFIG}" in container["command"]
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: manifest}
 
 
 def test_half_upgraded_control_plane_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import RESOURCE_MEMORY
 from ansible_collections.kubegpu.share.plugins.module_utils._core.digest import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import (
@@ -441,6 +442,35 @@ def test_observation(machine: FakeMachine) -> None:
     del bare.files[cp.MANIFEST]
     observed = cp.observe(bare, ask=lambda url: pytest.fail("asked"))
     assert observed["manifest"] is None and observed["health"] == 0 and observed["running"] == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "process", "embedded"),
+    [
+        (True, True, "kube-scheduler.service"),
+        (False, True, "kube-scheduler as process 77"),
+        (False, False, ""),
+    ],
+)
+def test_observation_of_a_scheduler_without_a_manifest(unit: bool, process: bool, embedded: str) -> None:
+    """As kubeasz runs it by systemd, and RKE1 in a container."""
+    bare = FakeMachine("")
+    del bare.files[cp.MANIFEST]
+    done = bare.done
+    show = "LoadState=loaded\nExecStart={ path=/opt/kube/bin/kube-scheduler ; argv[]=/opt/kube/bin/kube-scheduler ; }\n"
+    bare.done = lambda argv: Done(0, show, "") if unit and cp.UNIT in argv else done(argv)  # type: ignore[method-assign]
+    if process:
+        bare.put_process(77, "/opt/kube/bin/kube-scheduler", "--leader-elect=true")
+    observed = cp.observe(bare, ask=bare.ask)
+    assert (observed["kind"], observed["embedded"]) == ("", embedded)
+
+
+def test_log_of_a_container_of_another_name(machine: FakeMachine) -> None:
+    for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
+        text = machine.files.pop(path)
+        machine.files[path.replace("/kube-scheduler/", "/scheduler/")] = text
+    [seen] = cp.observe(machine, ask=machine.ask)["running"]
+    assert seen["version"] == "1.36.3"
 
 
 def test_observation_of_other_files() -> None:

@@ -133,13 +133,15 @@ def test_kubernetes_parser_agrees(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     text, words = REFUSED[name]
-    sentence = rf"^/m\.yaml, {words}.*; it is left as it is$"
+    sentence = rf"^/m\.yaml, {words}.*; it is left as it is(, and scheduler_mode: dedicated .*)?$"
     with pytest.raises(BadInput, match=sentence) as caught:
         pod = StaticPod(text, "/m.yaml")
         pod.mount()
         pod.annotate(Stamp(SHA256))
         pod.text()
     assert "\n" not in str(caught.value)
+    beside = ", and scheduler_mode: dedicated runs a second scheduler" in str(caught.value)
+    assert beside == (name in ("shell", "no-scheduler", "two-schedulers"))
 
 
 def test_corpus_equals_kubeadms_manifest(tmp_path: Path) -> None:
