@@ -259,8 +259,8 @@ GPUSHARE_CHECKS = {
             "no_scheduler": "no kube-scheduler runs on {node}",
             "own_configuration": "kube-scheduler on {node} has a configuration of its own, and the API doesn't show "
             "whether it has the extender",
-            "configuration_lost": "kube-scheduler on {node} has lost the configuration with the extender (kubeadm "
-            "upgrade replaces its manifest), and binds pods without a GPU",
+            "configuration_lost": "kube-scheduler on {node} has lost the configuration with the extender (an upgrade "
+            "may have replaced its manifest), and binds pods without a GPU",
             "older_than_configuration": "kube-scheduler on {node} started before {config} was changed, so it may run "
             "without the extender",
             "loaded_without_extender": "kube-scheduler on {node} runs with {config}, which has no extender for "

@@ -157,15 +157,14 @@ def relevant(text: str) -> str:
     if text.lstrip().startswith("{"):
         return _relevant_members(text)
     blocks = _blocks(text)
-    kept = {number: block for number, block in enumerate(blocks) if _key(block[0]) in KEYS}
+    named: set[str] = set()
     while True:
-        lines = [line for number in sorted(kept) for line in kept[number]]
-        there = uncommented("\n".join(lines))
-        missing = set(re.findall(r"(?:^|[\s\[,:{])\*([\w.-]+)", there)) - set(re.findall(r"&([\w.-]+)", there))
-        found = {number: one for number, block in enumerate(blocks) if (one := _anchored(block, missing))}
-        if all(kept.get(number) == one for number, one in found.items()):
+        kept = [block if _key(block[0]) in KEYS else _anchored(block, named) for block in blocks]
+        lines = [line for block in kept for line in block]
+        aliases = set(re.findall(r"(?:^|[\s\[,:{])\*([\w.-]+)", uncommented("\n".join(lines))))
+        if aliases <= named:
             return "\n".join([*lines, ""]) if lines else ""
-        kept.update({number: one for number, one in found.items() if number not in kept})
+        named |= aliases
 
 
 def _key(text: str) -> str:
@@ -211,7 +210,7 @@ def _relevant_members(text: str) -> str:
 
 # In flow style: quoted values, which begin a value or key only; comments; brackets; the rest.
 _TOKEN = re.compile(
-    r"""(?<=[\s{\[,:])(?:"(?:[^"\\]|\\.)*"|'(?:[^']|'')*') | (?<=\s)\#[^\n]* | [{}\[\],] | [^{}\[\],\s]+ | \s+""",
+    r"""(?<=[\s{\[,:])(?:"(?:[^"\\]|\\.)*"|'(?:[^']|'')*') | (?<=\s)\#[^\n]* | [{}\[\],:"'] | [^{}\[\],:"'\s]+ | \s+""",
     re.VERBOSE,
 )
 

@@ -32,6 +32,10 @@ REPLACED = {1: "[]", 2: "null"}
 UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
 
 
+class AnotherBinds(BadInput):
+    """Another extender of the file binds pods."""
+
+
 class Extenders:
     """The extenders of a file under edit.
 
@@ -54,15 +58,16 @@ class Extenders:
     def put_in(self, entry: JsonObject) -> None:
         """Add our extender to the list, or update it: its position and its other keys stay unchanged.
 
-        :raises BadInput: another extender binds pods, or two are for our resource.
+        :raises AnotherBinds: another extender binds pods.
+        :raises BadInput: two are for our resource.
         """
         items = self._list.items
         mine = self._only(entry["urlPrefix"])
         binders = [one for number, one in enumerate(items) if number not in mine and self._value(one, "bindVerb")]
         if binders:
-            raise BadInput(
+            raise AnotherBinds(
                 f"scheduler_mode: {self._file} has an extender that binds pods already "
-                f"({self._value(binders[0], 'urlPrefix')}), and kube-scheduler accepts only one of these; {BESIDE}"
+                f"({self._value(binders[0], 'urlPrefix')}), and kube-scheduler accepts only one of these"
             )
         if not mine:
             self._list.append(entry)

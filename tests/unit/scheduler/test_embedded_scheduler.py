@@ -227,6 +227,15 @@ kube-scheduler-extra-mount+: ["/a:/a",
             {"kube-apiserver-arg": ["v=2", "x=1"], "kube-controller-manager-arg": ["x=1"]}
             | {"kube-scheduler-arg": ["v=2", "x=1"]},
         ),
+        # One alias leads to the next, in a list of which an item is kept already.
+        (
+            "kube-apiserver-arg:\n- &a v=2\n- &b v=3\n- secret\netcd-arg: &c\n- *b\nkube-scheduler-arg: [*a, *c]\n",
+            {"kube-apiserver-arg": ["v=2", "v=3"], "etcd-arg": ["v=3"], "kube-scheduler-arg": ["v=2", ["v=3"]]},
+        ),
+        (
+            """{"token":"secret, kube-scheduler-arg: [secret]",'kube-scheduler-arg':['v=2'],}""",
+            {"kube-scheduler-arg": ["v=2"]},
+        ),
         # What can't be cut safely is refused by the plan.
         ("{token: secret, kube-scheduler-arg: [v=2", None),
         ("{kube-scheduler-arg: [v=2]} x", None),

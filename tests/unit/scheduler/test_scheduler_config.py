@@ -310,7 +310,7 @@ def test_json_list_is_restored_without_a_note(extenders: str, wide: bool) -> Non
     [
         (
             lambda t: t.replace("filterVerb: filter", "bindVerb: bind"),
-            r"/c has .* that binds pods already .*; scheduler_mode: dedicated",
+            r"/c has an extender that binds pods already",
         ),
         (lambda t: t.replace("extenders:", "extenderz:"), r"/c, line 11: .* 1\.36 has no field extenderz"),
         (lambda t: t.replace("filterVerb", "filterverb"), r"/c, line 14: .* no field extenders\[0\]\.filterverb"),

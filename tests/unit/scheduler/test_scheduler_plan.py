@@ -275,6 +275,14 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
             r"--config=/nowhere/c isn't in a folder .*mount one .* or scheduler_mode: dedicated",
         ),
         (manifests.WITH_CONFIG, {"config_path": USERS_PATH}, "config.yaml, which .* doesn't exist"),
+        (
+            manifests.WITH_CONFIG,
+            {
+                "config_path": USERS_PATH,
+                "config": manifests.USERS_CONFIG.replace("filterVerb: filter", "bindVerb: bind"),
+            },
+            "binds pods already .*; scheduler_mode: dedicated runs a second scheduler",
+        ),
         (with_policy(19), WITH_COMMENT, r"kube-scheduler 1\.19 has no field ours"),
         # The message suggests what is possible in this version.
         (
