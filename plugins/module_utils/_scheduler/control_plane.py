@@ -378,6 +378,17 @@ def _texts(system: System, root: str, *paths: str) -> dict[str, str]:
     return found
 
 
+def unseen(system: System, pid: int, files: t.Mapping[str, str]) -> str:
+    """Return why a process doesn't see these files of the machine; empty where it does, or can't be read.
+
+    :param files: the path on the machine of each, by its path for the process.
+    """
+    for path, text in _texts(system, f"/proc/{pid}/root", *files).items():
+        if text != system.read(files[path]):
+            return f"its process has other text in {path} than {files[path]} has"
+    return ""
+
+
 def _contents(texts: t.Mapping[str, str], *named: str) -> _Contents:
     complete = all(path in texts for path in named if path)
     has_extender = any(RESOURCE_MEMORY in uncommented(text) for text in texts.values())

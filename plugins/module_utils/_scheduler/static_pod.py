@@ -37,11 +37,13 @@ class Proof:
     :param config: its --config; empty for none.
     :param urls: each of these answers 200.
     :param policy: its --policy-config-file; empty for none.
+    :param loads: the path on the machine of each file that it has to see, by its path for the process.
     """
 
     config: str
     urls: t.Sequence[str]
     policy: str
+    loads: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def matches(self, process: cp.Process) -> bool:
         return (process.config, process.policy) == (self.config, self.policy)
@@ -220,6 +222,8 @@ class Apply:
             there = cp.running(self._system)
             young = {one.pid for one in there if limit is None or one.age <= limit}
             good = {one.pid for one in there if proof.matches(one) and (older is not None or one.pid in young)}
+            blind = {pid: why for pid in good if (why := cp.unseen(self._system, pid, proof.loads))}
+            good -= set(blind)
             two = old & {one.pid for one in there} - young - good
             if good and not two and all(self._ask(url) == 200 for url in proof.urls):
                 since = {pid: since.get(pid, self._now()) for pid in good}
@@ -232,7 +236,9 @@ class Apply:
                 return "its container restarts again and again"
             if self._now() >= end:
                 failure = "no new process with this configuration was started"
-                if good:
+                if blind:
+                    failure = next(iter(blind.values()))
+                elif good:
                     failure = "its old process is still running" if two else "it isn't healthy"
                 return f"{failure} after {self._timeout:g} s"
             self._sleep(POLL_SECONDS)

@@ -78,6 +78,8 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         files=tuple(files),
         config=after,
         before=(server["named"], ""),
+        # k3s is its own process, which sees the machine's files.
+        loads={after: on_disk} if options.present and places.kind.name == "rke2" else {},
         urls=_urls(flags, minor),
         lease=lease_of(text, flags, minor),
         # k3s elects no leader where its datastore is SQLite.

@@ -87,6 +87,7 @@ class SchedulerPlan:
     :param files: the files that change, in the order in which they are written.
     :param config: the --config of the process that has to start, and ``policy`` its --policy-config-file.
     :param before: the same two of the process that runs with the old files.
+    :param loads: the path on the machine of the file with the extender, by its path for the process.
     :param lease: namespace and name of the lease that it takes; None where it takes none.
     :param lease_certain: whether it is known to take one.
     :param warnings: what the user has to do beside this change, each a sentence.
@@ -98,6 +99,7 @@ class SchedulerPlan:
     config: str = ""
     policy: str = ""
     before: tuple[str, str] = ("", "")
+    loads: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
     urls: tuple[str, ...] = ()
     manifest: str = cp.MANIFEST
     lease: tuple[str, str] | None = None
@@ -127,6 +129,7 @@ class SchedulerPlan:
             "files": [{"path": path, "before": digest(before), "after": after} for path, before, after in files],
             "config": config_path,
             "policy": policy_path,
+            "loads": dict(self.loads),
             "urls": list(self.urls),
         }
 
@@ -176,9 +179,10 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     minor = config.minor_of(manifest.image, options.version) if options.present else 0
     if options.present:
         _refuse_second_pod(observed)
-    files = changed(
-        _present(options, observed, manifest, minor) if options.present else _absent(options, observed, manifest)
+    found, loads = (
+        _present(options, observed, manifest, minor) if options.present else (_absent(options, observed, manifest), {})
     )
+    files = changed(found)
     if files:
         _refuse_unsafe(options, observed)
     after = manifest.flags()
@@ -189,6 +193,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         config=named[0],
         policy=named[1],
         before=(flags.get(FORMS["config"].flag, ""), flags.get(FORMS["policy"].flag, "")),
+        loads=loads,
         urls=manifest.urls(options.version),
         manifest=path,
         lease=lease_of(_config_after(observed, files, named[0]), after, _minor_or_newest(manifest, options)),
@@ -317,7 +322,10 @@ def _minor(version: str) -> int | None:
 # --------------------------------------------------------------------------- files
 
 
-def _present(options: Options, observed: ControlPlane, manifest: StaticPod, minor: int) -> list[File]:
+def _present(
+    options: Options, observed: ControlPlane, manifest: StaticPod, minor: int
+) -> tuple[list[File], dict[str, str]]:
+    """Return the files, and the path on the machine of the one with the extender by its path for kube-scheduler."""
     flags = manifest.flags()
     name = _form(options, flags, minor)
     form = FORMS[name]
@@ -334,6 +342,7 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
         text, noted = merged_file.put_in(path, name, before, minor, options.extender, note, manifest.annotated())
         files, flag = [_note(observed, noted), File(path, before, text)], None
     else:
+        path = form.path
         before = _own_texts(observed)[name]
         text = form.new(minor, flags, options.extender)
         files, flag = [], f"--{form.flag}={form.path}"
@@ -344,13 +353,14 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
     own = _own_files(observed, {} if flag is None else {name: text})
     patches = _patches(options, observed, patch_files(str(stamp), flag, manifest.volume_names().ours))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
-    return [
+    files = [
         *files,
         *(one for one in own if one.after is not None),
         *patches,
         File(observed["manifest_path"], observed["manifest"], manifest.text()),
         *(one for one in own if one.after is None),
     ]
+    return files, {named if flag is None else path: path}
 
 
 def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName, text: str) -> bool:

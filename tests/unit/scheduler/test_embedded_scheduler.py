@@ -94,6 +94,19 @@ def test_users_configuration_gets_the_extender(name: str, where: str) -> None:
     assert kept(server) == before and plan(server, ABSENT).plan.empty
 
 
+def test_pod_of_rke2_that_sees_another_file_does_not_count() -> None:
+    server = FakeServer("rke2", "kube-scheduler-arg: [config=/etc/rancher/mine.yaml]\n")
+    for path in ("/etc/rancher/mine.yaml", "/elsewhere.yaml"):
+        server.put(path, manifests.USERS_CONFIG, 0o644)
+    server.restart()
+    server.sleep(10)
+    before, seen = kept(server), server.seen
+    server.seen = lambda path: "/elsewhere.yaml" if "/root/" in path else seen(path)  # type: ignore[method-assign]
+    with pytest.raises(NotInEffect, match=r"has other text in /etc/rancher/mine.yaml than .* has.*; rolled back"):
+        run(server, PRESENT)
+    assert kept(server) == before
+
+
 @pytest.mark.parametrize("mount", ["/srv/scheduler:/conf", "/srv/scheduler/mine.yaml:/conf/mine.yaml:ro"])
 def test_users_configuration_behind_a_mount_of_rke2(mount: str) -> None:
     settings = f"kube-scheduler-arg: [config=/conf/mine.yaml]\nkube-scheduler-extra-mount: ['/x:/', '{mount}']\n"

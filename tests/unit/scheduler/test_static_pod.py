@@ -171,6 +171,19 @@ def test_file_that_was_changed_and_changed_back_is_loaded_anew(machine: FakeMach
     assert machine.loaded == {CONFIG: ours} and plan(machine, PRESENT).plan.empty
 
 
+def test_process_that_sees_another_file_does_not_count() -> None:
+    """Its --config isn't where the manifest's mounts lead: it runs with the right flags, and without the extender."""
+    machine = FakeMachine(manifests.WITH_CONFIG)
+    machine.put("/srv/scheduler/config.yaml", manifests.USERS_CONFIG, 0o644)
+    machine.put("/elsewhere.yaml", manifests.USERS_CONFIG, 0o644)
+    seen = machine.seen
+    machine.seen = lambda path: "/elsewhere.yaml" if "/root/" in path else seen(path)  # type: ignore[method-assign]
+    words = r"its process has other text in /etc/scheduler/config.yaml than /srv/scheduler/config.yaml has after 60 s"
+    with pytest.raises(NotInEffect, match=rf"\({words}\); rolled back"):
+        run(machine, PRESENT)
+    assert machine.files["/srv/scheduler/config.yaml"] == manifests.USERS_CONFIG
+
+
 def test_annotation_of_an_earlier_release_stays(machine: FakeMachine) -> None:
     run(machine, PRESENT)
     assert f"{ANNOTATION}: {digest(machine.files[CONFIG])}\n" in machine.files[cp.MANIFEST]
