@@ -96,7 +96,7 @@ control_plane:
         - Each has C(pid), C(config) (its C(--config)), C(policy) (its C(--policy-config-file)), C(version) (a static pod's, from
           its log) and C(stamp) (RKE2's, of the configuration that it was started with).
         - C(loaded) has the SHA-256 of the files that these name, by path, as the process sees them. C(fresh) is false where one of
-          them was changed since the process started, and C(extender) tells whether they name the extender's resource; both are
+          them was changed since the process started, and C(extender) is whether they name the extender's resource; both are
           null where that is unknown.
       type: list
       elements: dict
