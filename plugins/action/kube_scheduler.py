@@ -37,6 +37,7 @@ class ActionModule(ControllerPlan):
             patches_dir=params["patches_dir"],
         )
         self._planned = self._make_plan(options, observed, task_vars)
+        self.notices = self._planned.warnings
         return self._planned.plan, self._planned.to_module()
 
     def _make_plan(self, options: Options, observed: ControlPlane, task_vars: JsonObject | None) -> SchedulerPlan:
@@ -74,7 +75,8 @@ class ActionModule(ControllerPlan):
             if params["kubeconfig"]:
                 raise
             # Without the option kubeconfig the controller may have no access to the cluster.
-            self.notices = [f"{ref} isn't checked, so only kube-scheduler's health is proven ({error})"]
+            unproven = f"{ref} isn't checked, so only kube-scheduler's health is proven ({error})"
+            self.notices = [*self.notices, unproven]
             return None
 
     def _with_lease(

@@ -92,9 +92,12 @@ control_plane:
     running:
       description:
         - The kube-scheduler processes that this machine's kubelet runs, without those of other clusters whose control planes are
-          hosted here, each with C(pid), C(config) (its C(--config)), C(policy) (its
-          C(--policy-config-file)), C(version) (a static pod's, from its log) and C(stamp) (RKE2's, the SHA-256 of the
-          configuration that it was started with).
+          hosted here; with k3s its own process.
+        - Each has C(pid), C(config) (its C(--config)), C(policy) (its C(--policy-config-file)), C(version) (a static pod's, from
+          its log) and C(stamp) (RKE2's, of the configuration that it was started with).
+        - C(loaded) has the SHA-256 of the files that these name, by path, as the process sees them. C(fresh) is false where one of
+          them was changed since the process started, and C(extender) is whether they name the extender's resource; both are
+          null where that is unknown.
       type: list
       elements: dict
     health:
@@ -107,7 +110,9 @@ control_plane:
       description: The machine's own name, as kube-scheduler writes it to its lease.
       type: str
     embedded:
-      description: The distribution of Kubernetes that runs its scheduler in another way; empty where none was detected.
+      description:
+        - What runs kube-scheduler here in another way than by a manifest, a distribution of Kubernetes, a systemd unit or a process; empty
+          where nothing was detected.
       type: str
     server:
       description:

@@ -68,6 +68,12 @@ options:
         type: str
         choices: [deny, warn, none]
         default: deny
+      running:
+        description:
+          - By node, the kube-scheduler processes of the control plane's machines, as RV(kubegpu.share.control_plane_info#module:control_plane.running)
+            has them. Without a node's, the API's pods show with which arguments its kube-scheduler was started.
+        type: dict
+        default: {}
       problem:
         description: Why the servers can't be checked, for example since O(servers.scheduler) is unknown. They are C(UNKNOWN) then.
         type: str

@@ -327,6 +327,28 @@ def test_a_manifest_that_is_a_link_is_refused(lab: Lab, planes: dict[str, Contro
     assert plane.state() == before
 
 
+@pytest.mark.long
+def test_a_configuration_rewritten_by_another_program(lab: Lab, planes: dict[str, ControlPlane], watch: Watch) -> None:
+    """As kubespray's cluster.yml does it: the scheduler ends and starts with the file that has no extender."""
+    plane = leading(lab, planes)
+    before, pids = states(planes), plane.pids()
+    cut, aside = "'/^extenders:/,/^[a-z]/{/^extenders:/d;/^[ -]/d}'", "/root/rewritten.yaml"
+    lab.ssh(plane.node, f"cp {CONFIG} {aside} && sed -i {cut} {aside} && ! grep -q urlPrefix {aside}")
+    lab.ssh(plane.node, f"mv {aside} {CONFIG} && sleep 2 && kill {own_pid(lab, plane)}")
+    without = until(lambda: [pid for pid in plane.pids() if pid not in pids], "kubelet starts it again", 60)
+    assert_healthy(lab, [plane])
+    done = change(lab, plane.node, OLD)
+    assert done.rc == 0, done.out[-6000:]
+    assert not set(plane.pids()) & set(without), "the process without the extender still runs"
+    assert states(planes) == before
+    change(lab, plane.node, OLD).assert_unchanged()
+
+
+def own_pid(lab: Lab, plane: ControlPlane) -> str:
+    """The scheduler's process ID on its node."""
+    return lab.ssh(plane.node, "pgrep -x kube-scheduler").strip()
+
+
 # --------------------------------------------------------------------------- kill -9
 
 # When, and whether the module dies on its node too, as when the node loses its power.

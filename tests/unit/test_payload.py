@@ -24,7 +24,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (20, 125),
     "cluster_objects": (15, 100),
     "container_runtime": (28, 135),
-    "control_plane_info": (19, 80),
+    "control_plane_info": (19, 100),
     "driver_runfile": (11, 30),
     "gpu_acceptance": (29, 200),
     "gpu_allocation_check": (50, 425),

@@ -250,16 +250,21 @@ GPUSHARE_CHECKS = {
     ),
     "S2": Invariant(
         "Every scheduler of GPU pods calls the extender",
-        "kube-scheduler's arguments; on OpenShift the policy (up to 4.9) or the secondary scheduler's configuration",
-        "FAIL; UNKNOWN where the API doesn't show it",
+        "what each kube-scheduler process has loaded, or where no machine was observed its arguments; on OpenShift the "
+        "policy (up to 4.9) or the secondary scheduler's configuration",
+        "FAIL; UNKNOWN where neither machine nor API shows it",
         "run site.yml again",
         {
             "k3s_arguments": "k3s doesn't show its scheduler's arguments in the API",
             "no_scheduler": "no kube-scheduler runs on {node}",
             "own_configuration": "kube-scheduler on {node} has a configuration of its own, and the API doesn't show "
             "whether it has the extender",
-            "configuration_lost": "kube-scheduler on {node} has lost the configuration with the extender (kubeadm "
-            "upgrade replaces its manifest), and binds pods without a GPU",
+            "configuration_lost": "kube-scheduler on {node} has lost the configuration with the extender (an upgrade "
+            "may have replaced its manifest), and binds pods without a GPU",
+            "older_than_configuration": "kube-scheduler on {node} started before {config} was changed, so it may run "
+            "without the extender",
+            "loaded_without_extender": "kube-scheduler on {node} runs with {config}, which has no extender for "
+            "{resource}, and binds pods without a GPU",
             "openshift_unknown": "the set-up of OpenShift's scheduler is unknown: {why}",
             "policy_unknown": "whether kube-scheduler calls the extender is unknown: {why}",
             "no_policy": "Scheduler/cluster names no policy, so kube-scheduler calls no extender",

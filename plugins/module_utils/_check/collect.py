@@ -49,6 +49,7 @@ SERVERS_ARGUMENTS: JsonObject = {
     },
     "admission": {"type": "str", "choices": [DENY, WARN, NONE], "default": DENY},
     "problem": {"type": "str", "default": ""},
+    "running": {"type": "dict", "default": {}},
 }
 ARGUMENTS: JsonObject = {
     "scope": {"type": "str", "choices": list(SCOPES), "default": ALL},

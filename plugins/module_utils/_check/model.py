@@ -39,6 +39,7 @@ class Servers:
     :param scheduler: how the cluster runs its scheduler, as ``cluster_info`` reports it.
     :param admission: what the admission policy does with a GPU pod for another scheduler: deny, warn or none.
     :param problem: why the servers can't be checked; empty where they can.
+    :param running: by node, the kube-scheduler processes that ``control_plane_info`` observed there.
     :param pods: the servers' and schedulers' pods, as the API has them.
     :param api: for single objects such as the admission policy.
     """
@@ -48,6 +49,7 @@ class Servers:
     scheduler: str
     admission: str
     problem: str = ""
+    running: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
     pods: tuple[JsonObject, ...] = ()
     api: ObjectReader | None = None
 

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import typing as t
+
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .._kube.rollout import ready, reasons
@@ -86,7 +88,7 @@ def _checked(snapshot: Snapshot) -> Servers | None:
 
 
 def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
-    """Check S2: each scheduler still has the configuration with the extender, which an upgrade may have removed."""
+    """Check S2: each scheduler has loaded the configuration with the extender, which an upgrade may have removed."""
     servers = _checked(snapshot)
     if servers is None:
         return
@@ -94,6 +96,8 @@ def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
         check_openshift(servers, servers.api, result)
     for node in servers.control_plane if servers.scheduler in constants.ON_MACHINES else ():
         result.count()
+        if _check_processes(servers.running.get(node), node, result):
+            continue
         if servers.scheduler == constants.K3S:
             result.unknown("k3s_arguments", node=node)
             continue
@@ -102,6 +106,28 @@ def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
             result.fail("no_scheduler", node=node)
         for pod in mine:
             _check_arguments(pod, node, result)
+
+
+def _check_processes(observed: t.Any, node: str, result: CheckResult) -> bool:
+    """Check what a machine's kube-scheduler has loaded, and return whether that is known.
+
+    :param observed: its processes as ``control_plane_info`` reports them, or JSON of any shape.
+    """
+    running = [one for one in observed if isinstance(one, dict)] if isinstance(observed, list) else []
+    if any(one.get("extender") is True and one.get("fresh") is not False for one in running):
+        return True
+    for one in running:
+        config = str(one.get("config") or one.get("policy") or "")
+        if one.get("extender") is False and not config:
+            result.fail("configuration_lost", node=node)
+        elif one.get("extender") is False:
+            result.fail("loaded_without_extender", node=node, config=config, resource=contract.RESOURCE_MEMORY)
+        elif one.get("fresh") is False:
+            result.fail("older_than_configuration", node=node, config=config)
+        else:
+            continue
+        return True
+    return False
 
 
 def _check_arguments(pod: JsonObject, node: str, result: CheckResult) -> None:

@@ -90,17 +90,51 @@ def naming(system: System, where: Unit, word: str) -> str:
 
 
 def stale(system: System, pid: int, paths: t.Sequence[str]) -> bool:
-    """Return whether a file is newer than the process."""
-    age = process_age(system, pid)
-    if age is None or not paths:
-        return False
-    done = system.run(["stat", "-c", "%.6Y", *paths])
-    now = system.run(["date", "+%s.%N"])
+    """Return whether a file was changed after the process had started."""
+    return changed_since_start(system, pid, paths, STALE_AFTER_SECONDS) is True
+
+
+def changed_since_start(system: System, pid: int, paths: t.Sequence[str], tolerance: float = 0.0) -> bool | None:
+    """Return whether one of these files was changed since a process started.
+
+    :param paths: those that don't exist are left out.
+    :param tolerance: seconds after the start in which a change doesn't count.
+    :returns: None where that is unknown: there is no such process or file, or the clock was set back.
+    """
+    started = started_at(system, pid)
+    changed = max(changed_at(system, paths), default=None)
+    now = _clock(system)
+    if started is None or changed is None or now is None or changed > now:
+        return None
+    return changed >= started + tolerance
+
+
+def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:
+    """Return when each of these files that exists was last changed, in seconds since 1970.
+
+    That is the ctime, which only the kernel sets: dpkg and ``cp -p`` give new files an old time of modification.
+    """
+    if not paths:
+        return []
+    done = system.run(["stat", "-L", "-c", "%.6Z", *paths])
     try:
-        started = float(now.out) - age
-        return any(float(line) > started + STALE_AFTER_SECONDS for line in done.out.split())
+        return [float(line) for line in done.out.split()]
     except ValueError:
-        return False
+        return []
+
+
+def started_at(system: System, pid: int) -> float | None:
+    """Return when a process started, in seconds since 1970, or a little earlier; None if it does not exist."""
+    # The clock before the uptime: the time between both makes the process older.
+    now, age = _clock(system), process_age(system, pid)
+    return now - age if now is not None and age is not None else None
+
+
+def _clock(system: System) -> float | None:
+    try:
+        return float(system.run(["date", "+%s.%N"]).out)
+    except ValueError:
+        return None
 
 
 def process_age(system: System, pid: int) -> float | None:

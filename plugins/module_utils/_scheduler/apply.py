@@ -64,7 +64,7 @@ def work(
         engine = Server(system, plan, params["timeout"], ask, now)
         ConfigUpdate(system, engine, RESTART_SECONDS + params["timeout"], sleep, now).run(changes)
     else:
-        proof = static_pod.Proof(plan["config"], plan["urls"], plan["policy"])
+        proof = static_pod.Proof(plan["config"], plan["urls"], plan["policy"], plan["loads"])
         manifest = plan["manifest"]
         static_pod.Apply(system, params["timeout"], ask, sleep, now, manifest).run(changes, proof)
     return {"changed": True}
@@ -135,8 +135,12 @@ class Server(Engine):
         named, stamp = (server["named"], embedded.stamp_of(server["drop_in"] or "")) if server else ("", "")
         if self._places.kind.name == "rke2":
             there = cp.running(self._system)
-            if not any(one.config == named and embedded.stamp(self._system, one.pid) == stamp for one in there):
+            mine = [one for one in there if one.config == named and embedded.stamp(self._system, one.pid) == stamp]
+            if not mine:
                 return f"it hasn't started kube-scheduler {f'with {named}' if named else 'without a configuration'}"
+            unseen = [cp.unseen(self._system, one.pid, self._plan["loads"]) for one in mine]
+            if all(unseen):
+                return unseen[0]
         elif stale(self._system, daemon.pid, [path for path in (named,) if path]):
             return "its process is older than kube-scheduler's configuration"
         if not all(self._ask(url) == 200 for url in self._plan["urls"]):

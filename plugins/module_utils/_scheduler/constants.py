@@ -28,5 +28,5 @@ ADMISSION_SINCE, ADMISSION_BETA_SINCE = 30, 28
 FOLDER = "/etc/kubernetes/kubegpu-share"
 CONFIG = f"{FOLDER}/scheduler.yaml"
 POLICY = f"{FOLDER}/policy.json"
-# The pod's annotation with the SHA-256 of the configuration: kubelet restarts the pod when it changes.
+# The pod's annotation with the configuration's stamp: kubelet restarts the pod when it changes.
 ANNOTATION = "kubegpu.share/scheduler-config-sha256"

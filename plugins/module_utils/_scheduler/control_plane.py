@@ -12,10 +12,13 @@ import posixpath
 import re
 import typing as t
 
+from .._contracts.gpushare import RESOURCE_MEMORY
+from .._core.digest import digest
+from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._host.http_probe import Probe, probe
 from .._host.system import System
-from .._host.systemd import process_age, unit
+from .._host.systemd import changed_since_start, process_age, unit
 from .._host.yaml_text import uncommented
 from .._runtime.containerd_query import EMBEDDED
 from . import embedded
@@ -29,7 +32,13 @@ STAGED = f"{FOLDER}/.staged-kube-scheduler.yaml"
 LOGS = "/var/log/pods"
 POD_PREFIX = f"kube-system_{CONTAINER}-"
 
+# kube-scheduler's ports with TLS, which it serves since 1.SECURE_SINCE, and without.
+SECURE_PORT, INSECURE_PORT, SECURE_SINCE = "10259", "10251", 12
+HEALTH_FLAGS = ("bind-address", "secure-port", "address", "port")
+
 KUBELET = "kubelet.service"
+# kubeasz and others run it by systemd.
+UNIT = f"{CONTAINER}.service"
 KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 
 ARGUMENTS: JsonObject = {
@@ -42,7 +51,10 @@ ARGUMENTS: JsonObject = {
 class RunningScheduler(t.TypedDict):
     """A kube-scheduler process as the module reports it.
 
-    ``version`` is a static pod's, from its log; ``stamp`` is RKE2's SHA-256 of the configuration.
+    ``version`` is a static pod's, from its log; ``stamp`` is RKE2's of the configuration. ``loaded`` has the SHA-256 of
+    the files that the process names, by path and as the process itself sees them; ``fresh`` is false where one of them
+    was changed since the process started, and None where that is unknown. ``extender`` is whether they name the
+    extender's resource; None where they can't be read.
     """
 
     pid: int
@@ -50,6 +62,14 @@ class RunningScheduler(t.TypedDict):
     policy: str
     version: str
     stamp: str
+    fresh: bool | None
+    loaded: dict[str, str]
+    extender: bool | None
+
+
+class _Contents(t.TypedDict):
+    loaded: dict[str, str]
+    extender: bool | None
 
 
 class ControlPlane(t.TypedDict):
@@ -91,11 +111,10 @@ class Process(t.NamedTuple):
 def flag(text: str, name: str) -> str:
     """Return a flag's value in a manifest, without a YAML library; empty where it isn't set.
 
-    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``.
+    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last.
     """
     value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
-    found = re.search(value, uncommented(text))
-    return found.group(1) if found else ""
+    return next(reversed(re.findall(value, uncommented(text))), "")
 
 
 def running(system: System) -> list[Process]:
@@ -136,12 +155,14 @@ def _belongs_to(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
 
 
 def _value(argv: t.Sequence[str], name: str) -> str:
+    """Return a flag's value; of several the last counts."""
+    found = ""
     for number, word in enumerate(argv):
         if word.startswith(f"{name}="):
-            return word[len(name) + 1 :]
-        if word == name and number + 1 < len(argv):
-            return argv[number + 1]
-    return ""
+            found = word[len(name) + 1 :]
+        elif word == name and number + 1 < len(argv):
+            found = argv[number + 1]
+    return found
 
 
 def running_version(system: System, pid: int) -> str:
@@ -149,7 +170,7 @@ def running_version(system: System, pid: int) -> str:
     pods = _static_pods(system)
     uids = re.findall(rf"pod{_UID}\b", system.read(f"/proc/{pid}/cgroup") or "")
     for pod in (pods[uid] for uid in uids if uid in pods):
-        log = f"{LOGS}/{pod}/{CONTAINER}/{restarts(system, pod)}.log"
+        log = f"{log_folder(system, pod)}/{restarts(system, pod)}.log"
         done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
         found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
         if found:
@@ -157,18 +178,37 @@ def running_version(system: System, pid: int) -> str:
     return ""
 
 
+def log_folder(system: System, pod: str) -> str:
+    """Return the folder of a pod's logs: that of the container kube-scheduler, or else of its first container."""
+    containers = system.names(f"{LOGS}/{pod}")
+    return f"{LOGS}/{pod}/{next(iter(containers)) if containers and CONTAINER not in containers else CONTAINER}"
+
+
 def restarts(system: System, pod: str) -> int:
     """Return how often kubelet has restarted a pod's container.
 
     :param pod: the name of the pod's folder of logs.
     """
-    logs = system.names(f"{LOGS}/{pod}/{CONTAINER}")
+    logs = system.names(log_folder(system, pod))
     return max((int(name[:-4]) for name in logs if re.match(r"^[0-9]+\.log$", name)), default=0)
 
 
 def health_url(manifest: str) -> str:
     """Return the URL of kube-scheduler's /healthz on this machine, which every version serves."""
-    return f"{server_url(flag(manifest, 'bind-address'), flag(manifest, 'secure-port') or '10259')}/healthz"
+    found = re.match(r"1\.([0-9]+)", image_version(manifest))
+    flags = {name: value for name in HEALTH_FLAGS if (value := flag(manifest, name))}
+    return f"{health_base(flags, int(found.group(1)) if found else None)}/healthz"
+
+
+def health_base(flags: t.Mapping[str, str], minor: int | None) -> str:
+    """Return the URL of the port on which kube-scheduler serves its health, without a path.
+
+    :param flags: by their names without dashes.
+    :param minor: of kube-scheduler 1.``minor``; None where it is unknown.
+    """
+    if flags.get("secure-port") == "0" or (minor is not None and minor < SECURE_SINCE):
+        return server_url(flags.get("address", ""), flags.get("port") or INSECURE_PORT, "http")
+    return server_url(flags.get("bind-address", ""), flags.get("secure-port") or SECURE_PORT)
 
 
 def server_url(address: str, port: str | int, scheme: str = "https") -> str:
@@ -267,21 +307,94 @@ def observe(
         "merged": system.read(own.merged if own is not None else MERGED),
         "patches_dir": patches_dir or "",
         "patches": _patches(system, patches_dir),
-        "running": [
+        "running": _in_server(system, server) if distribution == "k3s" and server else _in_pods(system, server),
+        "health": next((status for url in urls if (status := ask(url))), 0),
+        "pending": system.exists(own.record if own is not None else PENDING),
+        "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
+        "embedded": distribution or ("" if manifest is not None else _elsewhere(system)),
+        "server": server,
+    }
+
+
+def _elsewhere(system: System) -> str:
+    """Return what runs kube-scheduler without a manifest; empty for nothing."""
+    if unit(system, UNIT).loaded:
+        return UNIT
+    found = running(system)
+    return f"kube-scheduler as process {found[0].pid}" if found else ""
+
+
+def _in_pods(system: System, server: embedded.Server | None) -> list[RunningScheduler]:
+    found: list[RunningScheduler] = []
+    for one in running(system):
+        root = f"/proc/{one.pid}/root"
+        texts = _texts(system, root, one.config, one.policy)
+        changed = changed_since_start(system, one.pid, [root + path for path in texts])
+        found.append(
             {
                 "pid": one.pid,
                 "config": one.config,
                 "policy": one.policy,
                 "version": running_version(system, one.pid),
                 "stamp": embedded.stamp(system, one.pid) if server is not None else "",
+                "fresh": None if changed is None else not changed,
+                **_contents(texts, one.config, one.policy),
             }
-            for one in running(system)
-        ],
-        "health": next((status for url in urls if (status := ask(url))), 0),
-        "pending": system.exists(own.record if own is not None else PENDING),
-        "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": distribution,
-        "server": server,
+        )
+    return found
+
+
+def _in_server(system: System, server: embedded.Server) -> list[RunningScheduler]:
+    """Return k3s's process, of which kube-scheduler is a part."""
+    if not server["active"]:
+        return []
+    texts = _texts(system, "", server["named"])
+    return [
+        {
+            "pid": server["pid"],
+            "config": server["named"],
+            "policy": "",
+            "version": "",
+            "stamp": "",
+            "fresh": not server["stale"],
+            **_contents(texts, server["named"]),
+        }
+    ]
+
+
+def _texts(system: System, root: str, *paths: str) -> dict[str, str]:
+    """Return the files that a process names, as it sees them, by path; without those that can't be read.
+
+    :param root: of the process's files.
+    """
+    found = {}
+    for path in paths:
+        try:
+            text = system.read(root + path) if path.startswith("/") else None
+        except ShareError:
+            continue
+        if text is not None:
+            found[path] = text
+    return found
+
+
+def unseen(system: System, pid: int, files: t.Mapping[str, str]) -> str:
+    """Return why a process doesn't see these files of the machine; empty where it does, or can't be read.
+
+    :param files: the path on the machine of each, by its path for the process.
+    """
+    for path, text in _texts(system, f"/proc/{pid}/root", *files).items():
+        if text != system.read(files[path]):
+            return f"its process has other text in {path} than {files[path]} has"
+    return ""
+
+
+def _contents(texts: t.Mapping[str, str], *named: str) -> _Contents:
+    complete = all(path in texts for path in named if path)
+    has_extender = any(RESOURCE_MEMORY in uncommented(text) for text in texts.values())
+    return {
+        "loaded": {path: digest(text) for path, text in texts.items()},
+        "extender": has_extender if has_extender or complete else None,
     }
 
 

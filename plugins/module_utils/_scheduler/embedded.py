@@ -14,6 +14,7 @@ https://docs.k3s.io/installation/configuration
 from __future__ import annotations
 
 import dataclasses
+import json
 import posixpath
 import re
 import typing as t
@@ -30,7 +31,7 @@ MOUNT = "kube-scheduler-extra-mount"
 ENV = "kube-scheduler-extra-env"
 DISABLED = "disable-scheduler"
 KEYS = (ARG, MOUNT, DISABLED)
-# Passes the configuration's SHA-256 to RKE2's pod, so that a changed one restarts it.
+# Passes the configuration's stamp to RKE2's pod, so that a changed one restarts it.
 STAMP = "KUBEGPU_SCHEDULER_CONFIG_SHA256"
 
 
@@ -86,6 +87,7 @@ class Server(t.TypedDict):
     version: str
     unit: str
     active: bool
+    pid: int
     data: str
     settings: str
     drop_in_path: str
@@ -124,6 +126,7 @@ def observe(system: System, name: str) -> Server | None:
         "version": version,
         "unit": daemon.name,
         "active": daemon.active,
+        "pid": daemon.pid,
         "data": data_folder(system, kind, daemon),
         "settings": config,
         "drop_in_path": drop_in,
@@ -143,26 +146,95 @@ def _files(system: System, config: str) -> list[str]:
 
 def _configs(text: str) -> list[str]:
     """Return the values of kube-scheduler's --config, without a YAML library."""
-    return re.findall(r"(?m)(?:^|[\s\"'\[,-])config=([^\s\"',\]]+)", uncommented(text))
+    return re.findall(r"(?m)(?:^|[\s\"'\[,])-{0,2}config=([^\s\"',\]]+)", uncommented(text))
 
 
 def relevant(text: str) -> str:
-    """Return the settings for kube-scheduler; others may be secrets and stay on the machine."""
+    """Return the settings for kube-scheduler; others may be secrets and stay on the machine.
+
+    Values of other lists of arguments are kept where an alias in kube-scheduler's settings names them.
+    """
     if text.lstrip().startswith("{"):
-        # JSON can't be cut by lines: "{" alone makes the plan refuse it.
-        return "{}" if "kube-scheduler" not in text and DISABLED not in text else "{"
-    kept: list[str] = []
-    inside = False
+        return _relevant_members(text)
+    blocks = _blocks(text)
+    named: set[str] = set()
+    while True:
+        kept = [block if _key(block[0]) in KEYS else _anchored(block, named) for block in blocks]
+        lines = [line for block in kept for line in block]
+        aliases = set(re.findall(r"(?:^|[\s\[,:{])\*([\w.-]+)", uncommented("\n".join(lines))))
+        if aliases <= named:
+            return "\n".join([*lines, ""]) if lines else ""
+        named |= aliases
+
+
+def _key(text: str) -> str:
+    """Return the key at the beginning of a line or member, without the + of a key that adds."""
+    found = re.match(r"\s*([\"']?)([\w.-]+)\+?\1\s*:", text)
+    return found.group(2) if found else ""
+
+
+def _blocks(text: str) -> list[list[str]]:
+    """Split YAML in block style into its top-level keys with their lines, without blank lines and comments."""
+    blocks: list[list[str]] = []
     for line in text.splitlines():
         if re.match(r"[^\s#\-\]}]", line):
-            inside = bool(re.match(rf"([\"']?)(?:{'|'.join(KEYS)})\+?\1\s*:", line))
-        if inside and line.strip() and not line.lstrip().startswith("#"):
-            kept.append(line)
-    return "\n".join([*kept, ""]) if kept else ""
+            blocks.append([line])
+        elif blocks and line.strip() and not line.lstrip().startswith("#"):
+            blocks[-1].append(line)
+    return blocks
+
+
+def _anchored(block: t.Sequence[str], names: t.Collection[str]) -> list[str]:
+    """Return the lines of a list of arguments that have one of these anchors: the whole list, or single items."""
+    if not _key(block[0]).endswith(("-arg", "-args")):
+        return []
+    value = re.match(r"[^:]*:\s+&([\w.-]+)(?:\s|$)", block[0])
+    if value and value.group(1) in names:
+        return list(block)
+    items = [(re.match(r"\s*-\s+&([\w.-]+)\s+\S", line), line) for line in block[1:]]
+    lines = [line for found, line in items if found and found.group(1) in names]
+    return [block[0], *lines] if lines and block[0].rstrip().endswith(":") else []
+
+
+def _relevant_members(text: str) -> str:
+    """Return the settings for kube-scheduler of a file in JSON, as Rancher writes it, or in YAML's flow style."""
+    try:
+        return json.dumps({key: value for key, value in json.loads(text).items() if key.rstrip("+") in KEYS}) + "\n"
+    except ValueError:
+        members = _members(text)
+    if members is None:
+        # "{" alone makes the plan refuse it.
+        return "{}" if "kube-scheduler" not in text and DISABLED not in text else "{"
+    return "{" + ", ".join(one.strip() for one in members if _key(one) in KEYS) + "}\n"
+
+
+# In flow style: quoted values, which begin a value or key only; comments; brackets; the rest.
+_TOKEN = re.compile(
+    r"""(?<=[\s{\[,:])(?:"(?:[^"\\]|\\.)*"|'(?:[^']|'')*') | (?<=\s)\#[^\n]* | [{}\[\],:"'] | [^{}\[\],:"'\s]+ | \s+""",
+    re.VERBOSE,
+)
+
+
+def _members(text: str) -> list[str] | None:
+    """Split a mapping in YAML's flow style into its members; None where it isn't one from begin to end."""
+    members: list[str] = []
+    depth, ended = 0, False
+    for token in _TOKEN.findall(text):
+        if token.startswith("#") or (not token.strip() and not depth):
+            continue
+        if ended or (not depth and token != "{"):
+            return None
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token, 0)
+        ended = depth == 0
+        if (depth, token) == (1, ",") or not members:
+            members.append("")
+        elif not ended:
+            members[-1] += token
+    return members if ended else None
 
 
 def stamp(system: System, pid: int) -> str:
-    """Return the configuration's SHA-256 with which RKE2 started a process."""
+    """Return the configuration's stamp with which RKE2 started a process."""
     for one in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
         name, _equals, value = one.partition("=")
         if name == STAMP:
@@ -171,6 +243,6 @@ def stamp(system: System, pid: int) -> str:
 
 
 def stamp_of(drop_in: str) -> str:
-    """Return the SHA-256 that the drop-in passes to RKE2's next pod."""
-    found = re.search(rf"{STAMP}=([0-9a-f]{{64}})", drop_in)
+    """Return the stamp that the drop-in passes to RKE2's next pod."""
+    found = re.search(rf"{STAMP}=([0-9a-f]{{64}}(?:-[0-9]+)?)", drop_in)
     return found.group(1) if found else ""

@@ -18,8 +18,9 @@ from .._core.errors import NotInEffect, ShareError
 from .._host.file_transaction import Backup, FileTransaction, Replacement, check_unchanged
 from .._host.http_probe import Probe
 from .._host.system import System
+from .._host.systemd import changed_at
 from . import control_plane as cp
-from .constants import CONFIG, CONTAINER, FOLDER, POLICY
+from .constants import CONFIG, FOLDER, POLICY
 
 POLL_SECONDS = 0.5
 STABLE_SECONDS = 4.0
@@ -36,11 +37,13 @@ class Proof:
     :param config: its --config; empty for none.
     :param urls: each of these answers 200.
     :param policy: its --policy-config-file; empty for none.
+    :param loads: the path on the machine of each file that it has to see, by its path for the process.
     """
 
     config: str
     urls: t.Sequence[str]
     policy: str
+    loads: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def matches(self, process: cp.Process) -> bool:
         return (process.config, process.policy) == (self.config, self.policy)
@@ -219,6 +222,8 @@ class Apply:
             there = cp.running(self._system)
             young = {one.pid for one in there if limit is None or one.age <= limit}
             good = {one.pid for one in there if proof.matches(one) and (older is not None or one.pid in young)}
+            blind = {pid: why for pid in good if (why := cp.unseen(self._system, pid, proof.loads))}
+            good -= set(blind)
             two = old & {one.pid for one in there} - young - good
             if good and not two and all(self._ask(url) == 200 for url in proof.urls):
                 since = {pid: since.get(pid, self._now()) for pid in good}
@@ -231,7 +236,9 @@ class Apply:
                 return "its container restarts again and again"
             if self._now() >= end:
                 failure = "no new process with this configuration was started"
-                if good:
+                if blind:
+                    failure = next(iter(blind.values()))
+                elif good:
                     failure = "its old process is still running" if two else "it isn't healthy"
                 return f"{failure} after {self._timeout:g} s"
             self._sleep(POLL_SECONDS)
@@ -247,10 +254,7 @@ class Apply:
 
     def _written(self, path: str) -> float:
         """Return when a file was written; 0 where that is unknown."""
-        try:
-            return float(self._system.run(["stat", "-c", "%.6Y", path]).out)
-        except ValueError:
-            return 0.0
+        return (changed_at(self._system, [path]) or [0.0])[0]
 
     def _pods(self) -> list[str]:
         return [name for name in self._system.names(cp.LOGS) if name.startswith(cp.POD_PREFIX)]
@@ -265,7 +269,7 @@ class Apply:
         for pod in pods:
             # A container that has just started has an empty log; its predecessor's is used.
             for number in range(cp.restarts(self._system, pod), -1, -1):
-                text = self._system.read(f"{cp.LOGS}/{pod}/{CONTAINER}/{number}.log")
+                text = self._system.read(f"{cp.log_folder(self._system, pod)}/{number}.log")
                 if text:
                     return error_lines(text)
         return "it has written no log"

@@ -19,6 +19,7 @@ import yaml
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._scheduler.constants import CONFIG
+from ...module_utils._scheduler.control_plane import INSECURE_PORT
 from .decode import Decoded, Source
 from .form import Extender, Form, FormName
 from .schema import CONFIGURATION, KNOWN_UP_TO
@@ -41,7 +42,6 @@ NO_POLICY_SINCE = 23
 LIVEZ_SINCE = 31
 # Up to here kube-scheduler also has a port without TLS.
 INSECURE_UP_TO = 22
-INSECURE_PORT = "10251"
 HEAD = "# Written by kubegpu.share: changes to this file are overwritten.\n"
 
 # With --config kube-scheduler ignores these flags (the leader election's before 1.23), so the file repeats them.

@@ -24,7 +24,7 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Plan
 from ...module_utils._core.types import JsonObject
 from ...module_utils._scheduler import embedded
-from ...module_utils._scheduler.control_plane import ControlPlane, server_url
+from ...module_utils._scheduler.control_plane import ControlPlane, health_base
 from . import config, merged_file
 from .plan import (
     NEWEST,
@@ -35,8 +35,10 @@ from .plan import (
     changed,
     changes_of,
     lease_of,
+    outdated,
     refuse_half_upgraded,
 )
+from .static_pod import Stamp
 
 Settings = dict[str, list[str]]
 
@@ -59,15 +61,16 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     minor = _minor(options, places, server["version"])
     users = _settings(server["flags"], server["files"], without=server["drop_in_path"])
     named = _named(users, places)
+    path = _host_path(users, named) if places.kind.name == "rke2" else named
     if options.present:
-        files, stamp = _present(options, observed, places, minor, users, named)
-        after = named or places.config
+        files, stamp = _present(options, observed, minor, users, _UsersFile(named, path))
+        after, on_disk = named or places.config, path or places.config
     else:
-        files, stamp, after = _absent(options, observed, places, named), "", named
+        files, stamp, after, on_disk = _absent(options, observed, _UsersFile(named, path)), "", named, path
     files = changed(files)
     if files:
         refuse_half_upgraded(options)
-    text = {path: one for path, _before, one in files}.get(after, _text(observed, after))
+    text = {one: text for one, _before, text in files}.get(on_disk, _text(observed, on_disk))
     flags = _flags(users)
     return SchedulerPlan(
         plan=changes_of(files, "" if files else _reason(options, observed, after, stamp)),
@@ -75,6 +78,8 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         files=tuple(files),
         config=after,
         before=(server["named"], ""),
+        # k3s is its own process, which sees the machine's files.
+        loads={after: on_disk} if options.present and places.kind.name == "rke2" else {},
         urls=_urls(flags, minor),
         lease=lease_of(text, flags, minor),
         # k3s elects no leader where its datastore is SQLite.
@@ -122,28 +127,53 @@ def _reason(options: Options, observed: ControlPlane, named: str, stamp: str) ->
 # --------------------------------------------------------------------------- files
 
 
+class _UsersFile(t.NamedTuple):
+    """A user's own configuration; empty for none.
+
+    :param named: its path as kube-scheduler's --config has it, and ``path`` the one on the machine.
+    """
+
+    named: str
+    path: str
+
+
+def _host_path(settings: Settings, path: str) -> str:
+    """Return the path on the machine of a path in RKE2's pod; other files of its arguments have the same path in it."""
+    mounts = [word.split(":") for word in settings[embedded.MOUNT]]
+    for host, folder in sorted((one[:2] for one in mounts if len(one) > 1), key=lambda one: len(one[1]), reverse=True):
+        folder = posixpath.normpath(folder)
+        if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
+            return posixpath.normpath(f"{host}/{path[len(folder) :]}")
+    return path
+
+
 def _present(
-    options: Options, observed: ControlPlane, places: embedded.Places, minor: int, users: Settings, named: str
+    options: Options, observed: ControlPlane, minor: int, users: Settings, theirs: _UsersFile
 ) -> tuple[tuple[File, ...], str]:
-    server = _server(observed)
+    server, places, (named, path) = _server(observed), embedded.PLACES[observed["kind"]], theirs
     _refuse(options, observed, places, minor, users)
     if named:
-        if observed["config_path"] != named:
-            raise ObserveAgain(config_path=named)
+        if observed["config_path"] != path:
+            raise ObserveAgain(config_path=path)
         before = observed["config"]
         if before is None:
-            raise BadInput(f"{named}, which {places.kind.title} gives kube-scheduler as its --config, doesn't exist")
+            raise BadInput(f"{path}, which {places.kind.title} gives kube-scheduler as its --config, doesn't exist")
         noted = merged_file.read(observed["merged"])
         ours = _records(server, named)
-        text, note = merged_file.put_in(named, "config", before, minor, options.extender, noted, ours)
-        files = [_noted(observed, places, note), File(named, before, text)]
+        text, note = merged_file.put_in(path, "config", before, minor, options.extender, noted, ours)
+        files = [_noted(observed, places, note), File(path, before, text)]
     else:
         kubeconfig = posixpath.join(server["data"], "server/cred/scheduler.kubeconfig")
         # The flags that both pass to kube-scheduler, which it ignores with a configuration.
         flags = {"kubeconfig": kubeconfig, "profiling": "false", "address": "127.0.0.1", **_flags(users)}
+        before = observed["ours"]
         text = config.FORM.new(minor, flags, options.extender)
-        files = [File(places.config, observed["ours"], text)]
-    stamp = digest(text) if places.kind.name == "rke2" else ""
+        files = [File(places.config, before, text)]
+    stamp = ""
+    if places.kind.name == "rke2":
+        restart = text != before or outdated(observed, {"config": named or places.config}, "config", text)
+        last = Stamp.parse(embedded.stamp_of(server["drop_in"] or ""))
+        stamp = str(last.following(digest(text), restart=restart, interrupted=observed["pending"]))
     drop_in = _drop_in(places, named, stamp)
     _refuse_overridden(server, drop_in)
     files.append(File(server["drop_in_path"], server["drop_in"], drop_in))
@@ -152,11 +182,11 @@ def _present(
     return tuple(files), stamp
 
 
-def _absent(options: Options, observed: ControlPlane, places: embedded.Places, named: str) -> tuple[File, ...]:
-    server = _server(observed)
+def _absent(options: Options, observed: ControlPlane, theirs: _UsersFile) -> tuple[File, ...]:
+    server, places = _server(observed), embedded.PLACES[observed["kind"]]
     files: list[File] = []
     note = merged_file.read(observed["merged"])
-    path = note.path if note is not None else named if _records(server, named) else ""
+    path = note.path if note is not None else theirs.path if _records(server, theirs.named) else ""
     if path:
         if observed["config_path"] != path:
             raise ObserveAgain(config_path=path)
@@ -234,18 +264,10 @@ def _flags(settings: Settings) -> dict[str, str]:
 
 
 def _named(settings: Settings, places: embedded.Places) -> str:
-    """Return the path of the user's own configuration; empty for none.
-
-    :raises BadInput: there are two.
-    """
+    """Return the path of the user's own configuration, of several the last, which counts; empty for none."""
     words = [word.lstrip("-").partition("=") for word in settings[embedded.ARG]]
-    named = list(dict.fromkeys(value for name, _equals, value in words if name == "config" and value != places.config))
-    if len(named) > 1:
-        raise BadInput(
-            f"scheduler_mode: {places.kind.title}'s {embedded.ARG} names two configurations for kube-scheduler, "
-            f"{' and '.join(named)}; remove one"
-        )
-    return named[0] if named else ""
+    named = [value for name, _equals, value in words if name == "config" and value != places.config]
+    return named[-1] if named else ""
 
 
 def _refuse(options: Options, observed: ControlPlane, places: embedded.Places, minor: int, users: Settings) -> None:
@@ -281,7 +303,6 @@ def _refuse_overridden(server: embedded.Server, drop_in: str) -> None:
 
 
 def _urls(flags: t.Mapping[str, str], minor: int) -> tuple[str, ...]:
-    if minor < TLS_SINCE and flags.get("secure-port", "0") == "0":
-        return (f"http://127.0.0.1:{flags.get('port', '10251')}/healthz",)
-    base = server_url(flags.get("bind-address", ""), flags.get("secure-port", "10259"))
+    # Both disable the port with TLS where they serve the health without.
+    base = health_base({"secure-port": "0", **flags} if minor < TLS_SINCE else flags, minor)
     return tuple(base + path for path in config.health_paths(minor))

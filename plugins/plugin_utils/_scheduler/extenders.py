@@ -21,11 +21,19 @@ from .._documents.yaml_editor import Document
 from .decode import is_json
 
 KEY = "extenders"
+# The way out of refusals: nothing of the cluster's own scheduler is changed then.
+BESIDE = "scheduler_mode: dedicated runs a second scheduler with the extender beside it"
 RESOURCES = "managedResources"
 # kube-scheduler's own accounting of the resource stays on: no pod may be placed on a node without free GPU memory.
 RESOURCE: JsonObject = {"name": RESOURCE_MEMORY, "ignoredByScheduler": False}
+# In JSON, what our extender's list replaced, by the blanks after the opening bracket.
+REPLACED = {1: "[]", 2: "null"}
 # Keys that are removed where our entry doesn't have them: calls that our extender doesn't serve.
 UNSERVED = ("prioritizeVerb", "weight", "preemptVerb", "tlsConfig")
+
+
+class AnotherBinds(BadInput):
+    """Another extender of the file binds pods."""
 
 
 class Extenders:
@@ -50,13 +58,14 @@ class Extenders:
     def put_in(self, entry: JsonObject) -> None:
         """Add our extender to the list, or update it: its position and its other keys stay unchanged.
 
-        :raises BadInput: another extender binds pods, or two are for our resource.
+        :raises AnotherBinds: another extender binds pods.
+        :raises BadInput: two are for our resource.
         """
         items = self._list.items
         mine = self._only(entry["urlPrefix"])
         binders = [one for number, one in enumerate(items) if number not in mine and self._value(one, "bindVerb")]
         if binders:
-            raise BadInput(
+            raise AnotherBinds(
                 f"scheduler_mode: {self._file} has an extender that binds pods already "
                 f"({self._value(binders[0], 'urlPrefix')}), and kube-scheduler accepts only one of these"
             )
@@ -234,7 +243,9 @@ class _InJson:
 
     def append(self, entry: JsonObject) -> None:
         if not self._parts:
-            self._document.restore((KEY,), self._first(entry))
+            was = self.written()
+            blanks = next((number for number, literal in REPLACED.items() if literal == was), 0)
+            self._document.restore((KEY,), "[" + " " * blanks + self._first(entry)[1:])
             self._parts, self._gaps = _split(self._document.written((KEY,)))
             return
         between = self._gaps[-2] if len(self._parts) > 1 else "," + self._gaps[0][1:]
@@ -249,11 +260,14 @@ class _InJson:
         self._joined()
 
     def remove(self, number: int) -> None:
+        blanks = re.match(r"\[( *)", self._gaps[0])
         del self._parts[number]
         # Its comma and the space around it.
         del self._gaps[number or 1]
         if self._parts:
             self._joined()
+        elif blanks and len(blanks[1]) in REPLACED:
+            self._document.restore((KEY,), REPLACED[len(blanks[1])])
         else:
             self._document.delete((KEY,))
 

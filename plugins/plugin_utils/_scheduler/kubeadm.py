@@ -28,7 +28,7 @@ from .._documents.yaml_editor import Document, Path
 from . import config
 from .form import FormName
 from .merged_file import FORMS
-from .static_pod import FLAGS, HOST_FOLDER, MOUNT, VOLUME, put_ours, remove_ours
+from .static_pod import FLAGS, HOST_FOLDER, MOUNT, VOLUME, VolumeNames, put_ours, remove_ours
 
 GROUP = "kubeadm.k8s.io"
 # Versions with arguments as a mapping, and as a list in which one may occur several times.
@@ -212,7 +212,7 @@ def _remove(document: Document, kept: str) -> None:
         step = _arguments(document)[number][0] if isinstance(document.get(ARGUMENTS), dict) else number
         document.delete((*ARGUMENTS, step))
     if not kept:
-        remove_ours(document, VOLUMES)
+        remove_ours(document, VOLUMES, VolumeNames.of(document.get(VOLUMES) or []))
 
 
 def _add(document: Document, flag: str, value: str, listed: bool) -> None:
@@ -224,7 +224,7 @@ def _add(document: Document, flag: str, value: str, listed: bool) -> None:
             document.set((*ARGUMENTS, flag), value)
     elif _arguments(document)[there[-1]][1] != value:
         document.set((*ARGUMENTS, there[-1], "value") if listed else (*ARGUMENTS, flag), value)
-    put_ours(document, VOLUMES, EXTRA_VOLUME)
+    put_ours(document, VOLUMES, EXTRA_VOLUME, VolumeNames.of(document.get(VOLUMES) or []))
 
 
 # --------------------------------------------------------------------------- patches
@@ -235,20 +235,22 @@ POD_PATCH = f"{CONTAINER}90-kubegpu-share+strategic.yaml"
 PATCHES = (FLAG_PATCH, POD_PATCH)
 
 
-def patch_files(sha256: str, flag: str | None = None) -> dict[str, str]:
+def patch_files(stamp: str, flag: str | None = None, volume: str = VOLUME) -> dict[str, str]:
     """Return the files for ``kubeadm upgrade --patches`` by which a manifest keeps our change.
 
     Files of :data:`PATCHES` that aren't among them have to be removed. Where kubeadm's configuration has the same flag,
     the manifest has it twice with the same value.
 
-    :param sha256: the annotation's value.
+    :param stamp: the annotation's value.
     :param flag: such as ``--config=FILE``, with which our folder is mounted; None where the extender is in the user's
         own file, so only the annotation is ours.
+    :param volume: the name of our volume.
     """
-    pod: JsonObject = {"metadata": {"annotations": {ANNOTATION: sha256}}}
+    pod: JsonObject = {"metadata": {"annotations": {ANNOTATION: stamp}}}
     files: dict[str, str] = {}
     if flag is not None:
-        pod["spec"] = {"containers": [{"name": CONTAINER, "volumeMounts": [MOUNT]}], "volumes": [HOST_FOLDER]}
+        mount, folder = ({**one, "name": volume} for one in (MOUNT, HOST_FOLDER))
+        pod["spec"] = {"containers": [{"name": CONTAINER, "volumeMounts": [mount]}], "volumes": [folder]}
         # A strategic patch would replace the whole command.
         add = [{"op": "add", "path": "/spec/containers/0/command/-", "value": flag}]
         files[FLAG_PATCH] = json.dumps(add, indent=2) + "\n"

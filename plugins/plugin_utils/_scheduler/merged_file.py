@@ -18,6 +18,7 @@ import json
 from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from . import config, policy
+from .extenders import BESIDE, AnotherBinds
 from .form import Extender, Form, FormName
 
 FORMS: dict[str, Form] = {one.name: one for one in (config.FORM, policy.FORM)}
@@ -65,7 +66,10 @@ def put_in(
     :param ours: whether an extender for our resource in the file is known to be ours.
     :raises BadInput: the extender can't be merged.
     """
-    after = FORMS[form].merged(path, text, minor, extender)
+    try:
+        after = FORMS[form].merged(path, text, minor, extender)
+    except AnotherBinds as error:
+        raise BadInput(f"{error}; {BESIDE}") from error
     kept = note if note is not None and note.path == path else None
     if kept is None and not ours and not FORMS[form].has(path, text, extender):
         return after, Note(path, form, digest(after), text)

@@ -29,16 +29,19 @@ from ...module_utils._scheduler import control_plane as cp
 from ...module_utils._scheduler.constants import CONTAINER
 from ...module_utils._scheduler.control_plane import ControlPlane
 from . import config, merged_file
+from .extenders import BESIDE
 from .form import Extender, FormName
 from .kubeadm import PATCHES, ExtenderFile, patch_files
 from .merged_file import FORMS
-from .static_pod import StaticPod
+from .static_pod import Stamp, StaticPod
 
 OWN_PATHS = tuple(form.path for form in FORMS.values())
 # From here on the flags of the leader election override the configuration's fields.
 FLAGS_LEAD_SINCE = 23
 # Where the version is unknown.
 NEWEST = 99
+# kubespray writes it at every run of its cluster.yml, with the extenders of this variable.
+KUBESPRAY_FILE, KUBESPRAY_EXTENDERS = "kubescheduler-config.yaml", "kube_scheduler_extenders"
 # With these locks kube-schedulers don't use a lease.
 NO_LEASE = ("endpoints", "configmaps")
 
@@ -84,8 +87,10 @@ class SchedulerPlan:
     :param files: the files that change, in the order in which they are written.
     :param config: the --config of the process that has to start, and ``policy`` its --policy-config-file.
     :param before: the same two of the process that runs with the old files.
+    :param loads: the path on the machine of the file with the extender, by its path for the process.
     :param lease: namespace and name of the lease that it takes; None where it takes none.
     :param lease_certain: whether it is known to take one.
+    :param warnings: what the user has to do beside this change, each a sentence.
     """
 
     plan: Plan
@@ -94,10 +99,12 @@ class SchedulerPlan:
     config: str = ""
     policy: str = ""
     before: tuple[str, str] = ("", "")
+    loads: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
     urls: tuple[str, ...] = ()
     manifest: str = cp.MANIFEST
     lease: tuple[str, str] | None = None
     lease_certain: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def restarts(self) -> bool:
@@ -122,6 +129,7 @@ class SchedulerPlan:
             "files": [{"path": path, "before": digest(before), "after": after} for path, before, after in files],
             "config": config_path,
             "policy": policy_path,
+            "loads": dict(self.loads),
             "urls": list(self.urls),
         }
 
@@ -158,8 +166,8 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     path, text = observed["manifest_path"], observed["manifest"]
     if text is None:
         if options.present:
-            runs = f" (it runs {observed['embedded']})" if observed["embedded"] else ""
-            raise BadInput(f"scheduler_mode: static_pod needs {path}, and this machine has none{runs}")
+            runs = f" and runs {observed['embedded']}" if observed["embedded"] else ""
+            raise BadInput(f"scheduler_mode: static_pod needs {path}, and this machine has none{runs}; {BESIDE}")
         return SchedulerPlan(Plan())
     touched = options.present or options.patches_dir or _touched(observed, text) or _may_be_merged(observed)
     if not touched:
@@ -171,9 +179,10 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     minor = config.minor_of(manifest.image, options.version) if options.present else 0
     if options.present:
         _refuse_second_pod(observed)
-    files = changed(
-        _present(options, observed, manifest, minor) if options.present else _absent(options, observed, manifest)
+    found, loads = (
+        _present(options, observed, manifest, minor) if options.present else (_absent(options, observed, manifest), {})
     )
+    files = changed(found)
     if files:
         _refuse_unsafe(options, observed)
     after = manifest.flags()
@@ -184,9 +193,28 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         config=named[0],
         policy=named[1],
         before=(flags.get(FORMS["config"].flag, ""), flags.get(FORMS["policy"].flag, "")),
+        loads=loads,
         urls=manifest.urls(options.version),
         manifest=path,
         lease=lease_of(_config_after(observed, files, named[0]), after, _minor_or_newest(manifest, options)),
+        warnings=_kubespray_warnings(options, files),
+    )
+
+
+def _kubespray_warnings(options: Options, files: t.Sequence[File]) -> tuple[str, ...]:
+    """Name the variable by which kubespray itself keeps the extender in its file, or adds it again."""
+    named = [one.path for one in files if posixpath.basename(one.path) == KUBESPRAY_FILE]
+    if not named:
+        return ()
+    if not options.present:
+        return (
+            f"{named[0]} is kubespray's: remove the extender from {KUBESPRAY_EXTENDERS} in its inventory too, or its "
+            "next cluster.yml adds it again",
+        )
+    entry = yaml.safe_dump([options.extender.entry()], sort_keys=False, default_flow_style=True, width=1 << 20)
+    return (
+        f"{named[0]} is kubespray's, and its next cluster.yml writes it without the extender: set this variable in its "
+        f"inventory, {KUBESPRAY_EXTENDERS}: {entry.strip()}",
     )
 
 
@@ -294,7 +322,10 @@ def _minor(version: str) -> int | None:
 # --------------------------------------------------------------------------- files
 
 
-def _present(options: Options, observed: ControlPlane, manifest: StaticPod, minor: int) -> list[File]:
+def _present(
+    options: Options, observed: ControlPlane, manifest: StaticPod, minor: int
+) -> tuple[list[File], dict[str, str]]:
+    """Return the files, and the path on the machine of the one with the extender by its path for kube-scheduler."""
     flags = manifest.flags()
     name = _form(options, flags, minor)
     form = FORMS[name]
@@ -311,25 +342,46 @@ def _present(options: Options, observed: ControlPlane, manifest: StaticPod, mino
         text, noted = merged_file.put_in(path, name, before, minor, options.extender, note, manifest.annotated())
         files, flag = [_note(observed, noted), File(path, before, text)], None
     else:
+        path = form.path
+        before = _own_texts(observed)[name]
         text = form.new(minor, flags, options.extender)
         files, flag = [], f"--{form.flag}={form.path}"
         manifest.mount(flag)
-    manifest.annotate(digest(text))
+    restart = text != before or outdated(observed, manifest.flags(), name, text)
+    stamp = manifest.stamp().following(digest(text), restart=restart, interrupted=observed["pending"])
+    manifest.annotate(stamp)
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(digest(text), flag))
+    patches = _patches(options, observed, patch_files(str(stamp), flag, manifest.volume_names().ours))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
-    return [
+    files = [
         *files,
         *(one for one in own if one.after is not None),
         *patches,
         File(observed["manifest_path"], observed["manifest"], manifest.text()),
         *(one for one in own if one.after is None),
     ]
+    return files, {named if flag is None else path: path}
+
+
+def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName, text: str) -> bool:
+    """Whether kube-scheduler runs with these flags and hasn't loaded this text of the file that it names.
+
+    A file that was changed and changed back looks right, and the process between both has loaded something else.
+
+    :param flags: by their names without dashes.
+    :param form: of the file.
+    """
+    config_path, policy_path = (flags.get(FORMS[name].flag, "") for name in ("config", "policy"))
+    path = {"config": config_path, "policy": policy_path}[form]
+    mine = [one for one in observed["running"] if (one["config"], one["policy"]) == (config_path, policy_path)]
+    sha256 = digest(text)
+    loaded = [one for one in mine if one["fresh"] is not False and one["loaded"].get(path, sha256) == sha256]
+    return bool(mine) and not loaded
 
 
 def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> list[File]:
     files: list[File] = []
-    stamp = manifest.annotation()
+    stamp = manifest.stamp().sha256
     note = merged_file.read(observed["merged"])
     for form, path in _merged_paths(manifest, note):
         text = _text_of(form, path, observed)
@@ -341,7 +393,7 @@ def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> li
     manifest.restore(annotation=not (stamp in gone and not changed(files)))
     if changed(files) and manifest.text() == observed["manifest"]:
         # The manifest was regenerated without our annotation: kubelet restarts the pod only if it changes.
-        manifest.annotate(digest(changed(files)[0].after or ""))
+        manifest.annotate(Stamp(digest(changed(files)[0].after or "")))
     files += _patches(options, observed, {})
     rest = [*_own_files(observed, {}), _note(observed, None)]
     return [*files, File(observed["manifest_path"], observed["manifest"], manifest.text()), *rest]
@@ -384,11 +436,16 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
     other: FormName = "policy" if form == "config" else "config"
     both = form == "policy" and form in users and minor >= config.CONFIG_SINCE
     if other in users and not both:
-        possible = config.CONFIG_SINCE <= minor < config.NO_POLICY_SINCE
+        # A user's configuration is never given up for the extender.
+        if config.CONFIG_SINCE <= minor < config.NO_POLICY_SINCE:
+            way_out = f"set scheduler_configuration: {other}"
+        elif other == "config":
+            way_out = f"1.{config.CONFIG_SINCE} is the first whose configuration file holds extenders too"
+        else:
+            way_out = f"1.{config.NO_POLICY_SINCE} has removed that flag: move its settings to a configuration file"
         raise BadInput(
             f"scheduler_configuration: kube-scheduler 1.{minor} has --{FORMS[other].flag}={users[other]}, with which "
-            f"{'a configuration file' if form == 'config' else 'a policy file'} can't be combined; "
-            + (f"set scheduler_configuration: {other}, or remove that flag" if possible else "remove that flag")
+            f"{'a configuration file' if form == 'config' else 'a policy file'} can't be combined; {way_out}"
         )
     return form
 
@@ -408,9 +465,13 @@ def _note(observed: ControlPlane, note: merged_file.Note | None) -> File:
     return File(cp.MERGED, observed["merged"], note.text() if note is not None else None)
 
 
+def _own_texts(observed: ControlPlane) -> dict[FormName, str | None]:
+    return {"config": observed["ours"], "policy": observed["ours_policy"]}
+
+
 def _own_files(observed: ControlPlane, after: t.Mapping[FormName, str]) -> list[File]:
-    before = {"config": observed["ours"], "policy": observed["ours_policy"]}
-    return [File(form.path, before[name], after.get(form.name)) for name, form in FORMS.items()]
+    before = _own_texts(observed)
+    return [File(form.path, before[form.name], after.get(form.name)) for form in FORMS.values()]
 
 
 def _patches(options: Options, observed: ControlPlane, wanted: t.Mapping[str, str]) -> list[File]:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import typing as t
 
 from ...module_utils._core.errors import BadInput
@@ -17,6 +18,7 @@ from ...module_utils._scheduler import control_plane as cp
 from ...module_utils._scheduler.constants import ANNOTATION, CONFIG, CONTAINER, FOLDER
 from .._documents.yaml_editor import Document, Path, Step
 from . import config
+from .extenders import BESIDE
 from .merged_file import FORMS
 
 VOLUME = "kubegpu-share"
@@ -27,6 +29,35 @@ SHELLS = ("sh", "bash", "ash", "dash", "busybox")
 MOUNT: JsonObject = {"mountPath": FOLDER, "name": VOLUME, "readOnly": True}
 # A mounted folder shows new files, unlike a mounted file; it has to exist, so a wrong path fails.
 HOST_FOLDER: JsonObject = {"hostPath": {"path": FOLDER, "type": "Directory"}, "name": VOLUME}
+
+
+class Stamp(t.NamedTuple):
+    """Names a configuration in kube-scheduler's manifest, so that another one makes kubelet start a new process.
+
+    :param sha256: of the configuration's text.
+    :param number: makes stamps of one text differ.
+    """
+
+    sha256: str
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Stamp:
+        sha256, _dash, number = text.partition("-")
+        return cls(sha256, int(number) if number.isdigit() else 0)
+
+    def following(self, sha256: str, *, restart: bool, interrupted: bool) -> Stamp:
+        """Return the stamp of the next configuration.
+
+        :param restart: the process may not have loaded this text, so the stamp has to differ.
+        :param interrupted: an earlier run was, so kubelet may still run the pod of the stamp before this one.
+        """
+        if restart and (interrupted or sha256 == self.sha256):
+            return Stamp(sha256, self.number + 1)
+        return self if sha256 == self.sha256 else Stamp(sha256)
+
+    def __str__(self) -> str:
+        return f"{self.sha256}-{self.number}" if self.number else self.sha256
 
 
 class StaticPod:
@@ -50,11 +81,16 @@ class StaticPod:
         self._demand(list, (*self._container, "volumeMounts"), of=dict)
 
     def _find(self) -> int:
+        """Return the number of kube-scheduler's container, by its name or else by what it runs.
+
+        :raises BadInput: there is none, or there are several.
+        """
         containers = self._document.get(("spec", "containers")) or []
         found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
+        found = found or [number for number, one in enumerate(containers) if _runs_scheduler(one)]
         if len(found) != 1:
             number = f"{len(found)} containers" if found else "no container"
-            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}")
+            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}", BESIDE)
         return found[0]
 
     def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
@@ -70,8 +106,9 @@ class StaticPod:
                     what = "mapping" if of is dict else "string"
                     raise self._refused((*path, number), f"has a {name} with an item that isn't a {what}")
 
-    def _refused(self, path: Path, reason: str) -> BadInput:
-        return BadInput(f"{self._file}, line {self._document.line(path)}, {reason}; it is left as it is")
+    def _refused(self, path: Path, reason: str, way_out: str = "") -> BadInput:
+        line = self._document.line(path)
+        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{way_out and f', and {way_out}'}")
 
     @property
     def image(self) -> str:
@@ -90,6 +127,7 @@ class StaticPod:
             raise self._refused(
                 (*self._container, "command"),
                 f"starts kube-scheduler by {command[0]}, whose arguments can't be edited safely",
+                BESIDE,
             )
         # A command here would replace that of the image.
         return "args" if self._get("args") or not command else "command"
@@ -131,7 +169,7 @@ class StaticPod:
         line, word = (words or [(1, path)])[0]
         raise BadInput(
             f"scheduler_mode: {self._file}, line {line}: kube-scheduler's {word} isn't in a folder of this machine "
-            "(hostPath)"
+            f"(hostPath); mount one and name the file in it, or {BESIDE}"
         )
 
     # ----------------------------------------------------------------- our part
@@ -139,12 +177,13 @@ class StaticPod:
     def annotated(self) -> bool:
         return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
 
-    def annotation(self) -> str:
-        return str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or "")
+    def stamp(self) -> Stamp:
+        """Return the annotation's stamp; an empty one without the annotation."""
+        return Stamp.parse(str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or ""))
 
-    def annotate(self, sha256: str) -> None:
-        if self.annotation() != sha256:
-            self._document.set((*ANNOTATIONS, ANNOTATION), sha256)
+    def annotate(self, stamp: Stamp) -> None:
+        if self.stamp() != stamp:
+            self._document.set((*ANNOTATIONS, ANNOTATION), str(stamp))
 
     def mount(self, flag: str = f"--config={CONFIG}") -> None:
         """Mount our folder in the container, and add the flag that names a file in that folder.
@@ -154,12 +193,17 @@ class StaticPod:
         flags = (*self._container, self._flag_list())
         if flag not in _words(self._get()):
             self._document.append(flags, flag)
-        mounts = (*self._container, "volumeMounts")
-        for number, one in enumerate(self._get("volumeMounts") or []):
-            if posixpath.normpath(str(one.get("mountPath"))) == FOLDER and one.get("name") != VOLUME:
-                raise self._refused((*mounts, number), f"mounts {one.get('name')} at {FOLDER}, the path of our folder")
-        put_ours(self._document, mounts, MOUNT)
-        put_ours(self._document, ("spec", "volumes"), HOST_FOLDER)
+        mounts, names = (*self._container, "volumeMounts"), self.volume_names()
+        there = self._get("volumeMounts") or []
+        for number in sorted(set(range(len(there))) - set(names.among(there))):
+            if posixpath.normpath(str(there[number].get("mountPath"))) == FOLDER:
+                name = there[number].get("name")
+                raise self._refused((*mounts, number), f"mounts {name} at {FOLDER}, the path of our folder")
+        put_ours(self._document, mounts, MOUNT, names)
+        put_ours(self._document, ("spec", "volumes"), HOST_FOLDER, names)
+
+    def volume_names(self) -> VolumeNames:
+        return VolumeNames.of(self._document.get(("spec", "volumes")) or [])
 
     def restore(self, *, annotation: bool = True) -> None:
         """Remove everything of ours: each flag that names a file of our folder, the folder, the annotation.
@@ -171,8 +215,9 @@ class StaticPod:
             words = [str(word) for word in self._get(name) or []]
             for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
                 self._document.delete((*self._container, name, number))
+        names = self.volume_names()
         for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
-            remove_ours(self._document, path)
+            remove_ours(self._document, path, names)
         if annotation and self.annotated():
             self._document.delete((*ANNOTATIONS, ANNOTATION))
 
@@ -183,19 +228,32 @@ class StaticPod:
 
     def urls(self, version: str | None) -> tuple[str, ...]:
         """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags."""
-        asked = self._get("livenessProbe", "httpGet") or {}
-        flags = self.flags()
-        address = str(asked.get("host") or flags.get("bind-address") or "")
-        port = asked.get("port") or flags.get("secure-port") or 10259
-        if isinstance(port, str) and not port.isdigit():
-            ports = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}
-            port = ports.get(port) or 10259
-        base = cp.server_url(address, port, str(asked.get("scheme") or "HTTPS").lower())
         try:
-            minor = config.minor_of(self.image, version)
+            minor: int | None = config.minor_of(self.image, version)
         except BadInput:
-            minor = 0
-        return tuple(base + path for path in config.health_paths(minor))
+            minor = None
+        base = self._probed() or cp.health_base(self.flags(), minor)
+        return tuple(base + path for path in config.health_paths(minor or 0))
+
+    def _probed(self) -> str:
+        """Return the URL that kubelet's probe asks, without its path; empty without a probe."""
+        asked = self._get("livenessProbe", "httpGet") or {}
+        port = asked.get("port")
+        if isinstance(port, str) and not port.isdigit():
+            port = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}.get(port)
+        if not port:
+            return ""
+        scheme = str(asked.get("scheme") or "HTTP").lower()
+        listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
+        return cp.server_url(str(asked.get("host") or listens), port, scheme)
+
+
+def _runs_scheduler(container: JsonObject) -> bool:
+    """Whether a container runs kube-scheduler, by its program or its image."""
+    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
+    # Images of one architecture have its name at the end.
+    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
+    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in _words(container)[:1]]
 
 
 def _words(container: JsonObject) -> list[str]:
@@ -203,15 +261,50 @@ def _words(container: JsonObject) -> list[str]:
     return [str(word) for one in lists if isinstance(one, list) for word in one]
 
 
-def put_ours(document: Document, path: Path, item: JsonObject) -> None:
+class VolumeNames(t.NamedTuple):
+    """The names of volumes that look like ours.
+
+    :param ours: of our volume, or the first free one.
+    :param foreign: of a user's volumes, which are of other folders.
+    """
+
+    ours: str
+    foreign: frozenset[str]
+
+    @classmethod
+    def of(cls, volumes: t.Sequence[JsonObject]) -> VolumeNames:
+        """Read them from the volumes of a manifest or of kubeadm's configuration."""
+        folders = {}
+        for one in volumes:
+            folder = one.get("hostPath")
+            folders[str(one.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
+        alike = [name for name in folders if _OURS.fullmatch(name)]
+        mine = [name for name in alike if posixpath.normpath(folders[name]) == FOLDER]
+        free = (name for number in range(len(folders) + 1) if (name := _numbered(number)) not in folders)
+        return cls(mine[0] if mine else next(free), frozenset(alike) - set(mine))
+
+    def among(self, items: t.Sequence[JsonObject]) -> list[int]:
+        """Return the numbers of our volumes or mounts in a list."""
+        names = [str(one.get("name")) for one in items]
+        return [number for number, name in enumerate(names) if _OURS.fullmatch(name) and name not in self.foreign]
+
+
+_OURS = re.compile(rf"{VOLUME}(?:-[0-9]+)?")
+
+
+def _numbered(number: int) -> str:
+    return f"{VOLUME}-{number}" if number else VOLUME
+
+
+def put_ours(document: Document, path: Path, item: JsonObject, names: VolumeNames) -> None:
     """Let a list of volumes or mounts have exactly this one of ours."""
-    if [one for one in document.get(path) or [] if one.get("name") == VOLUME] != [item]:
-        remove_ours(document, path)
+    item, items = {**item, "name": names.ours}, document.get(path) or []
+    if [items[number] for number in names.among(items)] != [item]:
+        remove_ours(document, path, names)
         document.append(path, item)
 
 
-def remove_ours(document: Document, path: Path) -> None:
+def remove_ours(document: Document, path: Path, names: VolumeNames) -> None:
     """Remove our volumes or mounts from a list."""
-    numbers = [number for number, one in enumerate(document.get(path) or []) if one.get("name") == VOLUME]
-    for number in reversed(numbers):
+    for number in reversed(names.among(document.get(path) or [])):
         document.delete((*path, number))

@@ -627,6 +627,26 @@ breaks(
 )(lambda w: w["servers"].update(pods=[*w["servers"]["pods"][:2], scheduler("cp1", "--leader-elect=true")]))
 
 
+def runs(world: JsonObject, **facts: Any) -> None:
+    """The kube-scheduler process of the control plane's machine is observed."""
+    world["servers"]["running"] = {
+        "cp1": [{"config": "/c.yaml", "policy": "", "fresh": True, "extender": True, **facts}]
+    }
+
+
+breaks(
+    "S2",
+    "ours_envvar",
+    "kube-scheduler's configuration was written anew without the extender, and it restarted",
+    "loaded_without_extender",
+)(lambda w: runs(w, extender=False))
+
+
+breaks(
+    "S2", "ours_envvar", "kube-scheduler's configuration was changed, and it didn't restart", "older_than_configuration"
+)(lambda w: runs(w, fresh=False))
+
+
 breaks("S3", "ours_envvar", "the admission policy is gone", "missing")(
     lambda w: w["servers"].update(
         scheduler="dedicated", pods=[server("scheduler", "w1"), server("device-plugin", NODE)]

@@ -178,6 +178,36 @@ def test_k3s_doesnt_show_its_schedulers_arguments():
     assert findings(without("kube-scheduler-cp1"), scheduler="k3s") == [("S2", "UNKNOWN", "k3s_arguments", "cp1")]
 
 
+RUNNING = {"config": "/c.yaml", "policy": "", "fresh": True, "extender": True}
+
+
+@pytest.mark.parametrize(
+    ("running", "expected"),
+    [
+        ([RUNNING], []),
+        ([{**RUNNING, "fresh": None}], []),
+        # An old process may still be ending.
+        ([{**RUNNING, "fresh": False}, RUNNING], []),
+        ([{**RUNNING, "fresh": False}], [("FAIL", "older_than_configuration")]),
+        ([{**RUNNING, "extender": False}], [("FAIL", "loaded_without_extender")]),
+        ([{**RUNNING, "config": "", "extender": False}], [("FAIL", "configuration_lost")]),
+        ([{**RUNNING, "fresh": None, "extender": None}], None),
+        ([], None),
+        ("?", None),
+        (["?", {}], None),
+    ],
+)
+@pytest.mark.parametrize("mode", ["static_pod", "rke2", "k3s"])
+def test_what_a_scheduler_has_loaded_decides_before_its_arguments(mode, running, expected):
+    """Where that is unknown, the API's pods are checked as before."""
+    users = [*without("kube-scheduler-cp1"), scheduler("cp1", "--config=/c.yaml")]
+    found = [
+        (level, cause) for _check, level, cause, _node in findings(users, scheduler=mode, running={"cp1": running})
+    ]
+    unknown = "k3s_arguments" if mode == "k3s" else "own_configuration"
+    assert found == ([("UNKNOWN", unknown)] if expected is None else expected)
+
+
 def test_an_unknown_scheduler_makes_the_servers_unknown():
     objects = without("extender-cp1")
     found = findings(objects, problem="control_plane: this group is empty")

@@ -11,6 +11,8 @@ from verify_kit import UUID, Stage, chosen, evidence, extender, finding, report,
 # Nothing listens on port 1.
 UNREACHABLE = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
 
+RUNNING = [{"pid": 7, "config": "/c", "fresh": True, "extender": True}]
+
 
 @pytest.fixture
 def stage(tmp_path):
@@ -18,6 +20,7 @@ def stage(tmp_path):
 
 
 def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknown(stage, tmp_path):
+    stage.returns("control_plane_info", {"control_plane": {"running": RUNNING, "manifest": "text"}})
     first = report(finding("FAIL"), finding("UNKNOWN", "C2", "gpu3"))
     second = report(finding("UNKNOWN", "C2", "gpu3"), samples=2)
     stage.returns("gpu_allocation_check", {"report": first}, {"report": second})
@@ -55,8 +58,10 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
         assert call["extender"]["cp1"] == {"nodes": [{"name": "node-one"}]}
         assert isinstance(call["extender"]["away"], str) and call["extender"]["away"]
         servers = {"control_plane": ["cp1", "away"], "namespace": "gpushare-system", "admission": "deny"}
-        assert call["servers"] == {**servers, "scheduler": "static_pod", "problem": ""} and call["scope"] is None
+        servers |= {"scheduler": "static_pod", "problem": "", "running": {"cp1": RUNNING, "away": []}}
+        assert call["servers"] == servers and call["scope"] is None
         assert call["grace_seconds"] == 1
+    assert len(stage.calls("control_plane_info")) == 2
     # Unreachable machines are left out of the second sample.
     assert len(stage.calls("nvml_info")) == 6 and text.count("UNREACHABLE!") == 2, text
     stat = stats(text)
@@ -170,7 +175,7 @@ def test_sites_last_step_repeats_a_failed_check(stage, last_step):
     assert (one["before"], two["before"]) == (None, first)
     for call in (one, two):
         assert (call["scope"], call["nodes"]) == ("servers", {"gpu1": [UUID.format(1)], "gpu2": []})
-        assert call["servers"]["control_plane"] == ["cp1"]
+        assert (call["servers"]["control_plane"], call["servers"]["running"]) == (["cp1"], {})
     assert stage.calls("nvml_info") == []
 
 

@@ -47,6 +47,7 @@ TAKES = {
     "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict"},
     "nvml_info": {"timeout": "int"},
     "kubelet_devices_info": {"root": "path"},
+    "control_plane_info": {"patches_dir": "path"},
     "gpu_allocation_check": {
         **AUTH,
         **dict.fromkeys(("nodes", "before", "servers", "extender"), "dict"),
@@ -140,6 +141,7 @@ class Stage:
         self.returns("cluster_info", chosen())
         self.returns("nvml_info", {"nvml": {"available": True, "problem": "", "cards": [{"uuid": UUID.format(1)}]}})
         self.returns("kubelet_devices_info", {"kubelet": {"root": "/var/lib/kubelet"}})
+        self.returns("control_plane_info", {"fail": "it can't be read"})
         self.returns("gpu_allocation_check", {"report": report()})
 
     def returns(self, module: str, *answers: dict[str, t.Any]) -> None:

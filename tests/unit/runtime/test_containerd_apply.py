@@ -312,12 +312,12 @@ def test_a_node_without_containerd_or_with_an_embedded_one() -> None:
     assert seen is not None and seen["embedded"] == "k3s" and seen["version"] == ""
 
 
-@pytest.mark.parametrize(("mtime", "stale"), [(1000.0, False), (1090.5, False), (1092.0, True)])
-def test_stale_is_a_file_newer_than_the_process(mtime: float, stale: bool) -> None:
+@pytest.mark.parametrize(("changed", "stale"), [(1000.0, False), (1090.5, False), (1092.0, True)])
+def test_stale_is_a_file_newer_than_the_process(changed: float, stale: bool) -> None:
     # Booted at 1000, started 90 s later: at 1090.
     made = node()
     made.files["/proc/12/stat"] = f"12 (con tain) erd) S {' '.join(['0'] * 18)} 9000 0"
     made.files["/proc/uptime"] = "100.00 50.00\n"
-    made.answers["stat"] = lambda argv: Done(0, f"{mtime:.6f}\n", "")
+    made.answers["stat"] = lambda argv: Done(0, f"{changed:.6f}\n" * len(argv[4:]), "")
     made.answers["date"] = lambda argv: Done(0, "1100.000000000\n", "")
     assert observe(made)["stale"] is stale

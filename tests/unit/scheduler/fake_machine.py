@@ -55,6 +55,9 @@ class FakeMachine(MemorySystem):
         self._hash = ""
         self._due: float | None = None
         self._starts = 0
+        self._pod: dict[str, t.Any] = {}
+        # What kube-scheduler has loaded, by its own paths.
+        self.loaded: dict[str, str] = {}
         self.healthy = False
         self.put(self.manifest, manifest, 0o600)
         for _second in range(8):
@@ -69,7 +72,7 @@ class FakeMachine(MemorySystem):
 
     def done(self, argv: Sequence[str]) -> Done:
         if argv[0] == "mv":
-            for table in (self.files, self.modes, self.mtimes):
+            for table in (self.files, self.modes, self.changed_at):
                 table[argv[3]] = table.pop(argv[2])  # type: ignore[index]
         if argv[:4] == ["stat", "-L", "-c", "%d"]:
             return Done(0, f"{self.devices.get(argv[4], '1')}\n", "")
@@ -116,11 +119,47 @@ class FakeMachine(MemorySystem):
             return
         self._due = None
         self.pid += 1
+        self._pod = pod
         container = pod["spec"]["containers"][0]
         words = [*(container.get("command") or []), *(container.get("args") or [])]
+        self._mount_files()
         cgroup = f"0::/kubepods.slice/kubepods-burstable-pod{self._hash}.slice/cri-containerd-abc.scope\n"
         self.put_process(self.pid, *words, cgroup=cgroup)
+        named = [word.partition("=")[2] for word in words if word.startswith(("--config=", "--policy-config-file="))]
+        self.loaded = {path: self.read(f"/proc/{self.pid}/root{path}") or "" for path in named}
         self.healthy = True
+
+    def container_restarts(self) -> None:
+        """kube-scheduler ends, and kubelet starts its container again in the same pod."""
+        self._stop()
+        self._start(self._pod)
+
+    # ----------------------------------------------------------------- the container's files
+
+    def _mounts(self) -> list[tuple[str, str]]:
+        """Paths in the container and on the machine, the longest first."""
+        spec = self._pod["spec"]
+        hosts = {one["name"]: one["hostPath"]["path"] for one in spec.get("volumes") or [] if "hostPath" in one}
+        mounts = spec["containers"][0].get("volumeMounts") or []
+        found = [(one["mountPath"], hosts[one["name"]]) for one in mounts if one["name"] in hosts]
+        return sorted(found, key=lambda one: len(one[0]), reverse=True)
+
+    def _mount_files(self) -> None:
+        """A file that is mounted itself stays the one that was there, whatever is renamed to its path later."""
+        self.inodes = {host: f"/inodes/{self.pid}{host}" for _path, host in self._mounts() if host in self.files}
+        for host, inode in self.inodes.items():
+            self.files[inode], self.changed_at[inode] = self.files[host], self.changed_at[host]
+
+    def seen(self, path: str) -> str:
+        root, below, inside = path.partition(f"/proc/{self.pid}/root/")
+        if root or not below:
+            return super().seen(path)
+        for mounted, host in self._mounts():
+            if f"/{inside}" == mounted:
+                return self.inodes.get(host, host)
+            if f"/{inside}".startswith(f"{mounted}/"):
+                return host + f"/{inside}"[len(mounted) :]
+        return "/nowhere"
 
     def ask(self, url: str) -> int:
         return 200 if self.healthy else 0

@@ -31,6 +31,8 @@ class FakeServer(MemorySystem):
         self.refuses: t.Callable[[FakeServer, str], bool] = lambda server, config: False
         self.healthy = False
         self._due: float | None = None
+        # The configuration that kube-scheduler has loaded.
+        self.loaded = ""
         self.arguments: list[str] = []
         self.put(self.places.kind.config, "token: secret\n" + settings, 0o600)
         self.restart()
@@ -112,9 +114,10 @@ class FakeServer(MemorySystem):
             base[name] = value
         arguments = [f"--{name}={value}" for name, value in sorted(base.items())]
         config = base.get("config", "")
-        fine = (not config or config in self.files) and not self.refuses(self, self.files.get(config, ""))
+        path = self._on_machine(config)
+        fine = (not config or path in self.files) and not self.refuses(self, self.files.get(path, ""))
         if self.places.kind.name == "k3s":
-            self.arguments, self.healthy = arguments, fine
+            self.arguments, self.healthy, self.loaded = arguments, fine, self.files.get(config, "")
             if not fine:
                 # The whole process ends, and systemd starts it again.
                 self.restart()
@@ -125,9 +128,34 @@ class FakeServer(MemorySystem):
         if name == getattr(self, "pod", ""):
             return
         self.pod, self.arguments = name, arguments
+        self.environ = "\0".join(settings.get("kube-scheduler-extra-env", []))
         self.forget_process(self.scheduler)
         self.healthy = fine
         if fine:
-            self.scheduler = self.scheduler + 1 if self.scheduler else 5000
-            environ = "\0".join(settings.get("kube-scheduler-extra-env", []))
-            self.put_process(self.scheduler, "kube-scheduler", *arguments, environ=environ)
+            self._start_container()
+
+    def seen(self, path: str) -> str:
+        inside = super().seen(path)
+        return inside if inside == path else self._on_machine(inside)
+
+    def _on_machine(self, path: str) -> str:
+        """The file of a path in RKE2's pod."""
+        mounts = [word.split(":")[:2] for word in self.settings().get("kube-scheduler-extra-mount", [])]
+        for host, folder in sorted(mounts, key=lambda one: len(one[1]), reverse=True):
+            if path == folder or path.startswith(folder.rstrip("/") + "/"):
+                return posixpath.normpath(host + "/" + path[len(folder) :]) if path != folder else host
+        return path
+
+    def _start_container(self) -> None:
+        self.scheduler = self.scheduler + 1 if self.scheduler else 5000
+        self.put_process(self.scheduler, "kube-scheduler", *self.arguments, environ=self.environ)
+        named = [word.partition("=")[2] for word in self.arguments if word.startswith("--config=")]
+        self.loaded = self.files[self._on_machine(named[0])] if named else ""
+
+    def container_restarts(self) -> None:
+        """kube-scheduler ends: RKE2's kubelet starts its container again, and k3s ends as a whole."""
+        if self.places.kind.name == "k3s":
+            self.restart()
+        else:
+            self.forget_process(self.scheduler)
+            self._start_container()

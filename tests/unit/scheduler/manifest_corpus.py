@@ -88,7 +88,12 @@ def refused() -> dict[str, tuple[str, str]]:
         "text": ("hello\n", "line 1, can't be parsed .it isn't a mapping"),
         "list": ("apiVersion: v1\nkind: List\nitems: []\n", "line 2, is a List, not a Pod"),
         "no-kind": ("# x\nspec: {}\n", "line 2, is a mapping without a kind, not a Pod"),
-        "no-scheduler": (changed("    name: kube-scheduler\n", "    name: s\n"), "line 10, has no container kube"),
+        "no-scheduler": (
+            plain.replace("    name: kube-scheduler\n", "    name: s\n")
+            .replace("    - kube-scheduler\n", "    - s\n")
+            .replace("/kube-scheduler:", "/s:"),
+            "line 10, has no container kube-scheduler",
+        ),
         "two-schedulers": (
             changed("  hostNetwork", "  - {name: kube-scheduler, image: x}\n  hostNetwork"),
             "line 10, has 2 containers kube-scheduler",

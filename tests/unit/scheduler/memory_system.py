@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
@@ -20,7 +21,7 @@ class MemorySystem:
     def __init__(self, hostname: str) -> None:
         self.files: dict[str, str] = {"/proc/sys/kernel/hostname": f"{hostname}\n"}
         self.modes: dict[str, int] = {}
-        self.mtimes: dict[str, float] = {}
+        self.changed_at: dict[str, float] = {}
         self.links: dict[str, str] = {}
         self.log: list[str] = []
         self.time = 100.0
@@ -28,7 +29,12 @@ class MemorySystem:
     def read(self, path: str) -> str | None:
         if path == "/proc/uptime":
             return f"{self.time:.2f} 0.00\n"
-        return self.files.get(path)
+        return self.files.get(self.seen(path))
+
+    def seen(self, path: str) -> str:
+        """The file of a path below the root of a process, which sees the machine's own."""
+        found = re.match(r"/proc/(\d+)/root(/.*)", path)
+        return found[2] if found and f"/proc/{found[1]}/stat" in self.files else path
 
     def names(self, path: str) -> list[str]:
         return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
@@ -43,7 +49,7 @@ class MemorySystem:
         return 1 << 30
 
     def put(self, path: str, text: str, mode: int) -> None:
-        self.files[path], self.modes[path], self.mtimes[path] = text, mode, BOOT + self.time
+        self.files[path], self.modes[path], self.changed_at[path] = text, mode, BOOT + self.time
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         self.log.append(f"write {path}")
@@ -59,10 +65,9 @@ class MemorySystem:
 
     def done(self, argv: Sequence[str]) -> Done:
         """Return a command's result; an unknown one succeeds without output."""
-        if argv[:3] == ["stat", "-c", "%.6Y"]:
-            if any(path not in self.mtimes for path in argv[3:]):
-                return Done(1, "", "No such file or directory")
-            return Done(0, "".join(f"{self.mtimes[path]:.6f}\n" for path in argv[3:]), "")
+        if argv[:4] == ["stat", "-L", "-c", "%.6Z"]:
+            times = [self.changed_at[path] for path in map(self.seen, argv[4:]) if path in self.changed_at]
+            return Done(int(len(times) < len(argv[4:])), "".join(f"{one:.6f}\n" for one in times), "")
         if argv[:2] == ["stat", "-c"]:
             return Done(0, f"{self.modes[argv[3]]:o} 0:0\n", "")
         if argv[0] == "date":

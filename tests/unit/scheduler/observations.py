@@ -9,7 +9,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import co
 
 
 def process(**values: t.Any) -> dict[str, t.Any]:
-    return {"pid": 1, "config": "", "policy": "", "version": "", "stamp": "", **values}
+    facts = {"fresh": True, "loaded": {}, "extender": None}
+    return {"pid": 1, "config": "", "policy": "", "version": "", "stamp": "", **facts, **values}
 
 
 def static_pod(manifest: str | None, **changes: t.Any) -> t.Any:

@@ -180,6 +180,13 @@ def test_missing_kubeconfig_warns_about_the_unchecked_lease() -> None:
     assert result["failed"] and "No configuration found" in result["msg"] and made.executed == []
 
 
+def test_all_warnings_of_a_run_are_shown() -> None:
+    path = "/etc/kubernetes/kubescheduler-config.yaml"
+    manifest = manifests.mounted(KUBEADM, f"--config={path}", path, path)
+    [handover, lease] = scheduled(static_pod(manifest, config=manifests.USERS_CONFIG)).run()["warnings"]
+    assert "kube_scheduler_extenders: [{urlPrefix:" in handover and "isn't checked" in lease
+
+
 def test_invalid_kubeconfig_content_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", SchedulerLease)
     made = scheduled(kubeconfig={**kubeconfig("http://127.0.0.1:9"), "current-context": "very-secret"})

@@ -94,6 +94,37 @@ def test_users_configuration_gets_the_extender(name: str, where: str) -> None:
     assert kept(server) == before and plan(server, ABSENT).plan.empty
 
 
+def test_pod_of_rke2_that_sees_another_file_does_not_count() -> None:
+    server = FakeServer("rke2", "kube-scheduler-arg: [config=/etc/rancher/mine.yaml]\n")
+    for path in ("/etc/rancher/mine.yaml", "/elsewhere.yaml"):
+        server.put(path, manifests.USERS_CONFIG, 0o644)
+    server.restart()
+    server.sleep(10)
+    before, seen = kept(server), server.seen
+    server.seen = lambda path: "/elsewhere.yaml" if "/root/" in path else seen(path)  # type: ignore[method-assign]
+    with pytest.raises(NotInEffect, match=r"has other text in /etc/rancher/mine.yaml than .* has.*; rolled back"):
+        run(server, PRESENT)
+    assert kept(server) == before
+
+
+@pytest.mark.parametrize("mount", ["/srv/scheduler:/conf", "/srv/scheduler/mine.yaml:/conf/mine.yaml:ro"])
+def test_users_configuration_behind_a_mount_of_rke2(mount: str) -> None:
+    settings = f"kube-scheduler-arg: [config=/conf/mine.yaml]\nkube-scheduler-extra-mount: ['/x:/', '{mount}']\n"
+    server = FakeServer("rke2", settings)
+    server.put("/srv/scheduler/mine.yaml", manifests.USERS_CONFIG, 0o644)
+    server.restart()
+    server.sleep(10)
+    before = kept(server)
+    planned = run(server, PRESENT)
+    assert "/srv/scheduler/mine.yaml" in [one.path for one in planned.files] and planned.config == "/conf/mine.yaml"
+    assert EXTENDER.url in server.loaded and planned.lease == ("kube-system", "kube-scheduler")
+    [seen] = observe(server)["running"]
+    assert (seen["fresh"], seen["extender"]) == (True, True) and plan(server, PRESENT).plan.empty
+    del server.files[server.places.merged]
+    run(server, ABSENT)
+    assert kept(server) == before and plan(server, ABSENT).plan.empty
+
+
 @pytest.mark.parametrize(
     ("version", "settings", "address"),
     [
@@ -143,7 +174,12 @@ def test_settings_overridden_by_a_later_file_refused(server: FakeServer) -> None
 @pytest.mark.parametrize(
     ("settings", "changes", "words"),
     [
-        ("kube-scheduler-arg: [config=/a, config=/b]\n", {}, "names two configurations for kube-scheduler, /a and /b"),
+        # Of two configurations the last counts.
+        (
+            "kube-scheduler-arg: [config=/a, config=/b]\n",
+            {},
+            "^/b, which k3s gives kube-scheduler as its --config, doesn't",
+        ),
         ("disable-scheduler: true\n", {}, "k3s runs no kube-scheduler on this machine"),
         ("kube-scheduler-arg: [config=/a]\n", {}, "/a, which k3s gives kube-scheduler as its --config, doesn't exist"),
         ("kube-scheduler-arg: [config=/a\n", {}, r"/etc/rancher/k3s/config.yaml: its settings of .* can't be read"),
@@ -180,12 +216,79 @@ kube-scheduler-extra-mount+: ["/a:/a",
         "disable-scheduler": False,
         "kube-scheduler-extra-mount+": ["/a:/a", "/b:/b"],
     }
-    assert embedded.relevant('{"token": "secret"}') == "{}"
     assert "secret" not in json.dumps(observe(FakeServer("k3s")))
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"token": "secret"}', {}),
+        (
+            '{"token": "secret", "kube-scheduler-arg": ["v=2"], "kube-scheduler-arg+": ["v=3"]}',
+            {"kube-scheduler-arg": ["v=2"], "kube-scheduler-arg+": ["v=3"]},
+        ),
+        (
+            """{token: secret, kube-scheduler-arg: [v=2, 'a, b'], # kube-scheduler-arg: secret
+            "x": {y: [secret]}, it's: secret, 'disable-scheduler' : no, z: "sec\\"ret, kube-scheduler-arg: [x"} # end
+            """,
+            {"kube-scheduler-arg": ["v=2", "a, b"], "disable-scheduler": False},
+        ),
+        # Anchors of other lists of arguments; of single items the others stay.
+        (
+            "kube-controller-manager-arg:\n- &one x=1\n- secret\nkube-apiserver-arg: &all\n  - v=2\n  - *one\n"
+            "kubelet-arg: &other [secret]\nkube-scheduler-arg: *all\n",
+            {"kube-apiserver-arg": ["v=2", "x=1"], "kube-controller-manager-arg": ["x=1"]}
+            | {"kube-scheduler-arg": ["v=2", "x=1"]},
+        ),
+        # One alias leads to the next, in a list of which an item is kept already.
+        (
+            "kube-apiserver-arg:\n- &a v=2\n- &b v=3\n- secret\netcd-arg: &c\n- *b\nkube-scheduler-arg: [*a, *c]\n",
+            {"kube-apiserver-arg": ["v=2", "v=3"], "etcd-arg": ["v=3"], "kube-scheduler-arg": ["v=2", ["v=3"]]},
+        ),
+        (
+            """{"token":"secret, kube-scheduler-arg: [secret]",'kube-scheduler-arg':['v=2'],}""",
+            {"kube-scheduler-arg": ["v=2"]},
+        ),
+        # What can't be cut safely is refused by the plan.
+        ("{token: secret, kube-scheduler-arg: [v=2", None),
+        ("{kube-scheduler-arg: [v=2]} x", None),
+        ("token: &t secret\nkube-scheduler-arg: [*t]\n", None),
+        ("kube-apiserver-arg: [&q v=2, secret]\nkube-scheduler-arg: [*q]\n", None),
+    ],
+)
+def test_settings_in_other_styles(text: str, kept: dict[str, t.Any] | None) -> None:
+    found = embedded.relevant(text)
+    assert "secret" not in found
+    if kept is not None:
+        assert yaml.safe_load(found) == kept
+        return
+    server = FakeServer("k3s")
+    server.put(server.places.kind.config, text, 0o600)
+    with pytest.raises(BadInput, match=r"config.yaml: its settings of kube-scheduler can't be read"):
+        plan(server, PRESENT)
+
+
+@BOTH
+def test_server_that_rancher_has_provisioned(name: str) -> None:
+    """Rancher writes its settings as JSON to 50-rancher.yaml, at every change of the cluster, and leaves our file."""
+    server = FakeServer(name, "node-label: [a=b]\n")
+    ranchers = {"token": "secret", "kube-scheduler-arg": ["secure-port=10259"], "tls-san": ["x"]}
+    path = f"{server.places.kind.folder}/50-rancher.yaml"
+    server.put(path, json.dumps(ranchers, indent=2), 0o600)
+    before = kept(server)
+    run(server, PRESENT)
+    assert {f"--config={server.places.config}", "--secure-port=10259"} <= set(server.arguments)
+    server.put(path, json.dumps({**ranchers, "kube-scheduler-arg": ["secure-port=10259", "v=4"]}), 0o600)
+    server.restart()
+    server.sleep(10)
+    assert {f"--config={server.places.config}", "--v=4"} <= set(server.arguments) and plan(server, PRESENT).plan.empty
+    server.put(path, before[path], 0o600)
+    run(server, ABSENT)
+    assert kept(server) == before and "secret" not in json.dumps(observe(server))
+
+
 def test_configuration_in_a_comment_ignored() -> None:
-    settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n"
+    settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n- x-config=/b\n"
     server = FakeServer("k3s", settings)
     assert (embedded.observe(server, "k3s") or {})["named"] == "/a"
 
@@ -219,6 +322,30 @@ def test_k3s_older_than_its_configuration_is_restarted() -> None:
     assert [one.before for one in observed.plan.changes] == ["k3s.service is older than this configuration\n"]
     carry_out(server, observed)
     assert plan(server, PRESENT).plan.empty
+
+
+@BOTH
+@pytest.mark.parametrize("users", [False, True], ids=["ours", "the user's"])
+def test_rewritten_configuration_is_loaded_anew(name: str, users: bool) -> None:
+    """Another program rewrites the file, kube-scheduler ends and starts with it, and then site.yml runs."""
+    path = "/etc/rancher/mine.yaml" if users else embedded.PLACES[name].config
+    server = FakeServer(name, f"kube-scheduler-arg: [config={path}]\n" if users else "")
+    server.put(path, manifests.USERS_CONFIG, 0o644)
+    for restarts in (0, 1, 2):
+        server.restart()
+        server.sleep(10)
+        run(server, PRESENT)
+        [seen] = observe(server)["running"]
+        assert (seen["fresh"], seen["extender"], server.loaded == server.files[path]) == (True, True, True), restarts
+        assert plan(server, PRESENT).plan.empty, "the process has loaded it"
+        server.sleep(10)
+        server.put(path, manifests.USERS_CONFIG, 0o644)
+        server.sleep(10)
+        server.container_restarts()
+        server.sleep(10)
+        assert server.loaded == manifests.USERS_CONFIG
+    run(server, ABSENT)
+    assert plan(server, ABSENT).plan.empty
 
 
 @BOTH

@@ -27,6 +27,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_po
     HOST_FOLDER,
     MOUNT,
     VOLUME,
+    Stamp,
     StaticPod,
 )
 
@@ -86,6 +87,17 @@ FORMS = [
     ("v1beta4", "v1.36.3", USERS_LIST, "config"),
     ("v1beta4", "v1.36.3", "scheduler: null\n", "config"),
 ]
+
+
+def test_users_volume_of_our_name_stays() -> None:
+    theirs = USERS_MAP.replace("name: tls", f"name: {VOLUME}")
+    text = stored("v1beta3", "v1.36.3", theirs)
+    done = edit(text, present=True)
+    assert done.kept and yaml.safe_load(done.text)["scheduler"]["extraVolumes"] == [
+        *yaml.safe_load(theirs)["scheduler"]["extraVolumes"],
+        {**OURS, "name": f"{VOLUME}-1"},
+    ]
+    assert edit(done.text, present=True).text == done.text and edit(done.text, present=False).text == text
 
 
 @pytest.mark.parametrize(("version", "kubernetes", "scheduler", "flag"), FORMS)
@@ -289,7 +301,7 @@ def test_real_kubeadm_applies_the_patches(configured: bool, tmp_path: Path) -> N
     # Nothing is left for us to do: the upgraded scheduler needn't start again.
     ours = StaticPod(after)
     ours.mount()
-    ours.annotate(SHA256)
+    ours.annotate(Stamp(SHA256))
     assert ours.text() == after
     ours.restore()
     expected = StaticPod(ours.text())
@@ -303,7 +315,7 @@ def test_annotation_patch(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / name).write_text(text)
     ours = StaticPod(manifests.kubeadm(36))
-    ours.annotate(SHA256)
+    ours.annotate(Stamp(SHA256))
     assert yaml.safe_load(real_kubeadm.manifest(tmp_path, patches=tmp_path / "p")) == yaml.safe_load(ours.text())
 
 

@@ -296,10 +296,22 @@ def test_empty_json_list_is_restored(empty: str) -> None:
     assert sc.FORM.undone("/c", done, before, EXTENDER) == before
 
 
+@pytest.mark.parametrize("extenders", [', "extenders": []', ', "extenders": null', ""])
+@pytest.mark.parametrize("wide", [False, True], ids=["one line", "lines"])
+def test_json_list_is_restored_without_a_note(extenders: str, wide: bool) -> None:
+    before = f'{{"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"{extenders}}}\n'
+    before = json.dumps(json.loads(before), indent=2) if wide else before
+    done = sc.FORM.merged("/c", before, 36, EXTENDER)
+    assert sc.FORM.without("/c", done) == before
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.replace("filterVerb: filter", "bindVerb: bind"), r"/c has an extender that binds pods already"),
+        (
+            lambda t: t.replace("filterVerb: filter", "bindVerb: bind"),
+            r"/c has an extender that binds pods already",
+        ),
         (lambda t: t.replace("extenders:", "extenderz:"), r"/c, line 11: .* 1\.36 has no field extenderz"),
         (lambda t: t.replace("filterVerb", "filterverb"), r"/c, line 14: .* no field extenders\[0\]\.filterverb"),
         (lambda t: t.replace("leaderElect:", "leader:"), r"no field leaderElection\.leader"),

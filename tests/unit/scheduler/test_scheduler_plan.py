@@ -56,9 +56,9 @@ class Machine:
             self.paths.update(more.arguments)
             return make_plan(options, self.observed(**changes))
 
-    def run(self, options: Options, files: int | None = None) -> t.Any:
+    def run(self, options: Options, files: int | None = None, **changes: t.Any) -> t.Any:
         """Carry out a plan, or only the first so many of its files."""
-        planned = self.plan(options)
+        planned = self.plan(options, **changes)
         for row in planned.files[:files]:
             assert self.files.get(row.path) == row.before
             self.files[row.path] = row.after
@@ -95,6 +95,60 @@ def test_kubeadm_manifest_of_each_version(minor: int) -> None:
     assert [row.path for row in back.files] == [cp.MANIFEST, CONFIG], "nothing refers to a file that is gone"
     assert machine.left() == {cp.MANIFEST: manifest} and back.config == ""
     assert machine.plan(ABSENT).plan.empty
+
+
+PLAIN_PROBE = "        host: 127.0.0.1\n        path: /healthz\n        port: 10251\n"
+
+
+@pytest.mark.parametrize(
+    ("probe", "flag", "image", "url"),
+    [
+        # kubelet asks by HTTP where the probe doesn't name a scheme.
+        (PLAIN_PROBE, "--leader-elect=true", "v1.18.9", "http://127.0.0.1:10251/healthz"),
+        (
+            PLAIN_PROBE.replace("host: 127.0.0.1", "scheme: HTTP"),
+            "--address=::1",
+            "v1.18.9",
+            "http://[::1]:10251/healthz",
+        ),
+        (None, "--leader-elect=true", "v1.18.9", "https://127.0.0.1:10259/healthz"),
+        (None, "--secure-port=0", "v1.18.9", "http://127.0.0.1:10251/healthz"),
+        (None, "--port=10300", "v1.11.9", "http://127.0.0.1:10300/healthz"),
+    ],
+)
+def test_health_is_asked_where_kube_scheduler_serves_it(probe: str | None, flag: str, image: str, url: str) -> None:
+    pod = yaml.safe_load(manifests.kubeadm(18))
+    [container] = pod["spec"]["containers"]
+    container["image"] = f"k8s.gcr.io/kube-scheduler:{image}"
+    container["command"].append(flag)
+    del container["livenessProbe"]
+    if probe:
+        container["livenessProbe"] = {"httpGet": yaml.safe_load(probe)}
+    assert Machine(yaml.safe_dump(pod)).plan(PRESENT).urls == (url,)
+
+
+@pytest.mark.parametrize("taken", [("kubegpu-share",), ("kubegpu-share", "kubegpu-share-1")])
+def test_users_volume_of_our_name_stays(taken: tuple[str, ...]) -> None:
+    pod = yaml.safe_load(KUBEADM)
+    for name in taken:
+        pod["spec"]["volumes"].append({"name": name, "hostPath": {"path": f"/srv/{name}"}})
+        pod["spec"]["containers"][0]["volumeMounts"].append({"name": name, "mountPath": f"/srv/{name}"})
+    manifest = yaml.safe_dump(pod)
+    machine = Machine(manifest)
+    options = dataclasses.replace(PRESENT, patches_dir="/p")
+    planned = machine.plan(options, patches_dir="/p")
+    after = yaml.safe_load(next(row.after for row in planned.files if row.path == cp.MANIFEST))
+    for before, now in (
+        (pod["spec"]["volumes"], after["spec"]["volumes"]),
+        (pod["spec"]["containers"][0]["volumeMounts"], after["spec"]["containers"][0]["volumeMounts"]),
+    ):
+        assert now[:-1] == before and now[-1]["name"] == f"kubegpu-share-{len(taken)}"
+    [patch] = [yaml.safe_load(row.after or "") for row in planned.files if row.path.endswith("strategic.yaml")]
+    assert patch["spec"]["volumes"] == after["spec"]["volumes"][-1:]
+    machine.run(PRESENT)
+    assert machine.plan(PRESENT).plan.empty
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: manifest}
 
 
 def test_a_manifest_in_another_style() -> None:
@@ -153,6 +207,20 @@ def test_right_files_and_unhealthy_scheduler_need_a_restart(
     assert [(one.header, one.before) for one in planned.plan.changes] == [(CONTAINER, f"{words}\n")]
 
 
+@pytest.mark.parametrize("facts", [{"fresh": False}, {"loaded": {CONFIG: "another"}}])
+def test_process_that_has_not_loaded_the_configuration_is_replaced(machine: Machine, facts: dict[str, t.Any]) -> None:
+    sha256 = hashlib.sha256((machine.run(PRESENT).files[0].after or "").encode()).hexdigest()
+    for number in (1, 2):
+        planned = machine.run(PRESENT, running=[process(config=CONFIG, **facts)])
+        assert [row.path for row in planned.files] == [cp.MANIFEST] and planned.restarts
+        assert f"{ANNOTATION}: {sha256}-{number}\n" in (machine.files[cp.MANIFEST] or "")
+        assert machine.plan(PRESENT).plan.empty
+    twice = [process(config=CONFIG, **facts), process(config=CONFIG)]
+    assert machine.plan(PRESENT, running=twice).plan.empty, "the other one ends"
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: KUBEADM}
+
+
 def test_absent_plans_nothing_unless_a_run_was_interrupted() -> None:
     assert make_plan(ABSENT, static_pod(None)).plan.empty
     assert make_plan(ABSENT, static_pod(KUBEADM, running=[], health=0)).plan.empty
@@ -184,10 +252,13 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
 @pytest.mark.parametrize(
     ("manifest", "changes", "words"),
     [
-        (None, {}, "scheduler_mode: static_pod needs /etc/kubernetes/manifests/kube-scheduler.yaml"),
-        (None, {"embedded": "k3s"}, "this machine has none \\(it runs k3s\\)"),
+        (
+            None,
+            {},
+            "needs /etc/kubernetes/manifests/kube-scheduler.yaml, and this machine has none; scheduler_mode: ded",
+        ),
+        (None, {"embedded": "k3s"}, "this machine has none and runs k3s; scheduler_mode: dedicated runs a second"),
         ("a: [\n", {}, "kube-scheduler.yaml, line 2, can't be parsed"),
-        (KUBEADM.replace("    name: kube-scheduler\n", "    name: x\n"), {}, "has no container kube-scheduler"),
         (KUBEADM.replace(":v1.36.3", ":main"), {}, "scheduler_version:"),
         (flagged("--policy-configmap=p"), {}, "has --policy-configmap"),
         (KUBEADM, {"link": "/srv/m"}, "kube-scheduler.yaml is a symbolic link to /srv/m; put the file itself"),
@@ -198,23 +269,57 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
             r"half upgraded: .* asks for kube-scheduler 1.36 and 1.35 is running; finish the upgrade",
         ),
         (f"{KUBEADM}# caf\ufffd\n", {}, "kube-scheduler.yaml isn't in UTF-8"),
-        (flagged("--config=/nowhere/c"), {}, r"--config=/nowhere/c isn't in a folder"),
+        (
+            flagged("--config=/nowhere/c"),
+            {},
+            r"--config=/nowhere/c isn't in a folder .*mount one .* or scheduler_mode: dedicated",
+        ),
         (manifests.WITH_CONFIG, {"config_path": USERS_PATH}, "config.yaml, which .* doesn't exist"),
+        (
+            manifests.WITH_CONFIG,
+            {
+                "config_path": USERS_PATH,
+                "config": manifests.USERS_CONFIG.replace("filterVerb: filter", "bindVerb: bind"),
+            },
+            "binds pods already .*; scheduler_mode: dedicated runs a second scheduler",
+        ),
         (with_policy(19), WITH_COMMENT, r"kube-scheduler 1\.19 has no field ours"),
         # The message suggests what is possible in this version.
         (
             flagged("--config=/c", OLD),
             {},
-            r"1\.18 has --config=/c, .* a policy file .* combined; remove that flag$",
+            r"1\.18 has --config=/c, .* a policy file .* combined; 1\.19 is the first whose configuration file",
         ),
-        (flagged("--policy-config-file=/p"), {}, r"has --policy-config-file=/p, with .* combined; remove that flag$"),
-        (flagged("--config=/c", manifests.kubeadm(20)), "policy", r"set scheduler_configuration: config, or remove"),
+        (flagged("--policy-config-file=/p"), {}, r"has --policy-config-file=/p, with .* combined; 1\.23 has removed"),
+        (flagged("--config=/c", manifests.kubeadm(20)), "policy", r"combined; set scheduler_configuration: config$"),
     ],
 )
 def test_refused(manifest: str | None, changes: dict[str, t.Any] | str, words: str) -> None:
     configuration, changes = (changes, {}) if isinstance(changes, str) else ("auto", changes)
     with pytest.raises(BadInput, match=words):
         make_plan(dataclasses.replace(PRESENT, configuration=configuration), static_pod(manifest, **changes))
+
+
+@pytest.mark.parametrize(
+    ("image", "program"),
+    [
+        ("registry.k8s.io/kube-scheduler:v1.36.3", "x"),
+        ("k8s.gcr.io/kube-scheduler-amd64:v1.36.3", "x"),
+        ("x", "/kube-scheduler"),
+    ],
+)
+def test_container_of_another_name(image: str, program: str) -> None:
+    """As Typhoon, bootkube and manifests written by hand may have it."""
+    manifest = KUBEADM.replace("    name: kube-scheduler\n", "    name: scheduler\n")
+    manifest = manifest.replace("    - kube-scheduler\n", f"    - {program}\n")
+    manifest = manifest.replace("registry.k8s.io/kube-scheduler:v1.36.3", image)
+    machine = Machine(manifest)
+    options = dataclasses.replace(PRESENT, version="1.36.3")
+    machine.run(options)
+    [container] = yaml.safe_load(machine.files[cp.MANIFEST] or "")["spec"]["containers"]
+    assert f"--config={CONFIG}" in container["command"]
+    machine.run(ABSENT)
+    assert machine.left() == {cp.MANIFEST: manifest}
 
 
 def test_half_upgraded_control_plane_refused() -> None:
@@ -288,6 +393,29 @@ def test_configuration_replaced_by_the_users() -> None:
     planned = machine.run(PRESENT)
     assert [row.path for row in planned.files] == [cp.MERGED, USERS_PATH, cp.MANIFEST, CONFIG]
     assert set(machine.left()) == {cp.MERGED, USERS_PATH, cp.MANIFEST}
+
+
+KUBESPRAYS = "/etc/kubernetes/kubescheduler-config.yaml"
+
+
+def test_kubesprays_file_is_handed_over_to_kubespray() -> None:
+    machine = Machine(
+        manifests.mounted(KUBEADM, f"--config={KUBESPRAYS}", KUBESPRAYS, KUBESPRAYS),
+        **{KUBESPRAYS: manifests.USERS_CONFIG},
+    )
+    [warning] = machine.run(PRESENT).warnings
+    assert warning.startswith(f"{KUBESPRAYS} is kubespray's, and its next cluster.yml writes it without the extender")
+    variable = yaml.safe_load(warning[warning.index("kube_scheduler_extenders:") :])
+    assert variable == {"kube_scheduler_extenders": [EXTENDER.entry()]}
+    # cluster.yml writes it in its own layout.
+    theirs = {**yaml.safe_load(manifests.USERS_CONFIG), "extenders": variable["kube_scheduler_extenders"]}
+    machine.files[KUBESPRAYS] = yaml.safe_dump(theirs)
+    again = machine.run(PRESENT)
+    assert KUBESPRAYS not in [row.path for row in again.files] and again.warnings == ()
+    assert machine.plan(PRESENT).plan.empty
+    [warning] = machine.run(ABSENT).warnings
+    assert "remove the extender from kube_scheduler_extenders in its inventory too" in warning
+    assert machine.plan(ABSENT).warnings == ()
 
 
 # --------------------------------------------------------------------------- the note of the user's file

@@ -8,10 +8,18 @@ from collections.abc import Callable
 
 import manifests
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import RESOURCE_MEMORY
+from ansible_collections.kubegpu.share.plugins.module_utils._core.digest import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONFIG, FOLDER, POLICY
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import (
+    ANNOTATION,
+    CONFIG,
+    FOLDER,
+    POLICY,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import error_lines
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import Options
 from fake_machine import ABSENT, EXTENDER, OTHER, PRESENT, FakeMachine, carry_out, left_by_kills, plan, run
@@ -104,6 +112,110 @@ def test_concurrently_changed_manifest_not_overwritten(machine: FakeMachine) -> 
     with pytest.raises(ShareError, match="was changed by another process"):
         carry_out(machine, planned)
     assert not [one for one in machine.log if one.startswith(("write", "mv"))]
+
+
+# --------------------------------------------------------------------------- what the process has loaded
+
+
+USERS_FILE = "/etc/kubernetes/kubescheduler-config.yaml"
+ALONE = manifests.mounted(KUBEADM, f"--config={USERS_FILE}", USERS_FILE, USERS_FILE)
+POLICIED = manifests.mounted(
+    manifests.kubeadm(20), "--policy-config-file=/etc/policy/p.json", "/etc/policy", "/srv/policy"
+)
+USERS_POLICY = '{"kind": "Policy", "apiVersion": "v1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("manifest", "path", "without"),
+    [
+        (KUBEADM, CONFIG, manifests.USERS_CONFIG),
+        (manifests.WITH_CONFIG, "/srv/scheduler/config.yaml", manifests.USERS_CONFIG),
+        (ALONE, USERS_FILE, manifests.USERS_CONFIG),
+        (POLICIED, "/srv/policy/p.json", USERS_POLICY),
+    ],
+    ids=["ours", "the user's", "mounted alone", "policy"],
+)
+def test_rewritten_configuration_is_loaded_anew(manifest: str, path: str, without: str) -> None:
+    """Another program rewrites the file, kube-scheduler ends and starts with it, and then site.yml runs."""
+    machine = FakeMachine(manifest)
+    machine.put(path, without, 0o644)
+    for restarts in (0, 1, 2):
+        run(machine, PRESENT)
+        assert [RESOURCE_MEMORY in text for text in machine.loaded.values()] == [True], restarts
+        [seen] = cp.observe(machine, ask=machine.ask)["running"]
+        assert (seen["fresh"], seen["extender"]) == (True, True)
+        assert plan(machine, PRESENT).plan.empty, "the process has loaded it"
+        machine.sleep(10)
+        machine.put(path, without, 0o644)
+        machine.sleep(10)
+        machine.container_restarts()
+        machine.sleep(10)
+        assert RESOURCE_MEMORY not in "".join(machine.loaded.values())
+    run(machine, ABSENT)
+    assert plan(machine, ABSENT).plan.empty
+
+
+def test_file_that_was_changed_and_changed_back_is_loaded_anew(machine: FakeMachine) -> None:
+    """The file and the annotation are as they should be; only the process has something else."""
+    run(machine, PRESENT)
+    ours = machine.files[CONFIG]
+    for text in (manifests.USERS_CONFIG, ours):
+        machine.sleep(10)
+        machine.put(CONFIG, text, 0o644)
+        machine.sleep(10)
+        if text != ours:
+            machine.container_restarts()
+    [seen] = cp.observe(machine, ask=machine.ask)["running"]
+    assert (seen["fresh"], seen["loaded"]) == (False, {CONFIG: digest(ours)})
+    assert [one.path for one in run(machine, PRESENT).files] == [cp.MANIFEST]
+    assert machine.loaded == {CONFIG: ours} and plan(machine, PRESENT).plan.empty
+
+
+def test_process_that_sees_another_file_does_not_count() -> None:
+    """Its --config isn't where the manifest's mounts lead: it runs with the right flags, and without the extender."""
+    machine = FakeMachine(manifests.WITH_CONFIG)
+    machine.put("/srv/scheduler/config.yaml", manifests.USERS_CONFIG, 0o644)
+    machine.put("/elsewhere.yaml", manifests.USERS_CONFIG, 0o644)
+    seen = machine.seen
+    machine.seen = lambda path: "/elsewhere.yaml" if "/root/" in path else seen(path)  # type: ignore[method-assign]
+    words = r"its process has other text in /etc/scheduler/config.yaml than /srv/scheduler/config.yaml has after 60 s"
+    with pytest.raises(NotInEffect, match=rf"\({words}\); rolled back"):
+        run(machine, PRESENT)
+    assert machine.files["/srv/scheduler/config.yaml"] == manifests.USERS_CONFIG
+
+
+def test_annotation_of_an_earlier_release_stays(machine: FakeMachine) -> None:
+    run(machine, PRESENT)
+    assert f"{ANNOTATION}: {digest(machine.files[CONFIG])}\n" in machine.files[cp.MANIFEST]
+
+
+def forbidden(read: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """Reads that only root may do fail."""
+
+    def checked(path: str) -> str | None:
+        if "/root/" in path:
+            raise ShareError(f"{path} can't be read: Permission denied")
+        return read(path)
+
+    return checked
+
+
+@pytest.mark.parametrize("fault", ["no process", "other root", "not root", "clock set back"])
+def test_what_a_process_has_loaded_may_be_unknown(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    run(machine, PRESENT)
+    if fault == "no process":
+        machine.forget_process(machine.pid)
+    elif fault == "not root":
+        monkeypatch.setattr(machine, "read", forbidden(machine.read))
+    elif fault == "other root":
+        machine.seen = lambda path: "/nowhere" if "/root/" in path else path  # type: ignore[method-assign]
+    else:
+        machine.changed_at[CONFIG] += 1000
+    seen = cp.observe(machine, ask=machine.ask)["running"]
+    assert [one["fresh"] for one in seen] == ([] if fault == "no process" else [None])
+    assert plan(machine, PRESENT).files == (), "that alone is no reason for a restart"
 
 
 # --------------------------------------------------------------------------- killed
@@ -304,6 +416,8 @@ def test_the_module_needs_a_plan(machine: FakeMachine) -> None:
         ('{"command":["x # y","--config=/a/b"]}', "/a/b"),
         ("- --x=it's # don't --config=/old\n", ""),
         ('- --x="a # --config=/old"\n', ""),
+        # The last counts.
+        ("- --config=/old\n- --config\n- /a/b\n", "/a/b"),
     ],
 )
 def test_flag(text: str, value: str) -> None:
@@ -316,6 +430,12 @@ def test_flag(text: str, value: str) -> None:
         (KUBEADM, "https://127.0.0.1:10259/healthz"),
         (manifests.FULL, "https://127.0.0.1:10260/healthz"),
         (KUBEADM.replace("--bind-address=127.0.0.1", "--bind-address=::"), "https://[::1]:10259/healthz"),
+        (KUBEADM.replace("--leader-elect=true", "--secure-port=0"), "http://127.0.0.1:10251/healthz"),
+        (KUBEADM.replace(":v1.36.3", ":v1.11.9"), "http://127.0.0.1:10251/healthz"),
+        (
+            KUBEADM.replace("--leader-elect=true", "--port=10300").replace(":v1.36.3", ":v1.11.9"),
+            "http://127.0.0.1:10300/healthz",
+        ),
     ],
 )
 def test_health_url(manifest: str, url: str) -> None:
@@ -326,6 +446,7 @@ def test_observation(machine: FakeMachine) -> None:
     observed = cp.observe(machine, ask=machine.ask)
     assert observed["manifest"] == KUBEADM and observed["health"] == 200 and observed["hostname"] == "cp1"
     process = {"pid": machine.pid, "config": "", "policy": "", "version": "1.36.3", "stamp": ""}
+    process |= {"fresh": None, "loaded": {}, "extender": False}
     assert observed["running"] == [process] and not observed["pending"]
     assert (observed["kind"], observed["version"]) == ("static_pod", "1.36.3")
     assert observed["folder"] == "/etc/kubernetes/manifests"
@@ -334,6 +455,35 @@ def test_observation(machine: FakeMachine) -> None:
     del bare.files[cp.MANIFEST]
     observed = cp.observe(bare, ask=lambda url: pytest.fail("asked"))
     assert observed["manifest"] is None and observed["health"] == 0 and observed["running"] == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "process", "embedded"),
+    [
+        (True, True, "kube-scheduler.service"),
+        (False, True, "kube-scheduler as process 77"),
+        (False, False, ""),
+    ],
+)
+def test_observation_of_a_scheduler_without_a_manifest(unit: bool, process: bool, embedded: str) -> None:
+    """As kubeasz runs it by systemd, and RKE1 in a container."""
+    bare = FakeMachine("")
+    del bare.files[cp.MANIFEST]
+    done = bare.done
+    show = "LoadState=loaded\nExecStart={ path=/opt/kube/bin/kube-scheduler ; argv[]=/opt/kube/bin/kube-scheduler ; }\n"
+    bare.done = lambda argv: Done(0, show, "") if unit and cp.UNIT in argv else done(argv)  # type: ignore[method-assign]
+    if process:
+        bare.put_process(77, "/opt/kube/bin/kube-scheduler", "--leader-elect=true")
+    observed = cp.observe(bare, ask=bare.ask)
+    assert (observed["kind"], observed["embedded"]) == ("", embedded)
+
+
+def test_log_of_a_container_of_another_name(machine: FakeMachine) -> None:
+    for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
+        text = machine.files.pop(path)
+        machine.files[path.replace("/kube-scheduler/", "/scheduler/")] = text
+    [seen] = cp.observe(machine, ask=machine.ask)["running"]
+    assert seen["version"] == "1.36.3"
 
 
 def test_observation_of_other_files() -> None:
@@ -387,6 +537,11 @@ def test_process_of_unknown_origin_counts(machine: FakeMachine, cgroup: str) -> 
     for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
         del machine.files[path]
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
+
+
+def test_of_several_configurations_the_process_has_loaded_the_last(machine: FakeMachine) -> None:
+    machine.put_process(machine.pid, "kube-scheduler", "--config=/old", "--config", "/a")
+    assert [one.config for one in cp.running(machine)] == ["/a"]
 
 
 def test_image_version_ignores_comments() -> None:

@@ -19,7 +19,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION, CONFIG, FOLDER
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, StaticPod
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, Stamp, StaticPod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def edited(text: str, sha256: str = SHA256) -> str:
     pod = StaticPod(text)
     if pod.flags().get("config", CONFIG) == CONFIG:
         pod.mount()
-    pod.annotate(sha256)
+    pod.annotate(Stamp(sha256))
     return pod.text()
 
 
@@ -132,13 +132,15 @@ def test_kubernetes_parser_agrees(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     text, words = REFUSED[name]
-    sentence = rf"^/m\.yaml, {words}.*; it is left as it is$"
+    sentence = rf"^/m\.yaml, {words}.*; it is left as it is(, and scheduler_mode: dedicated .*)?$"
     with pytest.raises(BadInput, match=sentence) as caught:
         pod = StaticPod(text, "/m.yaml")
         pod.mount()
-        pod.annotate(SHA256)
+        pod.annotate(Stamp(SHA256))
         pod.text()
     assert "\n" not in str(caught.value)
+    beside = ", and scheduler_mode: dedicated runs a second scheduler" in str(caught.value)
+    assert beside == (name in ("shell", "no-scheduler", "two-schedulers"))
 
 
 def test_corpus_equals_kubeadms_manifest(tmp_path: Path) -> None:
