@@ -357,7 +357,7 @@ class Document:
         try:
             return toml_tree.inline_set(table, key, new)
         except toml_tree.Unexpected as error:
-            raise self.unsafe(f"{'.'.join(there.path)}: {error}") from error
+            raise self.unsafe(f"{'.'.join((*there.path, *key[:-1]))} isn't a table") from error
 
     # ----------------------------------------------------------------- places
 
