@@ -90,11 +90,6 @@ class Statement:
     value: Value | None
     comment: tuple[int, int]
 
-    @property
-    def content_end(self) -> int:
-        """The end of a pair's value; a header ends at its bracket."""
-        return self.value.end if self.value else self.comment[0]
-
 
 def scan(text: str) -> list[Statement]:
     """Return the statements of a valid text.
