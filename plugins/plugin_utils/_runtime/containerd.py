@@ -316,6 +316,8 @@ class _Edit:
         :param settings: of our runtime.
         """
         plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
+        if self._options.cdi and seen.cdi is False:
+            document.put((*plugin, "enable_cdi"), True)
         name_key = (*plugin, "containerd", "default_runtime_name")
         if self._options.default:
             document.put(name_key, RUNTIME_NAME)
@@ -345,9 +347,6 @@ class _Edit:
                 for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
                     if key not in values:
                         document.delete((*path, key))
-        if self._options.cdi and seen.cdi is False:
-            # After the tables below it: tomlkit doesn't parse such a table after the one above it.
-            document.put((*plugin, "enable_cdi"), True)
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return every file's text, None for one to delete."""
@@ -375,7 +374,7 @@ class _Edit:
         if document is None or not imports or self._pattern not in imports:
             return
         mark = document.mark(key)
-        if mark and mark.was and imports == [*document.item(mark.was).unwrap(), self._pattern]:
+        if mark and mark.was and imports == [*document.item(mark.was).value, self._pattern]:
             document.restore(key)
             return
         document.listed(key, self._pattern, present=False)
@@ -432,9 +431,9 @@ def _set_misspelled_options(document: toml.Document, settings: containerd.Flat) 
 
 
 def _unmark(document: toml.Document) -> None:
-    """Remove all marked tables and keys except those of the top level."""
+    """Remove all marked tables and keys of the sections; other marked keys have their own rules."""
     for one in reversed(document.places() if toml.MARK in document.text else []):
         if one.header and document.comment(one.path) == toml.MARK:
             document.delete(one.path)
-        elif one.path and not one.header and one.path[1:]:
+        elif not one.header and one.path[0] in SECTIONS:
             document.restore(one.path)
