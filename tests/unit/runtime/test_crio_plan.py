@@ -55,6 +55,18 @@ OURS = {
     "monitor_path": "/usr/libexec/crio/conmon",
     "allowed_annotations": ["io.containers.trace-syscall"],
 }
+# The runtime that CRI-O has without any file.
+BUILT_IN = {
+    "crun": {
+        "runtime_path": "",
+        "runtime_type": "oci",
+        "runtime_root": "/run/crun",
+        "monitor_path": "",
+        "monitor_cgroup": "system.slice",
+        "monitor_env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        "allowed_annotations": ["io.containers.trace-syscall", "io.kubernetes.cri-o.Devices"],
+    }
+}
 OPERATORS = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/local/nvidia/toolkit/nvidia-container-runtime"\n'
 
 
@@ -79,15 +91,35 @@ class Daemon:
         self.pid, self.read = 6, tree
         return 0
 
+    def config(self) -> str:
+        """Print the files as ``crio config`` does: what equals a built-in value is a comment."""
+        return self._printed(self.files(), "# ")
+
+    def status(self) -> str:
+        """Print the configuration that was read, as ``crio status config`` does: without comments."""
+        return self._printed(self.read, "")
+
     @staticmethod
-    def printed(tree: dict[str, t.Any]) -> str:
-        runtime = tree.get("crio", {}).get("runtime", {})
-        lines = ["[crio]", "[crio.runtime]", f'default_runtime = "{runtime.get("default_runtime", "crun")}"']
-        lines += ['cgroup_manager = "systemd"', "[crio.runtime.runtimes]"]
-        for name, table in runtime.get("runtimes", {}).items():
-            lines.append(f"[crio.runtime.runtimes.{name}]")
+    def _printed(tree: dict[str, t.Any], comment: str) -> str:
+        crio = tree.get("crio", {})
+        runtime = crio.get("runtime", {})
+        default, tables = runtime.get("default_runtime", "crun"), {**BUILT_IN, **runtime.get("runtimes", {})}
+        lines = ["# The CRI-O configuration file", "[crio]", "[crio.runtime]"]
+        lines += [f'{comment if default == "crun" else ""}default_runtime = "{default}"']
+        lines += [f'{comment}cgroup_manager = "systemd"', "# Each entry should follow the format:", "#"]
+        lines += ["# [crio.runtime.runtimes.runtime-handler]", '# runtime_path = "/path/to/the/executable"', "# Where:"]
+        sign = comment if tables == BUILT_IN else ""
+        for name, table in sorted(tables.items()):
+            lines.append(f"{sign}[crio.runtime.runtimes.{name}]")
             for key, value in table.items():
-                lines.append(f"{key} = " + str(value if isinstance(value, list) else f'"{value}"').replace("'", '"'))
+                if isinstance(value, list):
+                    lines += [f"{sign}{key} = [", *(f'{sign}\t"{one}",' for one in value), f"{sign}]"]
+                else:
+                    lines.append(f'{sign}{key} = "{value}"')
+        lines += ["# Example:", "# [crio.runtime.workloads.workload-type.resources]", '# cpuset = "0-1"']
+        lines += [f'{"" if "timezone" in runtime else comment}timezone = "{runtime.get("timezone", "")}"']
+        pause = crio.get("image", {}).get("pause_image")
+        lines += ["[crio.image]", f'{"" if pause else comment}pause_image = "{pause or "registry.k8s.io/pause:3.10"}"']
         return "\n".join(lines) + "\n"
 
 
@@ -105,9 +137,9 @@ def node(files: dict[str, str] | None = None) -> tuple[FakeNode, Daemon]:
         if argv[-1] == "--version":
             return Done(0, "crio version 1.31.2\nVersion:        1.31.2\n", "")
         if argv[1] == "status":
-            return Done(0, daemon.printed(daemon.read), "") if daemon.pid else Done(1, "", "no socket")
+            return Done(0, daemon.status(), "") if daemon.pid else Done(1, "", "no socket")
         try:
-            return Done(0, daemon.printed(daemon.files()), "")
+            return Done(0, daemon.config(), "")
         except tomllib.TOMLDecodeError as error:
             return Done(1, "", f'time="x" level=fatal msg="{error}"\n')
 
@@ -184,6 +216,23 @@ def test_without_a_table_the_running_daemons_settings_are_copied() -> None:
     daemon.read = tomllib.loads(PACKAGED)
     table = planned_runtime(made)["runtimes"]["nvidia"]
     assert table["monitor_path"] == "/usr/libexec/crio/conmon" and table["runtime_root"] == "/run/crun"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# nothing\n", '[crio.image]\npause_image = "mirror.lan/pause:3.9"\n', '[crio.runtime]\ntimezone = "Local"\n'],
+)
+def test_built_in_runtimes_that_are_printed_as_comments_are_no_loss(text: str) -> None:
+    made, daemon = node({f"{FOLDER}/10-crio.conf": text})
+    before = dict(made.files)
+    run(made, PRESENT)
+    table = daemon.read["crio"]["runtime"]["runtimes"]["nvidia"]
+    copied = ("runtime_root", "monitor_cgroup", "monitor_env", "allowed_annotations")
+    assert {key: table[key] for key in copied} == {key: BUILT_IN["crun"][key] for key in copied}
+    assert set(table) == {"runtime_path", "runtime_type", *copied}
+    assert run(made, PRESENT) == {"changed": False}
+    run(made, ABSENT)
+    assert made.files == before and observe(made)["default_runtime"] == "crun"
 
 
 def test_the_path_of_crun_is_added_to_the_toolkits_configuration() -> None:
