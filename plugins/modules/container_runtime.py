@@ -63,6 +63,12 @@ options:
     description: Whether to remove containerd's CRI plugin from C(disabled_plugins). Otherwise such a node is refused.
     type: bool
     default: false
+  replace_default:
+    description:
+      - Whether NVIDIA's runtime may become the default where the user's default runtime isn't runc, like Kata or gVisor. Pods without a
+        runtime class then run in runc, without that runtime's isolation. Otherwise such a node is refused.
+    type: bool
+    default: false
   timeout:
     description: Seconds that the runtime has to become healthy.
     type: int

@@ -200,6 +200,7 @@ class Options:
     :param binary: its program.
     :param cdi: CDI is enabled, where the runtime has a setting for it.
     :param enable_cri: "cri" is removed from containerd's disabled_plugins.
+    :param replace_default: it becomes the default even where the user's default runtime isolates pods in another way.
     """
 
     present: bool
@@ -207,6 +208,7 @@ class Options:
     binary: str = ""
     cdi: bool = True
     enable_cri: bool = False
+    replace_default: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

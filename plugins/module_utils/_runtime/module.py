@@ -31,6 +31,7 @@ ARGUMENTS: JsonObject = {
     "set_default": {"type": "bool", "default": True},
     "cdi": {"type": "bool", "default": True},
     "enable_cri": {"type": "bool", "default": False},
+    "replace_default": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 120},
     "observed": {"type": "dict"},
     "plan": {"type": "dict"},
@@ -50,7 +51,12 @@ def run_plan(params: JsonObject, system: System) -> JsonObject:
 def options_of(params: JsonObject) -> Options:
     """Convert the module's arguments."""
     return Options(
-        params["state"] == "present", params["set_default"], params["binary"], params["cdi"], params["enable_cri"]
+        present=params["state"] == "present",
+        default=params["set_default"],
+        binary=params["binary"],
+        cdi=params["cdi"],
+        enable_cri=params["enable_cri"],
+        replace_default=params["replace_default"],
     )
 
 
