@@ -79,14 +79,22 @@ class DockerState(Daemon):
 
 
 class K3sTemplate(t.TypedDict):
-    """A user's template for containerd's configuration; ``renders_default``: it uses ``default-runtime``."""
+    """A user's template for containerd's configuration.
+
+    ``renders_default``: it uses ``default-runtime``; ``sets_default``: it makes NVIDIA's runtime the default by itself.
+    """
 
     path: str
     renders_default: bool
+    sets_default: bool
 
 
 class K3sState(Daemon):
-    """State of k3s or RKE2; ``defaults`` are the files that set the default runtime, the last one wins."""
+    """State of k3s or RKE2.
+
+    ``defaults`` are the files that set the default runtime, the last one wins; ``runtimes`` has each runtime's program,
+    ``types`` its type.
+    """
 
     unit: str
     drop_in: str | None
@@ -95,6 +103,7 @@ class K3sState(Daemon):
     template: K3sTemplate | None
     default_runtime: str
     runtimes: dict[str, str]
+    types: dict[str, str]
     cgroup_driver: str
     stale: bool
     ours: bool
