@@ -28,7 +28,8 @@ DROP_IN_NAME = "99-zz-kubegpu-nvidia.conf"
 PENDING_PATH = "/var/lib/kubegpu-share/crio.json"
 SOCKET = "/var/run/crio/crio.sock"
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-# The search path of system services, in which the toolkit searches for runc and crun.
+# The programs that the toolkit searches for unless its configuration says otherwise, the first one wins, and where.
+LOW_LEVEL = ("runc", "crun")
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 RUNTIME = ("crio", "runtime")
 RUNTIMES = (*RUNTIME, "runtimes")

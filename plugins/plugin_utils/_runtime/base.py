@@ -15,7 +15,7 @@ from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
-from ...module_utils._runtime.containerd import Options
+from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
 
 # Where the GPU Operator installs its toolkit.
 OPERATOR_TOOLKIT = "/usr/local/nvidia/toolkit"
@@ -109,4 +109,22 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
         raise BadInput(
             f"runtime_state: NVIDIA's GPU Operator configures {title} on this node; disable its toolkit "
             "(toolkit.enabled=false) or remove this node from the inventory group"
+        )
+
+
+def refuse_replacement(title: str, name: str, lost: str, wanted: Options) -> None:
+    """Refuse to replace a user's default runtime by a copy of runc, unless the user allows it.
+
+    :param title: of the container runtime.
+    :param name: the user's default runtime.
+    :param lost: what ``sandbox.replaced`` returns for it.
+    :param wanted: the requested state.
+    :raises BadInput: pods without a runtime class would run without it.
+    """
+    if lost and wanted.default and not wanted.replace_default:
+        known = f" ({lost})" if lost != name else ""
+        raise BadInput(
+            f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "
+            "would run without it once NVIDIA's runtime is the default; set runtime_set_default: false and give GPU "
+            f"pods the runtime class {RUNTIME_NAME}, or set runtime_replace_default: true to accept that"
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import typing as t
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from fake_node import FakeNode, killed
 BINARY = "/usr/bin/nvidia-container-runtime"
 PRESENT = Options(present=True, binary=BINARY)
 AVAILABLE = Options(present=True, default=False, binary=BINARY)
+REPLACING = dataclasses.replace(PRESENT, replace_default=True)
 ABSENT = Options(present=False)
 DAEMON_JSON = "/etc/docker/daemon.json"
 

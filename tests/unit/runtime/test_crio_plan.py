@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import typing as t
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import make_plan, merged
 from fake_node import FakeNode
-from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, kill_steps, show_unit, update
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
 
 FOLDER = runtime_crio.FOLDER
 DROP_IN = f"{FOLDER}/{runtime_crio.DROP_IN_NAME}"
@@ -206,9 +207,63 @@ def test_no_tables_of_nvidia_ctk_and_of_virtual_machines_are_copied_and_no_progr
     files: dict[str, str], more: dict[str, t.Any]
 ) -> None:
     made, _daemon = node(files)
-    assert planned_runtime(made)["runtimes"]["nvidia"] == {**OURS, **more}
+    assert planned_runtime(made, REPLACING)["runtimes"]["nvidia"] == {**OURS, **more}
+    run(made, REPLACING)
+    assert run(made, REPLACING) == {"changed": False}
+
+
+GVISOR = (
+    '[crio.runtime]\ndefault_runtime = "safe"\n[crio.runtime.runtimes.safe]\nruntime_path = "/usr/local/bin/runsc"\n'
+)
+YOUKI = GVISOR.replace("/usr/local/bin/runsc", "/usr/bin/youki")
+
+
+@pytest.mark.parametrize(("text", "name"), [(KATA, "kata (Kata)"), (GVISOR, "safe (gVisor)")])
+def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: str) -> None:
+    made, _daemon = node({f"{FOLDER}/50-safe.conf": text})
+    message = re.escape(f"runtime_replace_default: CRI-O's default runtime is {name}, and pods without")
+    with pytest.raises(BadInput, match=message):
+        run(made, PRESENT)
+    assert planned_runtime(made, AVAILABLE) == {"runtimes": {"nvidia": OURS}}
+    run(made, REPLACING)
+    assert runtime_crio.TOOLKIT_CONFIG not in made.files and run(made, REPLACING) == {"changed": False}
+    with pytest.raises(BadInput, match=message):
+        run(made, PRESENT)
+
+
+@pytest.mark.parametrize(
+    ("text", "on_path", "program"),
+    [
+        # What the toolkit searches for first isn't what CRI-O runs.
+        (PACKAGED, ("runc", "crun"), "/usr/libexec/crio/crun"),
+        (PACKAGED, ("runc",), "/usr/libexec/crio/crun"),
+        (PACKAGED, ("crun",), None),
+        (PACKAGED.replace('default_runtime = "crun"', 'default_runtime = "runc"'), ("runc", "crun"), None),
+        # CRI-O's own default, without any table.
+        ("", ("runc", "crun"), "crun"),
+        ("", ("crun",), None),
+        # Another program with runc's command line.
+        (YOUKI, ("runc",), "/usr/bin/youki"),
+    ],
+)
+def test_the_toolkit_runs_the_program_of_the_default_runtime(text: str, on_path: tuple[str, ...], program: str) -> None:
+    made, _daemon = node({f"{FOLDER}/10-crio.conf": text, **{f"/usr/bin/{one}": "" for one in on_path}})
+    if "crun" not in on_path:
+        del made.files["/usr/bin/crun"]
+    before = dict(made.files)
     run(made, PRESENT)
+    found = tomllib.loads(made.files.get(runtime_crio.TOOLKIT_CONFIG, ""))
+    assert found.get("nvidia-container-runtime", {}).get("runtimes") == ([program] if program else None)
     assert run(made, PRESENT) == {"changed": False}
+    run(made, ABSENT)
+    assert made.files == before
+
+
+def test_a_users_own_program_of_the_toolkit_stays() -> None:
+    toolkit = '[nvidia-container-runtime]\nruntimes = ["/opt/bin/runc"]\n'
+    made, _daemon = node({runtime_crio.TOOLKIT_CONFIG: toolkit})
+    run(made, PRESENT)
+    assert made.files[runtime_crio.TOOLKIT_CONFIG] == toolkit
 
 
 def test_without_a_table_the_running_daemons_settings_are_copied() -> None:
