@@ -116,7 +116,11 @@ def test_nothing_is_written_without_the_binary_or_over_a_later_change() -> None:
     ("before", "after", "message"),
     [
         (PLAIN, Done(0, PLAIN, ""), "default_runtime_name is 'runc'"),
-        (PLAIN + "[grpc]\ngid = 5\n", Done(0, WITH + "[grpc]\ngid = 0\n", ""), "grpc.gid would change"),
+        (
+            PLAIN + "[grpc]\ngid = 5\n",
+            Done(0, WITH + "[grpc]\ngid = 0\n", ""),
+            "your `gid` in \\[grpc\\] would be nothing instead of 5; this",
+        ),
         (PLAIN, Done(1, "", "a\ncontainerd: bad\n"), "containerd: bad"),
     ],
 )

@@ -14,7 +14,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_
     losses,
     unmet_requirements,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines, explain
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,10 +169,15 @@ def test_losses_are_settings_of_the_user_only() -> None:
     before, after = c.effective(dump()), c.effective(dump("nvidia", NVIDIA))
     assert losses(before, after, WANTED) == []
     lost = c.effective(dump("nvidia", NVIDIA, systemd="false").replace("'pause:3'", "'other:1'"))
-    assert losses(before, lost, WANTED) == [
-        "plugins.io.containerd.cri.v1.images.pinned_images.sandbox",
-        "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.runc.options.SystemdCgroup",
+    images, runtime = "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
+    found = losses(before, lost, WANTED)
+    assert found == [
+        Loss(("plugins", images, "pinned_images", "sandbox"), '"pause:3"', '"other:1"'),
+        Loss(("plugins", runtime, "containerd", "runtimes", "runc", "options", "SystemdCgroup"), "true", None),
     ]
+    words = explain("containerd", [*found, Loss(("a", "password"), '"s3cr3t"', None)], c.mask)
+    assert f'your `sandbox` in [plugins."{images}".pinned_images] would be "other:1" instead of "pause:3"; ' in words
+    assert "s3cr3t" not in words and "would be nothing instead of" in words
 
 
 @pytest.mark.parametrize(
