@@ -20,6 +20,7 @@ import typing as t
 
 from .._core.digest import digest
 from .._core.errors import BadInput, NotInEffect, ShareError
+from .._core.secrets import mask_words
 from .._core.types import JsonObject
 from .._host.file_transaction import Backup, FileTransaction, Put, Replacement, check_unchanged
 from .._host.system import System
@@ -119,8 +120,8 @@ class Engine:
         return []
 
     def journal_errors(self, journal: str) -> str:
-        """Extract the error lines of the daemon's journal."""
-        return error_lines(journal)
+        """Extract the error lines of the daemon's journal, without credentials."""
+        return mask_words(error_lines(journal))
 
     def result(self) -> JsonObject:
         """Return the module's results after a change."""

@@ -308,6 +308,22 @@ def test_a_running_containerd_is_observed() -> None:
     assert (seen["stale"], seen["pending"], seen["embedded"], seen["operator"]) == (False, False, "", False)
 
 
+def test_credentials_are_masked_in_whatever_is_observed_and_reported() -> None:
+    text = 'version = 3\n[r]\nendpoint = ["https://u:s3cr3t@mirror"]\npassword = """\ns3cr3t\n"""\n'
+    made = node()
+    made.files |= {MAIN: text, DROP_IN: text}
+    failed = Done(1, "", 'containerd: parse "https://u:s3cr3t@mirror": bad\n')
+    made.answers["containerd"] = lambda argv: Done(0, "containerd x v2.2.9 y", "") if "--version" in argv else failed
+    seen = containerd_query.observe(made)
+    assert seen is not None and "mirror" in seen["error"] and seen["drop_in"]
+    assert "s3cr3t" not in json.dumps(seen)
+    made = node(restart=lambda n: 1 if DROP_IN in n.files else 0)
+    made.answers["journalctl"] = lambda argv: Done(0, 'level=fatal msg="https://u:s3cr3t@mirror: no"\n', "")
+    with pytest.raises(NotInEffect) as refused:
+        apply(made)
+    assert "mirror: no" in str(refused.value) and "s3cr3t" not in str(refused.value)
+
+
 def test_a_node_without_containerd_or_with_an_embedded_one() -> None:
     made = FakeNode({}, {"systemctl": lambda argv: Done(127, "", ""), "containerd": lambda argv: Done(127, "", "")})
     assert containerd_query.observe(made) is None
