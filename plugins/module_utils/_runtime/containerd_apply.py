@@ -18,6 +18,7 @@ from . import containerd, cri
 from .containerd_query import UNIT, config_path, dump, read_files
 from .containerd_requirements import cri_disabled, losses, unmet_requirements
 from .engine import ConfigOnDisk, Engine, require_binary
+from .types import Loss
 
 
 class ContainerdEngine(Engine):
@@ -63,12 +64,10 @@ class ContainerdEngine(Engine):
         return ConfigOnDisk(*dump(self._system, self._binary, self._config))
 
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        new = containerd.effective(after.value)
-        wrong = unmet_requirements(new, self._wanted)
-        if not wrong and before.value:
-            lost = losses(containerd.effective(before.value), new, self._wanted)
-            wrong = [f"{path} would change" for path in lost]
-        return wrong
+        return unmet_requirements(containerd.effective(after.value), self._wanted)
+
+    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
+        return losses(containerd.effective(before.value), containerd.effective(after.value), self._wanted)
 
     def health_error(self) -> tuple[str, bool]:
         state = self._cri()

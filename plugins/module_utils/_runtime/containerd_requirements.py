@@ -8,7 +8,10 @@
 
 from __future__ import annotations
 
+import json
+
 from .containerd import CRI_PLUGIN, RUNC_SHIMS, RUNTIME_NAME, EffectiveConfig, Flat, Options
+from .types import Loss
 
 CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
 
@@ -63,8 +66,8 @@ def cri_disabled(seen: EffectiveConfig) -> bool:
     return any(name in ("cri", *CRI_PLUGIN.values()) for name in disabled)
 
 
-def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> list[str]:
-    """List the user's settings that a change removed or altered, as paths."""
+def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> list[Loss]:
+    """List the user's settings that a change removed or altered."""
     ours = {
         (*after.base, "containerd", "default_runtime_name"),
         (*after.base, "enable_cdi"),
@@ -87,4 +90,9 @@ def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> 
         }
 
     old, new = theirs(before.flat), theirs(after.flat)
-    return sorted(".".join(path) for path in set(old) | set(new) if old.get(path) != new.get(path))
+    changed = sorted(path for path in set(old) | set(new) if old.get(path) != new.get(path))
+    return [Loss(path, _written(old, path), _written(new, path)) for path in changed]
+
+
+def _written(flat: Flat, path: tuple[str, ...]) -> str | None:
+    return json.dumps(flat[path], ensure_ascii=False) if path in flat else None

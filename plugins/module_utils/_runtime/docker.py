@@ -42,7 +42,15 @@ _SECRET = re.compile(
     r'|("[^"\n]*(?:token|password|secret|access-key|credential)[^"\n]*"\s*:\s*")((?:[^"\\\n]|\\.)+)(?=")',
     re.IGNORECASE,
 )
-_MASKING = Masking(_SECRET)
+
+
+def _credentials(text: str) -> t.Iterator[tuple[int, int]]:
+    for found in _SECRET.finditer(text):
+        # The two groups that matched are the text before a credential and the credential.
+        yield found.span(found.lastindex or 0)
+
+
+_MASKING = Masking(_credentials)
 mask, unmask = _MASKING.mask, _MASKING.unmask
 
 

@@ -4,11 +4,24 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The shapes of the sections of ``gpu_node`` about container runtimes: ``runtimes`` and ``kubelet``."""
+"""The shapes of the sections ``runtimes`` and ``kubelet`` of ``gpu_node``, and of what a change would alter."""
 
 from __future__ import annotations
 
 import typing as t
+
+
+class Loss(t.NamedTuple):
+    """A user's setting that a change would alter.
+
+    :param path: its tables and its key.
+    :param before: its value in the effective configuration, as it is written; None for none.
+    :param after: its value after the change.
+    """
+
+    path: tuple[str, ...]
+    before: str | None
+    after: str | None
 
 
 class Flag(t.TypedDict):

@@ -116,7 +116,11 @@ def test_nothing_is_written_without_the_binary_or_over_a_later_change() -> None:
     ("before", "after", "message"),
     [
         (PLAIN, Done(0, PLAIN, ""), "default_runtime_name is 'runc'"),
-        (PLAIN + "[grpc]\ngid = 5\n", Done(0, WITH + "[grpc]\ngid = 0\n", ""), "grpc.gid would change"),
+        (
+            PLAIN + "[grpc]\ngid = 5\n",
+            Done(0, WITH + "[grpc]\ngid = 0\n", ""),
+            "your `gid` in \\[grpc\\] would be nothing instead of 5; this",
+        ),
         (PLAIN, Done(1, "", "a\ncontainerd: bad\n"), "containerd: bad"),
     ],
 )
@@ -302,6 +306,22 @@ def test_a_running_containerd_is_observed() -> None:
     assert seen["version"] == "2.2.9" and seen["config_path"] == MAIN and seen["service_active"]
     assert list(seen["files"]) == [MAIN] and "hunter2" not in json.dumps(seen)  # type: ignore[call-overload]
     assert (seen["stale"], seen["pending"], seen["embedded"], seen["operator"]) == (False, False, "", False)
+
+
+def test_credentials_are_masked_in_whatever_is_observed_and_reported() -> None:
+    text = 'version = 3\n[r]\nendpoint = ["https://u:s3cr3t@mirror"]\npassword = """\ns3cr3t\n"""\n'
+    made = node()
+    made.files |= {MAIN: text, DROP_IN: text}
+    failed = Done(1, "", 'containerd: parse "https://u:s3cr3t@mirror": bad\n')
+    made.answers["containerd"] = lambda argv: Done(0, "containerd x v2.2.9 y", "") if "--version" in argv else failed
+    seen = containerd_query.observe(made)
+    assert seen is not None and "mirror" in seen["error"] and seen["drop_in"]
+    assert "s3cr3t" not in json.dumps(seen)
+    made = node(restart=lambda n: 1 if DROP_IN in n.files else 0)
+    made.answers["journalctl"] = lambda argv: Done(0, 'level=fatal msg="https://u:s3cr3t@mirror: no"\n', "")
+    with pytest.raises(NotInEffect) as refused:
+        apply(made)
+    assert "mirror: no" in str(refused.value) and "s3cr3t" not in str(refused.value)
 
 
 def test_a_node_without_containerd_or_with_an_embedded_one() -> None:

@@ -169,7 +169,11 @@ def test_unparsable_files_are_not_changed(raw: bytes) -> None:
 
 @pytest.mark.parametrize("release", ["1.7.24", "2.2.9"])
 def test_credentials_are_restored(release: str) -> None:
-    text = f'version = 2\n[plugins."{OLD}".registry.configs."r".auth]\n  password = "p#[" # c\n'
+    text = f'version = 2\n[plugins."{OLD}".registry.configs."https://u:s3cr3t@r".auth]\n  password = "p#[" # c\n'
+    text += f'[plugins."{OLD}".registry.mirrors."d"]\n  endpoint = ["https://u:s3cr3t@m"]\n  token = """\ns3cr3t"""\n'
     masked = containerd.mask(text)
+    assert "s3cr3t" not in masked
     after = applied({MAIN: masked}, PRESENT, release)
-    assert 'password = "p#[" # c' in containerd.unmask(after[MAIN], text)
+    real = containerd.unmask(after[MAIN], text)
+    assert [line for line in text.splitlines() if line not in real.splitlines()] == []
+    assert containerd.unmask(applied(after, ABSENT, release)[MAIN], text) == text
