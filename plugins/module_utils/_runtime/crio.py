@@ -19,6 +19,7 @@ import re
 import typing as t
 
 from .containerd import RUNTIME_NAME, Options, _first_key, _path
+from .types import Loss
 
 UNIT = "crio.service"
 MAIN = "/etc/crio/crio.conf"
@@ -111,8 +112,8 @@ def unmet_requirements(found: CrioConfig, wanted: Options) -> list[str]:
     return wrong
 
 
-def losses(before: CrioConfig, after: CrioConfig) -> list[str]:
-    """List the user's settings that a change removed or altered, as paths.
+def losses(before: CrioConfig, after: CrioConfig) -> list[Loss]:
+    """List the user's settings that a change removed or altered.
 
     A change of one value turns the others of its table from comments into values. What is a comment on one side and
     missing on the other isn't the user's: releases before 1.26 drop their own runc where the default is another one.
@@ -123,7 +124,8 @@ def losses(before: CrioConfig, after: CrioConfig) -> list[str]:
         return bool(path[-1]) and not ours and (path in before.flat or path in after.flat)
 
     old, new = before.values, after.values
-    return sorted(".".join(path) for path in {*old, *new} if theirs(path) and old.get(path) != new.get(path))
+    changed = sorted(path for path in {*old, *new} if theirs(path) and old.get(path) != new.get(path))
+    return [Loss(path, old.get(path), new.get(path)) for path in changed]
 
 
 def in_order(names_of: t.Callable[[str], list[str]], is_folder: t.Callable[[str], bool], folder: str) -> list[str]:

@@ -8,6 +8,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import merged
 
 # rule: files in CRI-O's order, and the table crio of the result
@@ -103,7 +104,7 @@ def test_parse_crio_config() -> None:
         ("crio", "runtime", "default_runtime"): '"crun"',
     }
     other = crio.parse_config(PRINTED.replace('"/b"', '"/c"').replace('= "nvidia"', '= "crun"'))
-    assert crio.losses(found, other) == ["crio.runtime.hooks_dir"]
+    assert crio.losses(found, other) == [Loss(("crio", "runtime", "hooks_dir"), '["/a", "/b"]', '["/a", "/c"]')]
 
 
 # As 1.28 and newer print it: prose, an example, and settings of crio.runtime behind the tables of the runtimes.
@@ -146,7 +147,8 @@ def test_built_in_values_are_compared_with_those_that_are_printed_for_ours() -> 
     assert (before.default_runtime, after.default_runtime) == ("crun", "nvidia")
     assert crio.losses(before, after) == crio.losses(after, before) == []
     other = crio.parse_config(WITH_OURS.replace('"PATH=/bin"', '"PATH=/sbin"'))
-    assert crio.losses(before, other) == ["crio.runtime.runtimes.crun.monitor_env"]
+    path = ("crio", "runtime", "runtimes", "crun", "monitor_env")
+    assert crio.losses(before, other) == [Loss(path, '["PATH=/bin"]', '["PATH=/sbin"]')]
 
 
 def test_a_built_in_runtime_that_is_dropped_isnt_the_users() -> None:
@@ -154,7 +156,7 @@ def test_a_built_in_runtime_that_is_dropped_isnt_the_users() -> None:
     before, after = (crio.parse_config(text.replace("crun", "runc")) for text in (WITHOUT_A_TABLE, WITH_OURS))
     dropped = crio.parse_config(WITH_OURS.replace(CRUN.replace("# ", ""), "").replace("crun", "runc"))
     assert crio.losses(before, dropped) == crio.losses(dropped, before) == []
-    assert "crio.runtime.runtimes.runc.monitor_env" in crio.losses(after, dropped)
+    assert "monitor_env" in [one.path[-1] for one in crio.losses(after, dropped)]
 
 
 def test_settings_behind_the_runtimes_are_no_runtimes() -> None:
@@ -164,4 +166,5 @@ def test_settings_behind_the_runtimes_are_no_runtimes() -> None:
     assert found.runtime("nvidia") == {"runtime_path": '"/usr/bin/nvidia-container-runtime"'}
     assert found.runtimes() == ["crun", "nvidia"]
     changed = crio.parse_config(WITH_OURS.replace('"Local"', '"UTC"'))
-    assert crio.losses(crio.parse_config(WITHOUT_A_TABLE), changed) == ["crio.runtime.timezone"]
+    lost = crio.losses(crio.parse_config(WITHOUT_A_TABLE), changed)
+    assert lost == [Loss(("crio", "runtime", "timezone"), '"Local"', '"UTC"')]

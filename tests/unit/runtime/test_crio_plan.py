@@ -399,6 +399,20 @@ def test_a_rejected_configuration_is_rolled_back_without_a_restart() -> None:
     assert made.files == before and restarts(made) == 0
 
 
+def test_a_users_setting_that_would_change_is_named_with_both_values() -> None:
+    made, daemon = node({f"{FOLDER}/50-tz.conf": '[crio.runtime]\ntimezone = "Local"\n'})
+    before, crio = dict(made.files), made.answers["crio"]
+
+    def other(argv: Sequence[str]) -> Done:
+        done = crio(argv)
+        return Done(done.rc, done.out.replace('"Local"', '""') if DROP_IN in made.files else done.out, done.err)
+
+    made.answers["crio"] = other
+    with pytest.raises(NotInEffect, match=r'your `timezone` in \[crio.runtime\] would be "" instead of "Local"'):
+        run(made, PRESENT)
+    assert made.files == before and daemon.pid == 5
+
+
 def test_an_older_crio_without_status_config() -> None:
     made, daemon = node()
     crio = made.answers["crio"]
