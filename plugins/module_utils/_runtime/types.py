@@ -41,7 +41,10 @@ class Daemon(t.TypedDict):
 
 
 class ContainerdState(Daemon):
-    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd."""
+    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd.
+
+    ``low_level`` is the program by which NVIDIA's runtime runs containers, as the toolkit's configuration has it.
+    """
 
     config_path: str
     files: dict[str, str]
@@ -50,6 +53,7 @@ class ContainerdState(Daemon):
     error: str
     stale: bool
     embedded: str
+    low_level: str
 
 
 class CrioState(Daemon):

@@ -15,6 +15,7 @@ from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
+from ...module_utils._runtime import sandbox
 from ...module_utils._runtime.containerd import Options
 
 # Where the GPU Operator installs its toolkit.
@@ -32,6 +33,8 @@ class RuntimePlan:
     :param restart: Docker has to be restarted, and that stops no container.
     :param warnings: for the user; they stop nothing.
     :param runtime: whose plan it is; empty where there is nothing to do.
+    :param expected: settings of the user's that take effect or stop to by this plan, each with ``path`` and ``value``.
+    :param users_default: the default runtime of the user's files; None where the plan doesn't know it.
     """
 
     plan: Plan = dataclasses.field(default_factory=Plan)
@@ -39,6 +42,8 @@ class RuntimePlan:
     restart: bool = False
     warnings: tuple[str, ...] = ()
     runtime: str = ""
+    expected: tuple[JsonObject, ...] = ()
+    users_default: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,3 +115,25 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
             f"runtime_state: NVIDIA's GPU Operator configures {title} on this node; disable its toolkit "
             "(toolkit.enabled=false) or remove this node from the inventory group"
         )
+
+
+def refuse_replacement(title: str, name: str, lost: str, wanted: Options) -> None:
+    """Refuse to replace a user's default runtime by NVIDIA's, which runs containers by runc.
+
+    :param title: of the container runtime.
+    :param name: the user's default runtime.
+    :param lost: what it is, by ``sandbox.replaced``; empty for runc.
+    :raises BadInput: the user has not allowed it.
+    """
+    if not lost or not wanted.default or wanted.replace_default:
+        return
+    what = f"{lost} ({name})" if lost != name else lost
+    isolation, first = ", without its isolation", ""
+    if lost == sandbox.CRUN:
+        isolation, first = "", "name crun first in runtimes of /etc/nvidia-container-runtime/config.toml, or "
+    raise BadInput(
+        f"runtime_set_default: the default runtime of {title} on this node is {what}, and every pod without a "
+        f"RuntimeClass would run by runc instead{isolation}; {first}set runtime_set_default: false, with "
+        "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
+        "RuntimeClass with the handler nvidia, no role does), or allow it by runtime_replace_default: true"
+    )

@@ -26,7 +26,7 @@ def containerd_state(files: dict[str, str], **changes: t.Any) -> dict[str, t.Any
     base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
     dump = f"[{base}]\ndefault_runtime_name = 'runc'\n[{base}.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
     usual = {"version": "2.2.9", "config_path": next(iter(files), "/etc/containerd/config.toml"), "files": files}
-    usual |= {"drop_in": None, "dump": dump, "error": "", "embedded": "", "service_active": True}
+    usual |= {"drop_in": None, "dump": dump, "error": "", "embedded": "", "low_level": "runc", "service_active": True}
     return {**usual, "stale": False, "pending": False, "operator": False, **changes}
 
 
