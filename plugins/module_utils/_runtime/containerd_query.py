@@ -9,11 +9,12 @@
 from __future__ import annotations
 
 import posixpath
+import re
 
 from .._core.secrets import mask_words
 from .._host.system import System
 from .._host.systemd import Unit, stale, unit
-from . import containerd
+from . import containerd, crio
 from .types import ContainerdState
 
 UNIT = "containerd.service"
@@ -86,4 +87,17 @@ def observe(system: System) -> ContainerdState | None:
         "pending": system.exists(containerd.PENDING_PATH),
         "embedded": embedded,
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
+        "low_level": low_level(system),
     }
+
+
+def low_level(system: System) -> str:
+    """Return the program by which NVIDIA's runtime runs containers: the first of its list that is there, or nothing."""
+    listed = re.search(r"(?m)^\s*runtimes\s*=\s*\[([^\]]*)\]", system.read(crio.TOOLKIT_CONFIG) or "")
+    names = re.findall(r"[\"']([^\"']+)[\"']", listed.group(1)) if listed else crio.LOW_LEVEL
+    there = (
+        name
+        for name in names
+        if name.startswith("/") or any(system.exists(posixpath.join(folder, name)) for folder in crio.PATH)
+    )
+    return next(there, "")

@@ -29,8 +29,8 @@ DROP_IN_NAME = "99-zz-kubegpu-nvidia.conf"
 PENDING_PATH = "/var/lib/kubegpu-share/crio.json"
 SOCKET = "/var/run/crio/crio.sock"
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-# The programs that the toolkit searches for unless its configuration says otherwise, the first one wins, and where.
-LOW_LEVEL = ("runc", "crun")
+# The programs that the toolkit searches for unless its configuration names others, and where; the first one wins.
+LOW_LEVEL = ("docker-runc", "runc", "crun")
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 RUNTIME = ("crio", "runtime")
 RUNTIMES = (*RUNTIME, "runtimes")

@@ -13,6 +13,7 @@ import posixpath
 from .._host.system import System
 from .._host.systemd import Unit, naming, stale, unit
 from . import containerd, k3s
+from .containerd_query import low_level
 from .types import K3sState, K3sTemplate
 
 
@@ -54,6 +55,7 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
         "default_runtime": found.default_runtime,
         "runtimes": {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()},
         "types": {name: str(found.runtime(name).get(("runtime_type",), "")) for name in found.runtimes()},
+        "low_level": low_level(system),
         "cgroup_driver": _cgroup_driver(found),
         "service_active": daemon.active,
         "stale": daemon.active and stale(system, daemon.pid, list(texts)),

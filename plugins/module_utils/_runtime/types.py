@@ -41,7 +41,11 @@ class Daemon(t.TypedDict):
 
 
 class ContainerdState(Daemon):
-    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd."""
+    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd.
+
+    ``low_level`` (of Docker and k3s too) is the program by which NVIDIA's runtime runs containers, as the toolkit's
+    configuration has it.
+    """
 
     config_path: str
     files: dict[str, str]
@@ -50,6 +54,7 @@ class ContainerdState(Daemon):
     error: str
     stale: bool
     embedded: str
+    low_level: str
 
 
 class CrioState(Daemon):
@@ -87,6 +92,7 @@ class DockerState(Daemon):
     rootless: str
     answers: bool
     error: str
+    low_level: str
     was: DockerOriginal | None
     ours: bool
 
@@ -117,6 +123,7 @@ class K3sState(Daemon):
     default_runtime: str
     runtimes: dict[str, str]
     types: dict[str, str]
+    low_level: str
     cgroup_driver: str
     stale: bool
     ours: bool

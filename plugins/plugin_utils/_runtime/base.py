@@ -9,13 +9,15 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import typing as t
 
 from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
-from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
+from ...module_utils._runtime.containerd import Options
+from ...module_utils._runtime.sandbox import CRUN
 
 # Where the GPU Operator installs its toolkit.
 OPERATOR_TOOLKIT = "/usr/local/nvidia/toolkit"
@@ -32,6 +34,8 @@ class RuntimePlan:
     :param restart: Docker has to be restarted, and that stops no container.
     :param warnings: for the user; they stop nothing.
     :param runtime: whose plan it is; empty where there is nothing to do.
+    :param expected: settings of the user's that take effect or stop to by this plan, each with ``path`` and ``value``.
+    :param users_default: the default runtime of the user's files; None where the plan doesn't know it.
     """
 
     plan: Plan = dataclasses.field(default_factory=Plan)
@@ -39,6 +43,8 @@ class RuntimePlan:
     restart: bool = False
     warnings: tuple[str, ...] = ()
     runtime: str = ""
+    expected: tuple[JsonObject, ...] = ()
+    users_default: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,19 +118,25 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
         )
 
 
-def refuse_replacement(title: str, name: str, lost: str, wanted: Options) -> None:
-    """Refuse to replace a user's default runtime by a copy of runc, unless the user allows it.
+def refuse_replacement(title: str, name: str, lost: str, wanted: Options, low_level: str = "") -> None:
+    """Refuse to replace a user's default runtime by NVIDIA's, which runs containers by runc.
 
     :param title: of the container runtime.
     :param name: the user's default runtime.
-    :param lost: what ``sandbox.replaced`` returns for it.
+    :param lost: what it is, by ``sandbox.replaced``; empty for runc.
     :param wanted: the requested state.
-    :raises BadInput: pods without a runtime class would run without it.
+    :param low_level: the program by which NVIDIA's runtime runs containers; empty for runc.
+    :raises BadInput: the user has not allowed it.
     """
-    if lost and wanted.default and not wanted.replace_default:
-        known = f" ({lost})" if lost != name else ""
-        raise BadInput(
-            f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "
-            "would run without it once NVIDIA's runtime is the default; set runtime_set_default: false and give GPU "
-            f"pods the runtime class {RUNTIME_NAME}, or set runtime_replace_default: true to accept that"
-        )
+    if not lost or not wanted.default or wanted.replace_default or lost == CRUN == posixpath.basename(low_level):
+        return
+    what = f"{lost} ({name})" if lost != name else lost
+    isolation, first = ", without its isolation", ""
+    if lost == CRUN:
+        isolation, first = "", "name crun first in runtimes of /etc/nvidia-container-runtime/config.toml, or "
+    raise BadInput(
+        f"runtime_set_default: the default runtime of {title} on this node is {what}, and every pod without a "
+        f"RuntimeClass would run by runc instead{isolation}; {first}set runtime_set_default: false, with "
+        "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
+        "RuntimeClass with the handler nvidia, no role does), or allow it by runtime_replace_default: true"
+    )

@@ -109,7 +109,7 @@ def _refuse(wanted: Options, observed: DockerState) -> None:
             "Docker doesn't start with a setting that is both a flag and in daemon.json; remove the flag"
         )
     default, lost = _replaced(observed)
-    refuse_replacement("Docker", default, lost, wanted)
+    refuse_replacement("Docker", default, lost, wanted, observed["low_level"])
 
 
 def _replaced(observed: DockerState) -> tuple[str, str]:

@@ -111,7 +111,7 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
             )
     default = _users_default(kind, observed)
     lost = replaced(default, observed["types"].get(default, ""), observed["runtimes"].get(default, ""))
-    refuse_replacement(name, default, lost, wanted)
+    refuse_replacement(name, default, lost, wanted, observed["low_level"])
 
 
 def has_default_runtime(version: str) -> bool:

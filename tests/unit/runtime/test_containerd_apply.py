@@ -291,6 +291,25 @@ def test_the_module_needs_a_plan() -> None:
     assert done["changed"] is True and done["runtime"] == "containerd"
 
 
+def test_the_module_accepts_what_the_plan_expects() -> None:
+    params = {**{name: spec["default"] for name, spec in ARGUMENTS.items() if "default" in spec}}
+    rows = [{"path": one.path, "before": one.before, "after": one.after} for one in CHANGES]
+    plan = {"runtime": "containerd", "files": rows}
+
+    def made() -> FakeNode:
+        grown = "[images]\nsnapshotter = 'stargz'\n"
+        return node(dump=lambda n: WITH + grown if DROP_IN in n.files else PLAIN + grown.replace("stargz", "overlayfs"))
+
+    with pytest.raises(NotInEffect, match=r'your `snapshotter` .* would be "stargz" instead of "overlayfs"') as refused:
+        run_plan({**params, "plan": plan}, made())
+    assert refused.value.details == {"losses": ["images.snapshotter"]}
+    plan["expected"] = [{"path": ["images", "snapshotter"], "value": "stargz"}]
+    assert run_plan({**params, "plan": plan}, made())["changed"]
+    plan["users_default"] = "runc"
+    with pytest.raises(NotInEffect, match="default_runtime_name is 'nvidia' and not 'runc'"):
+        run_plan({**params, "set_default": False, "plan": plan}, made())
+
+
 # --------------------------------------------------------------------------- observation
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import tomllib
@@ -198,6 +199,12 @@ def test_a_dump_without_unmet_requirements() -> None:
     assert unmet_requirements(c.effective(dump()), c.Options(present=False)) == []
 
 
+def test_a_default_that_is_no_longer_requested_is_unmet() -> None:
+    seen, wanted = c.effective(dump("nvidia", NVIDIA)), c.Options(True, default=False, binary="/b")
+    assert unmet_requirements(seen, wanted, "runc") == ["default_runtime_name is 'nvidia' and not 'runc'"]
+    assert unmet_requirements(seen, wanted, "nvidia") == [] and unmet_requirements(seen, wanted) == []
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -219,10 +226,10 @@ def test_unmet_requirements_of_a_dump(text: str, words: str) -> None:
 
 def test_losses_are_settings_of_the_user_only() -> None:
     before, after = c.effective(dump()), c.effective(dump("nvidia", NVIDIA))
-    assert losses(before, after, WANTED) == []
+    assert losses(before, after, WANTED, {}) == []
     lost = c.effective(dump("nvidia", NVIDIA, systemd="false").replace("'pause:3'", "'other:1'"))
     images, runtime = "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
-    found = losses(before, lost, WANTED)
+    found = losses(before, lost, WANTED, {})
     assert found == [
         Loss(("plugins", images, "pinned_images", "sandbox"), '"pause:3"', '"other:1"'),
         Loss(("plugins", runtime, "containerd", "runtimes", "runc", "options", "SystemdCgroup"), "true", None),
@@ -230,6 +237,16 @@ def test_losses_are_settings_of_the_user_only() -> None:
     words = explain("containerd", [*found, Loss(("a", "password"), '"s3cr3t"', None)], c.mask)
     assert f'your `sandbox` in [plugins."{images}".pinned_images] would be "other:1" instead of "pause:3"; ' in words
     assert "s3cr3t" not in words and "would be nothing instead of" in words
+
+
+def test_enabling_the_cri_and_disabling_it_again_loses_nothing() -> None:
+    off = c.effective("disabled_plugins = ['cri']\nroot = '/r'\n")
+    on = c.effective("root = '/r'\n" + dump("nvidia", NVIDIA))
+    enable, absent = dataclasses.replace(WANTED, enable_cri=True), c.Options(present=False)
+    assert losses(off, on, enable, {}) == [] and losses(on, off, absent, {}) == []
+    assert losses(off, on, WANTED, {}) != [] and losses(on, off, WANTED, {}) != []
+    other = c.effective("disabled_plugins = ['cri']\nroot = '/s'\n")
+    assert [one.path for one in losses(on, other, absent, {})] == [("root",)]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, has_default_runtime, make_plan
@@ -139,8 +140,13 @@ def test_a_users_own_setting_stays() -> None:
     service.restart()
     run(made, REPLACING)
     assert service.default() == "nvidia"
-    with pytest.raises(BadInput, match="runtime_replace_default: k3s's default runtime is crun, and pods without"):
+    with pytest.raises(
+        BadInput, match=r"the default runtime of k3s on this node is crun, and every pod .* name crun first in runtimes"
+    ):
         run(made, PRESENT)
+    # As the message says.
+    made.files[TOOLKIT_CONFIG] = '[nvidia-container-runtime]\nruntimes = ["/usr/bin/crun", "runc"]\n'
+    assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
     assert service.default() == "crun"
 
@@ -270,14 +276,16 @@ def test_a_template_that_sets_the_default_needs_no_file(quote: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime_type", "name"), [("io.containerd.kata.v2", "safe (Kata)"), ("io.containerd.runsc.v1", "safe (gVisor)")]
+    ("runtime_type", "name"), [("io.containerd.kata.v2", "Kata (safe)"), ("io.containerd.runsc.v1", "gVisor (safe)")]
 )
 def test_a_sandbox_is_replaced_only_where_the_user_allows_it(runtime_type: str, name: str) -> None:
     made, service = node()
     made.files[K3S.config] += "default-runtime: safe\n"
     service.restart()
     made.files[k3s.rendered(K3S.data)] += f'[{BASE}.runtimes."safe"]\nruntime_type = "{runtime_type}"\n'
-    with pytest.raises(BadInput, match=re.escape(f"runtime_replace_default: k3s's default runtime is {name}, and")):
+    with pytest.raises(
+        BadInput, match=re.escape(f"runtime_set_default: the default runtime of k3s on this node is {name}, and")
+    ):
         run(made, PRESENT)
     assert run(made, AVAILABLE) == {"changed": False}
     run(made, REPLACING)
