@@ -15,7 +15,6 @@ from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
-from ...module_utils._runtime import sandbox
 from ...module_utils._runtime.containerd import Options
 
 # Where the GPU Operator installs its toolkit.
@@ -117,23 +116,21 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
         )
 
 
-def refuse_replacement(title: str, name: str, lost: str, wanted: Options) -> None:
-    """Refuse to replace a user's default runtime by NVIDIA's, which runs containers by runc.
+def refuse_replacement(title: str, name: str, lost: str, wanted: Options, instead: str = "") -> None:
+    """Refuse to replace a user's default runtime by a copy of runc, unless the user allows it.
 
     :param title: of the container runtime.
     :param name: the user's default runtime.
-    :param lost: what it is, by ``sandbox.replaced``; empty for runc.
-    :raises BadInput: the user has not allowed it.
+    :param lost: what ``sandbox.replaced`` returns for it.
+    :param wanted: the requested state.
+    :param instead: another way out, which begins the list.
+    :raises BadInput: pods without a runtime class would run without it.
     """
-    if not lost or not wanted.default or wanted.replace_default:
-        return
-    what = f"{lost} ({name})" if lost != name else lost
-    isolation, first = ", without its isolation", ""
-    if lost == sandbox.CRUN:
-        isolation, first = "", "name crun first in runtimes of /etc/nvidia-container-runtime/config.toml, or "
-    raise BadInput(
-        f"runtime_set_default: the default runtime of {title} on this node is {what}, and every pod without a "
-        f"RuntimeClass would run by runc instead{isolation}; {first}set runtime_set_default: false, with "
-        "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
-        "RuntimeClass with the handler nvidia, no role does), or allow it by runtime_replace_default: true"
-    )
+    if lost and wanted.default and not wanted.replace_default:
+        known = f" ({lost})" if lost != name else ""
+        raise BadInput(
+            f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "
+            f"would run without it once NVIDIA's runtime is the default; {instead}set runtime_set_default: false, with "
+            "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
+            "RuntimeClass with the handler nvidia, no role does), or set runtime_replace_default: true to accept that"
+        )

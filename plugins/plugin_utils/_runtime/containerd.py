@@ -25,6 +25,7 @@ from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime import containerd, sandbox
 from ...module_utils._runtime.containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
 from ...module_utils._runtime.containerd_requirements import runtime_settings, unmet_requirements
+from ...module_utils._runtime.crio import TOOLKIT_CONFIG
 from ...module_utils._runtime.types import ContainerdState
 from .._documents import toml_editor as toml
 from .base import (
@@ -285,11 +286,13 @@ class _Edit:
         name = self.users_default or BUILTIN_DEFAULT
         runtime = seen.runtime(name) if name != RUNTIME_NAME else {}
         kind, program = runtime.get(("runtime_type",), ""), runtime.get(("options", "BinaryName"), "")
-        lost = sandbox.replaced(name, str(kind), str(program))
-        if lost == sandbox.CRUN and posixpath.basename(self._observed["low_level"]) == sandbox.CRUN:
-            # NVIDIA's runtime runs containers by crun too.
-            return
-        refuse_replacement("containerd", name, lost, self._options)
+        lost, instead = sandbox.replaced(name, str(kind), str(program)), ""
+        if lost == sandbox.CRUN:
+            if posixpath.basename(self._observed["low_level"]) == sandbox.CRUN:
+                # NVIDIA's runtime runs containers by crun too.
+                return
+            instead = f"name crun first in runtimes of {TOOLKIT_CONFIG}, or "
+        refuse_replacement("containerd", name, lost, self._options, instead)
 
     def _model(self, seen: EffectiveConfig, named: set[str]) -> str:
         """Return the runtime that ours is a copy of.
@@ -414,6 +417,8 @@ class _Edit:
         if any(_is_ours(document, key) for key in wanted if not wanted[key]):
             # What is no longer requested is taken back with all of ours, so that the file is as if it had never been.
             document = documents[target] = _without_ours(documents)[target]
+        if self._options.cdi and cdi_is_off:
+            document.put(cdi_key, True)
         if self._options.default:
             document.put(name_key, RUNTIME_NAME)
         runtimes = (*plugin, "containerd", "runtimes")
@@ -440,9 +445,6 @@ class _Edit:
                 for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
                     if key not in values:
                         document.delete((*path, key))
-        if self._options.cdi and cdi_is_off:
-            # After the tables below it: tomlkit doesn't parse such a table after the one above it.
-            document.put(cdi_key, True)
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
@@ -470,7 +472,7 @@ class _Edit:
         mark = document.mark(key)
         if not mark or not mark.was:
             return
-        was, now = document.item(mark.was).unwrap(), document.get(key)
+        was, now = document.item(mark.was).value, document.get(key)
         if not self._serves_kubelet:
             document.restore(key)
             if now != [one for one in was if one not in CRI_NAMES]:
@@ -489,7 +491,7 @@ class _Edit:
         if document is None or not imports or self._pattern not in imports:
             return
         mark = document.mark(key)
-        if mark and mark.was and imports == [*document.item(mark.was).unwrap(), self._pattern]:
+        if mark and mark.was and imports == [*document.item(mark.was).value, self._pattern]:
             document.restore(key)
             return
         document.listed(key, self._pattern, present=False)
@@ -563,9 +565,9 @@ def _is_ours(document: toml.Document, key: toml.Path) -> bool:
 
 
 def _unmark(document: toml.Document) -> None:
-    """Remove all marked tables and keys except those of the top level."""
+    """Remove all marked tables and keys of the sections; other marked keys have their own rules."""
     for one in reversed(document.places() if toml.MARK in document.text else []):
         if one.header and document.comment(one.path) == toml.MARK:
             document.delete(one.path)
-        elif one.path and not one.header and one.path[1:]:
+        elif not one.header and one.path[0] in SECTIONS:
             document.restore(one.path)
