@@ -82,8 +82,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
     # An empty main file is none.
     files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
     changed = any(one.before != one.after for one in files)
-    unmet = unmet_requirements(edit.effective, options, edit.users_default) if options.present else []
-    wrong = [] if changed else unmet
+    wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options, edit.users_default)
     if wrong:
         others = [
             path for path, text in observed["files"].items() if path != edit.drop_in and "default_runtime" in text
@@ -377,8 +376,8 @@ class _Edit:
         found: dict[str, tuple[t.Any, str]] = {}
         for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
             for path, tree in trees.items():
-                values = _flatten(tree.get("plugins") or {}, ())
-                found |= {key: (values[full], path) for key in MOVED if (full := (name, "containerd", key)) in values}
+                values = {key: _flatten(tree, ()).get(("plugins", name, "containerd", key)) for key in MOVED}
+                found |= {key: (value, path) for key, value in values.items() if value is not None}
         for key, (value, path) in found.items():
             moved = ("plugins", IMAGES_PLUGIN, key)
             now = self.effective.flat.get(moved)

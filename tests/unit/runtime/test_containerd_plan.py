@@ -234,6 +234,7 @@ def test_before_2_0_the_importing_file_with_the_section_counts(tmp_path: Path) -
         (containerd_state({"/c": 'a = "\ufffd"\n'}), "isn't UTF-8"),
         (containerd_state({"/c": 'disabled_plugins = ["io.containerd.cri.v1.runtime"]\n'}), "runtime_enable_cri"),
         (containerd_state({"/c": "version = 2\nplugins = 1\n"}, version="1.7.1"), "/c is written .*edited safely"),
+        (containerd_state({"/c": "version = 2\nplugins = 1\n"}, error="bad"), "can't read its own configuration"),
     ],
 )
 def test_refusals(observed: dict[str, object], message: str) -> None:
