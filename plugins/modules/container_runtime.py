@@ -30,8 +30,6 @@ description:
     running pods keep running."
   - "B(k3s) and B(RKE2): their own setting C(default-runtime) in C(config.yaml.d/99-kubegpu-nvidia.yaml). They detect NVIDIA's runtime
     by themselves. The service is restarted; running pods keep running."
-requirements:
-  - tomlkit (on the controller)
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:

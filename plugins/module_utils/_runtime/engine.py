@@ -190,7 +190,8 @@ class ConfigUpdate:
         if wrong:
             raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(wrong)}")
         if lost:
-            raise NotInEffect(explain(engine.name, lost, engine.redact), losses=[".".join(one.path) for one in lost])
+            paths = [mask_words(".".join(one.path)) for one in lost]
+            raise NotInEffect(explain(engine.name, lost, engine.redact), losses=paths)
         self._activate(backups, ran_with)
         self._transaction.commit()
         for one in changes:

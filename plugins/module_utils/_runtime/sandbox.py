@@ -14,12 +14,16 @@ import re
 from .containerd import RUNTIME_NAME
 
 CRUN = "crun"
+# Those that isolate pods by more than the kernel's namespaces.
+SANDBOXES = ("Kata", "gVisor", "Sysbox", "krun")
 # By a word of the runtime's type or of its program's name.
 _KNOWN = (
     (re.compile(r"kata|^cc-runtime"), "Kata"),
     (re.compile(r"runsc|gvisor"), "gVisor"),
     (re.compile(r"sysbox"), "Sysbox"),
     (re.compile(r"^crun\b"), CRUN),
+    (re.compile(r"^krun\b"), "krun"),
+    (re.compile(r"^youki\b"), "youki"),
 )
 # Types of runc's shims, which run any program with runc's command line.
 _RUNC_SHIM = re.compile(r"^io\.containerd\.(runc\.v[0-9]+|runtime\.v1\.linux)$")
@@ -32,7 +36,7 @@ def replaced(name: str, runtime_type: str, program: str) -> str:
     :param name: the default runtime's name in the configuration.
     :param runtime_type: its type in containerd, Docker or CRI-O; empty for none.
     :param program: the program that it runs; empty for the built-in one.
-    :returns: "Kata", "gVisor", "Sysbox", "crun" or the runtime's own name; empty for runc and for NVIDIA's runtime.
+    :returns: what it is, like "Kata", "gVisor" or "crun", or its own name; empty for runc and for NVIDIA's runtime.
     """
     # Docker takes a type as a name.
     kind = runtime_type or (name if name.startswith("io.containerd.") else "")

@@ -17,6 +17,7 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime.containerd import Options
+from ...module_utils._runtime.crio import TOOLKIT_CONFIG
 from ...module_utils._runtime.sandbox import CRUN
 
 # Where the GPU Operator installs its toolkit.
@@ -119,24 +120,22 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
 
 
 def refuse_replacement(title: str, name: str, lost: str, wanted: Options, low_level: str = "") -> None:
-    """Refuse to replace a user's default runtime by NVIDIA's, which runs containers by runc.
+    """Refuse to replace a user's default runtime by a copy of runc, unless the user allows it.
 
     :param title: of the container runtime.
     :param name: the user's default runtime.
-    :param lost: what it is, by ``sandbox.replaced``; empty for runc.
+    :param lost: what ``sandbox.replaced`` returns for it.
     :param wanted: the requested state.
     :param low_level: the program by which NVIDIA's runtime runs containers; empty for runc.
-    :raises BadInput: the user has not allowed it.
+    :raises BadInput: pods without a runtime class would run without it.
     """
     if not lost or not wanted.default or wanted.replace_default or lost == CRUN == posixpath.basename(low_level):
         return
-    what = f"{lost} ({name})" if lost != name else lost
-    isolation, first = ", without its isolation", ""
-    if lost == CRUN:
-        isolation, first = "", "name crun first in runtimes of /etc/nvidia-container-runtime/config.toml, or "
+    known = f" ({lost})" if lost != name else ""
+    instead = f"name crun first in runtimes of {TOOLKIT_CONFIG}, or " if lost == CRUN else ""
     raise BadInput(
-        f"runtime_set_default: the default runtime of {title} on this node is {what}, and every pod without a "
-        f"RuntimeClass would run by runc instead{isolation}; {first}set runtime_set_default: false, with "
+        f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "
+        f"would run without it once NVIDIA's runtime is the default; {instead}set runtime_set_default: false, with "
         "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
-        "RuntimeClass with the handler nvidia, no role does), or allow it by runtime_replace_default: true"
+        "RuntimeClass with the handler nvidia, no role does), or set runtime_replace_default: true to accept that"
     )

@@ -81,8 +81,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
     # An empty main file is none.
     files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
     changed = any(one.before != one.after for one in files)
-    unmet = unmet_requirements(edit.effective, options, edit.users_default) if options.present else []
-    wrong = [] if changed else unmet
+    wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options, edit.users_default)
     if wrong:
         others = [
             path for path, text in observed["files"].items() if path != edit.drop_in and "default_runtime" in text
@@ -371,8 +370,8 @@ class _Edit:
         found: dict[str, tuple[t.Any, str]] = {}
         for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
             for path, tree in trees.items():
-                values = _flatten(tree.get("plugins") or {}, ())
-                found |= {key: (values[full], path) for key in MOVED if (full := (name, "containerd", key)) in values}
+                values = {key: _flatten(tree, ()).get(("plugins", name, "containerd", key)) for key in MOVED}
+                found |= {key: (value, path) for key, value in values.items() if value is not None}
         for key, (value, path) in found.items():
             moved = ("plugins", IMAGES_PLUGIN, key)
             now = self.effective.flat.get(moved)
@@ -411,6 +410,8 @@ class _Edit:
         if any(_is_ours(document, key) for key in wanted if not wanted[key]):
             # What is no longer requested is taken back with all of ours, so that the file is as if it had never been.
             document = documents[target] = _without_ours(documents)[target]
+        if self._options.cdi and cdi_is_off:
+            document.put(cdi_key, True)
         if self._options.default:
             document.put(name_key, RUNTIME_NAME)
         runtimes = (*plugin, "containerd", "runtimes")
@@ -437,9 +438,6 @@ class _Edit:
                 for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
                     if key not in values:
                         document.delete((*path, key))
-        if self._options.cdi and cdi_is_off:
-            # After the tables below it: tomlkit doesn't parse such a table after the one above it.
-            document.put(cdi_key, True)
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
@@ -467,7 +465,7 @@ class _Edit:
         mark = document.mark(key)
         if not mark or not mark.was:
             return
-        was, now = document.item(mark.was).unwrap(), document.get(key)
+        was, now = document.item(mark.was).value, document.get(key)
         if not self._serves_kubelet:
             document.restore(key)
             if now != [one for one in was if one not in CRI_NAMES]:
@@ -486,7 +484,7 @@ class _Edit:
         if document is None or not imports or self._pattern not in imports:
             return
         mark = document.mark(key)
-        if mark and mark.was and imports == [*document.item(mark.was).unwrap(), self._pattern]:
+        if mark and mark.was and imports == [*document.item(mark.was).value, self._pattern]:
             document.restore(key)
             return
         document.listed(key, self._pattern, present=False)
@@ -560,9 +558,9 @@ def _is_ours(document: toml.Document, key: toml.Path) -> bool:
 
 
 def _unmark(document: toml.Document) -> None:
-    """Remove all marked tables and keys except those of the top level."""
+    """Remove all marked tables and keys of the sections; other marked keys have their own rules."""
     for one in reversed(document.places() if toml.MARK in document.text else []):
         if one.header and document.comment(one.path) == toml.MARK:
             document.delete(one.path)
-        elif one.path and not one.header and one.path[1:]:
+        elif not one.header and one.path[0] in SECTIONS:
             document.restore(one.path)

@@ -22,7 +22,7 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime import crio
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
-from ...module_utils._runtime.sandbox import CRUN, replaced
+from ...module_utils._runtime.sandbox import SANDBOXES, replaced
 from ...module_utils._runtime.types import CrioState
 from .._documents import toml_editor as toml
 from .base import (
@@ -136,7 +136,7 @@ def isolation(name: str, table: JsonObject) -> str:
     kind = str(table.get("runtime_type") or "")
     # Without a path CRI-O searches for the name.
     lost = replaced(name, "" if kind in OCI else kind, str(table.get("runtime_path") or name))
-    return "" if lost == CRUN or (kind in OCI and lost == name) else lost
+    return lost if lost in SANDBOXES or kind not in OCI else ""
 
 
 def _parse_value(literal: str) -> t.Any:

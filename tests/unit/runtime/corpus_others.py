@@ -194,7 +194,7 @@ def crio_merged(texts: dict[str, bytes]) -> dict[str, t.Any]:
 
     for name in sorted(texts, key=lambda one: (one != "/etc/crio/crio.conf", one)):
         if name == "/etc/crio/crio.conf" or name.startswith("/etc/crio/crio.conf.d/"):
-            lay(tomllib.loads(texts[name].decode()), done, ())
+            lay(tomllib.loads(texts[name].decode("utf-8-sig")), done, ())
     return done
 
 

@@ -15,6 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transacti
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, run_plan
 from fake_clock import FakeClock
@@ -341,6 +342,23 @@ def test_credentials_are_masked_in_whatever_is_observed_and_reported() -> None:
     with pytest.raises(NotInEffect) as refused:
         apply(made)
     assert "mirror: no" in str(refused.value) and "s3cr3t" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "low_level"),
+    [
+        ({"/usr/bin/crun": "", "/usr/sbin/runc": ""}, "runc"),
+        ({"/usr/local/bin/crun": ""}, "crun"),
+        ({"/usr/bin/crun": "", "/usr/bin/runc": "", TOOLKIT_CONFIG: '[x]\nruntimes = ["crun", "runc"]\n'}, "crun"),
+        ({"/usr/bin/runc": "", TOOLKIT_CONFIG: "  runtimes = [\n    '/opt/crun',\n]\n"}, "/opt/crun"),
+        ({"/usr/bin/runc": "", TOOLKIT_CONFIG: '# runtimes = ["/opt/crun"]\n'}, "runc"),
+        ({}, ""),
+    ],
+)
+def test_the_program_by_which_nvidias_runtime_runs_containers(files: dict[str, str], low_level: str) -> None:
+    made = node()
+    made.files |= files
+    assert observe(made)["low_level"] == low_level
 
 
 def test_a_node_without_containerd_or_with_an_embedded_one() -> None:

@@ -218,10 +218,13 @@ GVISOR = (
 YOUKI = GVISOR.replace("/usr/local/bin/runsc", "/usr/bin/youki")
 
 
-@pytest.mark.parametrize(("text", "name"), [(KATA, "Kata (kata)"), (GVISOR, "gVisor (safe)")])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(KATA, "kata (Kata)"), (GVISOR, "safe (gVisor)"), (GVISOR.replace("runsc", "krun"), "safe (krun)")],
+)
 def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: str) -> None:
     made, _daemon = node({f"{FOLDER}/50-safe.conf": text})
-    message = re.escape(f"runtime_set_default: the default runtime of CRI-O on this node is {name}, and every pod")
+    message = re.escape(f"runtime_replace_default: CRI-O's default runtime is {name}, and pods")
     with pytest.raises(BadInput, match=message):
         run(made, PRESENT)
     assert planned_runtime(made, AVAILABLE) == {"runtimes": {"nvidia": OURS}}

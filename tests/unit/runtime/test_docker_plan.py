@@ -162,18 +162,18 @@ SHIM = '{"default-runtime": "safe", "runtimes": {"safe": {"runtimeType": "io.con
 @pytest.mark.parametrize(
     ("observed", "name"),
     [
-        (docker_state('{"default-runtime": "kata"}'), "Kata (kata)"),
-        (docker_state('{"default-runtime": "io.containerd.kata.v2"}'), "Kata (io.containerd.kata.v2)"),
-        (docker_state(SHIM), "gVisor (safe)"),
-        (docker_state('{"default-runtime": "s", "runtimes": {"s": {"Path": "/usr/bin/sysbox-runc"}}}'), "Sysbox (s)"),
-        (docker_state('{"default-runtime": "s"}', runtimes={"s": "/usr/local/bin/runsc"}), "gVisor (s)"),
+        (docker_state('{"default-runtime": "kata"}'), "kata (Kata)"),
+        (docker_state('{"default-runtime": "io.containerd.kata.v2"}'), "io.containerd.kata.v2 (Kata)"),
+        (docker_state(SHIM), "safe (gVisor)"),
+        (docker_state('{"default-runtime": "s", "runtimes": {"s": {"Path": "/usr/bin/sysbox-runc"}}}'), "s (Sysbox)"),
+        (docker_state('{"default-runtime": "s"}', runtimes={"s": "/usr/local/bin/runsc"}), "s (gVisor)"),
         (docker_state('{"default-runtime": "crun"}'), "crun"),
     ],
 )
 def test_a_users_default_runtime_is_replaced_only_where_the_user_allows_it(
     observed: dict[str, t.Any], name: str
 ) -> None:
-    message = f"runtime_set_default: the default runtime of Docker on this node is {name}, and every pod"
+    message = f"runtime_replace_default: Docker's default runtime is {name}, and pods"
     with pytest.raises(BadInput, match=re.escape(message)):
         make_plan(PRESENT, observed)
     kept = json.loads(observed["text"])["default-runtime"]

@@ -141,7 +141,8 @@ def test_a_users_own_setting_stays() -> None:
     run(made, REPLACING)
     assert service.default() == "nvidia"
     with pytest.raises(
-        BadInput, match=r"the default runtime of k3s on this node is crun, and every pod .* name crun first in runtimes"
+        BadInput,
+        match=r"runtime_replace_default: k3s's default runtime is crun, and pods .* name crun first in runtimes",
     ):
         run(made, PRESENT)
     # As the message says.
@@ -276,16 +277,14 @@ def test_a_template_that_sets_the_default_needs_no_file(quote: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime_type", "name"), [("io.containerd.kata.v2", "Kata (safe)"), ("io.containerd.runsc.v1", "gVisor (safe)")]
+    ("runtime_type", "name"), [("io.containerd.kata.v2", "safe (Kata)"), ("io.containerd.runsc.v1", "safe (gVisor)")]
 )
 def test_a_sandbox_is_replaced_only_where_the_user_allows_it(runtime_type: str, name: str) -> None:
     made, service = node()
     made.files[K3S.config] += "default-runtime: safe\n"
     service.restart()
     made.files[k3s.rendered(K3S.data)] += f'[{BASE}.runtimes."safe"]\nruntime_type = "{runtime_type}"\n'
-    with pytest.raises(
-        BadInput, match=re.escape(f"runtime_set_default: the default runtime of k3s on this node is {name}, and")
-    ):
+    with pytest.raises(BadInput, match=re.escape(f"runtime_replace_default: k3s's default runtime is {name}, and")):
         run(made, PRESENT)
     assert run(made, AVAILABLE) == {"changed": False}
     run(made, REPLACING)

@@ -21,6 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.sandbox imp
         ("safe", "io.containerd.runsc.v1", "", "gVisor"),
         ("safe", "io.containerd.runc.v2", "/usr/local/bin/runsc", "gVisor"),
         ("safe", "io.containerd.runc.v2", "/usr/bin/sysbox-runc", "Sysbox"),
+        ("vm", "io.containerd.runc.v2", "/usr/bin/krun", "krun"),
         ("wasm", "io.containerd.spin.v2", "", "wasm"),
         # CRI-O's and Docker's.
         ("kata", "vm", "/usr/bin/containerd-shim-kata-v2", "Kata"),

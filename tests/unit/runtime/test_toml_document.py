@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 import tomlkit
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import toml_editor as toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,10 +72,9 @@ def test_a_syntax_error_has_its_line(text: str, line: int) -> None:
 
 
 def test_unsafe_edits_are_refused() -> None:
-    document = toml.Document("/c", 't = { a = "x" }\n')
-    with pytest.raises(BadInput):
+    document = toml.Document("/c", 't = [{ a = "x" }]\n')
+    with pytest.raises(BadInput, match="t isn't a table"):
         document.set(("t", "b"), 1)
-        document.checked()
     document = toml.Document("/c", 'x = "a"\n')
     with pytest.raises(BadInput, match="x isn't an array"):
         document.listed(("x",), "n", present=True)
@@ -95,10 +94,112 @@ def test_a_removed_table_keeps_its_subtables() -> None:
     assert document.checked() == text + '[a."b.c".theirs]\n'
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toml, "tomlkit", None)
-    with pytest.raises(ShareError, match="tomlkit"):
-        toml.Document("/c", "")
+CRI = 'plugins."io.containerd.grpc.v1.cri"'
+NAME = ("plugins", "io.containerd.grpc.v1.cri", "containerd", "default_runtime_name")
+NVIDIA = (*NAME[:-1], "runtimes", "nvidia")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A table whose parent's table follows it, both indented, and sisters that have no parent.
+        f"version = 2\n[plugins]\n  [{CRI}.containerd.runtimes.runc.options]\n    SystemdCgroup = true\n"
+        f'  [{CRI}.containerd.runtimes.runc]\n    runtime_type = "io.containerd.runc.v2"\n',
+        f'version = 2\n[{CRI}]\n  [{CRI}.containerd.runtimes.runc]\n    runtime_type = "io.containerd.runc.v2"\n'
+        f'  [{CRI}.containerd.runtimes.kata]\n    runtime_type = "io.containerd.kata.v2"\n',
+        f'[{CRI}.containerd]\n  default_runtime_name = "runc" # x \t\n',
+        f'[{CRI}]\n  containerd . "default_runtime_name" = "runc"\t#c\n  containerd.snapshotter = "x" # y',
+        f'{CRI}.containerd.default_runtime_name = "runc"\r\n# end\r\n',
+        f'[{CRI}]\ncontainerd = {{ default_runtime_name = "runc", a.b = 1 }}  # c\n',
+        f"[{CRI}]\ncontainerd = {{ }} \n",
+        'plugins = { "io.containerd.grpc.v1.cri" = { containerd = { a = [ { b = 1 } ] } } } # c\n',
+        "[[rows]]\na = 1 # c\n[rows.plugins]\n[[rows]]\n# end",
+        "\ufeffversion = 2 # with a byte order mark\n",
+        "a = nan\nb = [ inf, -nan ]\n",
+        "a = 1",
+        "# only a comment",
+        "",
+    ],
+)
+def test_any_layout_is_edited_and_restored(text: str) -> None:
+    assert toml.Document("/c", text).checked() == text
+    document = toml.Document("/c", text)
+    document.put(NAME, "nvidia")
+    if document.get(NVIDIA) is None:
+        document.add_table(NVIDIA, {"runtime_type": "x"}, toml.MARK)
+    document.put((*NVIDIA, "options", "BinaryName"), "/b")
+    done = document.checked()
+    assert set(text.split()) <= {*done.split(), *done.replace(" }", "").split()}
+    again = toml.Document("/c", done)
+    again.put(NAME, "nvidia")
+    again.put((*NVIDIA, "options", "BinaryName"), "/b")
+    assert again.checked() == done
+    assert removed(done) == text
+
+
+def removed(text: str) -> str:
+    """Remove all that is marked."""
+    document = toml.Document("/c", text)
+    for one in reversed(document.places()):
+        if one.header and document.comment(one.path) == toml.MARK:
+            document.delete(one.path)
+        elif not one.header:
+            document.restore(one.path)
+    return document.checked()
+
+
+@pytest.mark.parametrize(
+    ("text", "done"),
+    [
+        ("[t]\n  a.b.c = 1\n[u]\n", "[t]\n  a.b.c = 1\n  a.b.d = 2 # kubegpu.share\n[u]\n"),
+        ("t.'a'.x = 1\n", "t.'a'.x = 1\nt.'a'.b.d = 2 # kubegpu.share\n"),
+        ("t = {}\n", "t = { a = { b = { d = 2 } } } # kubegpu.share, set a.b.d, was {}\n"),
+        (
+            "t = { a.x = 1, c = 2 } # c\n",
+            "t = { a.x = 1, c = 2, a.b = { d = 2 } } # c # kubegpu.share, set a.b.d, was { a.x = 1, c = 2 }\n",
+        ),
+        (
+            "t.a = { b = { d = 1, e = 2 } }\n",
+            "t.a = { b = { d = 2, e = 2 } } # kubegpu.share, set b.d, was { b = { d = 1, e = 2 } }\n",
+        ),
+        ("[t.a.b]\n[t]\na.x = 1\n", "[t.a.b]\n  d = 2 # kubegpu.share\n[t]\na.x = 1\n"),
+        ("[t]\na.x = 1\n[t.a.b.c]\n", "[t]\na.x = 1\n[t.a.b.c]\n\n[t.a.b] # kubegpu.share\n  d = 2\n"),
+    ],
+)
+def test_a_new_key_is_written_like_its_neighbours(text: str, done: str) -> None:
+    document = toml.Document("/c", text)
+    document.put(("t", "a", "b", "d"), 2)
+    assert document.checked() == done
+    assert removed(done) == text
+
+
+def test_an_inline_table_keeps_the_users_later_change() -> None:
+    document = toml.Document("/c", 't = { name = "runc", x = {} }\n')
+    document.put(("t", "name"), "nvidia")
+    document.put(("t", "x", "a, was b"), [1.5])
+    done = document.checked()
+    assert done == (
+        't = { name = "nvidia", x = { "a, was b" = [1.5] } } # kubegpu.share, set name, x."a, was b", '
+        'was { name = "runc", x = {} }\n'
+    )
+    later = toml.Document("/c", done.replace('"nvidia"', '"nvidia", theirs = 1', 1))
+    later.restore(("t", "name"))
+    assert later.get(("t",)) == {"name": "runc", "theirs": 1, "x": {"a, was b": [1.5]}}
+    later.restore(("t",))
+    assert later.checked() == 't = { name = "runc", theirs = 1, x = {} }\n'
+
+
+def test_numbers_and_depths_that_python_limits_are_refused() -> None:
+    for text in (f"a = {'1' * 5000}\n", f"a = {'[' * 5000}{']' * 5000}\n"):
+        with pytest.raises(toml.Unparsable, match="it is left as it is"):
+            toml.Document("/c", text)
+
+
+def test_a_removed_table_keeps_the_users_comments() -> None:
+    done = '[a]\n\n[b] # ours\n  # why\n  k = "v"\n\n# c\n[d]\n'
+    document = toml.Document("/c", done)
+    document.delete(("b",))
+    assert document.checked() == "[a]\n  # why\n\n# c\n[d]\n"
 
 
 def test_a_wrong_edit_is_detected() -> None:
