@@ -405,11 +405,12 @@ class _Edit:
         plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
         name_key, cdi_key = (*plugin, "containerd", "default_runtime_name"), (*plugin, "enable_cdi")
         document = documents[target]
-        cdi_is_off = seen.cdi is False or _is_ours(document, cdi_key)
-        wanted = {name_key: self._options.default, cdi_key: self._options.cdi}
-        if any(_is_ours(document, key) for key in wanted if not wanted[key]):
+        plain = _without_ours({target: document})[target]
+        ours = [key for key in (name_key, cdi_key) if document.get(key) != plain.get(key)]
+        if (name_key in ours and not self._options.default) or (cdi_key in ours and not self._options.cdi):
             # What is no longer requested is taken back with all of ours, so that the file is as if it had never been.
-            document = documents[target] = _without_ours(documents)[target]
+            document = documents[target] = plain
+        cdi_is_off = seen.cdi is False or cdi_key in ours
         if self._options.cdi and cdi_is_off:
             document.put(cdi_key, True)
         if self._options.default:
@@ -550,11 +551,6 @@ def _without_ours(documents: Documents) -> Documents:
             _unmark(unmarked)
             plain[path] = toml.Document(path, unmarked.checked())
     return plain
-
-
-def _is_ours(document: toml.Document, key: toml.Path) -> bool:
-    """Return whether we set a key; a table of ours has one mark, in its header, for all that it holds."""
-    return document.mark(key) is not None or (document.get(key) is not None and document.comment(key[:-1]) == toml.MARK)
 
 
 def _unmark(document: toml.Document) -> None:

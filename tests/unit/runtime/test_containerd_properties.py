@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from runtime_kit import ABSENT, BINARY, PRESENT, containerd_state
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, containerd_state
 
 MAIN = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-kubegpu-nvidia.toml"
@@ -144,6 +144,7 @@ def test_no_foreign_setting_is_lost(text: str, release: str) -> None:
     assert make_plan(PRESENT, observed(after, release)).files == (), "a second run changes nothing"
     back = applied(after, ABSENT, release)
     assert back == before
+    assert applied(after, AVAILABLE, release) == applied(before, AVAILABLE, release), "the default is taken back"
 
 
 # --------------------------------------------------------------------------- any bytes
