@@ -24,4 +24,5 @@ class ActionModule(ControllerPlan):
         planned = make_plan(params["runtime"], options_of(params), observed["runtimes"], observed.get("kubelet"))
         self.notices = list(planned.warnings)
         handed = {"runtime": planned.runtime, "files": list(planned.files), "restart": planned.restart}
+        handed |= {"expected": list(planned.expected), "users_default": planned.users_default}
         return planned.plan, handed

@@ -34,7 +34,7 @@ class ActionModule(ControllerPlan):
         policy.require_policy_support(state, present)
         merged, text = "", None
         if present:
-            name, text = policy.users_policy(state)
+            name, text = policy.require_users_policy(state)
             extender = Extender(params["extender_url"], params["extender_timeout"], params["extender_preemption"])
             path = f"ConfigMap {policy.NAMESPACE}/{name}"
             merged = FORM.new(None, {}, extender) if text is None else FORM.merged(path, text, None, extender)

@@ -49,6 +49,7 @@ RUNTIME = {
     "set_default": "runtime_set_default",
     "cdi": "runtime_cdi",
     "enable_cri": "runtime_enable_cri",
+    "replace_default": "runtime_replace_default",
 }
 # The facts in which the roles driver and toolkit keep the results of their validation.
 DRIVER_CHOICE = "__driver_choice"

@@ -16,6 +16,7 @@ description:
     the new files, where it can, and no setting of the user's may be lost. Then the daemon loads them, has to become healthy, and has to
     report that it runs with them. Otherwise the old files are restored and verified, and the module fails with the daemon's own error.
     C(systemctl daemon-reload) is never called.
+  - The user's default runtime is replaced only where it is runc, or with O(replace_default=true).
   - The next run finishes an interrupted one.
   - "B(containerd) 2.0 and newer: a drop-in, C(conf.d/99-kubegpu-nvidia.toml), in the format of the main file, which gets one import. In
     older releases an imported file replaces a whole plugin, so there the keys are added to the file with the CRI plugin's section.
@@ -41,7 +42,9 @@ options:
     choices: [auto, containerd, docker, crio, k3s, rke2]
     default: auto
   state:
-    description: Whether NVIDIA's runtime is configured. V(absent) removes the settings of this module and nothing else.
+    description:
+      - Whether NVIDIA's runtime is configured. V(absent) removes the settings of this module and nothing else. A CRI plugin that
+        O(enable_cri) enabled stays enabled where the kubelet uses this containerd.
     type: str
     choices: [present, absent]
     default: present
@@ -59,6 +62,12 @@ options:
     default: true
   enable_cri:
     description: Whether to remove containerd's CRI plugin from C(disabled_plugins). Otherwise such a node is refused.
+    type: bool
+    default: false
+  replace_default:
+    description:
+      - Whether NVIDIA's runtime may become the default where the user's default runtime isn't runc, like Kata or gVisor. Pods without a
+        runtime class then run by runc, without that runtime's isolation. Otherwise such a node is refused.
     type: bool
     default: false
   timeout:

@@ -15,6 +15,7 @@ from .._core.types import JsonObject
 from .._kube.rollout import ready, reasons
 from .._scheduler import constants
 from .._scheduler.constants import ANNOTATION, FOLDER
+from .._scheduler.pods import runs_scheduler
 from .common import LABEL, has_label
 from .model import Node, Servers, Snapshot
 from .parse import join
@@ -33,7 +34,7 @@ def is_server_pod(pod: JsonObject) -> bool:
 
 def _is_kube_scheduler(pod: JsonObject) -> bool:
     in_kube_system = (pod.get("metadata") or {}).get("namespace") == "kube-system"
-    return in_kube_system and has_labels(pod, *constants.SCHEDULER_LABEL.split("="))
+    return in_kube_system and (has_labels(pod, *constants.SCHEDULER_LABEL.split("=")) or runs_scheduler(pod))
 
 
 def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:

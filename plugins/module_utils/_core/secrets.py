@@ -13,44 +13,82 @@ import typing as t
 
 PLACEHOLDER = "kubegpu-share-masked"
 
+Span = tuple[int, int]
+
+# Everything between a URL's scheme and the last at sign before its path.
+URL = re.compile(r"://(?P<secret>[^\s/]+)@")
+_SECRET_KEY = (
+    r"(?:[\w.-]*(?:password|passwd|token|secret|credential|api_?key)[\w.-]*|(?:[\w.-]*[.-])?auth(?:orization)?)"
+)
+# A key and its value in a message or a comment; without quotes behind a "=" only, as in "unexpected token: x".
+_ASSIGNED = re.compile(
+    rf"(?<![\w.-]){_SECRET_KEY}[\"']?\s*(?:"
+    r"[=:]\s*\[?\s*(?P<quote>[\"'])(?P<quoted>(?:(?!(?P=quote))[^\\\n]|\\.)+)"
+    r"|=\s*(?P<bare>[^\s\"'\[\]{},;#]+)"
+    r"|:\s*(?:basic|bearer)\s+(?P<header>[^\s\"',;]+))",
+    re.IGNORECASE,
+)
+_URL_IN_WORDS = re.compile(r"://(?P<secret>[^\s/\"']+)@")
+
 
 class Masking:
     """The credentials of one kind of file.
 
-    :param secret: matches the text before a credential and the credential, as its only two non-empty groups.
-    :param quote: the quote around each placeholder, for files in which ``secret`` matches quoted values.
+    :param find: returns the start and the end of each credential in a text, in their order and without an overlap.
     """
 
-    def __init__(self, secret: t.Pattern[str], quote: str = "") -> None:
-        self._secret = secret
-        self._quote = quote
+    def __init__(self, find: t.Callable[[str], t.Iterable[Span]]) -> None:
+        self._find = find
 
     def mask(self, text: str) -> str:
         """Replace each credential by a numbered placeholder."""
-        return self._replaced(text, lambda placeholder, _value: placeholder)
+        return _replaced(text, self._find(text))
 
     def unmask(self, text: str, real: str) -> str:
         """Restore the credentials of a masked text, which may have been edited.
 
         :param real: the file from which ``text`` was masked.
         """
-        secrets: dict[str, str] = {}
+        secrets = [real[start:end] for start, end in self._find(real)]
 
-        def collect(placeholder: str, value: str) -> str:
-            secrets[placeholder] = value
-            return value
+        def secret(found: t.Match[str]) -> str:
+            number = int(found.group(1))
+            return secrets[number - 1] if 0 < number <= len(secrets) else found.group()
 
-        self._replaced(real, collect)
-        placeholders = rf"{self._quote}{PLACEHOLDER}-[0-9]+{self._quote}"
-        return re.sub(placeholders, lambda found: secrets.get(found.group(), found.group()), text)
+        return re.sub(rf"{PLACEHOLDER}-([0-9]+)", secret, text)
 
-    def _replaced(self, text: str, value_of: t.Callable[[str, str], str]) -> str:
-        count = 0
 
-        def one(found: t.Match[str]) -> str:
-            nonlocal count
-            count += 1
-            before, value = (group for group in found.groups() if group is not None)
-            return before + value_of(f"{self._quote}{PLACEHOLDER}-{count}{self._quote}", value)
+def is_secret(key: str) -> bool:
+    """Return whether the values of a key are credentials."""
+    return re.fullmatch(_SECRET_KEY, key, re.IGNORECASE) is not None
 
-        return self._secret.sub(one, text)
+
+def in_words(text: str) -> list[Span]:
+    """Find the credentials of a message or a comment: those of URLs, and values that are assigned to a secret key."""
+    found = [one.span("secret") for one in _URL_IN_WORDS.finditer(text)]
+    found += [one.span(one.lastgroup or 0) for one in _ASSIGNED.finditer(text)]
+    return without_overlap(found)
+
+
+def without_overlap(spans: t.Iterable[Span]) -> list[Span]:
+    """Sort spans, and join those that overlap."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def mask_words(text: str) -> str:
+    """Replace the credentials of a daemon's message, which can't be restored."""
+    return _replaced(text, in_words(text))
+
+
+def _replaced(text: str, spans: t.Iterable[Span]) -> str:
+    parts, done = [], 0
+    for number, (start, end) in enumerate(spans, 1):
+        parts += [text[done:start], f"{PLACEHOLDER}-{number}"]
+        done = end
+    return "".join(parts) + text[done:]

@@ -171,21 +171,27 @@ def rollout(state: State) -> Rollout:
 
 
 def users_policy(state: State) -> tuple[str, str | None]:
-    """Return name and text of the user's own Policy; empty and None where there is none.
-
-    :raises BadInput: the one that Scheduler/cluster names doesn't exist.
-    """
+    """Return name and text of the user's own Policy; an empty name for none, None for a map without a Policy."""
     name = state["name"]
     named = state["maps"].get(name)
     if named is not None and named["ours"]:
         users = state["maps"].get(named["users"])
         return (named["users"], users["text"]) if users is not None else ("", None)
-    if name and (named is None or named["text"] is None):
+    return name, named["text"] if named is not None else None
+
+
+def require_users_policy(state: State) -> tuple[str, str | None]:
+    """Return ``users_policy`` for a change that merges into it.
+
+    :raises BadInput: the one that Scheduler/cluster names doesn't exist.
+    """
+    name, named = state["name"], state["maps"].get(state["name"])
+    if name and (named is None or (named["text"] is None and not named["ours"])):
         what = "doesn't exist" if named is None else f"has no {KEY}"
         raise BadInput(
             f"scheduler_mode: Scheduler/cluster names the policy {name}, and ConfigMap {NAMESPACE}/{name} {what}"
         )
-    return name, named["text"] if named is not None else None
+    return users_policy(state)
 
 
 # --------------------------------------------------------------------------- planning
@@ -277,8 +283,10 @@ def _absent(state: State) -> Plan:
 
 
 def after_ours(state: State) -> tuple[str, str | None]:
-    """Return name and text of the Policy that replaces ours: the user's, where this release reads any."""
-    return users_policy(state) if openshift.takes_policy(state["version"]) else ("", None)
+    """Return name and text of the Policy that replaces ours: the user's, where this release reads one."""
+    name, text = users_policy(state)
+    # kube-scheduler doesn't start with a map that has no Policy.
+    return (name, text) if openshift.takes_policy(state["version"]) and text is not None else ("", None)
 
 
 def _given_up(state: State) -> str:
@@ -353,8 +361,7 @@ class PolicyReconciler:
         return observe(self._api, self._options.prefix)
 
     def plan(self, state: State) -> Plan:
-        _users, text = users_policy(state)
-        if self._options.policy and text != self._base:
+        if self._options.policy and require_users_policy(state)[1] != self._base:
             raise BadInput("scheduler_mode: the policy that Scheduler/cluster names was changed meanwhile; run again")
         return make_plan(self._options, state)
 
@@ -530,8 +537,14 @@ def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObj
         given_up = "" if options.policy else _given_up(state)
         if not given_up:
             return {"library": api.library}
+        reads = openshift.takes_policy(state["version"])
+        why = (
+            f"ConfigMap {NAMESPACE}/{given_up} has no {KEY}"
+            if reads
+            else f"OpenShift {state['version']} reads no Policy"
+        )
         warning = (
-            f"OpenShift {state['version']} reads no Policy, so {given_up}, which Scheduler/cluster named before ours, "
+            f"{why}, so {given_up}, which Scheduler/cluster named before ours, "
             f"isn't named again; ConfigMap {NAMESPACE}/{given_up} stays"
         )
         return {"library": api.library, "warnings": [warning]}

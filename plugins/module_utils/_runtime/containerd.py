@@ -19,7 +19,7 @@ import posixpath
 import re
 import typing as t
 
-from .._core.secrets import Masking
+from .._core.secrets import URL, Masking, Span, in_words, is_secret, without_overlap
 
 Flat = dict[tuple[str, ...], t.Any]
 
@@ -54,12 +54,50 @@ _PIECE = re.compile(
     + r"'[^'\n]*'|#[^\n]*|[\[\]{}=,\n]|[^\s\"'#\[\]{}=,]+",
     re.DOTALL,
 )
-_SECRET = re.compile(
-    r"(?i)(\b(?:password|auth|identitytoken|identity_token|authorization|token)\b[\"']?\s*=\s*\[?\s*)"
-    r"(\"(?:[^\"\\\n]|\\.)+\"|'[^'\n]+')"
-)
-# A placeholder replaces the credential's quotes too.
-_MASKING = Masking(_SECRET, '"')
+# In a proxy's address, with a scheme or without.
+_PROXY = re.compile(r"^(?:[a-z0-9]+://)?(?P<secret>[^\s/]+)@", re.IGNORECASE)
+
+
+def credentials(text: str) -> list[Span]:
+    """Find the credentials of a configuration file, valid or not: strings below a secret key, and those of URLs."""
+    found: list[Span] = []
+    # Of each open bracket the character; a string is a value behind a "=" only.
+    nested: list[str] = []
+    word, key, value = "", "", False
+    for one in _PIECE.finditer(text):
+        piece, start = one.group(), one.start()
+        if piece[0] == "#":
+            found += [(start + a, start + b) for a, b in in_words(piece)]
+        elif piece[0] in "\"'":
+            width = 3 if piece[:3] in ('"""', "'''") else 1
+            word = piece[width:-width]
+            if value and word and is_secret(key):
+                spans = [(0, len(word))]
+            else:
+                patterns = [URL, _PROXY] if value and "proxy" in key.lower() else [URL]
+                spans = [hit.span("secret") for pattern in patterns for hit in pattern.finditer(word)]
+            found += [(start + width + a, start + width + b) for a, b in spans]
+        elif piece == "=":
+            if nested[-1:] == ["["]:
+                # A list that nothing closes: what follows is a key of the file again.
+                nested.clear()
+            key, value = word, True
+        elif piece in ("[", "{"):
+            # A table's header isn't a value.
+            if value:
+                nested.append(piece)
+                value = piece == "["
+        elif piece in ("]", "}"):
+            nested[-1:] = []
+            value = nested[-1:] == ["["]
+        elif (piece == "\n" and not nested) or (piece == "," and nested[-1:] == ["{"]):
+            value = False
+        elif piece not in ("\n", ","):
+            word = piece.rpartition(".")[2]
+    return without_overlap(found)
+
+
+_MASKING = Masking(credentials)
 mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
@@ -200,6 +238,7 @@ class Options:
     :param binary: its program.
     :param cdi: CDI is enabled, where the runtime has a setting for it.
     :param enable_cri: "cri" is removed from containerd's disabled_plugins.
+    :param replace_default: it becomes the default even where the user's default runtime isolates pods in another way.
     """
 
     present: bool
@@ -207,6 +246,7 @@ class Options:
     binary: str = ""
     cdi: bool = True
     enable_cri: bool = False
+    replace_default: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

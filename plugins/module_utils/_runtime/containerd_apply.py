@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import posixpath
+import typing as t
 
 from .._core.types import JsonObject
 from .._host.file_transaction import Replacement
@@ -18,21 +19,32 @@ from . import containerd, cri
 from .containerd_query import UNIT, config_path, dump, read_files
 from .containerd_requirements import cri_disabled, losses, unmet_requirements
 from .engine import ConfigOnDisk, Engine, require_binary
+from .types import Loss
 
 
 class ContainerdEngine(Engine):
     """A node's containerd.
 
     :param wanted: the requested state of its effective configuration.
+    :param expected: as ``losses`` takes it, with each path's parts in a list.
+    :param users_default: the default runtime of the user's files; None for an unknown one.
     """
 
     name = "containerd"
     unit = UNIT
     record = containerd.PENDING_PATH
 
-    def __init__(self, system: System, wanted: containerd.Options) -> None:
+    def __init__(
+        self,
+        system: System,
+        wanted: containerd.Options,
+        expected: t.Iterable[JsonObject] = (),
+        users_default: str | None = None,
+    ) -> None:
         super().__init__(system)
         self._wanted = wanted
+        self._expected = {tuple(one["path"]): one["value"] for one in expected}
+        self._users_default = users_default
         daemon = unit(system, UNIT)
         self._binary = daemon.binary or "containerd"
         self._config = config_path(daemon)
@@ -63,12 +75,11 @@ class ContainerdEngine(Engine):
         return ConfigOnDisk(*dump(self._system, self._binary, self._config))
 
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        new = containerd.effective(after.value)
-        wrong = unmet_requirements(new, self._wanted)
-        if not wrong and before.value:
-            lost = losses(containerd.effective(before.value), new, self._wanted)
-            wrong = [f"{path} would change" for path in lost]
-        return wrong
+        return unmet_requirements(containerd.effective(after.value), self._wanted, self._users_default)
+
+    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
+        old, new = containerd.effective(before.value), containerd.effective(after.value)
+        return losses(old, new, self._wanted, self._expected)
 
     def health_error(self) -> tuple[str, bool]:
         state = self._cri()

@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import posixpath
+import re
 
+from .._core.secrets import mask_words
 from .._host.system import System
 from .._host.systemd import Unit, stale, unit
-from . import containerd
+from . import containerd, crio
 from .types import ContainerdState
 
 UNIT = "containerd.service"
@@ -50,14 +52,14 @@ def read_files(system: System, main: str) -> dict[str, str]:
 def dump(system: System, binary: str, config_path: str) -> tuple[str, str]:
     """Have containerd print the effective configuration of the files.
 
-    :returns: the dump, or an empty text and containerd's error.
+    :returns: the dump with its credentials, or an empty text and containerd's error without any.
     """
     # Without a file containerd runs with its defaults, but refuses to dump them.
     arguments = ["--config", config_path, "config", "dump"] if system.exists(config_path) else ["config", "default"]
     done = system.run([binary, *arguments])
     if done.rc != 0 or not done.out.strip():
         lines = [line for line in done.err.splitlines() if line.strip()]
-        return "", lines[-1] if lines else f"config dump ended with {done.rc}"
+        return "", mask_words(lines[-1]) if lines else f"config dump ended with {done.rc}"
     return done.out, ""
 
 
@@ -72,11 +74,12 @@ def observe(system: System) -> ContainerdState | None:
     config = config_path(daemon)
     texts = read_files(system, config)
     text, error = dump(system, binary, config) if version else ("", "")
+    drop_in = system.read(posixpath.join(posixpath.dirname(config), "conf.d", containerd.DROP_IN_NAME))
     return {
         "version": version,
         "config_path": config,
         "files": {path: containerd.mask(one) for path, one in texts.items()},
-        "drop_in": system.read(posixpath.join(posixpath.dirname(config), "conf.d", containerd.DROP_IN_NAME)),
+        "drop_in": None if drop_in is None else containerd.mask(drop_in),
         "dump": containerd.mask(text),
         "error": error,
         "service_active": daemon.active,
@@ -84,4 +87,17 @@ def observe(system: System) -> ContainerdState | None:
         "pending": system.exists(containerd.PENDING_PATH),
         "embedded": embedded,
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
+        "low_level": low_level(system),
     }
+
+
+def low_level(system: System) -> str:
+    """Return the program by which NVIDIA's runtime runs containers: the first of its list that is there, or nothing."""
+    listed = re.search(r"(?m)^\s*runtimes\s*=\s*\[([^\]]*)\]", system.read(crio.TOOLKIT_CONFIG) or "")
+    names = re.findall(r"[\"']([^\"']+)[\"']", listed.group(1)) if listed else crio.LOW_LEVEL
+    there = (
+        name
+        for name in names
+        if name.startswith("/") or any(system.exists(posixpath.join(folder, name)) for folder in crio.PATH)
+    )
+    return next(there, "")

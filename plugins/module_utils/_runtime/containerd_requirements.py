@@ -8,7 +8,11 @@
 
 from __future__ import annotations
 
+import json
+import typing as t
+
 from .containerd import CRI_PLUGIN, RUNC_SHIMS, RUNTIME_NAME, EffectiveConfig, Flat, Options
+from .types import Loss
 
 CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
 
@@ -29,8 +33,11 @@ def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
     return settings
 
 
-def unmet_requirements(seen: EffectiveConfig, wanted: Options) -> list[str]:
-    """List how a dump differs from the requested state."""
+def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: str | None = None) -> list[str]:
+    """List how a dump differs from the requested state.
+
+    :param users_default: the default runtime of the user's files; None for an unknown one.
+    """
     if not wanted.present:
         return []
     if not seen.plugin:
@@ -38,6 +45,8 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options) -> list[str]:
     found = []
     if wanted.default and seen.default_runtime != RUNTIME_NAME:
         found.append(f"default_runtime_name is {seen.default_runtime!r}")
+    if not wanted.default and users_default not in (None, RUNTIME_NAME) and seen.default_runtime == RUNTIME_NAME:
+        found.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
     # A copy of any runtime; of itself, where no other is configured.
     models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() else [])
     found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
@@ -63,21 +72,26 @@ def cri_disabled(seen: EffectiveConfig) -> bool:
     return any(name in ("cri", *CRI_PLUGIN.values()) for name in disabled)
 
 
-def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> list[str]:
-    """List the user's settings that a change removed or altered, as paths."""
-    ours = {
-        (*after.base, "containerd", "default_runtime_name"),
-        (*after.base, "enable_cdi"),
-        # The files and the format's number aren't settings.
-        ("imports",),
-        ("version",),
-    }
-    if wanted.enable_cri:
-        ours.add(("disabled_plugins",))
-    hidden = [(*after.base, "containerd", "runtimes", RUNTIME_NAME)]
-    if wanted.enable_cri and (cri_disabled(before) or not before.plugin):
-        # A dump leaves out disabled plugins.
+def losses(
+    before: EffectiveConfig, after: EffectiveConfig, wanted: Options, expected: t.Mapping[tuple[str, ...], t.Any]
+) -> list[Loss]:
+    """List the user's settings that a change removed or altered.
+
+    :param expected: values of the user's files that the change brings into effect, or out of it where it removes ours.
+    """
+    # Without the CRI plugin a dump has no name for it.
+    plugins = {before.plugin, after.plugin} - {""}
+    # The files and the format's number aren't settings.
+    ours: set[tuple[str, ...]] = {("imports",), ("version",)}
+    hidden: list[tuple[str, ...]] = []
+    for plugin in plugins:
+        ours |= {("plugins", plugin, "containerd", "default_runtime_name"), ("plugins", plugin, "enable_cdi")}
+        hidden.append(("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME))
+    was_off, is_off = (cri_disabled(one) or not one.plugin for one in (before, after))
+    if (wanted.enable_cri and was_off) or (not wanted.present and is_off and not was_off):
+        # The CRI plugin is enabled, or disabled again; a dump leaves out disabled plugins.
         hidden += [("plugins", name) for name in CRI_PARTS]
+        ours.add(("disabled_plugins",))
 
     def theirs(flat: Flat) -> Flat:
         return {
@@ -87,4 +101,12 @@ def losses(before: EffectiveConfig, after: EffectiveConfig, wanted: Options) -> 
         }
 
     old, new = theirs(before.flat), theirs(after.flat)
-    return sorted(".".join(path) for path in set(old) | set(new) if old.get(path) != new.get(path))
+    changed = sorted(path for path in set(old) | set(new) if old.get(path) != new.get(path))
+    # Zero and false are values too, where the user's file has them.
+    side = after if wanted.present else before
+    changed = [path for path in changed if path not in expected or side.flat.get(path) != expected[path]]
+    return [Loss(path, _written(old, path), _written(new, path)) for path in changed]
+
+
+def _written(flat: Flat, path: tuple[str, ...]) -> str | None:
+    return json.dumps(flat[path], ensure_ascii=False) if path in flat else None

@@ -6,9 +6,9 @@
 
 """CRI-O's configuration as its own commands print it. Pure.
 
-``crio config`` prints the effective configuration of the files, since 1.24 with built-in values as comments; ``crio
-status config`` prints the running daemon's. Both are parsed line by line, because nodes have no TOML library.
-https://github.com/cri-o/cri-o/blob/v1.34.0/docs/crio.conf.5.md
+``crio config`` prints the effective configuration of the files, since 1.24 with values that equal a built-in one as
+comments; ``crio status config`` prints the running daemon's without comments. Both are parsed line by line, because
+nodes have no TOML library. https://github.com/cri-o/cri-o/blob/v1.34.0/docs/crio.conf.5.md
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import typing as t
 
 from .containerd import RUNTIME_NAME, Options, _first_key, _path
+from .types import Loss
 
 UNIT = "crio.service"
 MAIN = "/etc/crio/crio.conf"
@@ -28,22 +29,38 @@ DROP_IN_NAME = "99-zz-kubegpu-nvidia.conf"
 PENDING_PATH = "/var/lib/kubegpu-share/crio.json"
 SOCKET = "/var/run/crio/crio.sock"
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-# The search path of system services, in which the toolkit searches for runc and crun.
+# The programs that the toolkit searches for unless its configuration names others, and where; the first one wins.
+LOW_LEVEL = ("docker-runc", "runc", "crun")
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-RUNTIMES = ("crio", "runtime", "runtimes")
+RUNTIME = ("crio", "runtime")
+RUNTIMES = (*RUNTIME, "runtimes")
+# crio config prints these keys of the table crio.runtime behind the tables below it, without a header of their own.
+PRINTED_LAST = ("hostnetwork_disable_selinux", "disable_hostport_mapping", "timezone")
 
 Flat = dict[tuple[str, ...], str]
+
+# A header or a value that is printed as a comment; prose has neither form.
+_COMMENTED = re.compile(r"^# (\[crio\b.*\]$|[A-Za-z0-9_-]+ = .*)")
 
 
 @dataclasses.dataclass(frozen=True)
 class CrioConfig:
-    """A printed configuration: each value as it is written, by its full path."""
+    """A printed configuration: each value as it is written, by its full path.
+
+    :param flat: the values that aren't comments.
+    :param builtin: those that are comments, with the examples in CRI-O's prose.
+    """
 
     flat: Flat
+    builtin: Flat = dataclasses.field(default_factory=dict)
+
+    @property
+    def values(self) -> Flat:
+        return {**self.builtin, **self.flat}
 
     @property
     def default_runtime(self) -> str:
-        return self.flat.get(("crio", "runtime", "default_runtime"), "").strip("\"'")
+        return self.values.get((*RUNTIME, "default_runtime"), "").strip("\"'")
 
     def runtime(self, name: str) -> dict[str, str]:
         """Return one runtime's settings without empty values."""
@@ -61,21 +78,25 @@ class CrioConfig:
 def parse_config(text: str) -> CrioConfig:
     """Parse the output of ``crio config`` or ``crio status config``; a list of several lines becomes one."""
     flat: Flat = {}
+    builtin: Flat = {}
     table: tuple[str, ...] = ()
     lines = [line.strip() for line in text.splitlines()]
     while lines:
         line = lines.pop(0)
-        if not line or line.startswith("#"):
+        commented = _COMMENTED.match(line)
+        if not commented and (not line or line.startswith("#")):
             continue
+        values, line = (builtin, commented.group(1)) if commented else (flat, line)
         if line.startswith("["):
             table = _path(line.strip("[]"))
-            flat.setdefault((*table, ""), "")
+            values.setdefault((*table, ""), "")
             continue
         key, value = _first_key(line)
         while value.startswith("[") and not value.endswith("]") and lines:
-            value += " " + lines.pop(0)
-        flat[(*table, key)] = re.sub(r"\[ *(.*?),? *\]$", r"[\1]", value)
-    return CrioConfig(flat)
+            # In a comment each line of the list is one.
+            value += " " + lines.pop(0).lstrip("# \t")
+        values[(*(RUNTIME if key in PRINTED_LAST else table), key)] = re.sub(r"\[ *(.*?),? *\]$", r"[\1]", value)
+    return CrioConfig(flat, builtin)
 
 
 def unmet_requirements(found: CrioConfig, wanted: Options) -> list[str]:
@@ -91,20 +112,20 @@ def unmet_requirements(found: CrioConfig, wanted: Options) -> list[str]:
     return wrong
 
 
-def losses(before: CrioConfig, after: CrioConfig) -> list[str]:
-    """List the user's settings that a change removed or altered, as paths."""
+def losses(before: CrioConfig, after: CrioConfig) -> list[Loss]:
+    """List the user's settings that a change removed or altered.
 
-    def theirs(flat: Flat) -> Flat:
-        return {
-            path: value
-            for path, value in flat.items()
-            if path[:4] != (*RUNTIMES, RUNTIME_NAME)
-            and path not in (("crio", "runtime", "default_runtime"), (*RUNTIMES, ""))
-            and path[-1]
-        }
+    A change of one value turns the others of its table from comments into values. What is a comment on one side and
+    missing on the other isn't the user's: releases before 1.26 drop their own runc where the default is another one.
+    """
 
-    old, new = theirs(before.flat), theirs(after.flat)
-    return sorted(".".join(path) for path in set(old) | set(new) if old.get(path) != new.get(path))
+    def theirs(path: tuple[str, ...]) -> bool:
+        ours = path[:4] == (*RUNTIMES, RUNTIME_NAME) or path == (*RUNTIME, "default_runtime")
+        return bool(path[-1]) and not ours and (path in before.flat or path in after.flat)
+
+    old, new = before.values, after.values
+    changed = sorted(path for path in {*old, *new} if theirs(path) and old.get(path) != new.get(path))
+    return [Loss(path, old.get(path), new.get(path)) for path in changed]
 
 
 def in_order(names_of: t.Callable[[str], list[str]], is_folder: t.Callable[[str], bool], folder: str) -> list[str]:

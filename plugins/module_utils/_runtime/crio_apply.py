@@ -19,7 +19,8 @@ from .._host.systemd import Unit, stale, unit
 from . import cri, crio
 from .containerd import Options
 from .crio_query import config_of_daemon, config_of_files, masks, paths_of, read_files
-from .engine import ConfigOnDisk, Engine, error_lines, require_binary
+from .engine import ConfigOnDisk, Engine, require_binary
+from .types import Loss
 
 
 class CrioEngine(Engine):
@@ -63,11 +64,10 @@ class CrioEngine(Engine):
         return ConfigOnDisk(text, self._masks.mask(error))
 
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        new = crio.parse_config(after.value)
-        wrong = crio.unmet_requirements(new, self._wanted)
-        if not wrong and before.value:
-            wrong = [f"{path} would change" for path in crio.losses(crio.parse_config(before.value), new)]
-        return wrong
+        return crio.unmet_requirements(crio.parse_config(after.value), self._wanted)
+
+    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
+        return crio.losses(crio.parse_config(before.value), crio.parse_config(after.value))
 
     def health_error(self) -> tuple[str, bool]:
         daemon = self._daemon()
@@ -95,7 +95,7 @@ class CrioEngine(Engine):
         return crio.unmet_requirements(found, self._wanted)
 
     def journal_errors(self, journal: str) -> str:
-        return self._masks.mask(error_lines(journal))
+        return super().journal_errors(self._masks.mask(journal))
 
     def result(self) -> JsonObject:
         # A killed run may have left it.

@@ -135,7 +135,9 @@ def observe(system: System) -> CrioState | None:
         "stale": daemon.active and stale(system, daemon.pid, list(texts)),
         "toolkit_config": None if toolkit is None else hide(toolkit),
         "on_path": [
-            name for name in ("runc", "crun") if any(system.exists(f"{folder}/{name}") for folder in crio.PATH)
+            name
+            for name in sorted({*crio.LOW_LEVEL, *running.runtimes()})
+            if any(system.exists(f"{folder}/{name}") for folder in crio.PATH)
         ],
         "ours": drop_in in texts,
         "pending": system.exists(crio.PENDING_PATH),

@@ -42,7 +42,15 @@ _SECRET = re.compile(
     r'|("[^"\n]*(?:token|password|secret|access-key|credential)[^"\n]*"\s*:\s*")((?:[^"\\\n]|\\.)+)(?=")',
     re.IGNORECASE,
 )
-_MASKING = Masking(_SECRET)
+
+
+def _credentials(text: str) -> t.Iterator[tuple[int, int]]:
+    for found in _SECRET.finditer(text):
+        # The two groups that matched are the text before a credential and the credential.
+        yield found.span(found.lastindex or 0)
+
+
+_MASKING = Masking(_credentials)
 mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
@@ -141,6 +149,11 @@ def _tree(text: str | None) -> t.Any:
     return json.loads((text or "").lstrip("\ufeff").strip() or "{}")
 
 
+def setting(runtime: dict[str, t.Any], key: str) -> t.Any:
+    """Return one setting of a runtime; Go ignores the case of its key, and the last spelling wins."""
+    return next((value for name, value in reversed(runtime.items()) if name.lower() == key.lower()), None)
+
+
 def runtimes_in(text: str | None) -> FileRuntimes:
     """Read the runtimes of a daemon.json; an unreadable one sets none."""
     try:
@@ -150,7 +163,7 @@ def runtimes_in(text: str | None) -> FileRuntimes:
             runtimes = {}
         return FileRuntimes(
             tree.get("default-runtime") or None,
-            {name: str((one or {}).get("path") or "") for name, one in runtimes.items()},
+            {name: str(setting(one or {}, "path") or "") for name, one in runtimes.items()},
         )
     except (ValueError, AttributeError, TypeError):
         return FileRuntimes(None, {})

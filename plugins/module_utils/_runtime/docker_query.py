@@ -14,6 +14,7 @@ from .._core.digest import digest
 from .._host.system import System
 from .._host.systemd import Unit, naming, unit
 from . import docker
+from .containerd_query import low_level
 from .types import DockerState
 
 # Docker refuses to start with a setting that is both a flag and in daemon.json.
@@ -84,6 +85,7 @@ def observe(system: System) -> DockerState | None:
         "service_active": daemon.active,
         "answers": running is not None,
         "error": validate(system, daemon, path, version),
+        "low_level": low_level(system),
         "was": None
         if backup is None or not ours
         else {

@@ -12,6 +12,7 @@ What is the same for every daemon is in ``ConfigUpdate``; how one is queried, ac
 from __future__ import annotations
 
 import errno
+import json
 import posixpath
 import re
 import time
@@ -19,11 +20,15 @@ import typing as t
 
 from .._core.digest import digest
 from .._core.errors import BadInput, NotInEffect, ShareError
+from .._core.secrets import mask_words
 from .._core.types import JsonObject
 from .._host.file_transaction import Backup, FileTransaction, Put, Replacement, check_unchanged
 from .._host.system import System
+from .types import Loss
 
 POLL_SECONDS = 0.5
+# Settings that a message names.
+SHOWN = 5
 # Part of the name of every drop-in of this collection.
 DROP_IN_MARK = "kubegpu"
 
@@ -87,6 +92,10 @@ class Engine:
         """List the reasons to reject new files that no daemon has read yet."""
         return []
 
+    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
+        """List the user's settings that new files would alter, by the effective configurations of both."""
+        return []
+
     def activate(self, transaction: FileTransaction, timeout: float) -> str:
         """Make the daemon run with the files on disk.
 
@@ -111,8 +120,8 @@ class Engine:
         return []
 
     def journal_errors(self, journal: str) -> str:
-        """Extract the error lines of the daemon's journal."""
-        return error_lines(journal)
+        """Extract the error lines of the daemon's journal, without credentials."""
+        return mask_words(error_lines(journal))
 
     def result(self) -> JsonObject:
         """Return the module's results after a change."""
@@ -173,11 +182,16 @@ class ConfigUpdate:
         backups = self._write(engine.add_managed_files([self._unredacted(one) for one in changes]))
         after = engine.config_on_disk()
         wrong = [after.error] if after.error else engine.validate_new_config(before, after) if changes else []
-        if wrong:
+        lost = engine.losses(before, after) if changes and not wrong and before.value else []
+        if wrong or lost:
             # No daemon has read the new files yet, so restoring the old ones is enough.
             self._transaction.restore(backups)
             self._transaction.commit()
+        if wrong:
             raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(wrong)}")
+        if lost:
+            paths = [mask_words(".".join(one.path)) for one in lost]
+            raise NotInEffect(explain(engine.name, lost, engine.redact), losses=paths)
         self._activate(backups, ran_with)
         self._transaction.commit()
         for one in changes:
@@ -264,6 +278,35 @@ def require_binary(system: System, binary: str, consequence: str) -> None:
     """
     if not system.exists(binary):
         raise BadInput(f"runtime_nvidia_binary: {binary} isn't on this node, {consequence}")
+
+
+def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -> str:
+    """Explain to the user which of his settings a change would have altered, in the words of his files.
+
+    :param name: of the daemon.
+    :param lost: at least one.
+    :param redact: masks the credentials of a line as in a file.
+    """
+    found = []
+    for one in lost[:SHOWN]:
+        *table, key = map(_key, one.path)
+        where = " in " + redact(f"[{'.'.join(table)}]") if table else ""
+        before, after = (
+            "nothing" if value is None else redact(f"{key} = {value}").removeprefix(f"{key} = ")
+            for value in (one.before, one.after)
+        )
+        found.append(f"your `{key}`{where} would be {after} instead of {before}")
+    if len(lost) > SHOWN:
+        found.append(f"and {len(lost) - SHOWN} more")
+    return (
+        f"{name}'s configuration was rolled back, because more than NVIDIA's runtime would change: {'; '.join(found)}; "
+        f"this collection doesn't write these, {name} reads them differently beside the new settings: write the values "
+        "that you want into your own files, and run again"
+    )
+
+
+def _key(part: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
 
 
 # containerd logs a plugin that fails only as a warning.

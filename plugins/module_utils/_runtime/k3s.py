@@ -16,6 +16,8 @@ import dataclasses
 import posixpath
 import re
 
+from .containerd import RUNTIME_NAME
+
 DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
 KEY = "default-runtime"
 SOCKET = "/run/k3s/containerd/containerd.sock"
@@ -89,4 +91,9 @@ def rendered(data: str) -> str:
 
 def renders_default(template: str) -> bool:
     """Return whether a template renders the setting: it includes the base template, or names the setting."""
-    return bool(re.search(r'template\s+"base"', template)) or "DefaultRuntime" in template
+    return bool(re.search(r"template\s+([\"`])base\1", template)) or "DefaultRuntime" in template
+
+
+def sets_default(template: str) -> bool:
+    """Return whether a template itself makes NVIDIA's runtime the default one; a comment doesn't count."""
+    return bool(re.search(rf"(?m)^[^#\n]*\bdefault_runtime_name\s*=\s*([\"']){RUNTIME_NAME}\1", template))

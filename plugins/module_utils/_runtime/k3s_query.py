@@ -13,7 +13,8 @@ import posixpath
 from .._host.system import System
 from .._host.systemd import Unit, naming, stale, unit
 from . import containerd, k3s
-from .types import K3sState
+from .containerd_query import low_level
+from .types import K3sState, K3sTemplate
 
 
 def daemon_of(system: System, kind: k3s.Kind) -> Unit:
@@ -44,18 +45,17 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
     data = data_folder(system, kind, daemon)
     found = effective(system, data)
     texts = {path: system.read(path) or "" for path in [kind.config, *_drop_ins(system, kind)] if system.exists(path)}
-    template = next((path for path in k3s.templates(data) if system.exists(path)), "")
     return {
         "version": version,
         "unit": daemon.name,
         "drop_in": system.read(kind.drop_in),
         "defaults": {path: value for path, text in texts.items() if (value := k3s.setting(text, k3s.KEY))},
         "flag": {"values": daemon.values(f"--{k3s.KEY}"), "file": naming(system, daemon, f"--{k3s.KEY}")},
-        "template": {"path": template, "renders_default": k3s.renders_default(system.read(template) or "")}
-        if template
-        else None,
+        "template": _template(system, data),
         "default_runtime": found.default_runtime,
         "runtimes": {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()},
+        "types": {name: str(found.runtime(name).get(("runtime_type",), "")) for name in found.runtimes()},
+        "low_level": low_level(system),
         "cgroup_driver": _cgroup_driver(found),
         "service_active": daemon.active,
         "stale": daemon.active and stale(system, daemon.pid, list(texts)),
@@ -63,6 +63,15 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
         "pending": system.exists(kind.record),
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
     }
+
+
+def _template(system: System, data: str) -> K3sTemplate | None:
+    """Read the user's own template, where there is one."""
+    path = next((path for path in k3s.templates(data) if system.exists(path)), "")
+    if not path:
+        return None
+    text = system.read(path) or ""
+    return {"path": path, "renders_default": k3s.renders_default(text), "sets_default": k3s.sets_default(text)}
 
 
 def _drop_ins(system: System, kind: k3s.Kind) -> list[str]:

@@ -31,6 +31,7 @@ ARGUMENTS: JsonObject = {
     "set_default": {"type": "bool", "default": True},
     "cdi": {"type": "bool", "default": True},
     "enable_cri": {"type": "bool", "default": False},
+    "replace_default": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 120},
     "observed": {"type": "dict"},
     "plan": {"type": "dict"},
@@ -42,7 +43,7 @@ def run_plan(params: JsonObject, system: System) -> JsonObject:
     plan = params["plan"]
     if not plan:
         raise BadInput("plan: this module only runs through its action plugin, which makes the plan")
-    engine = engine_of(plan["runtime"], system, options_of(params), bool(plan.get("restart")))
+    engine = engine_of(plan, system, options_of(params))
     done = ConfigUpdate(system, engine, params["timeout"]).run(replacements(plan["files"]))
     return {"changed": True, "runtime": plan["runtime"], **done}
 
@@ -50,23 +51,25 @@ def run_plan(params: JsonObject, system: System) -> JsonObject:
 def options_of(params: JsonObject) -> Options:
     """Convert the module's arguments."""
     return Options(
-        params["state"] == "present", params["set_default"], params["binary"], params["cdi"], params["enable_cri"]
+        present=params["state"] == "present",
+        default=params["set_default"],
+        binary=params["binary"],
+        cdi=params["cdi"],
+        enable_cri=params["enable_cri"],
+        replace_default=params["replace_default"],
     )
 
 
-def engine_of(runtime: str, system: System, options: Options, restart: bool) -> Engine:
-    """Create the engine of a plan.
-
-    :param runtime: one of RUNTIMES.
-    :param restart: Docker has to be restarted, because a reload doesn't take the change over.
-    """
+def engine_of(plan: JsonObject, system: System, options: Options) -> Engine:
+    """Create the engine of a plan, as the action plugin handed it over."""
+    runtime = plan["runtime"]
     if runtime == "docker":
-        return DockerEngine(system, options, restart)
+        return DockerEngine(system, options, bool(plan.get("restart")))
     if runtime == "crio":
         return CrioEngine(system, options)
     if runtime in ("k3s", "rke2"):
         return K3sEngine(system, options, K3S if runtime == "k3s" else RKE2)
-    return ContainerdEngine(system, options)
+    return ContainerdEngine(system, options, plan.get("expected") or (), plan.get("users_default"))
 
 
 def choose(requested: str, present: bool, runtimes: Runtimes, kubelet: Kubelet | None) -> str:

@@ -4,11 +4,24 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The shapes of the sections of ``gpu_node`` about container runtimes: ``runtimes`` and ``kubelet``."""
+"""The shapes of the sections ``runtimes`` and ``kubelet`` of ``gpu_node``, and of what a change would alter."""
 
 from __future__ import annotations
 
 import typing as t
+
+
+class Loss(t.NamedTuple):
+    """A user's setting that a change would alter.
+
+    :param path: its tables and its key.
+    :param before: its value in the effective configuration, as it is written; None for none.
+    :param after: its value after the change.
+    """
+
+    path: tuple[str, ...]
+    before: str | None
+    after: str | None
 
 
 class Flag(t.TypedDict):
@@ -28,7 +41,11 @@ class Daemon(t.TypedDict):
 
 
 class ContainerdState(Daemon):
-    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd."""
+    """Files and dump with credentials masked; ``embedded`` names a distribution that runs its own containerd.
+
+    ``low_level`` (of Docker and k3s too) is the program by which NVIDIA's runtime runs containers, as the toolkit's
+    configuration has it.
+    """
 
     config_path: str
     files: dict[str, str]
@@ -37,6 +54,7 @@ class ContainerdState(Daemon):
     error: str
     stale: bool
     embedded: str
+    low_level: str
 
 
 class CrioState(Daemon):
@@ -74,19 +92,28 @@ class DockerState(Daemon):
     rootless: str
     answers: bool
     error: str
+    low_level: str
     was: DockerOriginal | None
     ours: bool
 
 
 class K3sTemplate(t.TypedDict):
-    """A user's template for containerd's configuration; ``renders_default``: it uses ``default-runtime``."""
+    """A user's template for containerd's configuration.
+
+    ``renders_default``: it uses ``default-runtime``; ``sets_default``: it makes NVIDIA's runtime the default by itself.
+    """
 
     path: str
     renders_default: bool
+    sets_default: bool
 
 
 class K3sState(Daemon):
-    """State of k3s or RKE2; ``defaults`` are the files that set the default runtime, the last one wins."""
+    """State of k3s or RKE2.
+
+    ``defaults`` are the files that set the default runtime, the last one wins; ``runtimes`` has each runtime's program,
+    ``types`` its type.
+    """
 
     unit: str
     drop_in: str | None
@@ -95,6 +122,8 @@ class K3sState(Daemon):
     template: K3sTemplate | None
     default_runtime: str
     runtimes: dict[str, str]
+    types: dict[str, str]
+    low_level: str
     cgroup_driver: str
     stale: bool
     ours: bool

@@ -13,7 +13,7 @@ AUTO = "auto"
 STATIC_POD, K3S, RKE2, DEDICATED, OPENSHIFT = "static_pod", "k3s", "rke2", "dedicated", "openshift"
 # The modes in which a scheduler is configured on the machine that it runs on.
 ON_MACHINES = (STATIC_POD, K3S, RKE2)
-# kubeadm, kubespray and RKE2 label kube-scheduler's pods with it.
+# kubeadm, kubespray and RKE2 label kube-scheduler's pods with it; others have another label, or none.
 SCHEDULER_LABEL = "component=kube-scheduler"
 CONTAINER = "kube-scheduler"
 

@@ -34,11 +34,13 @@ from .constants import (
     SCHEDULER_LABEL,
     STATIC_POD,
 )
+from .pods import is_mirror, scheduler_container
 
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
-MIRROR = "kubernetes.io/config.mirror"
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
+# Distributions that run kube-scheduler outside of a pod, by a mark of their nodes.
+K0S, MICROK8S_LABEL, RKE1_ANNOTATIONS = "+k0s", "microk8s.io/cluster", "rke.cattle.io/"
 # Annotations of the servers' namespace that are returned.
 OWN_ANNOTATIONS = "kubegpu.share/"
 
@@ -80,13 +82,17 @@ class DetectedScheduler(t.TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One node; ``hostnames`` are the names that the API reports for its machine."""
+    """One node; ``hostnames`` are the names that the API reports for its machine.
+
+    :param distribution: that runs kube-scheduler outside of a pod; empty for another or an unknown one.
+    """
 
     name: str
     labels: t.Mapping[str, str]
     kubelet: str
     os: str
     hostnames: tuple[str, ...] = ()
+    distribution: str = ""
 
     @property
     def control_plane(self) -> bool:
@@ -100,12 +106,19 @@ class State:
     :param schedulers: image of each kube-scheduler that is a static pod, by its node.
     :param holder: holder of kube-scheduler's lease, as ``<host name>_<uuid>``; empty for none.
     :param openshift: version of OpenShift; empty for another cluster.
+    :param hosted: name of each kube-scheduler's pod that a controller made and no kubelet's file, by its node.
     """
 
     nodes: t.Sequence[Node]
     schedulers: t.Mapping[str, str]
     holder: str = ""
     openshift: str = ""
+    hosted: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def leader(self) -> str:
+        """Return the host name of the lease's holder, in lower case."""
+        return self.holder.rpartition("_")[0].lower()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,15 +130,24 @@ class Selection:
     hosts: tuple[str, ...] = ()
 
 
-def select_mode(mode: str, hosts: t.Mapping[str, str], state: State) -> Selection:
+def select_mode(mode: str, hosts: t.Mapping[str, str], state: State, present: bool = True) -> Selection:
     """Select the mode that fits this cluster.
 
     :param mode: the mode that the user requests, or ``auto``.
     :param hosts: the node's name of each host in group control_plane.
+    :param state: what the API reports.
+    :param present: the extender is set up; its removal isn't refused where no mode configures the cluster's scheduler.
     :raises BadInput: the requested mode doesn't fit, or a scheduler would be left without the extender.
     """
     fitting, reason = _fitting_mode(state)
+    unsupported = "" if reason else _unsupported(hosts, state)
+    reason = reason or unsupported or "no node reports a kube-scheduler, so the control plane is managed by a provider"
     if mode == AUTO:
+        if unsupported and present:
+            raise BadInput(
+                f"scheduler_mode: {unsupported}, and no mode configures it there; set scheduler_mode: {DEDICATED}, "
+                "which runs a scheduler of its own for GPU pods beside it"
+            )
         mode = fitting
     elif OPENSHIFT in (mode, fitting) and mode != fitting:
         raise BadInput(f"scheduler_mode: {mode} doesn't fit this cluster: {reason}")
@@ -136,21 +158,32 @@ def select_mode(mode: str, hosts: t.Mapping[str, str], state: State) -> Selectio
     running = sorted(state.schedulers) if mode != K3S else []
     running = running or [one.name for one in state.nodes if one.control_plane]
     _require_every_scheduler(mode, hosts, running, state)
-    return Selection(mode, reason, tuple(sorted(hosts, key=lambda host: _leads(host, hosts[host], state))))
+    machines = {one.name: one.hostnames for one in state.nodes}
+
+    def last(host: str) -> tuple[bool, bool]:
+        return _leads(state, host, hosts[host], *machines.get(hosts[host], ()))
+
+    return Selection(mode, reason, tuple(sorted(hosts, key=last)))
 
 
-def _leads(host: str, node: str, state: State) -> tuple[bool, bool]:
-    """Return whether this machine holds the lease: by one of its full names, and by the first label of one.
+def _leads(state: State, *machine: str) -> tuple[bool, bool]:
+    """Return whether a machine holds the lease: by one of its full names, and by the first label of one.
 
     The lease has the machine's own name, with or without its domain, which may differ from its node's.
     """
-    leader = state.holder.rpartition("_")[0].lower()
-    machine = [name for one in state.nodes if one.name == node for name in one.hostnames]
-    names = {name.lower() for name in (host, node, *machine)}
-    return leader in names, leader.partition(".")[0] in {name.partition(".")[0] for name in names}
+    names = {name.lower() for name in machine}
+    return state.leader in names, state.leader.partition(".")[0] in {name.partition(".")[0] for name in names}
+
+
+def _leading_node(state: State) -> str:
+    """Return the node whose machine holds the lease; empty where none does, as in a managed control plane."""
+    found = [(_leads(state, one.name, *one.hostnames), one.name) for one in state.nodes] if state.leader else []
+    matching = [one for one in found if any(one[0])]
+    return max(matching)[1] if matching else ""
 
 
 def _fitting_mode(state: State) -> tuple[str, str]:
+    """Return the mode that fits, and why; no reason for a cluster whose scheduler isn't found."""
     if state.openshift:
         return OPENSHIFT, f"it is OpenShift {state.openshift}"
     for node in [one for one in state.nodes if one.control_plane][:1]:
@@ -159,7 +192,25 @@ def _fitting_mode(state: State) -> tuple[str, str]:
                 return mode, f"node {node.name} runs {node.kubelet}"
     if state.schedulers:
         return STATIC_POD, f"node {min(state.schedulers)} runs kube-scheduler as a static pod"
-    return DEDICATED, "no node reports a kube-scheduler, so the control plane is managed by a provider"
+    return DEDICATED, ""
+
+
+def _unsupported(hosts: t.Mapping[str, str], state: State) -> str:
+    """Return where kube-scheduler runs if no mode configures it there; empty for a managed control plane."""
+    if state.hosted:
+        node = min(state.hosted)
+        return (
+            f"kube-scheduler runs on node {node} in pod kube-system/{state.hosted[node]}, which is no static pod (a "
+            "Deployment or DaemonSet, as bootkube's)"
+        )
+    distributions = sorted({one.distribution for one in state.nodes} - {""})
+    leading = _leading_node(state)
+    places = [leading] if leading else sorted(set(hosts.values()))
+    if not distributions and not places:
+        return ""
+    where = f" on {', '.join(places)}" if places else ""
+    how = ", ".join(distributions) or "MicroK8s, k0s, RKE1, or a unit of systemd, as kubeasz installs it"
+    return f"kube-scheduler runs{where} outside of a pod ({how})"
 
 
 def _require_every_scheduler(mode: str, hosts: t.Mapping[str, str], running: t.Sequence[str], state: State) -> None:
@@ -204,9 +255,9 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
     :param version: the API server's version.
     :raises BadInput: a scheduler would be left without the extender, or a dedicated scheduler would stay at work.
     """
-    state = read_state(kube, nodes)
     hosts = {str(host): str(node) for host, node in options["hosts"].items()}
-    selected = select_mode(options["mode"], hosts, state)
+    state = read_state(kube, nodes, hosts.values())
+    selected = select_mode(options["mode"], hosts, state, options["state"] == "present")
     policy = bool(state.openshift) and openshift.takes_policy(state.openshift)
     leftovers = [str(ref) for ref in _of_other_modes(selected.mode, policy, version, options) if _exists(kube, ref)]
     on_machines = selected.mode in ON_MACHINES
@@ -261,8 +312,12 @@ def _ownership(namespace: JsonObject | None) -> JsonObject:
     return {"name": metadata["name"], "labels": metadata.get("labels") or {}, "annotations": own}
 
 
-def read_state(kube: Kube, nodes: t.Sequence[JsonObject]) -> State:
-    """Read kube-scheduler's pods and lease, or OpenShift's version."""
+def read_state(kube: Kube, nodes: t.Sequence[JsonObject], hosts: t.Iterable[str] = ()) -> State:
+    """Read kube-scheduler's pods and lease, or OpenShift's version.
+
+    :param nodes: the API's Node objects.
+    :param hosts: names of the nodes of group control_plane.
+    """
     known = [_node(one) for one in nodes]
     if any(OPENSHIFT_LABEL in one.labels or coreos.is_coreos({"name": one.os}) for one in known):
         version = kube.get(openshift.CLUSTER_VERSION)
@@ -271,15 +326,34 @@ def read_state(kube: Kube, nodes: t.Sequence[JsonObject]) -> State:
             openshift.release(release)
             return State(known, {}, "", release)
     pods = kube.list_all("v1", "Pod", namespace="kube-system", label_selector=SCHEDULER_LABEL)
-    mirrored = [pod for pod in pods if MIRROR in (pod["metadata"].get("annotations") or {})]
     lease = ((kube.get(LEASE) or {}).get("spec") or {}).get("holderIdentity") or ""
-    return State(known, {str(pod["spec"].get("nodeName")): _image(pod) for pod in mirrored}, str(lease))
+    state = State(known, _schedulers(pods), str(lease))
+    for node in _unlabelled(state, hosts):
+        pods += kube.list_all("v1", "Pod", namespace="kube-system", field_selector=f"spec.nodeName={node}")
+    schedulers = _schedulers(pods)
+    hosted = {
+        str(pod["spec"].get("nodeName")): str(pod["metadata"]["name"])
+        for pod in pods
+        if not is_mirror(pod)
+        and scheduler_container(pod) is not None
+        and str(pod["spec"].get("nodeName")) not in schedulers
+    }
+    return dataclasses.replace(state, schedulers=schedulers, hosted=hosted)
 
 
-def _image(pod: JsonObject) -> str:
-    containers = pod["spec"].get("containers") or [{}]
-    named = [one for one in containers if one.get("name") == "kube-scheduler"] or containers
-    return str(named[0].get("image", ""))
+def _unlabelled(state: State, hosts: t.Iterable[str]) -> list[str]:
+    """Return the nodes whose pods have to be read, because kube-scheduler's pods have other labels there or none."""
+    expected = {one.name for one in state.nodes if one.control_plane}
+    if _fitting_mode(state)[0] == K3S or (state.schedulers and expected <= set(state.schedulers)):
+        return []
+    candidates = expected | {_leading_node(state), *hosts}
+    return [one.name for one in state.nodes if one.name in candidates and one.name not in state.schedulers]
+
+
+def _schedulers(pods: t.Iterable[JsonObject]) -> dict[str, str]:
+    """Return the image of each kube-scheduler that is a static pod, by its node."""
+    found = [(pod, scheduler_container(pod)) for pod in pods if is_mirror(pod)]
+    return {str(pod["spec"].get("nodeName")): str(one.get("image", "")) for pod, one in found if one is not None}
 
 
 def _node(node: JsonObject) -> Node:
@@ -288,10 +362,18 @@ def _node(node: JsonObject) -> Node:
     labels = metadata.get("labels") or {}
     names = [one.get("address") for one in status.get("addresses") or [] if one.get("type") == "Hostname"]
     names.append(labels.get("kubernetes.io/hostname"))
+    kubelet = str(info.get("kubeletVersion", ""))
+    annotations = metadata.get("annotations") or {}
+    marks = {
+        "k0s": K0S in kubelet,
+        "MicroK8s": MICROK8S_LABEL in labels,
+        "RKE1": any(name.startswith(RKE1_ANNOTATIONS) for name in annotations),
+    }
     return Node(
         str(metadata["name"]),
         labels,
-        str(info.get("kubeletVersion", "")),
+        kubelet,
         str(info.get("osImage", "")),
         tuple(str(one) for one in names if one),
+        next((title for title, marked in marks.items() if marked), ""),
     )

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import typing as t
 
 from ...module_utils._core.digest import digest
@@ -16,6 +17,8 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime.containerd import Options
+from ...module_utils._runtime.crio import TOOLKIT_CONFIG
+from ...module_utils._runtime.sandbox import CRUN
 
 # Where the GPU Operator installs its toolkit.
 OPERATOR_TOOLKIT = "/usr/local/nvidia/toolkit"
@@ -32,6 +35,8 @@ class RuntimePlan:
     :param restart: Docker has to be restarted, and that stops no container.
     :param warnings: for the user; they stop nothing.
     :param runtime: whose plan it is; empty where there is nothing to do.
+    :param expected: settings of the user's that take effect or stop to by this plan, each with ``path`` and ``value``.
+    :param users_default: the default runtime of the user's files; None where the plan doesn't know it.
     """
 
     plan: Plan = dataclasses.field(default_factory=Plan)
@@ -39,6 +44,8 @@ class RuntimePlan:
     restart: bool = False
     warnings: tuple[str, ...] = ()
     runtime: str = ""
+    expected: tuple[JsonObject, ...] = ()
+    users_default: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,3 +117,25 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
             f"runtime_state: NVIDIA's GPU Operator configures {title} on this node; disable its toolkit "
             "(toolkit.enabled=false) or remove this node from the inventory group"
         )
+
+
+def refuse_replacement(title: str, name: str, lost: str, wanted: Options, low_level: str = "") -> None:
+    """Refuse to replace a user's default runtime by a copy of runc, unless the user allows it.
+
+    :param title: of the container runtime.
+    :param name: the user's default runtime.
+    :param lost: what ``sandbox.replaced`` returns for it.
+    :param wanted: the requested state.
+    :param low_level: the program by which NVIDIA's runtime runs containers; empty for runc.
+    :raises BadInput: pods without a runtime class would run without it.
+    """
+    if not lost or not wanted.default or wanted.replace_default or lost == CRUN == posixpath.basename(low_level):
+        return
+    known = f" ({lost})" if lost != name else ""
+    instead = f"name crun first in runtimes of {TOOLKIT_CONFIG}, or " if lost == CRUN else ""
+    raise BadInput(
+        f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "
+        f"would run without it once NVIDIA's runtime is the default; {instead}set runtime_set_default: false, with "
+        "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
+        "RuntimeClass with the handler nvidia, no role does), or set runtime_replace_default: true to accept that"
+    )

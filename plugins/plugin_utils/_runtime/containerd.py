@@ -14,17 +14,29 @@ https://github.com/containerd/containerd/blob/v2.2.0/docs/man/containerd-config.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import json
 import posixpath
+import typing as t
 
 from ...module_utils._core.errors import BadInput, NotInEffect
 from ...module_utils._core.types import JsonObject
-from ...module_utils._runtime import containerd
+from ...module_utils._runtime import containerd, sandbox
 from ...module_utils._runtime.containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
 from ...module_utils._runtime.containerd_requirements import runtime_settings, unmet_requirements
 from ...module_utils._runtime.types import ContainerdState
 from .._documents import toml_editor as toml
-from .base import HEADER, FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, restart_reason
+from .base import (
+    HEADER,
+    FileChange,
+    RuntimePlan,
+    plan_of,
+    refuse_missing,
+    refuse_operator,
+    refuse_replacement,
+    restart_reason,
+)
 from .containerd_files import EACH_FILE_ITS_FORMAT, deprecated_settings, load_order, missing_imports, newest_format
 
 NEW_FILE = f"{toml.MARK}, new file"
@@ -33,6 +45,12 @@ DROP_IN_PATTERN = "99-kubegpu-*.toml"
 # The dump of 1.4 leaves out every runtime's options.
 DUMP_HAS_OPTIONS = (1, 6)
 DEEP_MERGE_SINCE = (2, 0)
+# In disabled_plugins.
+CRI_NAMES = {"cri", *CRI_PLUGIN.values()}
+BUILTIN_DEFAULT = "runc"
+IMAGES_PLUGIN = "io.containerd.cri.v1.images"
+# Settings of older formats' containerd table that are the plugin's for images since 2.0.
+MOVED = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
 # A file without any of these means the same in every format, except for the names in its lists.
 SECTIONS = ("plugins", "proxy_plugins", "stream_processors")
 UNIT = "containerd.service"
@@ -40,9 +58,10 @@ UNIT = "containerd.service"
 Documents = dict[str, toml.Document]
 
 
-def make_plan(options: Options, observed: ContainerdState | None) -> RuntimePlan:
+def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet: bool = False) -> RuntimePlan:
     """Compare the node with the requested state.
 
+    :param serves_kubelet: the node's kubelet uses this containerd.
     :raises BadInput: this containerd can't be configured as requested; nothing was changed.
     :raises NotInEffect: our files are in place and the effective configuration differs.
     """
@@ -54,7 +73,7 @@ def make_plan(options: Options, observed: ContainerdState | None) -> RuntimePlan
         return RuntimePlan()
     if options.present:
         refuse_operator("containerd", observed["operator"])
-    edit = _Edit(options, observed)
+    edit = _Edit(options, observed, serves_kubelet)
     texts = edit.present() if options.present else edit.absent()
     before = {**observed["files"]}
     if edit.drop_in not in before and observed["drop_in"] is not None:
@@ -62,7 +81,7 @@ def make_plan(options: Options, observed: ContainerdState | None) -> RuntimePlan
     # An empty main file is none.
     files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
     changed = any(one.before != one.after for one in files)
-    wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options)
+    wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options, edit.users_default)
     if wrong:
         others = [
             path for path, text in observed["files"].items() if path != edit.drop_in and "default_runtime" in text
@@ -74,23 +93,40 @@ def make_plan(options: Options, observed: ContainerdState | None) -> RuntimePlan
         )
     active = observed["service_active"] or not options.present or changed or observed["pending"]
     reason = restart_reason(options.present, active, changed or observed["pending"], observed["stale"])
-    return plan_of(files, UNIT, reason)
+    return dataclasses.replace(
+        plan_of(files, UNIT, reason),
+        warnings=tuple(edit.warnings) if changed else (),
+        expected=tuple(edit.expected),
+        users_default=edit.users_default,
+    )
 
 
 class _Edit:
     """The files of one containerd under edit.
 
     :ivar effective: its effective configuration before the edit.
+    :ivar users_default: the default runtime of the user's files, once our settings were added; None before.
+    :ivar expected: the user's settings that take effect, or no longer do, by the edit.
+    :ivar warnings: for the user.
     """
 
-    def __init__(self, options: Options, observed: ContainerdState) -> None:
+    def __init__(self, options: Options, observed: ContainerdState, serves_kubelet: bool) -> None:
         self._options = options
+        self._observed = observed
+        self._serves_kubelet = serves_kubelet
+        self.users_default: str | None = None
+        self.expected: list[JsonObject] = []
+        self.warnings: list[str] = []
         self._main = observed["config_path"]
         self._release = containerd.release(observed["version"])
         folder = posixpath.join(posixpath.dirname(self._main), "conf.d")
         self.drop_in = posixpath.join(folder, containerd.DROP_IN_NAME)
         self._pattern = posixpath.join(folder, DROP_IN_PATTERN)
-        self._documents = {path: _parse(path, text) for path, text in observed["files"].items()}
+        files = observed["files"]
+        if not options.present:
+            # Files without anything of ours are left alone, whatever they are.
+            files = {path: text for path, text in files.items() if toml.MARK in text or DROP_IN_PATTERN in text}
+        self._documents = {path: _parse(path, text) for path, text in files.items() if path != self.drop_in}
         missing = missing_imports(self._main, observed["files"])
         if missing and options.present:
             raise BadInput(
@@ -99,7 +135,8 @@ class _Edit:
             )
         if options.present:
             self._check_formats()
-        if observed["error"] and not missing:
+        ours = options.present or files or self.drop_in in observed["files"]
+        if observed["error"] and ours and not missing:
             raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
         self.effective = containerd.effective(observed["dump"])
         if self._release < DUMP_HAS_OPTIONS:
@@ -140,19 +177,23 @@ class _Edit:
 
     def present(self) -> dict[str, str | None]:
         """Add our settings; return every file's text."""
-        theirs = {path: one for path, one in self._documents.items() if path != self.drop_in}
+        theirs = self._documents
         self._enable_cri(theirs)
         version = self._format(theirs)
         seen = self._as_enabled(theirs, version)
         for key, why in deprecated_settings(seen) if self._options.default else []:
             raise BadInput(f"runtime_set_default: in {self._holder(theirs, key)} {why}")
-        settings = runtime_settings(seen, self._options.binary, self._model(theirs, seen, version))
+        plain = _without_ours(theirs)
+        self.users_default, named = self._users_default(plain, version)
+        self._refuse_replacement(seen)
+        settings = runtime_settings(seen, self._options.binary, self._model(seen, named))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
                 _unmark(document)
+            self._note_moved({path: one.tree for path, one in plain.items()})
             self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
-            ours = toml.Document(self.drop_in, self._drop_in_text(version, seen, settings))
+            ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
             self._override(theirs, ours)
             for document in theirs.values():
                 _set_misspelled_options(document, settings)
@@ -162,7 +203,7 @@ class _Edit:
             target = self._section_file(theirs, version)
             if target == self._main:
                 theirs.setdefault(self._main, toml.Document(self._main, ""))
-            self._edit_in_place(theirs[target], version, seen, settings)
+            self._edit_in_place(theirs, target, version, seen, settings)
             _set_misspelled_options(theirs[target], settings)
         return {self.drop_in: drop_in, **{path: one.checked() for path, one in theirs.items()}}
 
@@ -192,17 +233,16 @@ class _Edit:
         return 3
 
     def _enable_cri(self, documents: Documents) -> None:
-        names = {"cri", *CRI_PLUGIN.values()}
         for path, document in documents.items():
             disabled = document.get(("disabled_plugins",)) or []
-            if not isinstance(disabled, list) or not names & {str(one) for one in disabled}:
+            if not isinstance(disabled, list) or not CRI_NAMES & {str(one) for one in disabled}:
                 continue
             if not self._options.enable_cri:
                 raise BadInput(
                     f"runtime_enable_cri: {path} disables containerd's CRI plugin (disabled_plugins), so Kubernetes "
                     "can't use this containerd; set runtime_enable_cri: true to enable it"
                 )
-            document.put(("disabled_plugins",), [one for one in disabled if one not in names])
+            document.put(("disabled_plugins",), [one for one in disabled if one not in CRI_NAMES])
 
     def _as_enabled(self, documents: Documents, version: int) -> EffectiveConfig:
         """Return the effective configuration with the CRI plugin enabled; the dump of a disabled one lacks it."""
@@ -223,27 +263,40 @@ class _Edit:
             flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
         return found
 
-    def _model(self, documents: Documents, seen: EffectiveConfig, version: int) -> str:
-        """Return the runtime that ours is a copy of, according to the files without our settings."""
-        plain = {}
-        for path, document in documents.items():
-            plain[path] = toml.Document(path, document.text) if toml.MARK in document.text else document
-            if toml.MARK in document.text:
-                _unmark(plain[path])
+    def _users_default(self, plain: Documents, version: int) -> tuple[str, set[str]]:
+        """Return the default runtime of the user's files and the runtimes that they name.
+
+        :param plain: the files without our settings.
+        """
         # Before 2.0 only one file's section counts.
         deep = self._release >= DEEP_MERGE_SINCE
         order = self._order(plain) if deep else [self._section_file(plain, version)]
-        default, named = "", set()
-        for path in [one for one in order if one in plain]:
-            for name in CRI_PLUGIN.values():
+        default, named = BUILTIN_DEFAULT, set()
+        # A later name overrides an earlier one also where that is in a later file.
+        for name in CRI_PLUGIN.values():
+            for path in [one for one in order if one in plain]:
                 default = plain[path].get(("plugins", name, "containerd", "default_runtime_name")) or default
                 runtimes = plain[path].get(("plugins", name, "containerd", "runtimes"))
                 named |= set(runtimes) if isinstance(runtimes, dict) else set()
-        own = default == RUNTIME_NAME and RUNTIME_NAME in named
+        return str(default), named
+
+    def _refuse_replacement(self, seen: EffectiveConfig) -> None:
+        name = self.users_default or BUILTIN_DEFAULT
+        runtime = seen.runtime(name) if name != RUNTIME_NAME else {}
+        kind, program = runtime.get(("runtime_type",), ""), runtime.get(("options", "BinaryName"), "")
+        lost = sandbox.replaced(name, str(kind), str(program))
+        refuse_replacement("containerd", name, lost, self._options, self._observed["low_level"])
+
+    def _model(self, seen: EffectiveConfig, named: set[str]) -> str:
+        """Return the runtime that ours is a copy of.
+
+        :param named: runtimes of the user's files.
+        """
+        own = self.users_default == RUNTIME_NAME and RUNTIME_NAME in named
         if own and not named & set(seen.models()):
             # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
             return RUNTIME_NAME
-        return seen.model(str(default))
+        return seen.model(str(self.users_default))
 
     def _holder(self, documents: Documents, key: toml.Path) -> str:
         """Return the file that sets a key of the CRI plugin."""
@@ -258,7 +311,7 @@ class _Edit:
     def _override(self, documents: Documents, ours: toml.Document) -> None:
         """Change the keys of files that are merged after our drop-in and would override it."""
         order = self._order({**documents, self.drop_in: ours})
-        values = _flatten(next(iter(ours.tree["plugins"].values())), ())
+        values = {key: value for one in ours.tree["plugins"].values() for key, value in _flatten(one, ()).items()}
         for path in order[order.index(self.drop_in) + 1 :]:
             for name in sorted(set(CRI_PLUGIN.values())):
                 for key, value in values.items():
@@ -286,17 +339,50 @@ class _Edit:
         same_folder = posixpath.dirname(full) == posixpath.dirname(self.drop_in)
         return same_folder and fnmatch.fnmatchcase(self.drop_in, full)
 
-    def _drop_in_text(self, version: int, seen: EffectiveConfig, settings: containerd.Flat) -> str:
-        plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
-        table = (*plugin, "containerd", "runtimes", RUNTIME_NAME)
+    def _drop_in_text(self, plain: Documents, version: int, seen: EffectiveConfig, settings: containerd.Flat) -> str:
+        """Return the text of our drop-in.
+
+        :param plain: the user's files without our settings.
+        :param version: the drop-in's format.
+        :param seen: the effective configuration.
+        :param settings: of our runtime.
+        """
+
+        def key(*path: str) -> toml.Path:
+            # In a file of version 2 a setting under version 3's name overrides the same one under its own.
+            newer = ("plugins", CRI_PLUGIN[3], *path)
+            named = version < 3 and any(one.get(newer) is not None for one in plain.values())
+            return newer if named else ("plugins", CRI_PLUGIN[version], *path)
+
         document = toml.Document("", f"{HEADER}version = {version}\n")
         if self._options.cdi and seen.cdi is not None:
-            document.add_table(plugin, {"enable_cdi": True})
+            document.add_table(key("enable_cdi")[:-1], {"enable_cdi": True})
         if self._options.default:
-            document.add_table((*plugin, "containerd"), {"default_runtime_name": RUNTIME_NAME})
+            name = key("containerd", "default_runtime_name")
+            document.add_table(name[:-1], {name[-1]: RUNTIME_NAME})
         for sub in _tables(settings):
-            document.add_table((*table, *sub), _keys(settings, sub))
+            table = key("containerd", "runtimes")
+            document.add_table((*table, RUNTIME_NAME, *sub), _keys(settings, sub))
         return document.checked()
+
+    def _note_moved(self, trees: t.Mapping[str, JsonObject]) -> None:
+        """Note the settings that containerd 2 moves to another plugin only beside a table of runtimes, like ours."""
+        found: dict[str, tuple[t.Any, str]] = {}
+        for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
+            for path, tree in trees.items():
+                values = {key: _flatten(tree, ()).get(("plugins", name, "containerd", key)) for key in MOVED}
+                found |= {key: (value, path) for key, value in values.items() if value is not None}
+        for key, (value, path) in found.items():
+            moved = ("plugins", IMAGES_PLUGIN, key)
+            now = self.effective.flat.get(moved)
+            if now is None or (self._options.present and now == value):
+                continue
+            self.expected.append({"path": list(moved), "value": value})
+            if self._options.present:
+                self.warnings.append(
+                    f"containerd has ignored `{key} = {json.dumps(value)}` in {path} so far, because no table of "
+                    f"runtimes was beside it; with NVIDIA's runtime it takes effect, instead of {json.dumps(now)}"
+                )
 
     # ----------------------------------------------------------------- before 2.0
 
@@ -307,22 +393,28 @@ class _Edit:
         return having[-1] if having else self._main
 
     def _edit_in_place(
-        self, document: toml.Document, version: int, seen: EffectiveConfig, settings: containerd.Flat
+        self, documents: Documents, target: str, version: int, seen: EffectiveConfig, settings: containerd.Flat
     ) -> None:
         """Write our settings into a file of the user's.
 
+        :param target: the file.
         :param version: the file's format.
         :param seen: the effective configuration.
         :param settings: of our runtime.
         """
         plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
-        if self._options.cdi and seen.cdi is False:
-            document.put((*plugin, "enable_cdi"), True)
-        name_key = (*plugin, "containerd", "default_runtime_name")
+        name_key, cdi_key = (*plugin, "containerd", "default_runtime_name"), (*plugin, "enable_cdi")
+        document = documents[target]
+        plain = _without_ours({target: document})[target]
+        ours = [key for key in (name_key, cdi_key) if document.get(key) != plain.get(key)]
+        if (name_key in ours and not self._options.default) or (cdi_key in ours and not self._options.cdi):
+            # What is no longer requested is taken back with all of ours, so that the file is as if it had never been.
+            document = documents[target] = plain
+        cdi_is_off = seen.cdi is False or cdi_key in ours
+        if self._options.cdi and cdi_is_off:
+            document.put(cdi_key, True)
         if self._options.default:
             document.put(name_key, RUNTIME_NAME)
-        else:
-            document.restore(name_key)
         runtimes = (*plugin, "containerd", "runtimes")
         # Before 2.0 the first runtime in a file removes the built-in ones.
         for name in [one for one in seen.runtimes() if one != RUNTIME_NAME]:
@@ -349,15 +441,15 @@ class _Edit:
                         document.delete((*path, key))
 
     def absent(self) -> dict[str, str | None]:
-        """Remove our settings; return every file's text, None for one to delete."""
+        """Remove our settings; return the text of every file that has some, None for one to delete."""
+        if self._documents and self._release >= DEEP_MERGE_SINCE:
+            texts = self._observed["files"].items()
+            self._note_moved({path: toml.parse(path, text) for path, text in texts if path != self.drop_in})
         self._unimport(self._documents.get(self._main))
         after: dict[str, str | None] = {}
         for path, document in self._documents.items():
-            if path == self.drop_in:
-                continue
             _unmark(document)
-            if not self._options.enable_cri:
-                document.restore(("disabled_plugins",))
+            self._disable_cri(path, document)
             mark = document.comment(("version",))
             # Plugins' settings that somebody added meanwhile need the version that we set.
             sections = {one.path[0] for one in document.places() if one.path} & set(SECTIONS)
@@ -367,6 +459,25 @@ class _Edit:
             after[path] = None if mark == NEW_FILE and not text.strip() else text
         # The import is removed before the file that it names.
         return {**after, self.drop_in: None}
+
+    def _disable_cri(self, path: str, document: toml.Document) -> None:
+        """Disable the CRI plugin again where we enabled it, unless the kubelet has come to use it."""
+        key = ("disabled_plugins",)
+        mark = document.mark(key)
+        if not mark or not mark.was:
+            return
+        was, now = document.item(mark.was).value, document.get(key)
+        if not self._serves_kubelet:
+            document.restore(key)
+            if now != [one for one in was if one not in CRI_NAMES]:
+                # Somebody else has changed the list since.
+                document.set(key, [*now, *(one for one in was if one in CRI_NAMES)])
+            return
+        document.set(key, document.find(key), mark.comment)
+        self.warnings.append(
+            f"containerd's CRI plugin stays enabled, because this node's kubelet uses it; {path} had "
+            f"disabled_plugins = {mark.was} before this collection enabled it"
+        )
 
     def _unimport(self, document: toml.Document | None) -> None:
         key = ("imports",)
@@ -428,6 +539,18 @@ def _set_misspelled_options(document: toml.Document, settings: containerd.Flat) 
             proper = containerd.OPTIONS.get(key.lower(), key)
             if proper != key:
                 document.put((*table, key), settings[("options", proper)])
+
+
+def _without_ours(documents: Documents) -> Documents:
+    """Return the same files without our settings."""
+    plain = {}
+    for path, document in documents.items():
+        plain[path] = document
+        if toml.MARK in document.text:
+            unmarked = toml.Document(path, document.checked())
+            _unmark(unmarked)
+            plain[path] = toml.Document(path, unmarked.checked())
+    return plain
 
 
 def _unmark(document: toml.Document) -> None:

@@ -22,9 +22,19 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime import crio
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
+from ...module_utils._runtime.sandbox import SANDBOXES, replaced
 from ...module_utils._runtime.types import CrioState
 from .._documents import toml_editor as toml
-from .base import HEADER, FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, restart_reason
+from .base import (
+    HEADER,
+    FileChange,
+    RuntimePlan,
+    plan_of,
+    refuse_missing,
+    refuse_operator,
+    refuse_replacement,
+    restart_reason,
+)
 
 # Tables whose entries are replaced as a whole by a later one of the same name.
 WHOLE = (("crio", "runtime", "runtimes"), ("crio", "runtime", "workloads"))
@@ -33,6 +43,8 @@ KEPT_IF_EMPTY = (("crio", "root"), ("crio", "runroot"), ("crio", "storage_driver
 APPENDED = ("crio", "storage_option")
 # These settings name the default runtime's own program and aren't copied.
 NOT_COPIED = ("runtime_path", "runtime_config_path", "platform_runtime_paths", "inherit_default_runtime")
+# Types of runtimes that are programs with runc's command line.
+OCI = ("", "oci", "pod")
 # The toolkit's list of low-level runtimes.
 LOW_LEVEL = ("nvidia-container-runtime", "runtimes")
 
@@ -99,19 +111,32 @@ def runtimes(tree: JsonObject) -> dict[str, JsonObject]:
     return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
 
 
+def known(tree: JsonObject, observed: CrioState) -> dict[str, JsonObject]:
+    """Return the runtimes' tables of the files, and those of the running daemon that aren't in a file."""
+    running = {
+        name: {key: _parse_value(value) for key, value in table.items()} for name, table in observed["runtimes"].items()
+    }
+    return {**running, **runtimes(tree)}
+
+
 def model(tree: JsonObject, observed: CrioState) -> tuple[str, JsonObject]:
     """Return the runtime that ours is a copy of (the default one, else crun or runc), and its table."""
-    tables = runtimes(tree)
-    running = observed["runtimes"]
+    tables = known(tree, observed)
     first = default_runtime(tree) or observed["default_runtime"]
-    for name in (first, "crun", "runc", *sorted(tables)):
-        if name in ("", RUNTIME_NAME):
-            continue
-        if name in tables and tables[name].get("runtime_type", "oci") in ("", "oci"):
-            return name, tables[name]
-        if name in running and name not in tables:
-            return name, {key: _parse_value(value) for key, value in running[name].items()}
+    for name in (first, "crun", "runc", *sorted(runtimes(tree))):
+        table = tables.get(name, {})
+        fits = name in tables and name != RUNTIME_NAME and table.get("runtime_type", "oci") in ("", "oci")
+        if fits and not isolation(name, table):
+            return name, table
     return "", {}
+
+
+def isolation(name: str, table: JsonObject) -> str:
+    """Return the isolation that pods lose in ours; empty for a program that the toolkit runs as ours."""
+    kind = str(table.get("runtime_type") or "")
+    # Without a path CRI-O searches for the name.
+    lost = replaced(name, "" if kind in OCI else kind, str(table.get("runtime_path") or name))
+    return lost if lost in SANDBOXES or kind not in OCI else ""
 
 
 def _parse_value(literal: str) -> t.Any:
@@ -135,7 +160,11 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, st
     trees = {path: toml.parse(path, text) for path, text in observed["files"].items()}
     theirs = merged(tree for path, tree in trees.items() if path != drop_in)
     _refuse(wanted, observed, theirs)
-    _name, table = model(theirs, observed)
+    name, table = model(theirs, observed)
+    program = str(table.get("runtime_path") or name)
+    if not name and drop_in in trees:
+        # The daemon is stopped, or a release before 1.26 dropped its built-in runtime: what was copied from it stays.
+        table = runtimes(trees[drop_in]).get(RUNTIME_NAME, {})
     ours = settings(table, wanted.binary)
     text = _drop_in_text(wanted, ours)
     order = sorted({*observed["files"], drop_in} - {observed["config_path"]})
@@ -153,7 +182,7 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, st
             "remove these settings or rename the file so that it sorts before"
         )
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it.
-    return {**_low_level(observed, table), drop_in: text}
+    return {**_low_level(observed, program), drop_in: text}
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject) -> None:
@@ -172,6 +201,10 @@ def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject) -> None:
             f"runtime_name: {flag['file']} starts CRI-O with --runtimes={RUNTIME_NAME}:…, which overrides all files; "
             "remove the flag"
         )
+    # Ours, where no other file sets a default.
+    default = default_runtime(theirs) or observed["default_runtime"]
+    lost = isolation(default, known(theirs, observed).get(default, {})) if default != RUNTIME_NAME else ""
+    refuse_replacement("CRI-O", default, lost, wanted)
 
 
 def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
@@ -186,36 +219,37 @@ def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
     return document.checked()
 
 
-def _low_level(observed: CrioState, table: JsonObject) -> dict[str, str | None]:
-    """Set the path of CRI-O's runtime in the toolkit's configuration, where the toolkit wouldn't find it by name."""
-    path = str(table.get("runtime_path") or "")
-    document = toml.Document(crio.TOOLKIT_CONFIG, observed["toolkit_config"] or "")
-    named = document.get(LOW_LEVEL)
-    marked = document.mark(LOW_LEVEL) is not None or document.comment(LOW_LEVEL[:-1]) == toml.MARK
+def _low_level(observed: CrioState, program: str) -> dict[str, str | None]:
+    """Set CRI-O's own program in the toolkit's configuration, where the toolkit would run another one or find none.
+
+    :param program: of the runtime that ours is a copy of: a path, or a name in the search path; empty where unknown.
+    """
+    text = observed["toolkit_config"]
+    original = _without_low_level(text)
+    named = toml.Document(crio.TOOLKIT_CONFIG, original or "").get(LOW_LEVEL)
+    candidates = [str(one) for one in named] if isinstance(named, list) else list(crio.LOW_LEVEL)
     # A user's absolute path is taken as it is.
-    candidates = named if isinstance(named, list) else ["runc", "crun"]
-    found = any(one.startswith("/") or one in observed["on_path"] for one in candidates)
-    if found and not marked:
+    first = next((one for one in candidates if one.startswith("/") or one in observed["on_path"]), "")
+    if not program.startswith("/") and program not in observed["on_path"]:
         return {}
-    if observed["on_path"] and marked:
-        return _without_low_level(document)
-    if not path.startswith("/"):
-        return {}
-    document.put(LOW_LEVEL, [path])
+    if first.startswith("/") or first == posixpath.basename(program):
+        return {crio.TOOLKIT_CONFIG: original}
+    document = toml.Document(crio.TOOLKIT_CONFIG, text or "")
+    document.put(LOW_LEVEL, [program])
     return {crio.TOOLKIT_CONFIG: document.checked()}
 
 
-def _without_low_level(document: toml.Document) -> dict[str, str | None]:
+def _without_low_level(text: str | None) -> str | None:
+    """Return the toolkit's configuration without our setting; None for no file."""
+    if text is None or toml.MARK not in text:
+        return text
+    document = toml.Document(crio.TOOLKIT_CONFIG, text)
     if document.comment(LOW_LEVEL[:-1]) == toml.MARK:
         document.delete(LOW_LEVEL[:-1])
     else:
         document.restore(LOW_LEVEL)
-    return {crio.TOOLKIT_CONFIG: document.checked() or None}
+    return document.checked() or None
 
 
 def _absent(observed: CrioState, drop_in: str) -> dict[str, str | None]:
-    text = observed["toolkit_config"]
-    toolkit: dict[str, str | None] = {}
-    if text and toml.MARK in text:
-        toolkit = _without_low_level(toml.Document(crio.TOOLKIT_CONFIG, text))
-    return {drop_in: None, **toolkit}
+    return {drop_in: None, crio.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}

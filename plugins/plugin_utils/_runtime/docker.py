@@ -20,9 +20,10 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change
 from ...module_utils._runtime import docker
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
+from ...module_utils._runtime.sandbox import replaced
 from ...module_utils._runtime.types import DockerState
 from .._documents.json_editor import Document, Path
-from .base import FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, restart_reason
+from .base import FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, refuse_replacement, restart_reason
 
 DEFAULT: Path = ("default-runtime",)
 RUNTIME: Path = ("runtimes", RUNTIME_NAME)
@@ -107,6 +108,23 @@ def _refuse(wanted: Options, observed: DockerState) -> None:
             f"runtime_set_default: {flag['file']} starts dockerd with --default-runtime={flag['values'][-1]}, and "
             "Docker doesn't start with a setting that is both a flag and in daemon.json; remove the flag"
         )
+    default, lost = _replaced(observed)
+    refuse_replacement("Docker", default, lost, wanted, observed["low_level"])
+
+
+def _replaced(observed: DockerState) -> tuple[str, str]:
+    """Return the default runtime of the user's own file, and what pods lose without it."""
+    was = observed["was"]
+    for text in (observed["text"], was["text"] if was else None):
+        document = Document(observed["config_path"], text or "")
+        name = document.get(DEFAULT)
+        if isinstance(name, str) and name not in ("", RUNTIME_NAME):
+            table = document.get(("runtimes", name))
+            table = table if isinstance(table, dict) else {}
+            # Docker knows the programs of its flags too.
+            program = docker.setting(table, "path") or observed["runtimes"].get(name, "")
+            return name, replaced(name, str(docker.setting(table, "runtimeType") or ""), str(program))
+    return "", ""
 
 
 def _present(wanted: Options, observed: DockerState) -> str:
@@ -131,8 +149,8 @@ def _runtime(document: Document, binary: str) -> None:
     if not isinstance(there, dict):
         document.set(RUNTIME, {"path": binary})
         return
-    # Go ignores the case of keys.
-    name = next((key for key in there if key.lower() == "path"), "path")
+    # Go ignores the case of keys, and the last spelling wins.
+    name = next((key for key in reversed(there) if key.lower() == "path"), "path")
     for key in [key for key in there if key.lower() in ("runtimetype", "options")]:
         # Docker accepts either a containerd shim with options or a path.
         document.delete((*RUNTIME, key))

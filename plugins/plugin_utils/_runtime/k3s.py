@@ -15,6 +15,7 @@ import re
 from ...module_utils._core.errors import BadInput
 from ...module_utils._runtime import k3s
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
+from ...module_utils._runtime.sandbox import replaced
 from ...module_utils._runtime.types import K3sState
 from .base import (
     HEADER,
@@ -24,6 +25,7 @@ from .base import (
     plan_of,
     refuse_missing,
     refuse_operator,
+    refuse_replacement,
     restart_reason,
 )
 
@@ -45,8 +47,7 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
     if wanted.present:
         _refuse(kind, wanted, observed)
     # A user's own setting needs no drop-in of ours.
-    others = [value for path, value in observed["defaults"].items() if path != kind.drop_in]
-    set_already = (bool(others) and others[-1] == RUNTIME_NAME) or RUNTIME_NAME in observed["flag"]["values"][-1:]
+    set_already = _users_default(kind, observed) == RUNTIME_NAME or _template_sets(observed)
     after = TEXT if wanted.present and wanted.default and not set_already else None
     change = FileChange(kind.drop_in, observed["drop_in"], after)
     differs = (wanted.default and observed["default_runtime"] != RUNTIME_NAME) or (
@@ -61,6 +62,17 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
     return plan_of([change], observed["unit"], reason)
 
 
+def _users_default(kind: k3s.Kind, observed: K3sState) -> str:
+    """Return the default runtime of the user's own flag or files; empty where they set none."""
+    files = [value for path, value in observed["defaults"].items() if path != kind.drop_in]
+    return ([*files, *observed["flag"]["values"]] or [""])[-1]
+
+
+def _template_sets(observed: K3sState) -> bool:
+    """Return whether a template of the user's makes NVIDIA's runtime the default."""
+    return observed["template"] is not None and observed["template"]["sets_default"]
+
+
 def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
     name = kind.title
     refuse_operator(f"{name}'s containerd", observed["operator"], observed["runtimes"].get(RUNTIME_NAME, ""))
@@ -70,7 +82,7 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
             f"runtime_nvidia_binary: {name} detects NVIDIA's runtime by itself, as {BINARY_NAME} in one of "
             f"{', '.join(SEARCHED[1:])}, and can't be configured with {wanted.binary}"
         )
-    if not wanted.default:
+    if not wanted.default or _template_sets(observed):
         return
     if not has_default_runtime(observed["version"]):
         raise BadInput(
@@ -81,7 +93,7 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
     if template and not template["renders_default"]:
         raise BadInput(
             f"runtime_set_default: {template['path']} replaces {name}'s own template and ignores {k3s.KEY}; begin it "
-            'with {{ template "base" . }}, or set default_runtime_name in it'
+            'with {{ template "base" . }}, or set default_runtime_name = "nvidia" in it'
         )
     flag = observed["flag"]
     if flag["values"] and flag["values"][-1] != RUNTIME_NAME:
@@ -97,6 +109,9 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
                 f"runtime_set_default: {names[later]} is read after {k3s.DROP_IN_NAME} and sets {k3s.KEY}: {value}; "
                 "remove that setting or rename the file so that it sorts before"
             )
+    default = _users_default(kind, observed)
+    lost = replaced(default, observed["types"].get(default, ""), observed["runtimes"].get(default, ""))
+    refuse_replacement(name, default, lost, wanted, observed["low_level"])
 
 
 def has_default_runtime(version: str) -> bool:

@@ -40,7 +40,8 @@ def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kube
     if name == "docker":
         planned = docker.make_plan(wanted, runtimes.get("docker"))
     elif name == "containerd":
-        planned = containerd.make_plan(wanted, runtimes.get("containerd"))
+        serves_kubelet = kubelet is not None and kubelet["runtime"] == "containerd"
+        planned = containerd.make_plan(wanted, runtimes.get("containerd"), serves_kubelet)
     elif name == "crio":
         planned = crio.make_plan(wanted, runtimes.get("crio"))
     elif name == "k3s":

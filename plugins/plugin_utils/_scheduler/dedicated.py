@@ -31,6 +31,12 @@ BUDGET_SINCE = 21
 REPOSITORY = "registry.k8s.io/scheduler-plugins/kube-scheduler"
 TAGS = {34: "v0.34.7", 33: "v0.33.5", 32: "v0.32.7", 30: "v0.30.6", 28: "v0.28.9", 27: "v0.27.8"}
 
+# Distributors number their own patches of a release that upstream has ended from here on (AKS: 1.28.101); upstream has
+# no image of them. https://github.com/kubernetes/website/blob/main/data/releases/eol.yaml
+OWN_PATCHES_FROM = 100
+# Upstream's last patch of those releases, by the minor version.
+LAST_PATCH = {27: 16, 28: 15, 29: 14, 30: 14, 31: 14, 32: 13, 33: 13}
+
 _VERSION = re.compile(r"^v?(1\.([0-9]+)\.[0-9]+(?:-(?:alpha|beta|rc)\.[0-9]+)?)")
 # Valid as a profile's name, as a label's value and within an expression.
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -169,7 +175,20 @@ def _image(image: str, version: str, server: str) -> str:
         raise BadInput(
             f"scheduler_version: {version!r} isn't a complete version such as 1.36.3, which the image's tag needs"
         )
-    return f"{image}:v{found.group(1) if found else server}"
+    return f"{image}:v{found.group(1) if found else _upstream(server)}"
+
+
+def _upstream(release: str) -> str:
+    """Return upstream's own release for a distributor's: its last patch where theirs has a number of their own."""
+    major, minor, patch = (int(one) for one in release.partition("-")[0].split("."))
+    if patch < OWN_PATCHES_FROM:
+        return release
+    if minor not in LAST_PATCH:
+        raise BadInput(
+            f"scheduler_dedicated_image: {release} is a distributor's own patch release, of which Kubernetes has no "
+            f"image; set scheduler_version to the newest patch of 1.{minor} that Kubernetes released"
+        )
+    return f"{major}.{minor}.{LAST_PATCH[minor]}"
 
 
 def _minor(image: str, version: str) -> int:

@@ -101,6 +101,8 @@ _SCORING_STRATEGY = Struct(
     {"type": "string", "resources": _RESOURCES, "requestedToCapacityRatio": Struct({"shape": _SHAPE})}
 )
 _TYPE = _fields("string", "apiVersion", "kind")
+# Older releases take the list of constraints as it is.
+DEFAULTING_TYPE_SINCE = 20
 _OLD = ("v1beta1",)
 
 
@@ -124,7 +126,9 @@ _PLUGINS: dict[str, _Plugin] = {
         }
     ),
     "NodeResourcesBalancedAllocation": _Plugin({"resources": _RESOURCES}, since=21),
-    "PodTopologySpread": _Plugin({"defaultConstraints": ListOf(_SPREAD_CONSTRAINT), "defaultingType": "string"}),
+    "PodTopologySpread": _Plugin(
+        {"defaultConstraints": ListOf(_SPREAD_CONSTRAINT), "defaultingType": Since("string", DEFAULTING_TYPE_SINCE)}
+    ),
     "VolumeBinding": _Plugin({"bindTimeoutSeconds": "int64", "shape": Since(_SHAPE, 21)}),
     "DynamicResources": _Plugin(
         {"filterTimeout": "pointer to duration", "bindingTimeout": Since("pointer to duration", 35)}, since=34

@@ -13,6 +13,7 @@ import typing as t
 
 from ...module_utils._core.types import JsonObject
 from .decode import Decoded, seconds
+from .schema import DEFAULTING_TYPE_SINCE
 
 # Since this minor version the leader is elected by leases only.
 LEASES_SINCE = 29
@@ -165,10 +166,10 @@ def _plugins(config: Decoded, here: str, profile: JsonObject, minor: int) -> Non
             raise config.fault(f"{place}.name", f"is {name}, which was removed")
         check = _ARGS.get(name)
         if check:
-            check(config, f"{place}.args", (one or {}).get("args") or {})
+            check(config, f"{place}.args", (one or {}).get("args") or {}, minor)
 
 
-def _default_preemption(config: Decoded, place: str, args: JsonObject) -> None:
+def _default_preemption(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
     share, number = args.get("minCandidateNodesPercentage"), args.get("minCandidateNodesAbsolute")
     _within(config, f"{place}.minCandidateNodesPercentage", share)
     if number is not None and number < 0:
@@ -177,16 +178,16 @@ def _default_preemption(config: Decoded, place: str, args: JsonObject) -> None:
         raise config.fault(f"{place}.minCandidateNodesAbsolute", "is 0, as minCandidateNodesPercentage is")
 
 
-def _inter_pod_affinity(config: Decoded, place: str, args: JsonObject) -> None:
+def _inter_pod_affinity(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
     _within(config, f"{place}.hardPodAffinityWeight", args.get("hardPodAffinityWeight"))
 
 
-def _volume_binding(config: Decoded, place: str, args: JsonObject) -> None:
+def _volume_binding(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
     if (args.get("bindTimeoutSeconds") or 0) < 0:
         raise config.fault(f"{place}.bindTimeoutSeconds", "is negative")
 
 
-def _balanced_allocation(config: Decoded, place: str, args: JsonObject) -> None:
+def _balanced_allocation(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
     seen: set[str] = set()
     for number, one in enumerate(args.get("resources") or []):
         here = f"{place}.resources[{number}]"
@@ -198,7 +199,7 @@ def _balanced_allocation(config: Decoded, place: str, args: JsonObject) -> None:
         seen.add(name)
 
 
-def _fit(config: Decoded, place: str, args: JsonObject) -> None:
+def _fit(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
     strategy = args.get("scoringStrategy")
     if strategy is None:
         return
@@ -231,8 +232,8 @@ def _shape(config: Decoded, place: str, points: list[JsonObject]) -> None:
         last = use
 
 
-def _topology_spread(config: Decoded, place: str, args: JsonObject) -> None:
-    kind = args.get("defaultingType") or "System"
+def _topology_spread(config: Decoded, place: str, args: JsonObject, minor: int) -> None:
+    kind = args.get("defaultingType") or ("System" if minor >= DEFAULTING_TYPE_SINCE else "List")
     _one_of(config, f"{place}.defaultingType", kind, ("System", "List"))
     constraints = args.get("defaultConstraints") or []
     if kind == "System" and constraints:
@@ -254,7 +255,7 @@ def _topology_spread(config: Decoded, place: str, args: JsonObject) -> None:
         seen.add((constraint["topologyKey"], action))
 
 
-_ARGS: dict[str, t.Callable[[Decoded, str, JsonObject], None]] = {
+_ARGS: dict[str, t.Callable[[Decoded, str, JsonObject, int], None]] = {
     "DefaultPreemption": _default_preemption,
     "InterPodAffinity": _inter_pod_affinity,
     "NodeResourcesFit": _fit,

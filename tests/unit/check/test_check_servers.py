@@ -157,6 +157,12 @@ def test_nodes_that_dont_enforce_limits_are_listed_once_per_reason():
 # --------------------------------------------------------------------------- the scheduler
 
 
+def mirror(pod):
+    """Return the API's copy of a kubelet's static pod, without labels."""
+    annotations = {**pod["metadata"].get("annotations", {}), "kubernetes.io/config.mirror": "1"}
+    return {**pod, "metadata": {**pod["metadata"], "labels": {}, "annotations": annotations}}
+
+
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
@@ -166,6 +172,8 @@ def test_nodes_that_dont_enforce_limits_are_listed_once_per_reason():
         ([scheduler("cp1", "--config=/x", annotations={ANNOTATION: "1"})], []),
         ([scheduler("cp1", "--config=/x")], [("S2", "UNKNOWN", "own_configuration", "cp1")]),
         ([scheduler("cp1", "--leader-elect=true")], [("S2", "FAIL", "configuration_lost", "cp1")]),
+        # A static pod of an installer that labels it otherwise.
+        ([mirror(scheduler("cp1", OUR_CONFIGURATION))], []),
         ([], [("S2", "FAIL", "no_scheduler", "cp1")]),
         ([scheduler("cp2", OUR_CONFIGURATION)], [("S2", "FAIL", "no_scheduler", "cp1")]),
     ],

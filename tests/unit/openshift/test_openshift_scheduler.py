@@ -68,7 +68,7 @@ def named(server):
 
 def maps(server):
     found = server.request("GET", MAPS)["items"]
-    return {one["metadata"]["name"]: one["data"].get("policy.cfg") for one in found}
+    return {one["metadata"]["name"]: (one.get("data") or {}).get("policy.cfg") for one in found}
 
 
 def edit(server, name, text=OTHER):
@@ -502,6 +502,29 @@ def test_missing_or_foreign_policy_map_refused(only, openshift):
         openshift.request("POST", MAPS, {"metadata": {"name": NAME, "labels": labels}, "data": {"policy.cfg": POLICY}})
         with pytest.raises(BadInput, match=f"config_map: ConfigMap openshift-config/{NAME} exists and isn't ours"):
             run(only)
+
+
+def test_removal_does_nothing_where_the_users_policy_is_broken(only, openshift):
+    with PlayedOperator(openshift, "4.9.0", policy="gone") as operator:
+        assert not run(only, policy="")["changed"]
+        openshift.request("POST", MAPS, {"metadata": {"name": "gone"}, "data": {"policy.json": "{}"}})
+        labels, note = {"app.kubernetes.io/part-of": "gpushare"}, {subject.USERS: ""}
+        ours = {"name": NAME, "labels": labels, "annotations": note}
+        openshift.request("POST", MAPS, {"metadata": ours, "data": {"policy.cfg": POLICY}})
+        # What nothing names any more is deleted.
+        assert run(only, policy="")["changed"] and list(maps(openshift)) == ["gone"]
+        assert not run(only, policy="")["changed"]
+        assert named(openshift) == "gone" and operator.history == []
+
+
+def test_a_users_map_without_a_policy_isnt_named_again(only, openshift):
+    users_map(openshift)
+    with PlayedOperator(openshift, "4.9.0", policy="team-policy"):
+        run(only, base=USERS)
+        openshift.request("PATCH", f"{MAPS}/team-policy", {"data": {"policy.cfg": None}}, MERGE)
+        done = run(only, policy="")
+        assert "ConfigMap openshift-config/team-policy has no policy.cfg, so team-policy, which" in done["warnings"][0]
+        assert named(openshift) == "" and list(maps(openshift)) == ["team-policy"]
 
 
 def test_users_policy_changed_since_planning_refused(only, openshift):

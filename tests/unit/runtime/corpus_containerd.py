@@ -14,6 +14,7 @@
     refused: [{releases: [...], words: a pattern}]   # all others are configured
     systemd_cgroup: ...    # what nvidia has to have
     runtimes: [...]        # what there is in the end
+    takes_effect: [...]    # the user's keys that containerd ignores without a table of runtimes
 
 Every ``/etc/containerd`` in them becomes a folder of the test's own.
 """
@@ -43,10 +44,14 @@ import real_containerd
 import real_parts
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import replacements
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
 
 from lab.paths import cache_root
@@ -140,16 +145,8 @@ class Node(real_containerd.Machine):
         here = f"{self.root}{ETC}".encode()
         return {path: text.replace(here, ETC.encode()) for path, text in texts_in(self.root).items()}
 
-    def apply(self, files: tuple[dict[str, t.Any], ...]) -> None:
-        """Write the files as the module does, with the credentials of the real ones."""
-        real = [
-            {**row, "after": row["after"] and containerd.unmask(row["after"], self.read(row["path"]) or "")}
-            for row in files
-        ]
-        real_containerd.apply(tuple(real))
-
     def exists(self, path: str) -> bool:
-        return path in self._present or super().exists(path)
+        return path == BINARY or path in self._present or super().exists(path)
 
     def observe(self) -> dict[str, t.Any]:
         seen = containerd_query.observe(self)
@@ -246,33 +243,54 @@ def _cell(row: Row, release: str, folder: Path, compare: bool) -> Cell:
     return cell
 
 
+def drive(node: Node, options: Options, serves_kubelet: bool = False) -> RuntimePlan:
+    """Plan and apply as the action plugin and the module do: with containerd's validation and the guard of losses.
+
+    :param serves_kubelet: the node's kubelet uses this containerd.
+    :raises BadInput: it is refused; no file was changed.
+    :raises NotInEffect: it was rolled back.
+    """
+    planned = make_plan(options, node.observe(), serves_kubelet)
+    if not planned.plan.empty:
+        engine = ContainerdEngine(node, options, planned.expected, planned.users_default)
+        engine.record = f"{node.root}/record/containerd.json"
+        ConfigUpdate(node, engine, timeout=0).run(replacements(planned.files))
+    return planned
+
+
 def _ours(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
     try:
-        planned = make_plan(row.options(), node.observe())
-    except BadInput as error:
+        drive(node, row.options())
+    except ShareError as error:
         wrong = [] if node.texts() == before else ["changes files and refuses"]
+        if not isinstance(error, BadInput):
+            wrong.append(f"is rolled back: {error}")
         return Outcome(refused=str(error).replace(f"{node.root}/", "/"), wrong=wrong)
-    node.apply(planned.files)
     after = node.texts()
     outcome = validate(node, row, before, dumped)
     outcome.wrong += _foreign_lines(before, after)
+    less, absent = dataclasses.replace(row.options(), default=False, cdi=False), Options(present=False)
     try:
-        seen = node.observe()
-        if not make_plan(row.options(), seen).plan.empty:
+        if not drive(node, row.options()).plan.empty:
             outcome.wrong.append("a second run changes something")
-        node.apply(make_plan(Options(present=False, binary=""), seen).files)
+        drive(node, absent)
+        if node.texts() != before:
+            outcome.wrong.append("the removal doesn't restore the files")
+        elif not drive(node, absent).plan.empty:
+            outcome.wrong.append("a second removal changes something")
+        node.put(before)
+        drive(node, less)
+        direct = node.texts()
+        node.put(after)
+        drive(node, less)
+        if node.texts() != direct:
+            outcome.wrong.append("set_default and cdi aren't taken back")
+        drive(node, absent)
+        if node.texts() != before:
+            outcome.wrong.append("the removal after set_default: false doesn't restore the files")
     except ShareError as error:
-        outcome.wrong.append(f"a second run fails: {error}")
-    if node.texts() != before:
-        outcome.wrong.append("the removal doesn't restore the files")
-    elif not make_plan(Options(present=False, binary=""), {**seen, **_files_of(node)}).plan.empty:
-        outcome.wrong.append("a second removal changes something")
+        outcome.wrong.append(f"a later run fails: {error}")
     return outcome
-
-
-def _files_of(node: Node) -> dict[str, t.Any]:
-    texts = containerd_query.read_files(node, f"{node.root}{MAIN}")
-    return {"files": {path: containerd.mask(text) for path, text in texts.items()}, "drop_in": None}
 
 
 def _nvidia_ctk(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Outcome:
@@ -344,7 +362,8 @@ def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Out
         outcome.wrong.append(f"the runtimes are {', '.join(sorted(tables['runtimes']))}")
     if dumped:
         # Of files that containerd couldn't read there are no settings that could be lost.
-        outcome.wrong += _lost(was, now, hidden=not old or bool(row.meta.get("options", {}).get("enable_cri")))
+        hidden = not old or bool(row.meta.get("options", {}).get("enable_cri"))
+        outcome.wrong += _lost(was, now, hidden, row.meta.get("takes_effect", []))
     return outcome
 
 
@@ -357,8 +376,14 @@ def _cri(dump: dict[str, t.Any]) -> dict[str, t.Any]:
     return dict(plugins.get(containerd.CRI_PLUGIN[3]) or plugins.get(containerd.CRI_PLUGIN[2]) or {})
 
 
-def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool) -> list[str]:
-    """List changed settings of others."""
+def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool, takes_effect: list[str]) -> list[str]:
+    """List changed settings of others.
+
+    :param was: the dump before.
+    :param now: the dump after.
+    :param hidden: the CRI plugin was disabled before.
+    :param takes_effect: keys of the user's that containerd ignores before the change.
+    """
     plugins = (containerd.CRI_PLUGIN[3], containerd.CRI_PLUGIN[2])
     ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
     ours |= {
@@ -376,7 +401,7 @@ def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool) -> list[st
         }
 
     old, new = theirs(was), theirs(now)
-    changed = sorted({path for path in {*old, *new} if old.get(path) != new.get(path)})
+    changed = sorted({path for path in {*old, *new} if old.get(path) != new.get(path) and path[-1] not in takes_effect})
     if not changed:
         return []
     names = list(dict.fromkeys(".".join(path[-2:] if path[-1] == "SystemdCgroup" else path[-1:]) for path in changed))

@@ -24,6 +24,7 @@ import real_dockerd
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import crio
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import docker as runtime_docker
 from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, docker_state
@@ -44,6 +45,11 @@ class Row:
     @property
     def refused(self) -> str:
         return str(self.meta.get("refused", ""))
+
+    @property
+    def wanted(self) -> Options:
+        """Return the requested state, with the row's own options."""
+        return dataclasses.replace(PRESENT, **self.meta.get("options", {}))
 
 
 @cache
@@ -107,7 +113,7 @@ def _ours_docker(row: Row) -> Outcome:
     before = row.texts.get(DAEMON_JSON)
     error = _refuses(before) if before is not None else ""
     try:
-        planned = runtime_docker.make_plan(PRESENT, _docker_state(before, error))
+        planned = runtime_docker.make_plan(row.wanted, _docker_state(before, error))
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = before
@@ -115,7 +121,7 @@ def _ours_docker(row: Row) -> Outcome:
         after = docker.unmask(one["after"], (before or b"").decode()).encode()
     outcome = Outcome(files={DAEMON_JSON: after or b""}, wrong=_validate_docker(before, after))
     was = {"text": None if before is None else docker.mask(before.decode()), "untouched": True}
-    again = runtime_docker.make_plan(PRESENT, _docker_state(after, "", was))
+    again = runtime_docker.make_plan(row.wanted, _docker_state(after, "", was))
     if again.files:
         outcome.wrong.append("a second run changes something")
     (back,) = runtime_docker.make_plan(ABSENT, _docker_state(after, "", was)).files or ({"after": None},)
@@ -188,7 +194,7 @@ def crio_merged(texts: dict[str, bytes]) -> dict[str, t.Any]:
 
     for name in sorted(texts, key=lambda one: (one != "/etc/crio/crio.conf", one)):
         if name == "/etc/crio/crio.conf" or name.startswith("/etc/crio/crio.conf.d/"):
-            lay(tomllib.loads(texts[name].decode()), done, ())
+            lay(tomllib.loads(texts[name].decode("utf-8-sig")), done, ())
     return done
 
 
@@ -218,13 +224,13 @@ def _crio_state(texts: dict[str, bytes]) -> dict[str, t.Any]:
 
 def _ours_crio(row: Row) -> Outcome:
     try:
-        planned = crio.make_plan(PRESENT, _crio_state(row.texts))
+        planned = crio.make_plan(row.wanted, _crio_state(row.texts))
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = _with(row.texts, planned.files)
     outcome = Outcome(files=after, wrong=_validate_crio(row, after))
     outcome.wrong += [f"{path} changed" for path, text in row.texts.items() if after.get(path) != text]
-    if crio.make_plan(PRESENT, _crio_state(after)).files:
+    if crio.make_plan(row.wanted, _crio_state(after)).files:
         outcome.wrong.append("a second run changes something")
     if _with(after, crio.make_plan(ABSENT, _crio_state(after)).files) != row.texts:
         outcome.wrong.append("the removal doesn't restore the files")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable
@@ -66,8 +67,12 @@ def of(release: str) -> str:
         pytest.skip(str(missing))
 
 
+# What a node's own toolkit would find by their names.
+LOW_LEVEL = ("docker-runc", "runc", "crun")
+
+
 class Machine(RealSystem):
-    """This machine's files, with a simulated unit for a containerd and its configuration."""
+    """This machine's files, with a simulated unit for a containerd and its configuration; its CRI plugin is loaded."""
 
     def __init__(self, binary: str, config: str) -> None:
         super().__init__(run_command=self._run_it)
@@ -79,13 +84,27 @@ class Machine(RealSystem):
 
     def exists(self, path: str) -> bool:
         # Ignore everything else on the machine that runs the tests.
-        return False if path.startswith(("/etc/rancher", "/var", "/run", "/etc/k0s")) else super().exists(path)
+        foreign = path.startswith(("/etc/rancher", "/var", "/run", "/etc/k0s", "/usr/bin/crictl"))
+        return False if foreign or os.path.basename(path) in LOW_LEVEL else super().exists(path)
 
     def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
         if "systemctl" in argv:
             return 0, self._unit, ""
         if list(argv[-1:]) == ["--version"]:
             return 0, f"containerd c {version(self._binary)} x\n", ""
+        # Behind the time limit.
+        command = [os.path.basename(argv[3]), *argv[4:]]
+        if command[0] in ("ctr", "journalctl"):
+            return 0, "io.containerd.grpc.v1 cri linux/amd64 ok\n", ""
+        if command[0] == "stat":
+            return 0, "644 0:0\n", ""
+        if command[0] == "mkdir":
+            os.makedirs(command[-1], exist_ok=True)
+            return 0, "", ""
+        if command[0] == "rmdir":
+            with contextlib.suppress(OSError):
+                os.rmdir(command[-1])
+            return 0, "", ""
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 

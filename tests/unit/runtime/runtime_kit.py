@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import typing as t
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from fake_node import FakeNode, killed
 BINARY = "/usr/bin/nvidia-container-runtime"
 PRESENT = Options(present=True, binary=BINARY)
 AVAILABLE = Options(present=True, default=False, binary=BINARY)
+REPLACING = dataclasses.replace(PRESENT, replace_default=True)
 ABSENT = Options(present=False)
 DAEMON_JSON = "/etc/docker/daemon.json"
 
@@ -26,7 +28,7 @@ def containerd_state(files: dict[str, str], **changes: t.Any) -> dict[str, t.Any
     base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
     dump = f"[{base}]\ndefault_runtime_name = 'runc'\n[{base}.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
     usual = {"version": "2.2.9", "config_path": next(iter(files), "/etc/containerd/config.toml"), "files": files}
-    usual |= {"drop_in": None, "dump": dump, "error": "", "embedded": "", "service_active": True}
+    usual |= {"drop_in": None, "dump": dump, "error": "", "embedded": "", "low_level": "runc", "service_active": True}
     return {**usual, "stale": False, "pending": False, "operator": False, **changes}
 
 
@@ -34,7 +36,7 @@ def docker_state(text: str | None, **changes: t.Any) -> dict[str, t.Any]:
     """Return the observed state of a running Docker with this daemon.json; None stands for no file."""
     usual = {"version": "27.3.1", "config_path": DAEMON_JSON, "text": text, "flags": {}, "rootless": "", "error": ""}
     usual |= {"default_runtime": "runc", "runtimes": {"runc": "runc"}, "cgroup_driver": "systemd", "containers": 0}
-    usual |= {"live_restore": False, "service_active": True, "answers": True}
+    usual |= {"low_level": "runc", "live_restore": False, "service_active": True, "answers": True}
     return {**usual, "was": None, "ours": False, "pending": False, "operator": False, **changes}
 
 

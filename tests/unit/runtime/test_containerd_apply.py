@@ -15,6 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transacti
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, run_plan
 from fake_clock import FakeClock
@@ -116,7 +117,11 @@ def test_nothing_is_written_without_the_binary_or_over_a_later_change() -> None:
     ("before", "after", "message"),
     [
         (PLAIN, Done(0, PLAIN, ""), "default_runtime_name is 'runc'"),
-        (PLAIN + "[grpc]\ngid = 5\n", Done(0, WITH + "[grpc]\ngid = 0\n", ""), "grpc.gid would change"),
+        (
+            PLAIN + "[grpc]\ngid = 5\n",
+            Done(0, WITH + "[grpc]\ngid = 0\n", ""),
+            "your `gid` in \\[grpc\\] would be nothing instead of 5; this",
+        ),
         (PLAIN, Done(1, "", "a\ncontainerd: bad\n"), "containerd: bad"),
     ],
 )
@@ -287,6 +292,25 @@ def test_the_module_needs_a_plan() -> None:
     assert done["changed"] is True and done["runtime"] == "containerd"
 
 
+def test_the_module_accepts_what_the_plan_expects() -> None:
+    params = {**{name: spec["default"] for name, spec in ARGUMENTS.items() if "default" in spec}}
+    rows = [{"path": one.path, "before": one.before, "after": one.after} for one in CHANGES]
+    plan = {"runtime": "containerd", "files": rows}
+
+    def made() -> FakeNode:
+        grown = "[images]\nsnapshotter = 'stargz'\n"
+        return node(dump=lambda n: WITH + grown if DROP_IN in n.files else PLAIN + grown.replace("stargz", "overlayfs"))
+
+    with pytest.raises(NotInEffect, match=r'your `snapshotter` .* would be "stargz" instead of "overlayfs"') as refused:
+        run_plan({**params, "plan": plan}, made())
+    assert refused.value.details == {"losses": ["images.snapshotter"]}
+    plan["expected"] = [{"path": ["images", "snapshotter"], "value": "stargz"}]
+    assert run_plan({**params, "plan": plan}, made())["changed"]
+    plan["users_default"] = "runc"
+    with pytest.raises(NotInEffect, match="default_runtime_name is 'nvidia' and not 'runc'"):
+        run_plan({**params, "set_default": False, "plan": plan}, made())
+
+
 # --------------------------------------------------------------------------- observation
 
 
@@ -302,6 +326,39 @@ def test_a_running_containerd_is_observed() -> None:
     assert seen["version"] == "2.2.9" and seen["config_path"] == MAIN and seen["service_active"]
     assert list(seen["files"]) == [MAIN] and "hunter2" not in json.dumps(seen)  # type: ignore[call-overload]
     assert (seen["stale"], seen["pending"], seen["embedded"], seen["operator"]) == (False, False, "", False)
+
+
+def test_credentials_are_masked_in_whatever_is_observed_and_reported() -> None:
+    text = 'version = 3\n[r]\nendpoint = ["https://u:s3cr3t@mirror"]\npassword = """\ns3cr3t\n"""\n'
+    made = node()
+    made.files |= {MAIN: text, DROP_IN: text}
+    failed = Done(1, "", 'containerd: parse "https://u:s3cr3t@mirror": bad\n')
+    made.answers["containerd"] = lambda argv: Done(0, "containerd x v2.2.9 y", "") if "--version" in argv else failed
+    seen = containerd_query.observe(made)
+    assert seen is not None and "mirror" in seen["error"] and seen["drop_in"]
+    assert "s3cr3t" not in json.dumps(seen)
+    made = node(restart=lambda n: 1 if DROP_IN in n.files else 0)
+    made.answers["journalctl"] = lambda argv: Done(0, 'level=fatal msg="https://u:s3cr3t@mirror: no"\n', "")
+    with pytest.raises(NotInEffect) as refused:
+        apply(made)
+    assert "mirror: no" in str(refused.value) and "s3cr3t" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "low_level"),
+    [
+        ({"/usr/bin/crun": "", "/usr/sbin/runc": ""}, "runc"),
+        ({"/usr/local/bin/crun": ""}, "crun"),
+        ({"/usr/bin/crun": "", "/usr/bin/runc": "", TOOLKIT_CONFIG: '[x]\nruntimes = ["crun", "runc"]\n'}, "crun"),
+        ({"/usr/bin/runc": "", TOOLKIT_CONFIG: "  runtimes = [\n    '/opt/crun',\n]\n"}, "/opt/crun"),
+        ({"/usr/bin/runc": "", TOOLKIT_CONFIG: '# runtimes = ["/opt/crun"]\n'}, "runc"),
+        ({}, ""),
+    ],
+)
+def test_the_program_by_which_nvidias_runtime_runs_containers(files: dict[str, str], low_level: str) -> None:
+    made = node()
+    made.files |= files
+    assert observe(made)["low_level"] == low_level
 
 
 def test_a_node_without_containerd_or_with_an_embedded_one() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_
     unmet_requirements,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import UNIT, make_plan
-from runtime_kit import ABSENT, PRESENT, containerd_state
+from runtime_kit import ABSENT, AVAILABLE, PRESENT, containerd_state
 
 REAL = pytest.mark.parametrize("release", real_containerd.PARAMETERS)
 
@@ -48,6 +49,15 @@ imports = ["/etc/containerd/none.d/*.toml"]
 """
 
 
+NVIDIA = f"""
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+BinaryName = '{PRESENT.binary}'
+SystemdCgroup = false
+"""
+
+
 @pytest.mark.parametrize(
     ("release", "text"),
     [
@@ -69,7 +79,7 @@ def test_our_runtime_copies_the_options_of_runc(release: str, text: str, tmp_pat
     old, new = containerd.effective(str(before["dump"])), containerd.effective(str(after["dump"]))
     assert after["error"] == ""
     assert unmet_requirements(new, PRESENT) == []
-    assert losses(old, new, PRESENT) == []
+    assert losses(old, new, PRESENT, {}) == []
     assert new.runtime("nvidia")[("options", "BinaryName")] == PRESENT.binary
     assert new.runtime("nvidia").get(("options", "ShimCgroup")) == new.runtime("runc").get(("options", "ShimCgroup"))
 
@@ -88,6 +98,103 @@ def test_another_binary_is_an_update(release: str, tmp_path: Path) -> None:
     assert containerd.effective(str(seen["dump"])).default_runtime == "runc"
     real_containerd.apply(make_plan(ABSENT, seen).files)
     assert config.read_text() == V2
+
+
+@REAL
+@pytest.mark.parametrize("less", [AVAILABLE, dataclasses.replace(PRESENT, cdi=False)])
+@pytest.mark.parametrize("text", ["version = 2\n", V2])
+def test_what_is_no_longer_requested_is_taken_back(release: str, less: Options, text: str, tmp_path: Path) -> None:
+    binary, config, direct = real_containerd.of(release), tmp_path / "a" / "config.toml", tmp_path / "b" / "config.toml"
+    for path in (config, direct):
+        path.parent.mkdir()
+        path.write_text(text)
+    for path, options in ((config, PRESENT), (config, less), (direct, less)):
+        real_containerd.apply(make_plan(options, real_containerd.observe(binary, path)).files)
+    ours = {path.name: path.read_text().replace("/a/", "/b/") for path in config.parent.rglob("*.toml")}
+    assert ours == {path.name: path.read_text() for path in direct.parent.rglob("*.toml")}
+    seen = real_containerd.observe(binary, config)
+    assert make_plan(less, seen).plan.empty
+    assert containerd.effective(str(seen["dump"])).default_runtime == ("nvidia" if less.default else "runc")
+    real_containerd.apply(make_plan(ABSENT, seen).files)
+    assert config.read_text() == text
+
+
+def test_a_default_that_stays_nvidia_is_reported() -> None:
+    files = {"/etc/containerd/config.toml": "version = 3\nimports = ['conf.d/99-kubegpu-*.toml']\n"}
+    ours = {str(row["path"]): str(row["after"]) for row in make_plan(AVAILABLE, containerd_state(files)).files}
+    dump = f"{containerd_state({})['dump']}{NVIDIA}".replace("'runc'\n", "'nvidia'\n", 1)
+    with pytest.raises(NotInEffect, match="default_runtime_name is 'nvidia' and not 'runc'"):
+        make_plan(AVAILABLE, containerd_state({**files, **ours}, drop_in="", dump=dump))
+
+
+CRI_OFF = 'disabled_plugins = ["cri", "x"] # Docker\'s\n'
+
+
+def test_the_cri_stays_enabled_where_the_kubelet_uses_it() -> None:
+    path = "/etc/containerd/config.toml"
+    enable = dataclasses.replace(PRESENT, enable_cri=True)
+    planned = make_plan(enable, containerd_state({path: CRI_OFF}, dump='disabled_plugins = ["cri", "x"]\n'))
+    changed = {str(row["path"]): str(row["after"]) for row in planned.files}
+
+    def removed(files: dict[str, str], serves_kubelet: bool = False) -> tuple[str, tuple[str, ...]]:
+        planned = make_plan(ABSENT, containerd_state(files, config_path=path), serves_kubelet)
+        return next(str(row["after"]) for row in planned.files if row["path"] == path), planned.warnings
+
+    assert removed(changed) == (CRI_OFF, ())
+    edited = {**changed, path: changed[path].replace('["x"]', '["x", "y"]')}
+    assert removed(edited)[0] == 'disabled_plugins = ["x", "y", "cri"] # Docker\'s\n', "somebody's change stays"
+    text, (warning,) = removed(changed, serves_kubelet=True)
+    assert text == 'disabled_plugins = ["x"] # Docker\'s\n'
+    assert "stays enabled, because this node's kubelet uses it" in warning
+    assert make_plan(ABSENT, containerd_state({path: text}), serves_kubelet=True).plan.empty
+
+
+def test_a_foreign_broken_file_stops_no_removal() -> None:
+    broken = {"/etc/containerd/config.toml": "imports = ['/b.toml']\n", "/b.toml": "[unclosed\n"}
+    assert make_plan(ABSENT, containerd_state(broken, error="b.toml: bad")).plan.empty
+    ours = {**broken, "/etc/containerd/config.toml": "version = 3 # kubegpu.share\nimports = ['/b.toml']\n"}
+    with pytest.raises(BadInput, match=r"can't read its own configuration: b\.toml: bad"):
+        make_plan(ABSENT, containerd_state(ours, error="b.toml: bad"))
+
+
+def test_a_snapshotter_that_takes_effect_is_announced(tmp_path: Path) -> None:
+    binary, config = real_containerd.of("2.2"), tmp_path / "config.toml"
+    text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  snapshotter = "stargz"\n'
+    config.write_text(text)
+    planned = make_plan(PRESENT, real_containerd.observe(binary, config))
+    path = ("plugins", "io.containerd.cri.v1.images", "snapshotter")
+    assert planned.expected == ({"path": list(path), "value": "stargz"},)
+    assert f'ignored `snapshotter = "stargz"` in {config} so far' in planned.warnings[0]
+    before = containerd.effective(str(real_containerd.observe(binary, config)["dump"]))
+    real_containerd.apply(planned.files)
+    seen = real_containerd.observe(binary, config)
+    after = containerd.effective(str(seen["dump"]))
+    assert [one.path for one in losses(before, after, PRESENT, {})] == [path]
+    assert losses(before, after, PRESENT, {path: "stargz"}) == []
+    assert [one.path for one in losses(before, after, PRESENT, {path: "other"})] == [path]
+    planned = make_plan(PRESENT, seen)
+    assert planned.plan.empty and planned.warnings == ()
+    assert losses(after, before, ABSENT, {path: "stargz"}) == []
+    assert make_plan(ABSENT, seen).expected == ({"path": list(path), "value": "stargz"},)
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime_type", "lost"),
+    [("kata", "io.containerd.kata.v2", "Kata"), ("runsc", "io.containerd.runsc.v1", "gVisor")],
+)
+def test_a_sandbox_is_replaced_only_if_the_user_says_so(name: str, runtime_type: str, lost: str) -> None:
+    base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
+    text = f"[{base}]\ndefault_runtime_name = '{name}'\n[{base}.runtimes.{name}]\nruntime_type = '{runtime_type}'\n"
+    path = "/etc/containerd/config.toml"
+    seen = containerd_state({path: f"version = 3\n{text}"}, dump=text)
+    with pytest.raises(BadInput, match=rf"runtime is {name} \({lost}\), .*runtime_replace_default: true"):
+        make_plan(PRESENT, seen)
+    allowed = dataclasses.replace(PRESENT, replace_default=True)
+    files = {str(row["path"]): str(row["after"]) for row in make_plan(allowed, seen).files}
+    assert files and make_plan(AVAILABLE, seen).files
+    # Ours in place hides the user's default in the dump, not in his file.
+    with pytest.raises(BadInput, match=rf"runtime is {name} \({lost}\)"):
+        make_plan(PRESENT, containerd_state({**seen["files"], **files}, dump=text.replace(f"'{name}'", "'nvidia'", 1)))
 
 
 def test_an_upgrade_to_containerd_2_moves_to_the_drop_in(tmp_path: Path) -> None:
@@ -127,6 +234,7 @@ def test_before_2_0_the_importing_file_with_the_section_counts(tmp_path: Path) -
         (containerd_state({"/c": 'a = "\ufffd"\n'}), "isn't UTF-8"),
         (containerd_state({"/c": 'disabled_plugins = ["io.containerd.cri.v1.runtime"]\n'}), "runtime_enable_cri"),
         (containerd_state({"/c": "version = 2\nplugins = 1\n"}, version="1.7.1"), "/c is written .*edited safely"),
+        (containerd_state({"/c": "version = 2\nplugins = 1\n"}, error="bad"), "can't read its own configuration"),
     ],
 )
 def test_refusals(observed: dict[str, object], message: str) -> None:

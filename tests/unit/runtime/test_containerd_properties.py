@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from runtime_kit import ABSENT, BINARY, PRESENT, containerd_state
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, containerd_state
 
 MAIN = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-kubegpu-nvidia.toml"
@@ -144,6 +144,7 @@ def test_no_foreign_setting_is_lost(text: str, release: str) -> None:
     assert make_plan(PRESENT, observed(after, release)).files == (), "a second run changes nothing"
     back = applied(after, ABSENT, release)
     assert back == before
+    assert applied(after, AVAILABLE, release) == applied(before, AVAILABLE, release), "the default is taken back"
 
 
 # --------------------------------------------------------------------------- any bytes
@@ -159,20 +160,25 @@ def test_unparsable_files_are_not_changed(raw: bytes) -> None:
         broken = "\ufffd" in text
     except tomllib.TOMLDecodeError:
         broken = True
-    for options in (PRESENT, ABSENT):
-        try:
-            make_plan(options, observed({MAIN: text}, "2.2.9"))
-        except BadInput as error:
-            assert MAIN in str(error)
-            if broken:
-                assert re.match(rf"{re.escape(MAIN)}(, line \d+, | is a template)", str(error))
-        else:
-            assert not broken
+    try:
+        make_plan(PRESENT, observed({MAIN: text}, "2.2.9"))
+    except BadInput as error:
+        assert MAIN in str(error)
+        if broken:
+            assert re.match(rf"{re.escape(MAIN)}(, line \d+, | is a template)", str(error))
+    else:
+        assert not broken
+    # Nothing of ours is in it, so that it stops no removal.
+    assert make_plan(ABSENT, observed({MAIN: text}, "2.2.9")).plan.empty
 
 
 @pytest.mark.parametrize("release", ["1.7.24", "2.2.9"])
 def test_credentials_are_restored(release: str) -> None:
-    text = f'version = 2\n[plugins."{OLD}".registry.configs."r".auth]\n  password = "p#[" # c\n'
+    text = f'version = 2\n[plugins."{OLD}".registry.configs."https://u:s3cr3t@r".auth]\n  password = "p#[" # c\n'
+    text += f'[plugins."{OLD}".registry.mirrors."d"]\n  endpoint = ["https://u:s3cr3t@m"]\n  token = """\ns3cr3t"""\n'
     masked = containerd.mask(text)
+    assert "s3cr3t" not in masked
     after = applied({MAIN: masked}, PRESENT, release)
-    assert 'password = "p#[" # c' in containerd.unmask(after[MAIN], text)
+    real = containerd.unmask(after[MAIN], text)
+    assert [line for line in text.splitlines() if line not in real.splitlines()] == []
+    assert containerd.unmask(applied(after, ABSENT, release)[MAIN], text) == text

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import subprocess
 import tomllib
 
 import pytest
 import real_containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._core.secrets import mask_words
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import cri_state
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import (
     losses,
     unmet_requirements,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines, explain
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,31 +65,81 @@ def test_load_order_is_breadth_first_and_each_file_once() -> None:
     assert load_order("/c/m.toml", texts) == ["/c/m.toml", "/c/b.toml", "/c/a.toml", "/c/z.toml"]
 
 
-SECRETS = """[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]
+SECRETS = r"""[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]
   username = "u"
-  password = "p\\"w"
+  password = "p\"w"
   auth = 'YWJj'
 [x]
   identitytoken = ""
   y = { auth = "in line", other = "kept" }
-"""
+  z = [{ token = "t1", more = ["kept"] }, { token = ["t2", "t3"] }]
+[plugins."io.containerd.grpc.v1.cri".registry.configs."https://me:t4@example".header]
+  Authorization = [ # a list
+    "Bearer t5", 'Bearer t6',
+  ]
+  "X-Auth-Token" = ["t7"]
+[plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io"]
+  endpoint = ["https://mirror:5000", "https://user:t8@mirror", 'http://t9:t10@host@mirror/path@x'] # not https://u:t11@m
+  # password = "t12" isn't used any more, and neither is auth = 't13'
+[proxy]
+  HTTPS_PROXY = "user:t14@proxy:3128"
+  password = QQQ
+t15 "quoted"
+t16QQQ
+  note = qqq
+password = "kept"qqq
+"a"."secret" = 't17'
+a.b.api_key = 't18'
+""".replace("QQQ", '"""').replace("qqq", "'''")
 
 
 def test_credentials_are_masked_and_restored() -> None:
     masked = c.mask(SECRETS)
     assert "YWJj" not in masked and "in line" not in masked and 'p\\"w' not in masked
-    assert '"u"' in masked and '"kept"' in masked and 'identitytoken = ""' in masked
+    assert re.findall(r"\bt[0-9]+", masked) == []
+    assert '"u"' in masked and masked.count('"kept"') == SECRETS.count('"kept"') and 'identitytoken = ""' in masked
+    assert '"https://mirror:5000"' in masked and "@host@" not in masked and "@mirror/path@x'" in masked
     tomllib.loads(masked)
     assert c.unmask(masked, SECRETS) == SECRETS
     assert c.unmask("# ours\n" + masked, SECRETS) == "# ours\n" + SECRETS
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["password", "auth", "name"]), st.text("abc=#'\n", max_size=6))))
-def test_masking_is_reversible(rows: list[tuple[str, str]]) -> None:
-    text = "".join(f'{key} = "{value.replace(chr(10), "n")}"\n' for key, value in rows)
-    assert c.unmask(c.mask(text), text) == text
-    assert c.mask(c.mask(text)).count("masked") == c.mask(text).count("masked")
+@pytest.mark.parametrize("before", ['x = "', "x = [1,", "x = [", "y = {", "y = { a = [", "]", "[grpc", '"""'])
+def test_credentials_of_a_broken_file_are_masked(before: str) -> None:
+    text = f"{before}\n[r]\nplain = 1\npassword = 's3cr3t'\nendpoint = ['https://u:s3cr3t@m']\n"
+    assert "s3cr3t" not in c.mask(text) and c.unmask(c.mask(text), text) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "masked"),
+    [
+        ('parse "https://me:pw@mirror/x": bad', 'parse "https://kubegpu-share-masked-1@mirror/x": bad'),
+        ("level=error auth=pw msg=x", "level=error auth=kubegpu-share-masked-1 msg=x"),
+        ('{"password":"p w"}', '{"password":"kubegpu-share-masked-1"}'),
+        ("Authorization: Bearer pw, x", "Authorization: Bearer kubegpu-share-masked-1, x"),
+        ("unexpected token: EOF (line 3)", "unexpected token: EOF (line 3)"),
+    ],
+)
+def test_credentials_of_a_message_are_masked(words: str, masked: str) -> None:
+    assert mask_words(words) == masked
+
+
+PIECES = st.sampled_from(
+    ["password", "auth", "name", " = ", "=", '"', "'", '"""', "\n", "[", "]", "{", "}", ", ", "#", "https://", "u:p@h"]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(PIECES, max_size=14).map("".join))
+def test_masking_is_reversible_and_keeps_the_form(text: str) -> None:
+    masked = c.mask(text)
+    assert c.unmask(masked, text) == text
+    assert c.mask(masked) == masked
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    assert list(tomllib.loads(masked)) == [key if "@" not in key else c.mask(f'"{key}"')[1:-1] for key in tree]
 
 
 @pytest.mark.parametrize("release", real_containerd.PARAMETERS)
@@ -145,6 +199,12 @@ def test_a_dump_without_unmet_requirements() -> None:
     assert unmet_requirements(c.effective(dump()), c.Options(present=False)) == []
 
 
+def test_a_default_that_is_no_longer_requested_is_unmet() -> None:
+    seen, wanted = c.effective(dump("nvidia", NVIDIA)), c.Options(True, default=False, binary="/b")
+    assert unmet_requirements(seen, wanted, "runc") == ["default_runtime_name is 'nvidia' and not 'runc'"]
+    assert unmet_requirements(seen, wanted, "nvidia") == [] and unmet_requirements(seen, wanted) == []
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -166,12 +226,27 @@ def test_unmet_requirements_of_a_dump(text: str, words: str) -> None:
 
 def test_losses_are_settings_of_the_user_only() -> None:
     before, after = c.effective(dump()), c.effective(dump("nvidia", NVIDIA))
-    assert losses(before, after, WANTED) == []
+    assert losses(before, after, WANTED, {}) == []
     lost = c.effective(dump("nvidia", NVIDIA, systemd="false").replace("'pause:3'", "'other:1'"))
-    assert losses(before, lost, WANTED) == [
-        "plugins.io.containerd.cri.v1.images.pinned_images.sandbox",
-        "plugins.io.containerd.cri.v1.runtime.containerd.runtimes.runc.options.SystemdCgroup",
+    images, runtime = "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
+    found = losses(before, lost, WANTED, {})
+    assert found == [
+        Loss(("plugins", images, "pinned_images", "sandbox"), '"pause:3"', '"other:1"'),
+        Loss(("plugins", runtime, "containerd", "runtimes", "runc", "options", "SystemdCgroup"), "true", None),
     ]
+    words = explain("containerd", [*found, Loss(("a", "password"), '"s3cr3t"', None)], c.mask)
+    assert f'your `sandbox` in [plugins."{images}".pinned_images] would be "other:1" instead of "pause:3"; ' in words
+    assert "s3cr3t" not in words and "would be nothing instead of" in words
+
+
+def test_enabling_the_cri_and_disabling_it_again_loses_nothing() -> None:
+    off = c.effective("disabled_plugins = ['cri']\nroot = '/r'\n")
+    on = c.effective("root = '/r'\n" + dump("nvidia", NVIDIA))
+    enable, absent = dataclasses.replace(WANTED, enable_cri=True), c.Options(present=False)
+    assert losses(off, on, enable, {}) == [] and losses(on, off, absent, {}) == []
+    assert losses(off, on, WANTED, {}) != [] and losses(on, off, WANTED, {}) != []
+    other = c.effective("disabled_plugins = ['cri']\nroot = '/s'\n")
+    assert [one.path for one in losses(on, other, absent, {})] == [("root",)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import merged
 
 # rule: files in CRI-O's order, and the table crio of the result
@@ -98,5 +99,72 @@ def test_parse_crio_config() -> None:
     assert found.runtime("nvidia") == {"runtime_path": path, "allowed_annotations": '["x"]'}
     assert found.flat[("crio", "runtime", "hooks_dir")] == '["/a", "/b"]'
     assert ("crio", "root") not in found.flat
+    assert found.builtin == {
+        ("crio", "root"): '"/var/lib/containers/storage"',
+        ("crio", "runtime", "default_runtime"): '"crun"',
+    }
     other = crio.parse_config(PRINTED.replace('"/b"', '"/c"').replace('= "nvidia"', '= "crun"'))
-    assert crio.losses(found, other) == ["crio.runtime.hooks_dir"]
+    assert crio.losses(found, other) == [Loss(("crio", "runtime", "hooks_dir"), '["/a", "/b"]', '["/a", "/c"]')]
+
+
+# As 1.28 and newer print it: prose, an example, and settings of crio.runtime behind the tables of the runtimes.
+WITHOUT_A_TABLE = """[crio.runtime]
+# default_runtime is the _name_ of the runtime.
+# default_runtime = "crun"
+# Each entry in the table should follow the format:
+#
+# [crio.runtime.runtimes.runtime-handler]
+# runtime_path = "/path/to/the/executable"
+# monitor_env = []
+# - runtime_path (optional, string): Absolute path to the executable.
+
+# [crio.runtime.runtimes.crun]
+# runtime_path = ""
+# monitor_env = [
+# \t"PATH=/bin",
+# ]
+# allowed_annotations = [
+# \t"io.containers.trace-syscall",
+# \t"io.kubernetes.cri-o.Devices",
+# ]
+
+# hostnetwork_disable_selinux = true
+disable_hostport_mapping = true
+timezone = "Local"
+[crio.image]
+# pause_image = "p"
+"""
+WITH_OURS = WITHOUT_A_TABLE.replace('# default_runtime = "crun"', 'default_runtime = "nvidia"').replace(
+    "\n# hostnetwork",
+    '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n# hostnetwork',
+)
+CRUN = WITH_OURS[WITH_OURS.index("# [crio.runtime.runtimes.crun]") : WITH_OURS.index("[crio.runtime.runtimes.nvidia]")]
+WITH_OURS = WITH_OURS.replace(CRUN, CRUN.replace("# ", ""))
+
+
+def test_built_in_values_are_compared_with_those_that_are_printed_for_ours() -> None:
+    before, after = crio.parse_config(WITHOUT_A_TABLE), crio.parse_config(WITH_OURS)
+    assert (before.default_runtime, after.default_runtime) == ("crun", "nvidia")
+    assert crio.losses(before, after) == crio.losses(after, before) == []
+    other = crio.parse_config(WITH_OURS.replace('"PATH=/bin"', '"PATH=/sbin"'))
+    path = ("crio", "runtime", "runtimes", "crun", "monitor_env")
+    assert crio.losses(before, other) == [Loss(path, '["PATH=/bin"]', '["PATH=/sbin"]')]
+
+
+def test_a_built_in_runtime_that_is_dropped_isnt_the_users() -> None:
+    """Releases before 1.26 delete runc where another default is set."""
+    before, after = (crio.parse_config(text.replace("crun", "runc")) for text in (WITHOUT_A_TABLE, WITH_OURS))
+    dropped = crio.parse_config(WITH_OURS.replace(CRUN.replace("# ", ""), "").replace("crun", "runc"))
+    assert crio.losses(before, dropped) == crio.losses(dropped, before) == []
+    assert "monitor_env" in [one.path[-1] for one in crio.losses(after, dropped)]
+
+
+def test_settings_behind_the_runtimes_are_no_runtimes() -> None:
+    found = crio.parse_config(WITH_OURS)
+    assert found.flat[("crio", "runtime", "timezone")] == '"Local"'
+    assert found.flat[("crio", "runtime", "disable_hostport_mapping")] == "true"
+    assert found.runtime("nvidia") == {"runtime_path": '"/usr/bin/nvidia-container-runtime"'}
+    assert found.runtimes() == ["crun", "nvidia"]
+    changed = crio.parse_config(WITH_OURS.replace('"Local"', '"UTC"'))
+    lost = crio.losses(crio.parse_config(WITHOUT_A_TABLE), changed)
+    assert lost == [Loss(("crio", "runtime", "timezone"), '"Local"', '"UTC"')]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import typing as t
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import make_plan, merged
 from fake_node import FakeNode
-from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, kill_steps, show_unit, update
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
 
 FOLDER = runtime_crio.FOLDER
 DROP_IN = f"{FOLDER}/{runtime_crio.DROP_IN_NAME}"
@@ -55,6 +56,18 @@ OURS = {
     "monitor_path": "/usr/libexec/crio/conmon",
     "allowed_annotations": ["io.containers.trace-syscall"],
 }
+# The runtime that CRI-O has without any file.
+BUILT_IN = {
+    "crun": {
+        "runtime_path": "",
+        "runtime_type": "oci",
+        "runtime_root": "/run/crun",
+        "monitor_path": "",
+        "monitor_cgroup": "system.slice",
+        "monitor_env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        "allowed_annotations": ["io.containers.trace-syscall", "io.kubernetes.cri-o.Devices"],
+    }
+}
 OPERATORS = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/local/nvidia/toolkit/nvidia-container-runtime"\n'
 
 
@@ -79,15 +92,35 @@ class Daemon:
         self.pid, self.read = 6, tree
         return 0
 
+    def config(self) -> str:
+        """Print the files as ``crio config`` does: what equals a built-in value is a comment."""
+        return self._printed(self.files(), "# ")
+
+    def status(self) -> str:
+        """Print the configuration that was read, as ``crio status config`` does: without comments."""
+        return self._printed(self.read, "")
+
     @staticmethod
-    def printed(tree: dict[str, t.Any]) -> str:
-        runtime = tree.get("crio", {}).get("runtime", {})
-        lines = ["[crio]", "[crio.runtime]", f'default_runtime = "{runtime.get("default_runtime", "crun")}"']
-        lines += ['cgroup_manager = "systemd"', "[crio.runtime.runtimes]"]
-        for name, table in runtime.get("runtimes", {}).items():
-            lines.append(f"[crio.runtime.runtimes.{name}]")
+    def _printed(tree: dict[str, t.Any], comment: str) -> str:
+        crio = tree.get("crio", {})
+        runtime = crio.get("runtime", {})
+        default, tables = runtime.get("default_runtime", "crun"), {**BUILT_IN, **runtime.get("runtimes", {})}
+        lines = ["# The CRI-O configuration file", "[crio]", "[crio.runtime]"]
+        lines += [f'{comment if default == "crun" else ""}default_runtime = "{default}"']
+        lines += [f'{comment}cgroup_manager = "systemd"', "# Each entry should follow the format:", "#"]
+        lines += ["# [crio.runtime.runtimes.runtime-handler]", '# runtime_path = "/path/to/the/executable"', "# Where:"]
+        sign = comment if tables == BUILT_IN else ""
+        for name, table in sorted(tables.items()):
+            lines.append(f"{sign}[crio.runtime.runtimes.{name}]")
             for key, value in table.items():
-                lines.append(f"{key} = " + str(value if isinstance(value, list) else f'"{value}"').replace("'", '"'))
+                if isinstance(value, list):
+                    lines += [f"{sign}{key} = [", *(f'{sign}\t"{one}",' for one in value), f"{sign}]"]
+                else:
+                    lines.append(f'{sign}{key} = "{value}"')
+        lines += ["# Example:", "# [crio.runtime.workloads.workload-type.resources]", '# cpuset = "0-1"']
+        lines += [f'{"" if "timezone" in runtime else comment}timezone = "{runtime.get("timezone", "")}"']
+        pause = crio.get("image", {}).get("pause_image")
+        lines += ["[crio.image]", f'{"" if pause else comment}pause_image = "{pause or "registry.k8s.io/pause:3.10"}"']
         return "\n".join(lines) + "\n"
 
 
@@ -105,9 +138,9 @@ def node(files: dict[str, str] | None = None) -> tuple[FakeNode, Daemon]:
         if argv[-1] == "--version":
             return Done(0, "crio version 1.31.2\nVersion:        1.31.2\n", "")
         if argv[1] == "status":
-            return Done(0, daemon.printed(daemon.read), "") if daemon.pid else Done(1, "", "no socket")
+            return Done(0, daemon.status(), "") if daemon.pid else Done(1, "", "no socket")
         try:
-            return Done(0, daemon.printed(daemon.files()), "")
+            return Done(0, daemon.config(), "")
         except tomllib.TOMLDecodeError as error:
             return Done(1, "", f'time="x" level=fatal msg="{error}"\n')
 
@@ -174,9 +207,66 @@ def test_no_tables_of_nvidia_ctk_and_of_virtual_machines_are_copied_and_no_progr
     files: dict[str, str], more: dict[str, t.Any]
 ) -> None:
     made, _daemon = node(files)
-    assert planned_runtime(made)["runtimes"]["nvidia"] == {**OURS, **more}
+    assert planned_runtime(made, REPLACING)["runtimes"]["nvidia"] == {**OURS, **more}
+    run(made, REPLACING)
+    assert run(made, REPLACING) == {"changed": False}
+
+
+GVISOR = (
+    '[crio.runtime]\ndefault_runtime = "safe"\n[crio.runtime.runtimes.safe]\nruntime_path = "/usr/local/bin/runsc"\n'
+)
+YOUKI = GVISOR.replace("/usr/local/bin/runsc", "/usr/bin/youki")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(KATA, "kata (Kata)"), (GVISOR, "safe (gVisor)"), (GVISOR.replace("runsc", "krun"), "safe (krun)")],
+)
+def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: str) -> None:
+    made, _daemon = node({f"{FOLDER}/50-safe.conf": text})
+    message = re.escape(f"runtime_replace_default: CRI-O's default runtime is {name}, and pods")
+    with pytest.raises(BadInput, match=message):
+        run(made, PRESENT)
+    assert planned_runtime(made, AVAILABLE) == {"runtimes": {"nvidia": OURS}}
+    run(made, REPLACING)
+    assert runtime_crio.TOOLKIT_CONFIG not in made.files and run(made, REPLACING) == {"changed": False}
+    with pytest.raises(BadInput, match=message):
+        run(made, PRESENT)
+
+
+@pytest.mark.parametrize(
+    ("text", "on_path", "program"),
+    [
+        # What the toolkit searches for first isn't what CRI-O runs.
+        (PACKAGED, ("runc", "crun"), "/usr/libexec/crio/crun"),
+        (PACKAGED, ("runc",), "/usr/libexec/crio/crun"),
+        (PACKAGED, ("crun",), None),
+        (PACKAGED.replace('default_runtime = "crun"', 'default_runtime = "runc"'), ("runc", "crun"), None),
+        # CRI-O's own default, without any table.
+        ("", ("runc", "crun"), "crun"),
+        ("", ("crun",), None),
+        # Another program with runc's command line.
+        (YOUKI, ("runc",), "/usr/bin/youki"),
+    ],
+)
+def test_the_toolkit_runs_the_program_of_the_default_runtime(text: str, on_path: tuple[str, ...], program: str) -> None:
+    made, _daemon = node({f"{FOLDER}/10-crio.conf": text, **{f"/usr/bin/{one}": "" for one in on_path}})
+    if "crun" not in on_path:
+        del made.files["/usr/bin/crun"]
+    before = dict(made.files)
     run(made, PRESENT)
+    found = tomllib.loads(made.files.get(runtime_crio.TOOLKIT_CONFIG, ""))
+    assert found.get("nvidia-container-runtime", {}).get("runtimes") == ([program] if program else None)
     assert run(made, PRESENT) == {"changed": False}
+    run(made, ABSENT)
+    assert made.files == before
+
+
+def test_a_users_own_program_of_the_toolkit_stays() -> None:
+    toolkit = '[nvidia-container-runtime]\nruntimes = ["/opt/bin/runc"]\n'
+    made, _daemon = node({runtime_crio.TOOLKIT_CONFIG: toolkit})
+    run(made, PRESENT)
+    assert made.files[runtime_crio.TOOLKIT_CONFIG] == toolkit
 
 
 def test_without_a_table_the_running_daemons_settings_are_copied() -> None:
@@ -184,6 +274,31 @@ def test_without_a_table_the_running_daemons_settings_are_copied() -> None:
     daemon.read = tomllib.loads(PACKAGED)
     table = planned_runtime(made)["runtimes"]["nvidia"]
     assert table["monitor_path"] == "/usr/libexec/crio/conmon" and table["runtime_root"] == "/run/crun"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# nothing\n", '[crio.image]\npause_image = "mirror.lan/pause:3.9"\n', '[crio.runtime]\ntimezone = "Local"\n'],
+)
+def test_built_in_runtimes_that_are_printed_as_comments_are_no_loss(text: str) -> None:
+    made, daemon = node({f"{FOLDER}/10-crio.conf": text})
+    before = dict(made.files)
+    run(made, PRESENT)
+    table = daemon.read["crio"]["runtime"]["runtimes"]["nvidia"]
+    copied = ("runtime_root", "monitor_cgroup", "monitor_env", "allowed_annotations")
+    assert {key: table[key] for key in copied} == {key: BUILT_IN["crun"][key] for key in copied}
+    assert set(table) == {"runtime_path", "runtime_type", *copied}
+    assert run(made, PRESENT) == {"changed": False}
+    run(made, ABSENT)
+    assert made.files == before and observe(made)["default_runtime"] == "crun"
+
+
+def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> None:
+    made, daemon = node({f"{FOLDER}/10-crio.conf": "# nothing\n"})
+    run(made, PRESENT)
+    daemon.pid = 0
+    planned = make_plan(PRESENT, observe(made))
+    assert planned.files == () and [one.header for one in planned.plan.changes] == [runtime_crio.UNIT]
 
 
 def test_the_path_of_crun_is_added_to_the_toolkits_configuration() -> None:
@@ -293,6 +408,20 @@ def test_a_rejected_configuration_is_rolled_back_without_a_restart() -> None:
     with pytest.raises(NotInEffect, match="rejects the new configuration; it was rolled back: level=fatal msg=no"):
         run(made, PRESENT)
     assert made.files == before and restarts(made) == 0
+
+
+def test_a_users_setting_that_would_change_is_named_with_both_values() -> None:
+    made, daemon = node({f"{FOLDER}/50-tz.conf": '[crio.runtime]\ntimezone = "Local"\n'})
+    before, crio = dict(made.files), made.answers["crio"]
+
+    def other(argv: Sequence[str]) -> Done:
+        done = crio(argv)
+        return Done(done.rc, done.out.replace('"Local"', '""') if DROP_IN in made.files else done.out, done.err)
+
+    made.answers["crio"] = other
+    with pytest.raises(NotInEffect, match=r'your `timezone` in \[crio.runtime\] would be "" instead of "Local"'):
+        run(made, PRESENT)
+    assert made.files == before and daemon.pid == 5
 
 
 def test_an_older_crio_without_status_config() -> None:

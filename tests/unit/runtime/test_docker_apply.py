@@ -18,7 +18,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
 from fake_clock import FakeClock
 from fake_node import FakeNode
-from runtime_kit import ABSENT, BINARY, PRESENT, kill_steps, show_unit, update
+from runtime_kit import ABSENT, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
 from runtime_kit import DAEMON_JSON as PATH
 
 OLD = '{\n  "labels": ["a=b"],\n  "proxies": {"http-proxy": "http://me:hunter2@p:1"}\n}\n'
@@ -137,7 +137,7 @@ def test_removal_restores_the_bytes(text: str | None) -> None:
     made, daemon = node(text)
     daemon.restart()
     before = daemon.default, daemon.runtimes
-    run(made, PRESENT)
+    run(made, REPLACING)
     assert daemon.default == "nvidia"
     run(made, ABSENT)
     assert made.files.get(PATH) == text and (daemon.default, daemon.runtimes) == before

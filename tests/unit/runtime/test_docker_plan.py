@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
 from corpus_others import Row, rows
-from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, docker_state
+from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, REPLACING, docker_state
 
 # Not the default runtime, and CDI stays as it is.
 AVAILABLE = Options(present=True, default=False, binary=BINARY, cdi=False)
@@ -92,7 +92,7 @@ def test_cdi_waits_for_a_harmless_restart() -> None:
 def test_removal_from_a_file_changed_since() -> None:
     before = '{"default-runtime": "kata", "labels": ["a=b"]}'
     observed = docker_state(before)
-    there = with_ours(observed, make_plan(PRESENT, observed))
+    there = with_ours(observed, make_plan(REPLACING, observed))
     there["text"] = there["text"].replace('"a=b"', '"a=c"')
     there["was"]["untouched"] = False
     assert after(make_plan(ABSENT, there)) == before.replace("a=b", "a=c")
@@ -111,7 +111,7 @@ def test_a_new_file_with_a_users_key_is_kept() -> None:
 
 def test_no_longer_the_default() -> None:
     observed = docker_state('{"default-runtime": "kata"}\n')
-    there = with_ours(observed, make_plan(PRESENT, observed))
+    there = with_ours(observed, make_plan(REPLACING, observed))
     assert json.loads(after(make_plan(AVAILABLE, there)) or "")["default-runtime"] == "kata"
     there["was"]["untouched"] = False
     assert json.loads(after(make_plan(AVAILABLE, there)) or "")["default-runtime"] == "kata"
@@ -154,6 +154,56 @@ def test_an_outdated_daemon_is_reloaded() -> None:
 def test_refusals(observed: dict[str, t.Any], message: str) -> None:
     with pytest.raises(BadInput, match=re.escape(message)):
         make_plan(PRESENT, observed)
+
+
+SHIM = '{"default-runtime": "safe", "runtimes": {"safe": {"runtimeType": "io.containerd.runsc.v1"}}}'
+
+
+@pytest.mark.parametrize(
+    ("observed", "name"),
+    [
+        (docker_state('{"default-runtime": "kata"}'), "kata (Kata)"),
+        (docker_state('{"default-runtime": "io.containerd.kata.v2"}'), "io.containerd.kata.v2 (Kata)"),
+        (docker_state(SHIM), "safe (gVisor)"),
+        (docker_state('{"default-runtime": "s", "runtimes": {"s": {"Path": "/usr/bin/sysbox-runc"}}}'), "s (Sysbox)"),
+        (docker_state('{"default-runtime": "s"}', runtimes={"s": "/usr/local/bin/runsc"}), "s (gVisor)"),
+        (docker_state('{"default-runtime": "crun"}'), "crun"),
+    ],
+)
+def test_a_users_default_runtime_is_replaced_only_where_the_user_allows_it(
+    observed: dict[str, t.Any], name: str
+) -> None:
+    message = f"runtime_replace_default: Docker's default runtime is {name}, and pods"
+    with pytest.raises(BadInput, match=re.escape(message)):
+        make_plan(PRESENT, observed)
+    kept = json.loads(observed["text"])["default-runtime"]
+    assert json.loads(after(make_plan(AVAILABLE, observed)) or "")["default-runtime"] == kept
+    there = with_ours(observed, make_plan(REPLACING, observed))
+    there["runtimes"] = {**observed["runtimes"], **there["runtimes"]}
+    assert json.loads(there["text"])["default-runtime"] == "nvidia" and make_plan(REPLACING, there).files == ()
+    with pytest.raises(BadInput, match=re.escape(message)):
+        make_plan(PRESENT, there)
+    assert make_plan(ABSENT, there).files
+
+
+def test_crun_stays_where_nvidias_runtime_runs_it() -> None:
+    observed = docker_state('{"default-runtime": "crun"}', low_level="/opt/bin/crun")
+    assert json.loads(after(make_plan(PRESENT, observed)) or "")["default-runtime"] == "nvidia"
+
+
+def test_runcs_own_shim_may_be_the_default() -> None:
+    text = '{"default-runtime": "mine", "runtimes": {"mine": {"runtimeType": "io.containerd.runc.v2"}}}'
+    assert json.loads(after(make_plan(PRESENT, docker_state(text))) or "")["default-runtime"] == "nvidia"
+
+
+@pytest.mark.parametrize(
+    "runtime", ['{"Path": "/opt/x"}', '{"path": "/opt/x", "PATH": "/opt/y"}', '{"Path": "/opt/x", "path": "/opt/y"}']
+)
+def test_go_ignores_the_case_of_a_runtimes_keys_and_the_last_one_wins(runtime: str) -> None:
+    text = f'{{"runtimes": {{"nvidia": {runtime}}}}}'
+    assert runtime_docker.runtimes_in(text).runtimes == {"nvidia": "/opt/y" if "/opt/y" in text else "/opt/x"}
+    new = after(make_plan(PRESENT, docker_state(text)))
+    assert runtime_docker.runtimes_in(new).runtimes == {"nvidia": BINARY}
 
 
 def test_a_flag_with_nvidia_is_not_repeated_in_the_file() -> None:

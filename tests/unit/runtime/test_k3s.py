@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing as t
 from collections.abc import Sequence
 
@@ -12,11 +13,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, has_default_runtime, make_plan
 from fake_node import FakeNode
-from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, kill_steps, show_unit, update
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
 
 BOTH = pytest.mark.parametrize("kind", [K3S, RKE2], ids=lambda kind: kind.name)
 
@@ -42,6 +44,10 @@ class Service:
             self.pid = 0
             return 1
         self.pid += 1
+        template = next((self.node.files[one] for one in k3s.templates(self.kind.data) if one in self.node.files), "{{")
+        if "{{" not in template:
+            self.node.files[k3s.rendered(self.kind.data)] = template
+            return 0
         base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
         lines = ["version = 3", f"[{base}]", *([f'default_runtime_name = "{default}"'] if default else [])]
         for name, binary in (("runc", ""), ("nvidia", self.finds)):
@@ -132,8 +138,16 @@ def test_a_users_own_setting_stays() -> None:
     assert run(made, PRESENT) == {"changed": False}
     made.files[K3S.config] = 'default-runtime: "crun"\n'
     service.restart()
-    run(made, PRESENT)
+    run(made, REPLACING)
     assert service.default() == "nvidia"
+    with pytest.raises(
+        BadInput,
+        match=r"runtime_replace_default: k3s's default runtime is crun, and pods .* name crun first in runtimes",
+    ):
+        run(made, PRESENT)
+    # As the message says.
+    made.files[TOOLKIT_CONFIG] = '[nvidia-container-runtime]\nruntimes = ["/usr/bin/crun", "runc"]\n'
+    assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
     assert service.default() == "crun"
 
@@ -223,12 +237,58 @@ def test_another_binary_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ['{{ template "base" . }}\n[x]\n', "{{- if .NodeConfig.DefaultRuntime }}x{{ end }}"]
+    "template",
+    ['{{ template "base" . }}\n[x]\n', "{{ template `base` . }}\n", "{{- if .NodeConfig.DefaultRuntime }}x{{ end }}"],
 )
 def test_a_template_that_renders_the_setting(template: str) -> None:
     made, _service = node()
     made.files[k3s.templates(K3S.data)[1]] = template
     assert not make_plan(K3S, PRESENT, observe(made)).plan.empty
+
+
+BASE = "plugins.'io.containerd.cri.v1.runtime'.containerd"
+SETS_DEFAULT = f"""version = 3
+[{BASE}]
+  # default_runtime_name = "runc"
+  default_runtime_name = "nvidia"
+[{BASE}.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[{BASE}.runtimes.nvidia]
+  runtime_type = "io.containerd.runc.v2"
+[{BASE}.runtimes.nvidia.options]
+  BinaryName = "{BINARY}"
+"""
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_a_template_that_sets_the_default_needs_no_file(quote: str) -> None:
+    made, service = node(version="1.28.4")
+    made.files[k3s.templates(K3S.data)[0]] = SETS_DEFAULT.replace('"nvidia"', f"{quote}nvidia{quote}")
+    before = dict(made.files)
+    # The service renders the template at its next start.
+    assert run(made, PRESENT)["effective"]["default_runtime"] == "nvidia"
+    assert K3S.drop_in not in made.files and made.log.count("systemctl restart k3s.service") == 1
+    assert run(made, PRESENT) == {"changed": False}
+    rendered = k3s.rendered(K3S.data)
+    assert {**made.files, rendered: ""} == {**before, rendered: ""} and service.pid
+    made.files[k3s.templates(K3S.data)[0]] = SETS_DEFAULT.replace("  default", "  # default")
+    with pytest.raises(BadInput, match="has no setting default-runtime"):
+        run(made, PRESENT)
+
+
+@pytest.mark.parametrize(
+    ("runtime_type", "name"), [("io.containerd.kata.v2", "safe (Kata)"), ("io.containerd.runsc.v1", "safe (gVisor)")]
+)
+def test_a_sandbox_is_replaced_only_where_the_user_allows_it(runtime_type: str, name: str) -> None:
+    made, service = node()
+    made.files[K3S.config] += "default-runtime: safe\n"
+    service.restart()
+    made.files[k3s.rendered(K3S.data)] += f'[{BASE}.runtimes."safe"]\nruntime_type = "{runtime_type}"\n'
+    with pytest.raises(BadInput, match=re.escape(f"runtime_replace_default: k3s's default runtime is {name}, and")):
+        run(made, PRESENT)
+    assert run(made, AVAILABLE) == {"changed": False}
+    run(made, REPLACING)
+    assert service.default() == "nvidia" and run(made, REPLACING) == {"changed": False}
 
 
 def test_another_data_directory() -> None:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import pytest
 from action_plugins import act
-from ansible_collections.kubegpu.share.plugins.action import container_runtime
+from ansible_collections.kubegpu.share.plugins.action import container_runtime, preflight
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import kubelet as runtime_kubelet
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import choose
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, choose
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import plan
 from fake_node import FakeNode
-from runtime_kit import ABSENT, PRESENT, docker_state, show_unit
+from runtime_kit import ABSENT, PRESENT, containerd_state, docker_state, show_unit
 
 
 def found(version: str = "1.0.0", **more: t.Any) -> dict[str, t.Any]:
@@ -220,3 +220,26 @@ def test_the_task_warns_and_passes_the_plan(monkeypatch: pytest.MonkeyPatch) -> 
     assert result["changed"] and len(result["warnings"]) == 2
     assert "features.cdi takes effect" in result["warnings"][0] and "cgroupDriver" in result["warnings"][1]
     assert executed[0]["plan"]["runtime"] == "docker" and executed[0]["plan"]["restart"] is False
+
+
+def test_the_task_hands_over_what_containerds_guard_has_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  snapshotter = "stargz"\n'
+    seen = containerd_state({"/etc/containerd/config.toml": text})
+    seen["dump"] += "[plugins.'io.containerd.cri.v1.images']\nsnapshotter = 'overlayfs'\n"
+    node = {"runtimes": {"containerd": seen}, "kubelet": kubelet("containerd")}
+    result, executed = act(container_runtime, {"observed": node}, monkeypatch)
+    assert "it takes effect" in result["warnings"][0]
+    path = ["plugins", "io.containerd.cri.v1.images", "snapshotter"]
+    assert executed[0]["plan"]["expected"] == [{"path": path, "value": "stargz"}]
+    assert executed[0]["plan"]["users_default"] == "runc"
+
+
+def test_a_removal_keeps_the_cri_for_the_kubelet() -> None:
+    text = 'disabled_plugins = [] # kubegpu.share, was ["cri"]\n'
+    runtimes = {"containerd": containerd_state({"/etc/containerd/config.toml": text})}
+    assert plan.make_plan("auto", ABSENT, runtimes, kubelet("containerd")).warnings
+    assert plan.make_plan("auto", ABSENT, runtimes, kubelet("crio")).warnings == ()
+
+
+def test_preflight_plans_with_every_option_of_the_role() -> None:
+    assert set(preflight.RUNTIME) == set(ARGUMENTS) - {"state", "timeout", "observed", "plan"}

@@ -33,6 +33,9 @@ LIBRARY = "registry.k8s.io/kube-scheduler"
         ("v1.30.9", "v1.30.9", "v1", "/healthz", "v1", "policy/v1"),
         ("v1.31.13-eks-113cf36", "v1.31.13", "v1", "/livez", "v1", "policy/v1"),
         ("v1.34.1+k3s1", "v1.34.1", "v1", "/livez", "v1", "policy/v1"),
+        # AKS' own patches of releases that upstream has ended.
+        ("v1.28.101", "v1.28.15", "v1", "/healthz", "v1beta1", "policy/v1"),
+        ("v1.30.100", "v1.30.14", "v1", "/healthz", "v1", "policy/v1"),
         ("v1.36.0-rc.1.12+abcdef", "v1.36.0-rc.1", "v1", "/livez", "v1", "policy/v1"),
     ],
 )
@@ -91,6 +94,12 @@ def test_invalid_options_refused_by_variable_name(options, words):
     for word in words:
         assert word in str(refusal.value)
     assert str(refusal.value).startswith(words[0])
+
+
+def test_a_distributors_own_patch_of_an_unknown_release_needs_a_version():
+    with pytest.raises(BadInput, match=r"^scheduler_dedicated_image: 1\.35\.100 is .* set scheduler_version"):
+        planned("v1.35.100")
+    assert planned("v1.35.100", version="1.35.9")["image"] == f"{LIBRARY}:v1.35.9"
 
 
 @pytest.mark.parametrize("version", ["v1.18.20", "v1.17.0", "v2.0.0", "", "main"])

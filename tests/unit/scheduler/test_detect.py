@@ -114,6 +114,40 @@ def test_refused(mode, hosts, state, sentence):
     assert sentence in str(caught.value)
 
 
+# --------------------------------------------------------------------------- schedulers that no mode configures
+
+K0S = State([Node("gpu1", {}, "v1.34.2+k0s.0", "", (), "k0s")], {}, "controller-1_7a-1")
+MICROK8S = State([Node("m1", {}, "v1.32.9", "", (), "MicroK8s")], {}, "m1_7a-1")
+KUBEASZ = State([Node("192.168.1.1", {}, "v1.33.1", "", ("k8s-01",)), WORKER], {}, "k8s-01_7a-1")
+ABROAD = State(MANAGED.nodes, {}, "ip-172-16-3-4.ec2.internal_7a-1")
+BOOTKUBE = State([node("cp1", labels=OLD_CONTROL)], {}, "cp1_1", "", {"cp1": "kube-scheduler-7d-x"})
+
+
+@pytest.mark.parametrize(
+    ("state", "hosts", "reason"),
+    [
+        (K0S, {}, "kube-scheduler runs outside of a pod (k0s)"),
+        (K0S, {"c": "controller-1"}, "kube-scheduler runs on controller-1 outside of a pod (k0s)"),
+        (MICROK8S, {}, "kube-scheduler runs on m1 outside of a pod (MicroK8s)"),
+        (KUBEASZ, {}, "kube-scheduler runs on 192.168.1.1 outside of a pod (MicroK8s, k0s, RKE1, or a unit of systemd"),
+        (ABROAD, {"a": "m1", "b": "m2"}, "kube-scheduler runs on m1, m2 outside of a pod (MicroK8s"),
+        (BOOTKUBE, {"a": "cp1"}, "on node cp1 in pod kube-system/kube-scheduler-7d-x, which is no static pod"),
+    ],
+)
+def test_a_scheduler_that_no_mode_configures(state, hosts, reason):
+    with pytest.raises(BadInput) as caught:
+        select_mode("auto", hosts, state)
+    message = str(caught.value)
+    assert message.startswith("scheduler_mode: ") and reason in message and "set scheduler_mode: dedicated" in message
+    assert select_mode("dedicated", hosts, state).mode == "dedicated"
+    removed = select_mode("auto", hosts, state, present=False)
+    assert removed.mode == "dedicated" and reason in removed.reason
+
+
+def test_a_lease_that_no_node_holds_is_a_providers():
+    assert "managed by a provider" in select_mode("auto", {}, ABROAD).reason
+
+
 # --------------------------------------------------------------------------- the API
 
 
@@ -153,6 +187,80 @@ def kubeadm(*objects, version="v1.36.3"):
     kube = FakeKube(raw_node("cp1"), mirror("cp1"), *objects)
     kube.version_answer = {"gitVersion": version}
     return kube
+
+
+def of_installer(machine, labels=None, annotations=("kubernetes.io/config.mirror",), **container):
+    """Return a kube-scheduler's pod whose labels aren't kubeadm's."""
+    pod = mirror(machine, annotations)
+    pod["metadata"]["labels"] = labels
+    pod["spec"]["containers"] = [{"name": "kube-scheduler", "image": IMAGE, **container}]
+    return pod
+
+
+OTHER_WORK = [
+    {"name": "kube-controller-manager", "image": "registry.k8s.io/kube-controller-manager:v1.36.3"},
+    {"name": "log", "image": "busybox", "command": ["tail", "-f", "/var/log/kube-scheduler"]},
+    {"name": "s", "image": "x/hyperkube:v1", "command": ["/hyperkube", "proxy"]},
+    {"name": "s", "image": "x/my-kube-scheduler:v1"},
+]
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"image": "x/y@sha256:0"},
+        {"name": "s", "image": "reg:5000/hyperkube:v1.15.3", "command": ["/hyperkube", "kube-scheduler", "--v=2"]},
+        {"name": "s", "image": "x", "command": ["/usr/local/bin/kube-scheduler"]},
+        {"name": "s", "image": "x", "args": ["kube-scheduler", "--v=2"]},
+        {"name": "s", "image": "reg:5000/x/kube-scheduler-arm64:v1.18.2"},
+        {"name": "s", "image": "registry.k8s.io/kube-scheduler@sha256:0"},
+    ],
+)
+def test_a_static_pod_with_other_labels_is_found_on_its_node(container):
+    machines = [raw_node("cp1"), raw_node("cp2"), raw_node("gpu1", worker=True)]
+    pods = [of_installer("cp1", {"k8s-app": "kube-scheduler"}, **container), of_installer("cp2", **container)]
+    kube = FakeKube(*machines, *pods, lease("cp1"))
+    found = collect(kube, asked(hosts={"b": "cp1", "a": "cp2"}))["scheduler"]
+    assert (found["mode"], found["hosts"]) == ("static_pod", ["a", "b"])
+    assert kube.requests == {"GET": 9}, "one more for each node without a labelled pod"
+
+
+@pytest.mark.parametrize("container", OTHER_WORK, ids=lambda one: one["image"])
+def test_other_static_pods_are_no_schedulers(container):
+    kube = FakeKube(raw_node("cp1"), of_installer("cp1", **container))
+    with pytest.raises(BadInput, match="kube-scheduler runs on cp1 outside of a pod"):
+        detected(kube)
+
+
+def test_control_plane_machines_without_a_label_are_found_by_lease_and_inventory():
+    machines = [raw_node(name, worker=True) for name in ("m1", "m2", "gpu1")]
+    kube = FakeKube(
+        *machines, of_installer("m1"), of_installer("m2"), of_installer("gpu1", annotations=()), lease("m1")
+    )
+    assert detected(kube, hosts={"a": "m1", "b": "m2"})["hosts"] == ["b", "a"]
+    assert [call for call in kube.calls if "kube-system" in call and "Pods" in call] == ["GET Pods kube-system"] * 3
+
+
+def test_a_hosted_scheduler_is_told_apart():
+    kube = FakeKube(raw_node("cp1"), of_installer("cp1", {"k8s-app": "kube-scheduler"}, annotations=()))
+    with pytest.raises(BadInput, match="in pod kube-system/kube-scheduler-cp1, which is no static pod"):
+        detected(kube)
+    assert detected(kube, mode="dedicated")["mode"] == "dedicated"
+    assert detected(kube, state="absent")["mode"] == "dedicated"
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "metadata", "title"),
+    [
+        ("v1.34.2+k0s.0", {}, "k0s"),
+        ("v1.32.9", {"labels": {"microk8s.io/cluster": "true"}}, "MicroK8s"),
+        ("v1.28.15", {"annotations": {"rke.cattle.io/internal-ip": "10.0.0.1"}}, "RKE1"),
+    ],
+)
+def test_distributions_are_known_by_their_nodes(kubelet, metadata, title):
+    machine = of_api("Node", "m1", metadata=metadata, status={"nodeInfo": {"kubeletVersion": kubelet}})
+    with pytest.raises(BadInput, match=rf"kube-scheduler runs outside of a pod \({title}\), and no mode"):
+        detected(FakeKube(machine), hosts={})
 
 
 COREOS = "Red Hat Enterprise Linux CoreOS 417.94.202411261619-0"

@@ -253,6 +253,18 @@ def test_valid_configuration_accepted(more: str, tmp_path: Path) -> None:
     assert refusal(HEAD + more) == ""
 
 
+SPREAD = "{defaultConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]}"
+
+
+def test_constraints_of_1_19_need_no_defaulting_type() -> None:
+    text = HEAD.replace("/v1\n", "/v1beta1\n") + args("PodTopologySpread", SPREAD)
+    assert refusal(text, minor=19) == ""
+    assert "defaultingType isn't List" in refusal(text, minor=20)
+    named = text.replace("{defaultC", "{defaultingType: List, defaultC")
+    assert "no field profiles[0].pluginConfig[0].args.defaultingType" in refusal(named, minor=19)
+    assert refusal(named, minor=20) == ""
+
+
 def test_arguments_of_foreign_plugins_accepted() -> None:
     assert refusal(HEAD + args("Coscheduling", "{permitWaitingTimeSeconds: 10, kind: AnyArgs}")) == ""
 
