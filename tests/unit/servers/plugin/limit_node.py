@@ -145,7 +145,8 @@ class Node:
                 }
             )
             listing.append(Entry(f"default/{name}", {"x": tuple(given)}))
-        return [f"{one.reason}: {one.message}" for one in self.enforcer.once(CARDS, pods, listing)]
+        found = self.enforcer.once(CARDS, pods, listing)
+        return [f"{one.reason}: {one.message}" for one in found if one.pod is not None]
 
     def environment(self, name: str) -> dict[str, str]:
         _one, units, cards = self.containers[name]

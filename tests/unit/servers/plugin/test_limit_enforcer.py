@@ -55,7 +55,8 @@ class Node:
         self.driver.folders |= {folder_of(one) for one in identifiers}
 
     def update(self, pods: list[JsonObject], listing: list[Entry]) -> list[tuple[str, str]]:
-        return [(one.reason, one.message) for one in self.enforcer.once(CARDS, pods, listing)]
+        found = self.enforcer.once(CARDS, pods, listing)
+        return [(one.reason, one.message) for one in found if one.pod is not None]
 
 
 def simple(units: int = 3, uuid: str = FIRST) -> tuple[list[JsonObject], list[Entry]]:
@@ -367,7 +368,7 @@ def test_a_lost_card_is_no_limit_problem() -> None:
     cards = [dataclasses.replace(CARDS[0], healthy=False), CARDS[1]]
     assert node.enforcer.once(cards, pods, listing) == []
     assert node.enforcer.state == "enforced"
-    assert [one.reason for one in node.enforcer.once(CARDS, pods, listing)] == ["GpuMemoryUnlimited"]
+    assert [reason for reason, _text in node.update(pods, listing)] == ["GpuMemoryUnlimited"]
 
 
 def test_no_limit_is_lost_while_kubelets_list_fills_after_a_restart() -> None:

@@ -343,9 +343,12 @@ class Plugin:
             return
         state = self.enforcer.state
         for finding in self.enforcer.once(self.inventory.cards, *self._last_pass):
-            self.reconciler.post(finding.pod, finding.reason, finding.message)
-            if finding.node:
-                self.events.node(self.options.node, finding.reason, finding.message)
+            if finding.pod is not None:
+                accepted = self.reconciler.post(finding.pod, finding.reason, finding.message)
+            else:
+                accepted = self.events.node(self.options.node, finding.reason, finding.message)
+            if not accepted:
+                self.enforcer.unsent(finding)
         violations = self.enforcer.violations
         self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected, violations)
         if self.options.evict:

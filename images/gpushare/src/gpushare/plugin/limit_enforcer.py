@@ -48,15 +48,14 @@ GRACE_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The content of an Event about a pod, and about its node if the card isn't enforced because of it.
+    """The content of an Event.
 
-    :param pod: from the parameter of ``once``.
+    :param pod: the pod that it is about, from the parameter of ``once``; None for the node.
     """
 
-    pod: JsonObject
+    pod: JsonObject | None
     reason: str
     message: str
-    node: bool = False
 
 
 class _Findings:
@@ -122,6 +121,7 @@ class LimitEnforcer:
         self._probed: dict[str, int] = {}
         self._missing: dict[str, float] = {}
         self._reported: set[tuple[str, str, str]] = set()
+        self._unsent: list[Finding] = []
 
     # ----------------------------------------------------------------------- state
 
@@ -252,7 +252,7 @@ class LimitEnforcer:
 
         :param pods: of this node, with the statuses of ``limits.trim_statuses``.
         :param listing: from PodResources.
-        :returns: the findings that weren't returned before.
+        :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
         found = limits.targets(cards, pods, listing, self._unit)
         if self.mode == "off":
@@ -438,20 +438,27 @@ class LimitEnforcer:
                 except Refusal as refusal:
                     log.debug("%s, card %d: %s", target.name, card.index, refusal)
 
+    def unsent(self, finding: Finding) -> None:
+        """Return a finding again in the next pass, since its Event wasn't accepted."""
+        self._unsent.append(finding)
+
     def _new_findings(self, pods: t.Sequence[JsonObject], found: _Findings) -> list[Finding]:
-        """Return the findings that weren't reported before of a container that runs."""
+        """Return the findings that weren't reported before of a container that runs, and those without an Event."""
         by_uid = {contract.pod_uid(pod): pod for pod in pods}
         running = {identifier for pod in pods for identifier in limits.running(pod).values()}
         violations = {(one.container, one.card, one.event) for one in found.violations}
         fresh = [key for key in found.events if key not in self._reported]
         self._reported = {key for key in self._reported if key[0] in running} | set(found.events)
+        again = [one for one in self._unsent if one.pod is None or contract.pod_uid(one.pod) in by_uid]
+        self._unsent = []
         for key in fresh:
-            log.warning("%s", found.events[key])
-        return [
-            Finding(by_uid[found.pods[key[0]]], key[2], found.events[key], key in violations)
-            for key in fresh
-            if found.pods[key[0]] in by_uid
-        ]
+            text = found.events[key]
+            log.warning("%s", text)
+            if (pod := by_uid.get(found.pods.get(key[0], ""))) is not None:
+                again.append(Finding(pod, key[2], text))
+            if key in violations:
+                again.append(Finding(None, key[2], text))
+        return again
 
 
 def _equal(one: Limit, other: Limit | None) -> bool:
