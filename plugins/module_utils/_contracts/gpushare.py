@@ -140,14 +140,15 @@ class Reason(str, enum.Enum):
     MEMORY_LIMIT_FAILED = "MemoryLimitFailed"
     MEMORY_LIMIT_EXCEEDED = "MemoryLimitExceeded"
     FOREIGN_MEMORY_HELD = "ForeignMemoryHeld"
+    UNACCOUNTED_MEMORY_HELD = "UnaccountedMemoryHeld"
     CDI_UNAVAILABLE = "CDIUnavailable"
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-# Of these a container holds memory that others were promised.
-LIMIT_VIOLATIONS = frozenset((Reason.MEMORY_LIMIT_EXCEEDED, Reason.FOREIGN_MEMORY_HELD))
+# With these, memory that pods were promised is held by others.
+LIMIT_VIOLATIONS = frozenset((Reason.MEMORY_LIMIT_EXCEEDED, Reason.FOREIGN_MEMORY_HELD, Reason.UNACCOUNTED_MEMORY_HELD))
 
 
 class Refusal(t.NamedTuple):

@@ -234,6 +234,22 @@ def retries(node: Node) -> dict[str, t.Any]:
     return report
 
 
+def without_a_share(node: Node) -> dict[str, t.Any]:
+    """Two containers of pods without units: one has memory of a card before the plugin starts."""
+    before = node.create("before", 0)
+    report: dict[str, t.Any] = {"holds": before.hold(700)}
+    node.start()
+    later = node.create("later", 0)
+    report["events"] = node.once()
+    report["state"] = node.enforcer.state
+    report["limits"] = {name: [node.limit(name), node.limit(name, SECOND)] for name in ("before", "later")}
+    report["more"] = [before.hold(2), before.hold(2, card=1), later.hold(2), later.hold(2, card=1)]
+    before.programs[1].kill()
+    before.programs[1].wait()
+    report["after its release"] = [node.once(), node.enforcer.state, node.limit("before")]
+    return report
+
+
 def impossible(node: Node) -> dict[str, t.Any]:
     """Something is missing: the plugin requests nothing, so NVIDIA's hook can't fail."""
     enforcer = node.start()
@@ -245,7 +261,12 @@ def impossible(node: Node) -> dict[str, t.Any]:
     return report
 
 
-SCENARIOS = {"enforced": enforced, "late": retries, "impossible": impossible}
+SCENARIOS = {
+    "enforced": enforced,
+    "late": retries,
+    "without a share": without_a_share,
+    "impossible": impossible,
+}
 
 
 def main() -> None:

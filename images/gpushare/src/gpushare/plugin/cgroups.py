@@ -38,7 +38,7 @@ class Cgroups(t.Protocol):
 
     def own(self) -> str | None: ...
 
-    def folder(self, container: str) -> str | None: ...
+    def folders(self, containers: t.Collection[str]) -> dict[str, str]: ...
 
 
 class NodeCgroups:
@@ -73,16 +73,14 @@ class NodeCgroups:
                 return None if os.path.normpath(folder) == os.path.normpath(self.root) else os.path.normpath(folder)
         return None
 
-    def folder(self, container: str) -> str | None:
-        """Return the cgroup that holds a container's processes, or None if there is none.
+    def folders(self, containers: t.Collection[str]) -> dict[str, str]:
+        """Return the cgroups that hold these containers' processes, by the containers' IDs; some may have none.
 
-        :param container: its ID.
+        However many are unknown, the tree is searched once.
         """
-        known = self._known.get(container)
-        if known is None or not os.path.isdir(known):
+        if not all(one in self._known and os.path.isdir(self._known[one]) for one in containers):
             self._scan()
-            known = self._known.get(container)
-        return None if known is None else _inner(known)
+        return {one: _inner(self._known[one]) for one in containers if one in self._known}
 
     def _scan(self) -> None:
         top = self.root if self.version() == 2 else self._version_1()

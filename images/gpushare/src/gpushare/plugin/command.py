@@ -70,10 +70,15 @@ REFRESH_PAUSE_SECONDS = 0.2
 LIMIT_SECONDS = 30.0
 # After an Allocate the reconciler runs many passes; limits aren't read in each of them.
 LIMIT_PAUSE = 1.0
+# Memory of no share has to be seen in two passes, so the second one follows soon.
+SUSPICIOUS_SECONDS = 5.0
 # A thread without progress for so long hangs; only a new process helps.
 HANG_SECONDS = 120.0
 # A container gets the driver's files when it is created; for a driver installed later a new container is needed.
 NO_CARDS_SECONDS = 120.0
+
+# The plugin's own namespace, and one that tenants don't write to.
+EXEMPT = "gpushare-system,kube-system"
 
 log = logging.getLogger("gpushare.device_plugin")
 
@@ -93,6 +98,7 @@ class Options:
     :param injection: ``auto``, ``cdi`` or ``envvar``.
     :param memory_limit: ``auto``, ``required`` or ``off``.
     :param evict: whether a pod is evicted that holds memory of others and can't be limited.
+    :param exempt: namespaces whose pods without a share aren't limited.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
@@ -110,6 +116,7 @@ class Options:
     cdi_folders: tuple[Path, ...] = FOLDERS
     memory_limit: str = "auto"
     evict: bool = False
+    exempt: frozenset[str] = frozenset()
     cgroup_root: str = "/sys/fs/cgroup"
 
 
@@ -150,7 +157,11 @@ class Plugin:
         )
         self.injection = Injection(options.injection, options.cdi_folders)
         self.enforcer = LimitEnforcer(
-            options.memory_limit, options.unit, limit_backend, cgroups or NodeCgroups(options.cgroup_root)
+            options.memory_limit,
+            options.unit,
+            limit_backend,
+            cgroups or NodeCgroups(options.cgroup_root),
+            exempt=options.exempt,
         )
         self.podresources = KubeletPodResources(str(options.kubelet_dir / "pod-resources" / "kubelet.sock"))
         self.pods: Mirror[JsonObject] = Mirror(
@@ -337,7 +348,7 @@ class Plugin:
 
     def _enforce_limits(self) -> None:
         """Enforce the limits after each pass of the reconciler; a slow driver delays only this thread."""
-        self._pass_done.wait(LIMIT_SECONDS)
+        self._pass_done.wait(SUSPICIOUS_SECONDS if self.enforcer.suspicious else LIMIT_SECONDS)
         self._pass_done.clear()
         if self._last_pass is None or self._stop.is_set():
             return
@@ -410,6 +421,11 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
         str,
         "report",
         "what happens to a pod that holds memory of others and can't be limited: report or evict",
+    ),
+    "exempt-namespaces": (
+        str,
+        EXEMPT,
+        "namespaces, with commas, whose pods without a share aren't limited, as NVIDIA's own mustn't be",
     ),
     "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
     "log-format": (str, "text", "text or json"),
@@ -512,6 +528,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
         memory_limit=given.memory_limit,
         evict=given.memory_limit_violation == "evict",
+        exempt=frozenset(given.exempt_namespaces.split(",")),
         cgroup_root=given.cgroup_root,
     )
     try:

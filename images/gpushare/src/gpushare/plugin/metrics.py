@@ -82,7 +82,7 @@ class _Cards(Collector):
         containers = gauge("card_limited_containers", "Containers whose memory on a card the driver limits")
         violating = GaugeMetricFamily(
             "gpushare_plugin_limit_violations",
-            "Containers that aren't held to their memory of a card, by reason code",
+            "Containers that aren't held to their memory of a card, and memory of no container (1), by reason code",
             labels=[*labels, "reason"],
         )
         for card in cards:

@@ -180,18 +180,6 @@ def holders(
     return found
 
 
-def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> dict[str, int]:
-    """Return the units of each card (by UUID) that kubelet has allocated."""
-    slots = steering.slots_of(cards)
-    held = {card.uuid: 0 for card in cards}
-    for entry in listing:
-        for short, number in entry.total.items():
-            card = slots.named(short)
-            if card is not None:
-                held[card.uuid] += number
-    return held
-
-
 def trim_node(node: JsonObject) -> JsonObject:
     """Return the fields of a node that the plugin needs."""
     metadata, status = node.get("metadata") or {}, node.get("status") or {}
@@ -328,7 +316,7 @@ class Reconciler:
             self._fail(str(error))
             return False
         pods = pod_facts.by_key(self._pods.items())
-        self._metrics.cards(cards, held_units(cards, listing))
+        self._metrics.cards(cards, steering.held_units(cards, listing))
         self._report_health(cards, pods, listing)
         self.on_reconciled(list(pods.values()), listing)
         self._matches &= {contract.pod_uid(pod) for pod in pods.values()}
