@@ -103,7 +103,10 @@ class EveryFolder(set[str]):
 
 
 class FakeCgroups:
-    def __init__(self, driver: FakeDriver) -> None:
+    """Processes end with their container, except those in ``outlived`` (folders)."""
+
+    def __init__(self, driver: FakeDriver, outlived: set[str] | None = None) -> None:
+        self.outlived = set() if outlived is None else outlived
         self.root = "/sys/fs/cgroup"
         self.number = 2
         self.mounted = True
@@ -117,6 +120,9 @@ class FakeCgroups:
 
     def folders(self, containers: t.Collection[str]) -> dict[str, str]:
         return {one: folder_of(one) for one in containers if folder_of(one) in self._driver.folders}
+
+    def populated(self, folder: str) -> bool:
+        return folder in self.outlived
 
 
 def folder_of(container_id: str) -> str:

@@ -10,6 +10,7 @@ import typing as t
 import pytest
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MIB, UNLIMITED, Limit
+from gpushare.plugin.leftovers import Holder
 from gpushare.plugin.limit_enforcer import BLOCKED, LimitEnforcer
 from gpushare.plugin.limits import Usage
 from gpushare.shared._contracts import gpushare as contract
@@ -346,6 +347,21 @@ def test_memory_of_no_share_is_reported_until_it_is_free(mode: str) -> None:
     node.driver.outside[FIRST] = 512
     assert node_events(node, pods, listing) == []
     assert node.enforcer.violations == () and not node.enforcer.suspicious
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_memory_of_a_container_that_outlived_its_pod_is_accounted_for(mode: str) -> None:
+    """Its units are withheld, so no share lacks it."""
+    node = Node(mode)
+    node.run(ONE)
+    node.update(*simple())
+    node.driver.held[FIRST, folder_of(ONE)] = 3000 * MIB
+    left = [Holder("default/a", "uid-a", "x", folder_of(ONE), ids(FIRST, 0, 3))]
+    for node.now in (0.0, 60.0):
+        node.enforcer.once(RESERVED, [], [], left)
+        assert not node.enforcer.suspicious
+    node.enforcer.once(RESERVED, [], [])
+    assert node.enforcer.suspicious
 
 
 def test_memory_is_not_compared_where_a_number_is_missing() -> None:

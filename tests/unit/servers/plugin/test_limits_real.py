@@ -162,6 +162,14 @@ def test_pods_without_a_share_get_no_memory(drivers: dict[str, Path], tmp_path: 
     assert [one.partition(":")[0] for one in closed] == ["GpuCardNotGiven"] and after == ["enforced", [0, 1, 0]]
 
 
+def test_a_process_that_ignores_sigterm_keeps_its_memory_from_others(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("outlives", drivers[R615], tmp_path)
+    assert report["holds"] == "holding 2000 MiB" and report["while it runs"] == 0
+    assert report["held again"] == "holding 1500 MiB"
+    assert report["left"] == [["default/one", 3]] and report["taken"] == 3
+    assert report["after its end"] == [0, 0]
+
+
 IMPOSSIBLE = {
     "limits turned off in the driver": (
         CARD_LINES + "limits off\n",

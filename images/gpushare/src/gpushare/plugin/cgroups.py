@@ -40,6 +40,8 @@ class Cgroups(t.Protocol):
 
     def folders(self, containers: t.Collection[str]) -> dict[str, str]: ...
 
+    def populated(self, folder: str) -> bool: ...
+
 
 class NodeCgroups:
     """Cgroups read from the file system.
@@ -81,6 +83,12 @@ class NodeCgroups:
         if not all(one in self._known and os.path.isdir(self._known[one]) for one in containers):
             self._scan()
         return {one: _inner(self._known[one]) for one in containers if one in self._known}
+
+    def populated(self, folder: str) -> bool:
+        """Return whether there are processes in a cgroup or below it; false if it is gone."""
+        # Version 1 hasn't this file.
+        events = _text(f"{folder}/cgroup.events")
+        return "populated 1" in events if events else bool(_text(f"{folder}/cgroup.procs").strip())
 
     def _scan(self) -> None:
         top = self.root if self.version() == 2 else self._version_1()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import gc
@@ -46,6 +47,7 @@ from gpushare.plugin.admission import Admission, trim_pod
 from gpushare.plugin.cgroups import Cgroups, NodeCgroups
 from gpushare.plugin.evictions import Evictions
 from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
+from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
 from gpushare.plugin.reconcile import Reconciler, trim_node
@@ -150,17 +152,21 @@ class Plugin:
         self._restored = False
         self._last_pass: tuple[list[JsonObject], list[Entry]] | None = None
         self._pass_done = threading.Event()
+        self._left: tuple[Holder, ...] = ()
+        self._left_reported: set[Holder] = set()
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
         self.inventory = Inventory(
             nvml, options.unit, Health(options.xid_quiet, options.ignored_xids), options.reserve_mib
         )
         self.injection = Injection(options.injection, options.cdi_folders)
+        cgroups = cgroups or NodeCgroups(options.cgroup_root)
+        self.leftovers = Leftovers(cgroups)
         self.enforcer = LimitEnforcer(
             options.memory_limit,
             options.unit,
             limit_backend,
-            cgroups or NodeCgroups(options.cgroup_root),
+            cgroups,
             exempt=options.exempt,
         )
         self.podresources = KubeletPodResources(str(options.kubelet_dir / "pod-resources" / "kubelet.sock"))
@@ -211,10 +217,12 @@ class Plugin:
         self.inventory.held_slots = self._held_slots
         self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
         self.admission.limits = self.enforcer.environment
+        self.admission.taken = self.leftovers.taken
         self.admission.on_allocated = self._allocated
         self.admission.on_refused = self.metrics.refused
         self.reconciler.limit = lambda: self.enforcer.state
         self.reconciler.card_limit = self.enforcer.card_state
+        self.reconciler.unreleased = lambda uuid: self._unreleased().get(uuid, 0)
         self.reconciler.on_reconciled = self._on_reconciled
 
     def start(self) -> None:
@@ -348,12 +356,13 @@ class Plugin:
 
     def _enforce_limits(self) -> None:
         """Enforce the limits after each pass of the reconciler; a slow driver delays only this thread."""
-        self._pass_done.wait(SUSPICIOUS_SECONDS if self.enforcer.suspicious else LIMIT_SECONDS)
+        self._pass_done.wait(SUSPICIOUS_SECONDS if self.enforcer.suspicious or self._left else LIMIT_SECONDS)
         self._pass_done.clear()
         if self._last_pass is None or self._stop.is_set():
             return
+        self._withhold_left(*self._last_pass)
         state = self.enforcer.state
-        for finding in self.enforcer.once(self.inventory.cards, *self._last_pass):
+        for finding in self.enforcer.once(self.inventory.cards, *self._last_pass, self._left):
             if finding.pod is not None:
                 accepted = self.reconciler.post(finding.pod, finding.reason, finding.message)
             else:
@@ -366,6 +375,35 @@ class Plugin:
             self.evictions.once([one for one in violations if one.holds], self._last_pass[0])
         if self.enforcer.state != state:
             self.reconciler.wake()
+
+    def _withhold_left(self, pods: list[JsonObject], listing: list[Entry]) -> None:
+        """Keep kubelet from giving away the units of containers that outlived their pod, and report them."""
+        cards, self._left = self.inventory.cards, self.leftovers.observe(pods, listing)
+        changed = self.inventory.withhold(frozenset(one for holder in self._left for one in holder.ids))
+        self._left_reported &= set(self._left)
+        for holder in self._left:
+            if holder not in self._left_reported and self._report_left(holder, cards):
+                self._left_reported.add(holder)
+        if changed:
+            self.metrics.unreleased(self._unreleased())
+            self.reconciler.wake()
+
+    def _report_left(self, holder: Holder, cards: t.Sequence[contract.Card]) -> bool:
+        by_uuid, units = {card.uuid: card.index for card in cards}, holder.units(cards)
+        what = ", ".join(f"{number} units of card {by_uuid[uuid]}" for uuid, number in units.items())
+        text = (
+            f"pod {holder.pod} is deleted, and processes of its container {holder.container} still run: {what} aren't "
+            "given to pods until they have ended"
+        )
+        log.warning("%s", text)
+        return self.events.node(self.options.node, "GpuMemoryNotReleased", text)
+
+    def _unreleased(self) -> dict[str, int]:
+        """Return the units by card (UUID) of the containers that outlived their pod."""
+        found: collections.Counter[str] = collections.Counter()
+        for holder in self._left:
+            found.update(holder.units(self.inventory.cards))
+        return dict(found)
 
     def _register(self) -> None:
         waited = time.monotonic() - self._started

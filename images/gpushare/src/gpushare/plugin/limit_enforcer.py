@@ -36,6 +36,7 @@ from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MIB, NO_FOLDER, UNLIMITED, Limit, LimitBackend, Refusal
 from gpushare.plugin import limits
 from gpushare.plugin.cgroups import Cgroups
+from gpushare.plugin.leftovers import Holder
 from gpushare.plugin.limits import Target, Usage, Violation
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -275,12 +276,17 @@ class LimitEnforcer:
     # ----------------------------------------------------------------------- enforce
 
     def once(
-        self, cards: t.Sequence[contract.Card], pods: t.Sequence[JsonObject], listing: t.Sequence[Entry]
+        self,
+        cards: t.Sequence[contract.Card],
+        pods: t.Sequence[JsonObject],
+        listing: t.Sequence[Entry],
+        left: t.Sequence[Holder] = (),
     ) -> list[Finding]:
         """Read the limits of all containers once, and correct those that differ.
 
         :param pods: of this node, with the statuses of ``limits.trim_statuses``.
         :param listing: from PodResources.
+        :param left: containers that outlived their pod; their limits stay, and their memory is accounted for.
         :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
         found = limits.targets(cards, pods, listing, self._unit, self._exempt)
@@ -300,7 +306,12 @@ class LimitEnforcer:
         with self._lock:
             violated = {one.container for one in findings.violations}
             self._closed |= {one.container_id: now for one in due if one.mib == {} and one.container_id not in violated}
-        self._compare(cards, limited, limits.promised_mib(cards, pods, listing, self._unit), findings)
+        promised = limits.promised_mib(cards, pods, listing, self._unit)
+        for holder in left:
+            for uuid, units in holder.units(cards).items():
+                promised[uuid] += units * contract.MIB_PER_UNIT[self._unit]
+            self._measure(limited, holder, findings)
+        self._compare(cards, limited, promised, findings)
         with self._lock:
             self._violations, self._usage = tuple(findings.violations), findings.usage
             self._corrected += findings.corrected
@@ -355,6 +366,16 @@ class LimitEnforcer:
             text = f"the cgroup of {target.name} isn't found"
         for uuid in concerned:
             findings.violate(target, uuid, contract.Reason.MEMORY_LIMIT_FAILED, text)
+
+    def _measure(self, cards: t.Sequence[contract.Card], holder: Holder, findings: _Findings) -> None:
+        """Add the memory of a container that outlived its pod."""
+        for card in cards:
+            try:
+                limit = self._backend.get(card.uuid, holder.folder)
+            except Refusal:
+                findings.unknown.add(card.uuid)
+            else:
+                findings.used[card.uuid] += -(-limit.used // MIB) if limit else 0
 
     def _compare(
         self,
