@@ -214,6 +214,14 @@ def mutation_14(world: JsonObject) -> None:
     resource(world, MEM, 32, "allocatable")
 
 
+@breaks("C6", "ours_several", "a process outlived its pod", "unreleased", level="WARN")
+def mutation_unreleased(world: JsonObject) -> None:
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
+    shown = [dataclasses.replace(cards[0], unreleased=4), *cards[1:]]
+    node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(shown)
+    resource(world, MEM, sum(card.units for card in cards) - 4, "allocatable")
+
+
 breaks("C6", "nvidia_time_slicing", "a GPU is unhealthy", "not_allocatable")(
     lambda w: resource(w, "nvidia.com/gpu.shared", 4, "allocatable")
 )
