@@ -26,12 +26,15 @@ from gpushare.api.mirror import Mirror
 from gpushare.api.reviews import Reviews
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
+    STOP_SECONDS,
     Response,
     Service,
     common,
+    end_process,
     logger,
     metrics_service,
     start_all,
+    stop_within,
     termination_signals,
     text,
 )
@@ -242,19 +245,20 @@ class Plugin:
             self._thread(name, functools.partial(self._repeat, name, work, pause))
         self._thread("reconcile", functools.partial(self.reconciler.run, self._stop))
 
-    def stop(self) -> None:
-        """Stop all threads and remove the plugin's socket; running containers aren't affected."""
+    def stop(self) -> bool:
+        """Stop all threads and remove the plugin's socket, within ``STOP_SECONDS``; running containers aren't affected.
+
+        :returns: whether all have ended.
+        """
         self._stop.set()
         self._pass_done.set()
         self.reconciler.wake()
-        for thread in self._threads:
-            thread.join(5)
-        self.registration.stop()
-        self.podresources.close()
-        for server in self.servers:
-            server.stop()
-        for part in (self.pods, self.node, self.events):
-            part.stop()
+        reading = [self.pods.stop, self.node.stop, self.events.stop]
+        working = [*(server.stop for server in self.servers), *(thread.join for thread in self._threads)]
+        return stop_within(
+            (STOP_SECONDS - 4, [*reading, *working]),
+            (STOP_SECONDS, [self.registration.stop, self.podresources.close]),
+        )
 
     def unready(self) -> str | None:
         """Return why the plugin isn't ready; None if it is."""
@@ -593,8 +597,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     log.info("started", extra={"data": facts})
     signal.sigwait(signals)
     log.info("stopping")
-    plugin.stop()
-    return 0
+    return end_process(plugin.stop())
 
 
 if __name__ == "__main__":
