@@ -9,6 +9,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from gpushare.extender import command as extender_command
 from gpushare.plugin import command as plugin_command
+from gpushare.plugin import limits
 from gpushare_objects import DEFAULTS, rendered
 from role_templates import one
 
@@ -203,6 +204,27 @@ def test_the_device_plugin_has_only_the_privileges_it_needs(limit, injection, ac
         assert mounts[path]["name"] == name, "the driver and kubelet get paths of the node"
         # NVIDIA's library writes into a control group's folder where the kernel has the controller dmem.
         assert mounts[path].get("readOnly", False) == (path not in KUBELET | {"/sys/fs/cgroup"})
+
+
+def with_drivers(*versions, nodes=2):
+    """The capabilities that the device plugin has where these drivers run; None where a node couldn't be asked."""
+    hosts = {
+        f"gpu{number}": {"gpu_node": {"driver": {"module_version": version or None}}} if version is not None else {}
+        for number, version in enumerate(versions)
+    }
+    given = {"groups": {"gpu_nodes": list(hosts)}, "hostvars": hosts, "gpushare_nodes": ["n"] * nodes}
+    (container,) = pod_of("device_plugin", **given)["spec"]["containers"]
+    return container["securityContext"]["capabilities"].get("add", [])
+
+
+def test_the_device_plugin_has_sys_admin_only_where_a_driver_can_limit():
+    assert with_drivers("580.95.05", "610.1") == []
+    older = str(limits.DRIVER - 1)
+    assert with_drivers(older, older) == [] and with_drivers(older, str(limits.DRIVER)) == ["SYS_ADMIN"]
+    # A driver that isn't known: none is loaded, the machine wasn't asked, or isn't in the inventory.
+    for unknown in ("", None):
+        assert with_drivers("580.95.05", unknown) == ["SYS_ADMIN"]
+    assert with_drivers("580.95.05") == ["SYS_ADMIN"] and with_drivers(nodes=0) == ["SYS_ADMIN"]
 
 
 def test_without_limits_no_control_groups_are_writable():
