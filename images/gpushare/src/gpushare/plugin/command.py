@@ -53,6 +53,7 @@ from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
 from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
+from gpushare.plugin.metrics_server import PluginPage
 from gpushare.plugin.reconcile import Reconciler, trim_node
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -489,6 +490,11 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="remove the plugin's annotations, resources and limits from this node, and exit; the plugin must not run",
     )
+    parser.add_argument(
+        "--serve-metrics",
+        action="store_true",
+        help="only serve the metrics of the plugin that has --status-socket, at --metrics-address",
+    )
     parser.add_argument("--version", action="version", version=gpushare.__version__)
     options = parser.parse_args(arguments)
     # argparse's choices don't check defaults, which come from the environment.
@@ -513,6 +519,8 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
+    if options.serve_metrics and not (options.metrics and options.status_socket):
+        parser.error("--serve-metrics needs --metrics-address and --status-socket")
     if options.reserved_memory < 0:
         parser.error(f"--reserved-memory: {options.reserved_memory} MiB isn't an amount of memory")
     for name, least, most in (("resync", 1, 3600), ("query_interval", 0.1, 60), ("xid_quiet", 1, 10**9)):
@@ -552,6 +560,24 @@ def clean(options: Options, kube: Kube, nvml: Nvml, limit_backend: LimitBackend,
     return 0
 
 
+def serve_metrics(endpoint: Endpoint, status_socket: str, kube: Kube) -> int:
+    """Run ``--serve-metrics``.
+
+    :returns: the exit status.
+    """
+    signals = termination_signals()
+    service = metrics_service(f"{COMPONENT}-metrics", endpoint, PluginPage(status_socket), Reviews(kube))
+    try:
+        start_all([service])
+    except OSError as error:
+        log.error("can't serve: %s", error)
+        return 1
+    log.info("started", extra={"data": {"metrics": service.port}})
+    signal.sigwait(signals)
+    log.info("stopping")
+    return end_process(stop_within((STOP_SECONDS, [service.stop])))
+
+
 def main(arguments: t.Sequence[str] | None = None) -> int:
     given = parse(arguments)
     logger("gpushare", given.log_format, given.log_level)
@@ -578,6 +604,8 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     except KubeError as error:
         log.error("%s", error)
         return 1
+    if given.serve_metrics:
+        return serve_metrics(given.metrics, given.status_socket, kube)
     if given.cleanup:
         return clean(options, kube, NvidiaMl(), NvidiaLimits())
     sys.setswitchinterval(SWITCH_SECONDS)
