@@ -186,8 +186,8 @@ CDI = {"/etc/cdi", "/var/run/cdi"}
 @pytest.mark.parametrize(
     ("limit", "injection", "accepted", "paths", "added"),
     [
-        ("auto", "auto", True, KUBELET | CDI | {"/sys/fs/cgroup"}, ["SYS_ADMIN"]),
-        ("required", "envvar", True, KUBELET | {"/sys/fs/cgroup"}, ["SYS_ADMIN"]),
+        ("auto", "auto", True, KUBELET | CDI, ["SYS_ADMIN"]),
+        ("required", "envvar", True, KUBELET, ["SYS_ADMIN"]),
         ("off", "cdi", True, KUBELET | CDI, []),
         ("off", "cdi", False, KUBELET | CDI, ["SYS_ADMIN"]),
         # As YAML reads off.
@@ -205,12 +205,13 @@ def test_the_device_plugin_has_only_the_privileges_it_needs(limit, injection, ac
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert "hostNetwork" not in spec and "hostPID" not in spec
     volumes = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-    assert set(volumes.values()) == paths
+    assert set(volumes.values()) == paths | {"/sys/fs/cgroup"}
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     for name, path in volumes.items():
         assert mounts[path]["name"] == name, "the driver and kubelet get paths of the node"
         # NVIDIA's library writes into a control group's folder where the kernel has the controller dmem.
-        assert mounts[path].get("readOnly", False) == (path not in KUBELET | {"/sys/fs/cgroup"})
+        writable = KUBELET | ({"/sys/fs/cgroup"} if limit in ("auto", "required") else set())
+        assert mounts[path].get("readOnly", False) == (path not in writable)
 
 
 def with_drivers(*versions, nodes=2):

@@ -305,7 +305,7 @@ def test_a_container_whose_cards_are_not_known_is_reported_after_a_wait() -> Non
     assert node.update(pods, twice) == [] and node.enforcer.state == "enforced"
     node.now = 11.0
     text = "MemoryLimitFailed: kubelet's list doesn't show which cards container x of pod default/a was given"
-    assert node.update(pods, twice) == [("GpuMemoryUnlimited", text)] * 2
+    assert node.update(pods, twice) == [("GpuMemoryUnlimited", text)]
     assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["MemoryLimitFailed"] * 2
     assert node.update(pods, listing) == []
     assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}

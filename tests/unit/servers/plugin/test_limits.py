@@ -209,6 +209,21 @@ def test_the_tree_is_searched_once_however_many_containers_are_missing(
     assert walks.count(str(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroup_has_processes_until_they_end(tmp_path: Path, version: int) -> None:
+    one = cgroup(tree(tmp_path, version) / SYSTEMD.format(id=ONE))
+    cgroups = NodeCgroups(str(tmp_path))
+    if version == 2:
+        (one / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert cgroups.populated(str(one))
+    if version == 2:
+        (one / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    else:
+        (one / "cgroup.procs").unlink()
+        one.rmdir()
+    assert not cgroups.populated(str(one))
+
+
 def test_crun_has_the_processes_one_level_lower(tmp_path: Path) -> None:
     scope = cgroup(tree(tmp_path, 2) / CRIO.format(id=ONE))
     inner, cgroups = cgroup(scope / "container", 0, 0), NodeCgroups(str(tmp_path))

@@ -85,10 +85,11 @@ class NodeCgroups:
         return {one: _inner(self._known[one]) for one in containers if one in self._known}
 
     def populated(self, folder: str) -> bool:
-        """Return whether there are processes in a cgroup or below it; false if it is gone."""
-        # Version 1 hasn't this file.
+        """Return whether there are processes in a container's cgroup or below it; false if it is gone."""
+        # Version 1 hasn't this file, and hides processes of other PID namespaces: the runtime removes the cgroup after
+        # their end.
         events = _text(f"{folder}/cgroup.events")
-        return "populated 1" in events if events else bool(_text(f"{folder}/cgroup.procs").strip())
+        return "populated 1" in events if events else os.path.isdir(folder)
 
     def _scan(self) -> None:
         top = self.root if self.version() == 2 else self._version_1()

@@ -67,6 +67,11 @@ class Finding:
     reason: str
     message: str
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return what a second Event about it would repeat."""
+        return contract.pod_uid(self.pod) if self.pod else "", self.reason, self.message
+
 
 class _Findings:
     """What one pass has found.
@@ -563,16 +568,16 @@ class LimitEnforcer:
         violations = {(one.container, one.card, one.event) for one in found.violations}
         fresh = [key for key in found.events if key not in self._reported]
         self._reported = {key for key in self._reported if key[0] in running} | set(found.events)
-        again = [one for one in self._unsent if one.pod is None or contract.pod_uid(one.pod) in by_uid]
+        due = [one for one in self._unsent if one.pod is None or contract.pod_uid(one.pod) in by_uid]
         self._unsent = []
         for key in fresh:
             text = found.events[key]
             log.warning("%s", text)
             if (pod := by_uid.get(found.pods.get(key[0], ""))) is not None:
-                again.append(Finding(pod, key[2], text))
+                due.append(Finding(pod, key[2], text))
             if key in violations:
-                again.append(Finding(None, key[2], text))
-        return again
+                due.append(Finding(None, key[2], text))
+        return list({one.key: one for one in due}.values())
 
 
 def _equal(one: Limit, other: Limit | None) -> bool:
