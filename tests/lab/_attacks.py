@@ -50,7 +50,11 @@ REFUSED, UNSEEN = Cell(Outcome.REFUSED), Cell(Outcome.UNSEEN)
 ALLOWED = Cell(Outcome.UNSEEN, ", allowed")
 LEFT_TO_TOOLKIT = Cell(Outcome.UNSEEN, ": the toolkit's setting prevents it")
 NOTHING = Cell(Outcome.ELSEWHERE, "-")
-NOT_LIMITED = Cell(Outcome.ELSEWHERE, "not limited")
+NO_MEMORY = Cell(
+    Outcome.ELSEWHERE,
+    "no memory of any card",
+    "test_a_pod_without_a_share_gets_no_memory_of_any_card",
+)
 CLOSED = Cell(
     Outcome.ELSEWHERE,
     "Event; no memory of the others",
@@ -67,7 +71,7 @@ BY_FROM = Cell(Outcome.REFUSED, " with `gpushare_admission_env_from: deny`, else
 UNLIMITED = Cell(Outcome.NO_START, " where the node can't limit, else starts with it")
 LIKEWISE = Cell(Outcome.FAILS, ", likewise"), Cell(Outcome.FAILS, ", likewise")
 NEITHER = Cell(Outcome.NO_START, ", likewise"), Cell(Outcome.NO_START, ", likewise")
-NAMED_WITH_A_SHARE = Cell(Outcome.ELSEWHERE, "Event, where it asks for a share", CLOSED.proof)
+NAMED_WITH_A_SHARE = Cell(Outcome.ELSEWHERE, "no memory of the others; Event, where it asks for a share", CLOSED.proof)
 MAY_UNDO = Cell(Outcome.ELSEWHERE, "may undo limits")
 
 
@@ -118,7 +122,7 @@ TABLE = (
     Try(
         "the same, and asks for no share",
         ("env: all", "env: another"),
-        TAKES, TAKES, FAILS, REFUSED, NOT_LIMITED,
+        TAKES, TAKES, FAILS, REFUSED, NO_MEMORY,
     ),
     Try(
         "asks for a share, and sets it by `envFrom`",
@@ -128,22 +132,22 @@ TABLE = (
     Try(
         "the same, and asks for no share",
         ("envFrom: all",),
-        TAKES, TAKES, FAILS, BY_FROM, NOT_LIMITED,
+        TAKES, TAKES, FAILS, BY_FROM, NO_MEMORY,
     ),
     Try(
         "asks for no share, and sets `CUDA_VERSION` without `NVIDIA_VISIBLE_DEVICES` in `env`",
         ("env: CUDA_VERSION",),
-        ALL, ALL, FAILS, REFUSED, NOT_LIMITED,
+        ALL, ALL, FAILS, REFUSED, NO_MEMORY,
     ),
     Try(
         "the same by `envFrom`",
         ("envFrom: CUDA_VERSION",),
-        ALL, ALL, FAILS, BY_FROM, NOT_LIMITED,
+        ALL, ALL, FAILS, BY_FROM, NO_MEMORY,
     ),
     Try(
         "the same in its image",
         ("image: CUDA_VERSION",),
-        ALL, ALL, FAILS, LEFT_TO_TOOLKIT, NOT_LIMITED,
+        ALL, ALL, FAILS, LEFT_TO_TOOLKIT, NO_MEMORY,
     ),
     Try(
         "the same in its image, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
@@ -163,7 +167,7 @@ TABLE = (
     Try(
         "the same, and asks for no share (CUDA's images do)",
         ("image: all",),
-        ALL, ALL, FAILS, LEFT_TO_TOOLKIT, NOT_LIMITED,
+        ALL, ALL, FAILS, LEFT_TO_TOOLKIT, NO_MEMORY,
     ),
     Try(
         "the same, and says `NVIDIA_VISIBLE_DEVICES=void` in `env`",
@@ -199,7 +203,7 @@ TABLE = (
     Try(
         "is debugged (`kubectl debug`) with such a variable",
         ("debug: all",),
-        TAKES, TAKES, FAILS, REFUSED, NOT_LIMITED,
+        TAKES, TAKES, FAILS, REFUSED, NO_MEMORY,
     ),
     Try(
         "mounts the node's `/dev`",
@@ -209,7 +213,7 @@ TABLE = (
     Try(
         "has `SYS_ADMIN`, asks for no share, and sets `NVIDIA_VISIBLE_DEVICES` in `env`",
         ("env: all, SYS_ADMIN",),
-        TAKES, TAKES, TAKES, REFUSED, NOT_LIMITED,
+        TAKES, TAKES, TAKES, REFUSED, MAY_UNDO,
     ),
     Try(
         "has `SYS_ADMIN`, asks for a share, and sets it likewise",

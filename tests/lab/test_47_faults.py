@@ -346,6 +346,34 @@ def test_fault_19_least_privilege(lab: Lab) -> None:
         assert is_ready(pod)
 
 
+@pytest.mark.long
+def test_a_force_deleted_pod_keeps_its_memory_until_its_process_ends(lab: Lab, namespace: str, node: str) -> None:
+    """Scenario j: the process ignores SIGTERM, and kubelet frees the pod's devices when the API has forgotten it."""
+    wait_empty(lab, node)
+    script = "trap '' TERM; while :; do sleep 1; done"
+    deaf = container(lab, 12, command=["sh", "-c", script])
+    create(lab, namespace, body("deaf", deaf, node=node, terminationGracePeriodSeconds=60))
+    wait_settled(lab, namespace, ["deaf"])
+    (index,) = indices_of(lab.api.pod(namespace, "deaf"))
+    try:
+        path = f"/api/v1/namespaces/{namespace}/pods/deaf"
+        lab.api.call("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+        until(lambda: lab.cards(node)[index].get("unreleasedUnits") == 12, "its units aren't given away", 20, 0.2)
+        text = until(lambda: "".join(lab.events("default", node, "GpuMemoryNotReleased")), "its Event", 20)
+        assert f"{namespace}/deaf" in text
+        # Both cards would have these units if the first one's were free.
+        with pods(lab, namespace, body("one", container(lab, 12), node=node)) as (one,):
+            assert indices_of(one) == [1 - index]
+            create(lab, namespace, body("two", container(lab, 12), node=node))
+            until(lambda: unschedulable(lab, namespace, "two"), "no card has its memory", 20)
+            # kubelet ends the process with SIGKILL.
+            wait_settled(lab, namespace, ["two"], 120)
+            assert indices_of(lab.api.pod(namespace, "two")) == [index]
+    finally:
+        delete_pods(lab, namespace, [one["metadata"]["name"] for one in lab.api.pods(namespace)])
+    until(lambda: "unreleasedUnits" not in json.dumps(lab.cards(node)), "all units are given away", 40)
+
+
 def test_tests_leave_nothing_behind(lab: Lab, namespace: str) -> None:
     assert lab.api.pods(namespace) == []
     for name in lab.gpu_nodes:

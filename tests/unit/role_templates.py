@@ -35,7 +35,8 @@ def defaults(role):
 def objects(role, *names, **variables):
     """The objects of these templates (without their ending), in the order in which they are created."""
     loader = DataLoader()
-    given = {"ansible_search_path": [str(ROLES / role)], **variables}
+    # Ansible always has the inventory's variables.
+    given = {"ansible_search_path": [str(ROLES / role)], "groups": {}, "hostvars": {}, **variables}
     templar = Templar(loader=loader, variables=given)
     lookup = lookup_loader.get("ansible.builtin.template", loader=loader, templar=templar)
     texts = []

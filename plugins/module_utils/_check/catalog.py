@@ -99,14 +99,19 @@ COMMON_CHECKS = {
     "C6": Invariant(
         "All announced GPUs are allocatable",
         "allocatable with capacity",
-        "FAIL",
+        "FAIL; WARN while processes of a deleted pod run",
         "read the logs of the device plugin and of kubelet; restart the device plugin to register it again",
         {
             "unhealthy_gpu": "{left} of {number} {resource} are allocatable: GPU {card} ({uuid}) is {reason}",
+            "unreleased": "{left} of {number} {resource} are allocatable: processes of a deleted pod still run, which "
+            "had {units} units of GPU {card} ({uuid})",
             "not_allocatable": "{left} of {number} {resource} are allocatable",
             "plugin_stopped": "0 of {number} {resource} are allocatable: no device plugin is registered with kubelet",
         },
-        {"unhealthy_gpu": "repair or replace the GPU"},
+        {
+            "unhealthy_gpu": "repair or replace the GPU",
+            "unreleased": "end the processes, or wait until the container runtime has; the node's Event names the pod",
+        },
     ),
     "C7": Invariant(
         "NVML's numbers are consistent",

@@ -341,7 +341,11 @@ GPUSHARE_CHECKS = {
         {
             "not_enforced": "the memory shares of pods on {nodes} aren't enforced: {why}",
             "violated": "a container holds memory of GPU {card} that others were promised ({code}): {why}",
+            "unaccounted": "memory of GPU {card} is used beyond its pods' shares ({code}): {why}",
         },
-        {"violated": "delete the pod, or set gpushare_memory_limit_violation to evict"},
+        {
+            "violated": "delete the pod, or set gpushare_memory_limit_violation to evict",
+            "unaccounted": "end the process that nvidia-smi on the node shows",
+        },
     ),
 }

@@ -141,7 +141,11 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
         for card in unhealthy:
             reason = shorten(card.reason or "unhealthy", 200)
             result.fail("unhealthy_gpu", card=card.index, uuid=card.uuid, reason=reason, **details)
-        if not unhealthy:
+        unreleased = [card for card in node.cards if card.unreleased] if resource == contract.RESOURCE_MEMORY else []
+        for card in unreleased:
+            result.warn("unreleased", card=card.index, uuid=card.uuid, units=card.unreleased, **details)
+        explained = unreleased and left + sum(card.unreleased for card in unreleased) == number
+        if not (unhealthy or explained):
             result.fail("not_allocatable" if left else "plugin_stopped", **details)
 
 

@@ -176,7 +176,8 @@ def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
         reason = limit[len(contract.LIMIT_UNENFORCED) :]
         found = [card for card in node.cards if card.limit in violations]
         for card in found:
-            result.warn("violated", node=node.name, card=card.index, uuid=card.uuid, code=card.limit, why=reason)
+            kind = "unaccounted" if card.limit == contract.Reason.UNACCOUNTED_MEMORY_HELD.value else "violated"
+            result.warn(kind, node=node.name, card=card.index, uuid=card.uuid, code=card.limit, why=reason)
         if not found:
             by_reason.setdefault(reason, []).append(node.name)
     for reason, names in by_reason.items():

@@ -140,14 +140,15 @@ class Reason(str, enum.Enum):
     MEMORY_LIMIT_FAILED = "MemoryLimitFailed"
     MEMORY_LIMIT_EXCEEDED = "MemoryLimitExceeded"
     FOREIGN_MEMORY_HELD = "ForeignMemoryHeld"
+    UNACCOUNTED_MEMORY_HELD = "UnaccountedMemoryHeld"
     CDI_UNAVAILABLE = "CDIUnavailable"
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-# Of these a container holds memory that others were promised.
-LIMIT_VIOLATIONS = frozenset((Reason.MEMORY_LIMIT_EXCEEDED, Reason.FOREIGN_MEMORY_HELD))
+# With these, memory that pods were promised is held by others.
+LIMIT_VIOLATIONS = frozenset((Reason.MEMORY_LIMIT_EXCEEDED, Reason.FOREIGN_MEMORY_HELD, Reason.UNACCOUNTED_MEMORY_HELD))
 
 
 class Refusal(t.NamedTuple):
@@ -181,6 +182,7 @@ class Card:
     :param limit: whether the driver limits memory on it: ``LIMIT_ENFORCED``, ``LIMIT_OFF`` or the value of the
         :class:`Reason` why not; empty if unknown.
     :param reserved_mib: what of its memory isn't given to pods, because they couldn't allocate it, in MiB.
+    :param unreleased: units of deleted pods whose processes haven't ended; they aren't given to pods.
     """
 
     index: int
@@ -195,6 +197,7 @@ class Card:
     xid: int = 0
     reserved_mib: int = 0
     limit: str = ""
+    unreleased: int = 0
 
     @property
     def shared_mib(self) -> int:
@@ -360,6 +363,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             **({"xid": card.xid} if card.xid else {}),
             **({"reservedMiB": card.reserved_mib} if card.reserved_mib else {}),
             **({"limit": card.limit} if card.limit else {}),
+            **({"unreleasedUnits": card.unreleased} if card.unreleased else {}),
         }
         for card in sorted(cards, key=lambda card: card.index)
     ]
@@ -386,13 +390,16 @@ def cards_from_annotation(text: str) -> list[Card]:
                 xid=int(row.get("xid", 0)),
                 reserved_mib=int(row.get("reservedMiB", 0)),
                 limit=str(row.get("limit", "")),
+                unreleased=int(row.get("unreleasedUnits", 0)),
             )
             for row in json.loads(text)
         ]
     # A number may be Infinity, and brackets may be nested too deeply.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ContractError(f"node annotation {NODE_CARDS} can't be read: {error!r}") from error
-    if len({card.index for card in cards}) != len(cards) or any(card.units < 0 or card.index < 0 for card in cards):
+    if len({card.index for card in cards}) != len(cards) or any(
+        min(card.units, card.index, card.unreleased) < 0 for card in cards
+    ):
         raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
     return sorted(cards, key=lambda card: card.index)
 

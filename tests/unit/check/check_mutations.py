@@ -213,6 +213,14 @@ def mutation_14(world: JsonObject) -> None:
     resource(world, MEM, 32, "allocatable")
 
 
+@breaks("C6", "ours_several", "a process outlived its pod", "unreleased", level="WARN")
+def mutation_unreleased(world: JsonObject) -> None:
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
+    shown = [dataclasses.replace(cards[0], unreleased=4), *cards[1:]]
+    node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(shown)
+    resource(world, MEM, sum(card.units for card in cards) - 4, "allocatable")
+
+
 breaks("C6", "nvidia_time_slicing", "a GPU is unhealthy", "not_allocatable")(
     lambda w: resource(w, "nvidia.com/gpu.shared", 4, "allocatable")
 )
@@ -659,13 +667,21 @@ breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")(
 )
 
 
-@breaks("S5", "ours_envvar", "a container holds another pod's memory", "violated", level="WARN")
-def mutation_violated(world: JsonObject) -> None:
+def violate(world: JsonObject, reason: contract.Reason, text: str) -> None:
     cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
-    code = contract.Reason.FOREIGN_MEMORY_HELD.value
-    held = [dataclasses.replace(cards[0], limit=code), *cards[1:]]
+    held = [dataclasses.replace(cards[0], limit=reason.value), *cards[1:]]
     node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(held)
-    node_notes(world)[contract.NODE_LIMIT] = f"{contract.LIMIT_UNENFORCED}{code}: container x of pod a/b holds 9 MiB"
+    node_notes(world)[contract.NODE_LIMIT] = f"{contract.LIMIT_UNENFORCED}{reason}: {text}"
+
+
+breaks("S5", "ours_envvar", "a container holds another pod's memory", "violated", level="WARN")(
+    lambda w: violate(w, contract.Reason.FOREIGN_MEMORY_HELD, "container x of pod a/b holds 9 MiB")
+)
+
+
+breaks("S5", "ours_envvar", "a process outlived its pod", "unaccounted", level="WARN")(
+    lambda w: violate(w, contract.Reason.UNACCOUNTED_MEMORY_HELD, "more than 9 MiB of card 0 are used")
+)
 
 
 OLD_DRIVER = "NVIDIA's driver is 580.95, and limits need 615 or newer"

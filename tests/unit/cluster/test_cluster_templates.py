@@ -9,6 +9,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from gpushare.extender import command as extender_command
 from gpushare.plugin import command as plugin_command
+from gpushare.plugin import limits
 from gpushare_objects import DEFAULTS, rendered
 from role_templates import one
 
@@ -123,8 +124,15 @@ def test_metrics_of_the_device_plugin(namespaces, monkeypatch):
     assert (closed["policyTypes"], closed.get("ingress") or []) == (["Ingress"], [])
     chosen = {"gpushare_device_plugin_metrics": True, "gpushare_metrics_namespaces": namespaces}
     objects = rendered("device_plugin", **chosen)
-    container = container_of("device_plugin", **chosen)
+    plugin, container = pod_of("device_plugin", **chosen)["spec"]["containers"]
+    # What strangers reach has neither the plugin's capability nor kubelet's sockets.
+    assert plugin_command.parse(plugin["command"][1:]).metrics is None and "ports" not in plugin
+    assert plugin["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
+    assert container["securityContext"] == LOCKED
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/etc/gpushare-metrics"}
     options = plugin_command.parse(container["command"][1:])
+    assert options.serve_metrics
+    assert options.status_socket == plugin_command.parse(plugin["command"][1:]).status_socket
     assert (options.metrics.address, options.metrics.port) == ("$(POD_IP)", plugin_command.METRICS_PORT)
     assert [one["containerPort"] for one in container["ports"]] == [options.metrics.port]
     (rule,) = one(objects, "NetworkPolicy")["spec"]["ingress"]
@@ -178,8 +186,8 @@ CDI = {"/etc/cdi", "/var/run/cdi"}
 @pytest.mark.parametrize(
     ("limit", "injection", "accepted", "paths", "added"),
     [
-        ("auto", "auto", True, KUBELET | CDI | {"/sys/fs/cgroup"}, ["SYS_ADMIN"]),
-        ("required", "envvar", True, KUBELET | {"/sys/fs/cgroup"}, ["SYS_ADMIN"]),
+        ("auto", "auto", True, KUBELET | CDI, ["SYS_ADMIN"]),
+        ("required", "envvar", True, KUBELET, ["SYS_ADMIN"]),
         ("off", "cdi", True, KUBELET | CDI, []),
         ("off", "cdi", False, KUBELET | CDI, ["SYS_ADMIN"]),
         # As YAML reads off.
@@ -197,12 +205,34 @@ def test_the_device_plugin_has_only_the_privileges_it_needs(limit, injection, ac
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert "hostNetwork" not in spec and "hostPID" not in spec
     volumes = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-    assert set(volumes.values()) == paths
+    assert set(volumes.values()) == paths | {"/sys/fs/cgroup"}
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     for name, path in volumes.items():
         assert mounts[path]["name"] == name, "the driver and kubelet get paths of the node"
         # NVIDIA's library writes into a control group's folder where the kernel has the controller dmem.
-        assert mounts[path].get("readOnly", False) == (path not in KUBELET | {"/sys/fs/cgroup"})
+        writable = KUBELET | ({"/sys/fs/cgroup"} if limit in ("auto", "required") else set())
+        assert mounts[path].get("readOnly", False) == (path not in writable)
+
+
+def with_drivers(*versions, nodes=2):
+    """The capabilities that the device plugin has where these drivers run; None where a node couldn't be asked."""
+    hosts = {
+        f"gpu{number}": {"gpu_node": {"driver": {"module_version": version or None}}} if version is not None else {}
+        for number, version in enumerate(versions)
+    }
+    given = {"groups": {"gpu_nodes": list(hosts)}, "hostvars": hosts, "gpushare_nodes": ["n"] * nodes}
+    (container,) = pod_of("device_plugin", **given)["spec"]["containers"]
+    return container["securityContext"]["capabilities"].get("add", [])
+
+
+def test_the_device_plugin_has_sys_admin_only_where_a_driver_can_limit():
+    assert with_drivers("580.95.05", "610.1") == []
+    older = str(limits.DRIVER - 1)
+    assert with_drivers(older, older) == [] and with_drivers(older, str(limits.DRIVER)) == ["SYS_ADMIN"]
+    # A driver that isn't known: none is loaded, the machine wasn't asked, or isn't in the inventory.
+    for unknown in ("", None):
+        assert with_drivers("580.95.05", unknown) == ["SYS_ADMIN"]
+    assert with_drivers("580.95.05") == ["SYS_ADMIN"] and with_drivers(nodes=0) == ["SYS_ADMIN"]
 
 
 def test_without_limits_no_control_groups_are_writable():

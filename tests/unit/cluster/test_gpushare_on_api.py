@@ -65,7 +65,7 @@ LEDGER = {
     f"{verb} {LEASES} {name}" for verb in ("get", "update") for name in ("gpushare-ledger", "gpushare-ledger-probe")
 }
 LEDGER |= {f"create {LEASES}"}
-PLUGIN = READ | WRITE | {"patch events", "patch nodes/status"}
+PLUGIN = READ | WRITE | {"patch nodes/status"}
 
 
 @pytest.mark.parametrize(

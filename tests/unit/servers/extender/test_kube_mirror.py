@@ -319,6 +319,18 @@ def test_everything_is_listed_again_within_an_hour(api: ApiDouble, follow: Follo
     eventually(lambda: mirror.lists == 2 and not mirror.get("default/p"))
 
 
+def test_two_silent_watches_list_again(api: ApiDouble, follow: Follow) -> None:
+    """What no event has told is found before the hour is over."""
+    api.put("pods", make_pod("p", 1))
+    mirror = follow(backoff=(0.05, 0.1))
+    for watches in (1, 2):
+        eventually(lambda watches=watches: len(api.asked("WATCH", "pods")) == watches)
+        api.objects.pop(("pods", "default", "p"), None)
+        assert mirror.lists == 1 and mirror.get("default/p")
+        api.cut()
+    eventually(lambda: mirror.lists == 2 and not mirror.get("default/p"))
+
+
 def stops_quickly(mirror: Mirror[Any]) -> None:
     began = time.monotonic()
     mirror.stop()

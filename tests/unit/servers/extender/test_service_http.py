@@ -11,10 +11,11 @@ import logging
 import re
 import signal
 import subprocess
+import threading
 import time
 import tomllib
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gpushare
@@ -25,7 +26,17 @@ from gpushare.api.events import Events
 from gpushare.extender import command
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
-from gpushare.http.service import BadRequest, Request, Response, Service, answer, common, logger
+from gpushare.http.service import (
+    STOP_SECONDS,
+    BadRequest,
+    Request,
+    Response,
+    Service,
+    answer,
+    common,
+    logger,
+    stop_within,
+)
 from prometheus_client import CollectorRegistry, Counter
 from service_account import service_account
 
@@ -247,3 +258,67 @@ def test_the_image_needs_no_newer_builder() -> None:
     text = (IMAGE / "Containerfile").read_text()
     for word in ("RUN --", "COPY --link", "COPY --chmod", "<<", "# syntax"):
         assert word not in text
+
+
+# --------------------------------------------------------------------------- termination
+
+
+def test_parts_stop_side_by_side_and_one_that_hangs_delays_only_its_stage() -> None:
+    ended: list[str] = []
+    never = threading.Event()
+
+    def part(name: str, seconds: float) -> Callable[[], None]:
+        def stop() -> None:
+            never.wait(seconds)
+            ended.append(name)
+
+        return stop
+
+    began = time.monotonic()
+    stages = (1.0, [part("a", 0.3), part("b", 0.3), part("c", 60)]), (2.0, [part("d", 0.1)])
+    assert stop_within(*stages) is False
+    assert ended == ["a", "b", "d"] or ended == ["b", "a", "d"]
+    assert 1.0 <= time.monotonic() - began < 1.8
+    assert stop_within((5.0, [part("e", 0.1)]), (6.0, [part("f", 0.0)])) is True
+    assert ended[3:] == ["e", "f"]
+    never.set()
+
+
+def test_servers_end_within_their_pods_grace_period() -> None:
+    templates = IMAGE.parents[1] / "roles"
+    found = {
+        str(path.relative_to(templates)): int(grace)
+        for role in ("gpushare", "scheduler")
+        for path in (templates / role / "templates").rglob("*.j2")
+        for grace in re.findall(r"terminationGracePeriodSeconds: (\d+)", path.read_text())
+    }
+    assert len(found) >= 4 and all(grace >= STOP_SECONDS + 2 for grace in found.values()), found
+
+
+def test_an_extender_with_a_hanging_api_and_an_open_bind_ends_in_time(tmp_path: Path) -> None:
+    api, hanging = ApiDouble(), threading.Event()
+    api.put("nodes", make_node("a", 16))
+    pod = api.put("pods", make_pod("p", 2))
+    arrived = threading.Event()
+
+    def hang(method: str, path: str) -> None:
+        if hanging.is_set():
+            arrived.set()
+            end.wait(60)
+
+    end = threading.Event()
+    with served(api) as url, command_process(*service_account(tmp_path, url)) as log:
+        port = message(log, "serving")["port"]
+        message(log, "ready")
+        api.hooks.append(hang)
+        hanging.set()
+        binding = {"PodName": "p", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "a"}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/gpushare-scheduler/bind", json.dumps(binding))
+        assert arrived.wait(10)
+        began = time.monotonic()
+        log.process.send_signal(signal.SIGTERM)
+        assert log.process.wait(30) == 0
+        took = time.monotonic() - began
+        end.set()
+    assert took < STOP_SECONDS + 1

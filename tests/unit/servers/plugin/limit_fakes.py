@@ -38,7 +38,10 @@ class FakeDriver:
         self.forgets = False
         # As with the kernel's dmem: a lower limit than what is held is taken, and frees nothing.
         self.lowers = False
-        self.sets = 0
+        self.sets = self.gets = 0
+        # MiB that the driver keeps of each card, and that processes outside of cgroups hold, by card.
+        self.keeps = 256
+        self.outside: dict[str, int] = {}
 
     def driver(self) -> str:
         if not self.version:
@@ -48,7 +51,12 @@ class FakeDriver:
     def divided(self, uuid: str) -> bool:
         return uuid in self.mig
 
+    def used_mib(self, uuid: str) -> int:
+        held = sum(used for (card, _folder), used in self.held.items() if card == uuid)
+        return self.keeps + self.outside.get(uuid, 0) - -held // MIB
+
     def get(self, uuid: str, folder: str) -> Limit | None:
+        self.gets += 1
         self._check("get", uuid, folder)
         # As R615's "misc": where a cgroup has none, its parent's counts.
         kept = self.kept.get((uuid, folder)) or self.kept.get((uuid, PODS))
@@ -95,7 +103,10 @@ class EveryFolder(set[str]):
 
 
 class FakeCgroups:
-    def __init__(self, driver: FakeDriver) -> None:
+    """Processes end with their container, except those in ``outlived`` (folders)."""
+
+    def __init__(self, driver: FakeDriver, outlived: set[str] | None = None) -> None:
+        self.outlived = set() if outlived is None else outlived
         self.root = "/sys/fs/cgroup"
         self.number = 2
         self.mounted = True
@@ -107,8 +118,11 @@ class FakeCgroups:
     def own(self) -> str | None:
         return OWN if self.mounted else None
 
-    def folder(self, container_id: str) -> str | None:
-        return one if (one := folder_of(container_id)) in self._driver.folders else None
+    def folders(self, containers: t.Collection[str]) -> dict[str, str]:
+        return {one: folder_of(one) for one in containers if folder_of(one) in self._driver.folders}
+
+    def populated(self, folder: str) -> bool:
+        return folder in self.outlived
 
 
 def folder_of(container_id: str) -> str:
@@ -129,7 +143,7 @@ def ids(uuid: str, first: int, units: int) -> tuple[str, ...]:
 def pod(name: str, containers: t.Mapping[str, int], running: t.Mapping[str, str], **more: t.Any) -> JsonObject:
     """A pod whose containers ask for so many units, and of which these run (by container ID)."""
     return {
-        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", **more},
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"} | more,
         "spec": {"nodeName": "gpu1", "containers": [_container(one, units) for one, units in containers.items()]},
         "status": {
             "phase": "Running",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import NvidiaLimits
 from gpushare.plugin.cgroups import NodeCgroups
+from gpushare.plugin.leftovers import Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.shared._contracts import gpushare as contract
 
@@ -123,7 +125,8 @@ class Node:
         self.containers[name] = (one, units, cards or (FIRST,))
         return one
 
-    def once(self) -> list[str]:
+    def listed(self) -> tuple[list[t.Any], list[Entry]]:
+        """Return the pods of the API, and kubelet's list."""
         pods, listing, slots = [], [], dict.fromkeys((FIRST, SECOND), 0)
         shorts = contract.short_uuids([FIRST, SECOND])
         for name, (one, units, cards) in self.containers.items():
@@ -145,7 +148,11 @@ class Node:
                 }
             )
             listing.append(Entry(f"default/{name}", {"x": tuple(given)}))
-        return [f"{one.reason}: {one.message}" for one in self.enforcer.once(CARDS, pods, listing)]
+        return pods, listing
+
+    def once(self) -> list[str]:
+        found = self.enforcer.once(CARDS, *self.listed())
+        return [f"{one.reason}: {one.message}" for one in found if one.pod is not None]
 
     def environment(self, name: str) -> dict[str, str]:
         _one, units, cards = self.containers[name]
@@ -233,6 +240,56 @@ def retries(node: Node) -> dict[str, t.Any]:
     return report
 
 
+def without_a_share(node: Node) -> dict[str, t.Any]:
+    """Two containers of pods without units: one has memory of a card before the plugin starts."""
+    before = node.create("before", 0)
+    report: dict[str, t.Any] = {"holds": before.hold(700)}
+    node.start()
+    later = node.create("later", 0)
+    report["events"] = node.once()
+    report["state"] = node.enforcer.state
+    report["limits"] = {name: [node.limit(name), node.limit(name, SECOND)] for name in ("before", "later")}
+    report["more"] = [before.hold(2), before.hold(2, card=1), later.hold(2), later.hold(2, card=1)]
+    before.programs[1].kill()
+    before.programs[1].wait()
+    report["after its release"] = [node.once(), node.enforcer.state, node.limit("before")]
+    return report
+
+
+def outlives(node: Node) -> dict[str, t.Any]:
+    """A pod is deleted by force; its process ignores SIGTERM and keeps the memory."""
+    node.start()
+    left = Leftovers(NodeCgroups(str(ROOT)))
+    one = node.create("one", 3)
+    one.process.kill()
+    one.process.wait()
+    stubborn = one.run("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    assert stubborn.stdout is not None
+    stubborn.stdout.readline()
+    report: dict[str, t.Any] = {"holds": one.hold(2000)}
+    listed = node.listed()
+    node.once()
+    report["while it runs"] = len(left.observe(*listed))
+    for each in one.programs[1:]:
+        each.send_signal(signal.SIGTERM)
+    # The program that holds the memory ends by SIGTERM; another of the container's takes its place.
+    one.programs[2].wait()
+    report["held again"] = one.hold(1500)
+    del node.containers["one"]
+    found = left.observe([], [])
+    report["left"] = [(holder.pod, len(holder.ids)) for holder in found]
+    report["taken"] = len(left.taken(found[0].ids)) if found else 0
+    for each in one.programs[1:]:
+        each.kill()
+        each.wait()
+    for _turn in range(100):
+        if not left.observe([], []):
+            break
+        time.sleep(0.02)
+    report["after its end"] = [len(left.observe([], [])), len(left.taken(found[0].ids)) if found else 0]
+    return report
+
+
 def impossible(node: Node) -> dict[str, t.Any]:
     """Something is missing: the plugin requests nothing, so NVIDIA's hook can't fail."""
     enforcer = node.start()
@@ -244,7 +301,13 @@ def impossible(node: Node) -> dict[str, t.Any]:
     return report
 
 
-SCENARIOS = {"enforced": enforced, "late": retries, "impossible": impossible}
+SCENARIOS = {
+    "enforced": enforced,
+    "late": retries,
+    "without a share": without_a_share,
+    "outlives": outlives,
+    "impossible": impossible,
+}
 
 
 def main() -> None:

@@ -413,6 +413,8 @@ class Node:
         # Without limits until a test sets another version.
         self.limits = FakeDriver("580.95.05", {one.uuid: one.memory_mib for one in self.nvml.found})
         self.limits.folders = EveryFolder()
+        # Cgroups whose processes go on without their pod.
+        self.outlived: set[str] = set()
         self.unit = unit
         self.specifications = root / "cdi"
         self.plugin: Plugin | None = None
@@ -437,7 +439,7 @@ class Node:
             self.limits,
             registry or CollectorRegistry(),
             (0.05, 0.2),
-            FakeCgroups(self.limits),
+            FakeCgroups(self.limits, self.outlived),
         )
         self.plugin.start()
         return self.plugin

@@ -10,6 +10,7 @@ import typing as t
 import pytest
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MIB, UNLIMITED, Limit
+from gpushare.plugin.leftovers import Holder
 from gpushare.plugin.limit_enforcer import BLOCKED, LimitEnforcer
 from gpushare.plugin.limits import Usage
 from gpushare.shared._contracts import gpushare as contract
@@ -48,14 +49,15 @@ class Node:
 
     def restart(self, mode: str = "") -> None:
         self.mode = mode or self.mode
-        self.enforcer = LimitEnforcer(self.mode, "GiB", self.driver, self.cgroups, lambda: self.now)
+        self.enforcer = LimitEnforcer(self.mode, "GiB", self.driver, self.cgroups, lambda: self.now, {"exempt"})
         self.enforcer.probe(CARDS)
 
     def run(self, *identifiers: str) -> None:
         self.driver.folders |= {folder_of(one) for one in identifiers}
 
     def update(self, pods: list[JsonObject], listing: list[Entry]) -> list[tuple[str, str]]:
-        return [(one.reason, one.message) for one in self.enforcer.once(CARDS, pods, listing)]
+        found = self.enforcer.once(CARDS, pods, listing)
+        return [(one.reason, one.message) for one in found if one.pod is not None]
 
 
 def simple(units: int = 3, uuid: str = FIRST) -> tuple[list[JsonObject], list[Entry]]:
@@ -209,7 +211,8 @@ def sidecar(*more: str) -> tuple[list[JsonObject], list[Entry]]:
     one["status"]["ephemeralContainerStatuses"] = [
         {"name": "debugger", "containerID": f"containerd://{identifier(3)}", "state": {"running": {}}}
     ]
-    return [one, *(pod(name, {"m": 0}, {"m": identifier(4)}) for name in more)], [entry("a", x=ids(FIRST, 0, 3), s=())]
+    others = [pod(name, {"m": 0}, {"m": identifier(4)}, namespace="exempt") for name in more]
+    return [one, *others], [entry("a", x=ids(FIRST, 0, 3), s=())]
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -219,7 +222,7 @@ def test_no_container_of_a_pod_with_a_share_gets_a_card_that_it_was_not_given(li
     folders = [folder_of(identifier(number)) for number in range(1, 5)]
     node.run(*map(identifier, range(1, 5)))
     pods, listing = sidecar("monitoring")
-    # A pod without a share, as NVIDIA's own are, keeps its memory of each card.
+    # A pod without a share in an exempt namespace, as NVIDIA's own are, keeps its memory of each card.
     node.driver.held[FIRST, folders[3]] = 300 * MIB
     assert node.update(pods, listing if listed else []) == []
     assert node.driver.mib(folders[0]) == ({FIRST: 3072, SECOND: 1} if listed else {})
@@ -244,6 +247,141 @@ def test_memory_of_a_foreign_card_that_was_allocated_before_the_first_check(lowe
     node.update(*sidecar())
     assert node.enforcer.state == "enforced"
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
+
+
+def without_a_share(number: int = 1) -> JsonObject:
+    return pod(f"b{number}", {"x": 0}, {"x": identifier(number)})
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_a_pod_without_a_share_gets_no_memory_of_any_card(lowers: bool) -> None:
+    node = Node()
+    node.driver.lowers = lowers
+    node.run(ONE, TWO)
+    pods = [without_a_share(1), without_a_share(2)]
+    # It allocated before the first check.
+    node.driver.held[FIRST, folder_of(TWO)] = 700 * MIB
+    ((reason, text),) = node.update(pods, [])
+    assert reason == "GpuMemoryExceeded"
+    assert text.startswith("ForeignMemoryHeld: container x of pod default/b2 holds 700 MiB of card 0")
+    assert node.enforcer.card_state(FIRST) == "ForeignMemoryHeld"
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 1, SECOND: 1}
+    assert node.driver.mib(folder_of(TWO)) == {FIRST: 1 if lowers else 700, SECOND: 1}
+    node.driver.held.clear()
+    node.update(pods, [])
+    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(TWO)) == {FIRST: 1, SECOND: 1}
+
+
+def test_a_blocked_container_is_checked_again_after_half_a_minute() -> None:
+    """A node may have 110 of them, with eight cards."""
+    node = Node()
+    node.run(ONE)
+    node.update([without_a_share()], [])
+    node.driver.kept.clear()
+    gets = node.driver.gets
+    node.now = 29.0
+    node.update([without_a_share()], [])
+    assert node.driver.gets == gets
+    node.now = 30.0
+    node.update([without_a_share()], [])
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 1, SECOND: 1}
+    # A card that can be limited since then.
+    node.driver.broken["set", SECOND] = 3
+    node.restart()
+    node.update([without_a_share()], [])
+    node.driver.kept.clear()
+    node.driver.broken.clear()
+    node.enforcer.probe(CARDS)
+    node.update([without_a_share()], [])
+    assert node.driver.mib(folder_of(ONE)) == {FIRST: 1, SECOND: 1}
+
+
+def test_a_container_whose_cards_are_not_known_is_reported_after_a_wait() -> None:
+    """kubelet lists a recreated pod and its predecessor by one name."""
+    node = Node()
+    node.run(ONE)
+    pods, listing = simple()
+    twice = [*listing, entry("a", x=ids(SECOND, 0, 3))]
+    assert node.update(pods, twice) == [] and node.enforcer.state == "enforced"
+    node.now = 11.0
+    text = "MemoryLimitFailed: kubelet's list doesn't show which cards container x of pod default/a was given"
+    assert node.update(pods, twice) == [("GpuMemoryUnlimited", text)]
+    assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["MemoryLimitFailed"] * 2
+    assert node.update(pods, listing) == []
+    assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
+
+
+# --------------------------------------------------------------------------- memory of no share
+
+RESERVED = tuple(dataclasses.replace(card, reserved_mib=256) for card in CARDS)
+
+
+def node_events(node: Node, pods: list[JsonObject], listing: list[Entry]) -> list[tuple[str, str]]:
+    found = node.enforcer.once(RESERVED, pods, listing)
+    return [(one.reason, one.message) for one in found if one.pod is None]
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_memory_of_no_share_is_reported_until_it_is_free(mode: str) -> None:
+    """A process of a force-deleted pod, of the node itself, or of an exempt pod."""
+    node = Node(mode)
+    node.run(ONE)
+    pods, listing = simple()
+    node.driver.held[FIRST, folder_of(ONE)] = 3000 * MIB
+    # Without limits nothing shows that the pod doesn't use all that it may.
+    node.driver.outside[FIRST] = 1100 + (0 if mode == "auto" else 72)
+    for now in (0.0, 10.0):
+        node.now = now
+        assert node_events(node, pods, listing) == [] and node.enforcer.suspicious
+    node.now = 10.1
+    ((reason, text),) = node_events(node, pods, listing)
+    assert reason == "GpuMemoryUnaccounted"
+    assert text.startswith(f"UnaccountedMemoryHeld: more than 1024 MiB of card 0 ({FIRST}) are used beyond its pods'")
+    assert [one.code.value for one in node.enforcer.violations] == ["UnaccountedMemoryHeld"]
+    if mode == "auto":
+        assert node.enforcer.state == f"unenforced: {text}"
+        assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["UnaccountedMemoryHeld", "enforced"]
+    else:
+        assert node.enforcer.state == "off"
+    assert node_events(node, pods, listing) == []
+    node.driver.outside[FIRST] = 512
+    assert node_events(node, pods, listing) == []
+    assert node.enforcer.violations == () and not node.enforcer.suspicious
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_memory_of_a_container_that_outlived_its_pod_is_accounted_for(mode: str) -> None:
+    """Its units are withheld, so no share lacks it."""
+    node = Node(mode)
+    node.run(ONE)
+    node.update(*simple())
+    node.driver.held[FIRST, folder_of(ONE)] = 3000 * MIB
+    left = [Holder("default/a", "uid-a", "x", folder_of(ONE), ids(FIRST, 0, 3))]
+    for node.now in (0.0, 60.0):
+        node.enforcer.once(RESERVED, [], [], left)
+        assert not node.enforcer.suspicious
+    node.enforcer.once(RESERVED, [], [])
+    assert node.enforcer.suspicious
+
+
+def test_memory_is_not_compared_where_a_number_is_missing() -> None:
+    node = Node()
+    pods, listing = simple()
+    node.driver.outside = {FIRST: 4000, SECOND: 4000}
+    cards = [dataclasses.replace(RESERVED[0], reserved_mib=0), dataclasses.replace(RESERVED[1], healthy=False)]
+    for now in (0.0, 60.0):
+        node.now = now
+        # The driver doesn't report its reserve; the card isn't given to pods.
+        node.enforcer.once(cards, [], [])
+        assert not node.enforcer.suspicious
+    # A container's memory can't be read yet: its cgroup isn't found on the first card.
+    node.enforcer.once(RESERVED, pods, listing)
+    node.now = 75.0
+    node.enforcer.once(RESERVED, pods, listing)
+    assert {(one.code.value, one.card) for one in node.enforcer.violations} == {
+        ("MemoryLimitFailed", FIRST),
+        ("UnaccountedMemoryHeld", SECOND),
+    }
 
 
 def test_off_opens_all_cards_again() -> None:
@@ -354,7 +492,7 @@ def test_a_container_without_a_cgroup_is_reported_after_a_wait() -> None:
 def test_a_container_that_ends_during_a_pass_is_no_error() -> None:
     node = Node()
     node.run(ONE)
-    node.cgroups.folder = folder_of  # type: ignore[method-assign]
+    node.cgroups.folders = lambda given: {one: folder_of(one) for one in given}  # type: ignore[method-assign]
     node.driver.remove(folder_of(ONE))
     assert node.update(*simple()) == [] and node.enforcer.state == "enforced"
 
@@ -367,7 +505,7 @@ def test_a_lost_card_is_no_limit_problem() -> None:
     cards = [dataclasses.replace(CARDS[0], healthy=False), CARDS[1]]
     assert node.enforcer.once(cards, pods, listing) == []
     assert node.enforcer.state == "enforced"
-    assert [one.reason for one in node.enforcer.once(CARDS, pods, listing)] == ["GpuMemoryUnlimited"]
+    assert [reason for reason, _text in node.update(pods, listing)] == ["GpuMemoryUnlimited"]
 
 
 def test_no_limit_is_lost_while_kubelets_list_fills_after_a_restart() -> None:

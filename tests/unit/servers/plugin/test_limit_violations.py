@@ -10,7 +10,7 @@ import pytest
 import role_templates
 from fake_clock import FakeClock
 from gpushare.api.client import Kube, KubeError, connect
-from gpushare.nvml.limits import MIB
+from gpushare.nvml.limits import MIB, Limit
 from gpushare.plugin.evictions import LASTING_SECONDS, MIRROR, RETRY_SECONDS, Evictions
 from gpushare.plugin.limits import Violation
 from gpushare.shared._contracts import gpushare as contract
@@ -77,6 +77,35 @@ def test_a_pod_that_holds_more_than_its_share(
     until(lambda: limits() == ["enforced", "enforced"])
     assert node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT] == contract.LIMIT_ENFORCED
     assert not [path for _method, path, _body in node.kube.requests if path.endswith("/eviction")]
+
+
+def test_an_event_that_was_refused_is_posted_later(make: t.Callable[..., Node]) -> None:
+    """The limit of Events was reached; a corrected limit is a finding of one pass only."""
+    node = make()
+    node.kubelet.start()
+    node.limits.version = "615.71.09"
+    greedy, raised = make_pod("greedy", 4, booked=1), make_pod("raised", 4, booked=0)
+    node.limits.held[seen(1).uuid, cgroup(greedy)] = 9000 * MIB
+    node.limits.kept[seen(0).uuid, cgroup(raised)] = Limit(0, 9000 * MIB)
+    refused: set[tuple[str, ...]] = set()
+    plugin = node.start_plugin()
+
+    def once(send: t.Callable[..., bool]) -> t.Callable[..., bool]:
+        def ask(*about: str) -> bool:
+            if about in refused:
+                return send(*about)
+            refused.add(about)
+            return False
+
+        return ask
+
+    plugin.events.pod, plugin.events.node = once(plugin.events.pod), once(plugin.events.node)  # type: ignore[method-assign]
+    until(lambda: node.kubelet.registered)
+    for pod in (greedy, raised):
+        node.run(pod)
+    until(lambda: "GpuMemoryExceeded" in events(node, "greedy") and "GpuMemoryExceeded" in events(node, NODE))
+    until(lambda: "GpuMemoryLimitCorrected" in events(node, "raised"))
+    assert len(refused) >= 3
 
 
 # --------------------------------------------------------------------------- evictions

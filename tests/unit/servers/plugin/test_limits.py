@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpushare.kubelet.pod_resources import Entry
+from gpushare.plugin import cgroups as cgroups_module
 from gpushare.plugin import limits
 from gpushare.plugin.cgroups import NodeCgroups
 from gpushare.shared._contracts import gpushare as contract
@@ -22,6 +23,11 @@ ONE, TWO = identifier(1), identifier(2)
 # --------------------------------------------------------------------------- containers and their limits
 
 
+def held(one: dict[str, t.Any], *listing: Entry) -> dict[str, t.Mapping[str, int] | None]:
+    """The limits of a pod's containers by name; None where its cards aren't known."""
+    return {found.container: found.mib for found in limits.targets(CARDS, [one], listing, "GiB")}
+
+
 def test_each_container_has_the_limit_of_its_units() -> None:
     both = pod("a", {"x": 3, "y": 2, "z": 0}, {"x": ONE, "y": TWO, "z": identifier(3)})
     listing = [entry("a", x=ids(SECOND, 0, 3), y=ids(SECOND, 3, 2), z=())]
@@ -31,8 +37,11 @@ def test_each_container_has_the_limit_of_its_units() -> None:
     in_mib = {one.container: one.mib for one in limits.targets(CARDS, [both], listing, "MiB")}
     assert in_mib == {"x": {SECOND: 3}, "y": {SECOND: 2}, "z": {}}
     # Neither kubelet's list nor a share elsewhere matters to a container without units, nor a pod without any.
-    assert [one.container for one in limits.targets(CARDS, [both], [], "GiB")] == ["z"]
-    assert limits.targets(CARDS, [pod("b", {"x": 0}, {"x": ONE})], [], "GiB") == []
+    assert held(both) == {"x": None, "y": None, "z": {}}
+    without = pod("b", {"x": 0}, {"x": ONE})
+    assert held(without) == {"x": {}}
+    assert limits.targets(CARDS, [without], [], "GiB", {"default"}) == []
+    assert len(limits.targets(CARDS, [both], listing, "GiB", {"default"})) == 3
 
 
 def test_a_container_of_several_cards_has_a_limit_on_each() -> None:
@@ -42,24 +51,23 @@ def test_a_container_of_several_cards_has_a_limit_on_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("given", "expected", "why"),
     [
-        (pod("a", {"x": 3}, {}), "it doesn't run"),
-        (pod("b", {"x": 3}, {"x": ONE}), "kubelet doesn't list it"),
-        (pod("a", {"x": 4}, {"x": ONE}), "kubelet lists another pod of this name"),
-        ({**pod("a", {"x": 3}, {"x": ONE}), "status": {"phase": "Failed"}}, "it is over"),
+        (pod("a", {"x": 3}, {}), {}, "it doesn't run"),
+        (pod("b", {"x": 3}, {"x": ONE}), {"x": None}, "kubelet doesn't list it"),
+        (pod("a", {"x": 4}, {"x": ONE}), {"x": None}, "kubelet lists another pod of this name"),
+        ({**pod("a", {"x": 3}, {"x": ONE}), "status": {"phase": "Failed"}}, {}, "it is over"),
     ],
 )
-def test_nothing_is_limited_on_a_guess(given: dict[str, t.Any], why: str) -> None:
-    assert limits.targets(CARDS, [given], [entry("a", x=ids(FIRST, 0, 3))], "GiB") == [], why
+def test_nothing_is_limited_on_a_guess(given: dict[str, t.Any], expected: dict[str, None], why: str) -> None:
+    assert held(given, entry("a", x=ids(FIRST, 0, 3))) == expected, why
 
 
 def test_ids_of_another_plugin_or_two_pods_of_one_name_are_no_basis() -> None:
     mine = pod("a", {"x": 3}, {"x": ONE})
     foreign = [Entry("default/a", {"x": ("deadbeef-0", "deadbeef-1", "deadbeef-2")})]
-    assert limits.targets(CARDS, [mine], foreign, "GiB") == []
-    twice = [entry("a", x=ids(FIRST, 0, 3)), entry("a", x=ids(FIRST, 3, 3))]
-    assert limits.targets(CARDS, [mine], twice, "GiB") == []
+    assert held(mine, *foreign) == {"x": None}
+    assert held(mine, entry("a", x=ids(FIRST, 0, 3)), entry("a", x=ids(FIRST, 3, 3))) == {"x": None}
 
 
 def test_a_pod_that_upstreams_plugin_assigned_is_limited_by_its_annotation() -> None:
@@ -82,13 +90,11 @@ def test_an_init_container_that_kubelet_hides_is_limited_by_the_pods_card_once_t
         {"name": "side", "containerID": f"containerd://{TWO}", "state": {"running": {}}},
     ]
     listing = [entry("a", side=ids(SECOND, 0, 1))]
-    assert [found.container for found in limits.targets(CARDS, [one], listing, "GiB")] == ["side"]
+    assert held(one, *listing) == {"init": None, "side": {SECOND: 1024}}
     for assigned in (False, True):
         booked = contract.booking_annotations([CARDS[1]], one, 1, assigned)
         one["metadata"]["annotations"] = {key: value for key, value in booked.items() if value}
-        found = {each.container: each.mib for each in limits.targets(CARDS, [one], listing, "GiB")}
-        expected = {"side": {SECOND: 1024}, **({"init": {SECOND: 2048}} if assigned else {})}
-        assert found == expected
+        assert held(one, *listing) == {"side": {SECOND: 1024}, "init": {SECOND: 2048} if assigned else None}
 
 
 def test_only_running_containers_are_kept_of_a_status() -> None:
@@ -160,6 +166,10 @@ def cgroup(folder: Path, *pids: int) -> Path:
     return folder
 
 
+def folder(cgroups: NodeCgroups, container: str) -> str | None:
+    return cgroups.folders([container]).get(container)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_container_is_found_in_every_runtimes_layout(tmp_path: Path, layout: str, version: int) -> None:
@@ -169,36 +179,65 @@ def test_a_container_is_found_in_every_runtimes_layout(tmp_path: Path, layout: s
     cgroup(top / "system.slice" / f"docker-{identifier(7)}.scope", 0)
     cgroups = NodeCgroups(str(tmp_path))
     assert cgroups.version() == version
-    assert cgroups.folder(ONE) == str(wanted)
-    assert cgroups.folder(identifier(9)) is None
-    assert cgroups.folder("../../etc") is None
-    assert cgroups.folder(identifier(7)) is None
+    assert folder(cgroups, ONE) == str(wanted)
+    assert folder(cgroups, identifier(9)) is None
+    assert folder(cgroups, "../../etc") is None
+    assert folder(cgroups, identifier(7)) is None
 
 
 def test_a_later_container_and_a_removed_one(tmp_path: Path) -> None:
     top, cgroups = tree(tmp_path, 2), NodeCgroups(str(tmp_path))
-    assert cgroups.folder(ONE) is None
+    assert folder(cgroups, ONE) is None
     made = cgroup(top / SYSTEMD.format(id=ONE), 0)
-    assert cgroups.folder(ONE) == str(made)
+    assert folder(cgroups, ONE) == str(made)
     (made / "cgroup.procs").unlink()
     made.rmdir()
-    assert cgroups.folder(ONE) is None
+    assert folder(cgroups, ONE) is None
+
+
+def test_the_tree_is_searched_once_however_many_containers_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cgroup(tree(tmp_path, 2) / SYSTEMD.format(id=ONE), 0)
+    walks: list[str] = []
+    walk = cgroups_module._walk
+    monkeypatch.setattr(
+        cgroups_module, "_walk", lambda top, depth, without: [walks.append(top), *walk(top, depth, without)][1:]
+    )
+    missing = [identifier(number) for number in range(3, 40)]
+    assert set(NodeCgroups(str(tmp_path)).folders([*missing, ONE])) == {ONE}
+    assert walks.count(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroup_has_processes_until_they_end(tmp_path: Path, version: int) -> None:
+    one = cgroup(tree(tmp_path, version) / SYSTEMD.format(id=ONE))
+    cgroups = NodeCgroups(str(tmp_path))
+    if version == 2:
+        (one / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert cgroups.populated(str(one))
+    if version == 2:
+        (one / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    else:
+        (one / "cgroup.procs").unlink()
+        one.rmdir()
+    assert not cgroups.populated(str(one))
 
 
 def test_crun_has_the_processes_one_level_lower(tmp_path: Path) -> None:
     scope = cgroup(tree(tmp_path, 2) / CRIO.format(id=ONE))
     inner, cgroups = cgroup(scope / "container", 0, 0), NodeCgroups(str(tmp_path))
-    assert cgroups.folder(ONE) == str(inner)
+    assert folder(cgroups, ONE) == str(inner)
     # Where the scope has processes of its own, the container created the lower one.
     cgroup(scope, 0)
-    assert cgroups.folder(ONE) == str(scope)
+    assert folder(cgroups, ONE) == str(scope)
 
 
 def test_monitors_and_cgroups_inside_a_container_are_ignored(tmp_path: Path) -> None:
     top, cgroups = tree(tmp_path, 2), NodeCgroups(str(tmp_path))
     cgroup(top / f"kubepods.slice/kubepods-podaa_bb.slice/crio-conmon-{ONE}.scope", 0)
     cgroup(top / SYSTEMD.format(id=identifier(3)) / "kubepods" / "podcc" / TWO, 0)
-    assert cgroups.folder(ONE) is None and cgroups.folder(TWO) is None
+    assert folder(cgroups, ONE) is None and folder(cgroups, TWO) is None
 
 
 def test_hybrid_and_missing_hierarchies(tmp_path: Path) -> None:

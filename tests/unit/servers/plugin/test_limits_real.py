@@ -148,6 +148,28 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict
     assert report["off"] == [[], "off", None, {}]
 
 
+def test_pods_without_a_share_get_no_memory(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("without a share", drivers[R615], tmp_path)
+    assert report["holds"] == "holding 700 MiB"
+    (event,) = report["events"]
+    assert event.startswith(
+        "GpuMemoryExceeded: ForeignMemoryHeld: container x of pod default/before holds 700 MiB of card 0, which it"
+    )
+    assert report["state"] == f"unenforced: {event.partition(': ')[2]}"
+    assert report["limits"] == {"before": [[0, 700, 700], [0, 1, 0]], "later": [[0, 1, 0], [0, 1, 0]]}
+    assert report["more"] == ["Insufficient Memory"] * 4
+    closed, *after = report["after its release"]
+    assert [one.partition(":")[0] for one in closed] == ["GpuCardNotGiven"] and after == ["enforced", [0, 1, 0]]
+
+
+def test_a_process_that_ignores_sigterm_keeps_its_memory_from_others(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("outlives", drivers[R615], tmp_path)
+    assert report["holds"] == "holding 2000 MiB" and report["while it runs"] == 0
+    assert report["held again"] == "holding 1500 MiB"
+    assert report["left"] == [["default/one", 3]] and report["taken"] == 3
+    assert report["after its end"] == [0, 0]
+
+
 IMPOSSIBLE = {
     "limits turned off in the driver": (
         CARD_LINES + "limits off\n",

@@ -12,12 +12,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import typing as t
 from pathlib import Path
 
 import gpushare
 import pytest
 from api_double import served
+from gpushare.http.service import STOP_SECONDS
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import NODE, Node, make_pod, seen, until
 from service_account import service_account
@@ -173,6 +176,33 @@ def test_killed_and_started_again_and_again(process: Process) -> None:
     until(lambda: process.ready() == "ok", 60)
     assert "Traceback" not in process.log
     assert process.kill(signal.SIGTERM) == 0
+    assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
+
+
+def test_it_ends_in_time_while_the_api_hangs(process: Process) -> None:
+    node, hanging, end = process.node, threading.Event(), threading.Event()
+    node.kubelet.start()
+    process.start()
+    until(lambda: process.ready() == "ok", 60)
+
+    reached: list[str] = []
+
+    def hang(method: str, path: str) -> None:
+        if hanging.is_set():
+            reached.append(method)
+            end.wait(60)
+
+    node.kube.hooks.append(hang)
+    hanging.set()
+    # The watches open again, and the reconciler has an annotation to write.
+    node.kube.cut()
+    threading.Thread(target=node.kube.put, args=(make_pod("pod", 2),), daemon=True).start()
+    until(lambda: reached.count("GET") >= 2)
+    began = time.monotonic()
+    assert process.kill(signal.SIGTERM) == 0
+    # The parts that wait for the API end side by side: one after the other takes longer.
+    assert time.monotonic() - began < STOP_SECONDS - 1
+    end.set()
     assert not (node.kubelet.folder / "kubegpu-gpushare.sock").exists()
 
 

@@ -31,7 +31,17 @@ from gpushare.extender.routes import Api, Metrics
 from gpushare.extender.state import NodeRow, PodRow, State, node_row, pod_row
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
-from gpushare.http.service import Service, common, logger, metrics_service, start_all, termination_signals
+from gpushare.http.service import (
+    STOP_SECONDS,
+    Service,
+    common,
+    end_process,
+    logger,
+    metrics_service,
+    start_all,
+    stop_within,
+    termination_signals,
+)
 from gpushare.http.tls import Tls, metrics_tls, tls_options
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason, Refusal
@@ -140,11 +150,19 @@ class Extender:
         for part in parts:
             part.start()
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """Stop all parts, after answering running requests, if the API allows it within ``STOP_SECONDS``.
+
+        :returns: whether all have ended.
+        """
         # The binder's last write waits for the watch of pods.
-        parts: list[_Part] = [self.retries, self.preemption, self.binder, *self._mirrors.values(), self.events]
-        for part in [*self.servers, *parts]:
-            part.stop()
+        working: list[_Part] = [self.retries, self.preemption, self.binder]
+        reading: list[_Part] = [*self._mirrors.values(), self.events]
+        return stop_within(
+            (STOP_SECONDS - 3, [server.stop for server in self.servers]),
+            (STOP_SECONDS - 1, [part.stop for part in working]),
+            (STOP_SECONDS, [part.stop for part in reading]),
+        )
 
     def unsynced(self) -> str | None:
         """Return why requests can't be answered yet: without all nodes and pods, used memory would count as free."""
@@ -276,8 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.freeze()
     signal.sigwait(signals)
     log.info("stopping")
-    extender.stop()
-    return 0
+    return end_process(extender.stop())
 
 
 if __name__ == "__main__":

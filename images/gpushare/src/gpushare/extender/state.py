@@ -160,7 +160,7 @@ def view_of(node: NodeRow, used: dict[int, int], unplaced: int) -> NodeView:
     :param used: units by card's index.
     :param unplaced: units of pods whose card isn't known.
     """
-    held = tuple(used.get(card.index, 0) for card in node.cards)
+    held = tuple(used.get(card.index, 0) + card.unreleased for card in node.cards)
     free = [(card.units - here - unplaced, card) for card, here in zip(node.cards, held, strict=True) if card.healthy]
     capacity = _capacity(free)
     kinds = tuple(dict.fromkeys(_model_of(card) for _units, card in free))

@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -36,6 +37,8 @@ READS = ("GET", "HEAD")
 KEPT_SECONDS = 1.0
 # A few servers of Prometheus, and as many connections of others.
 METRICS_LIMITS = Limits(connections=64, anonymous=32, peer=8)
+# A server ends within so many seconds after SIGTERM; the pods' terminationGracePeriodSeconds are more.
+STOP_SECONDS = 8.0
 # malloc.h's number of this parameter.
 _M_MMAP_THRESHOLD = -3
 
@@ -276,6 +279,33 @@ def termination_signals() -> set[signal.Signals]:
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     return signals
+
+
+def stop_within(*stages: tuple[float, Sequence[Callable[[], object]]]) -> bool:
+    """Stop the parts of a server, those of one stage side by side, since each of them may wait for an API that hangs.
+
+    :param stages: seconds from now, and the calls that stop the parts. A stage begins when the one before has ended, or
+        when its seconds have passed.
+    :returns: whether all have ended.
+    """
+    began, threads = time.monotonic(), list[threading.Thread]()
+    for seconds, stops in stages:
+        stage = [threading.Thread(target=stop, name="stop", daemon=True) for stop in stops]
+        for thread in stage:
+            thread.start()
+        for thread in stage:
+            thread.join(max(0.0, began + seconds - time.monotonic()))
+        threads += stage
+    return not any(thread.is_alive() for thread in threads)
+
+
+def end_process(stopped: bool) -> int:
+    """Return the exit status of a server that has stopped; end the process at once if a part of it hangs."""
+    if not stopped:
+        logging.getLogger("gpushare").warning("a part hasn't ended within %.0f s; exiting without it", STOP_SECONDS)
+        # Python would wait for threads of gRPC.
+        os._exit(0)
+    return 0
 
 
 # --------------------------------------------------------------------------- log

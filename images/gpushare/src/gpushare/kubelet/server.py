@@ -107,16 +107,18 @@ class DevicePlugin:
             return
         with changed:
             self._streams += 1
-        sent: tuple[contract.Card, ...] | None = None
+        sent: tuple[tuple[contract.Card, ...], frozenset[str]] | None = None
         try:
             while True:
                 with changed:
-                    while self._inventory.cards == sent and not (self._stopped or gone.is_set()):
+                    while (self._inventory.cards, self._inventory.withheld) == sent and not (
+                        self._stopped or gone.is_set()
+                    ):
                         changed.wait()
                     if self._stopped or gone.is_set():
                         return
-                    sent = self._inventory.cards
-                yield wire.device_list(sent)
+                    sent = self._inventory.cards, self._inventory.withheld
+                yield wire.device_list(*sent)
         finally:
             with changed:
                 self._streams -= 1

@@ -280,18 +280,21 @@ def register_request(endpoint: str) -> t.Any:
     )
 
 
-def device_list(cards: t.Sequence[contract.Card]) -> bytes:
+def device_list(cards: t.Sequence[contract.Card], withheld: t.Container[str] = ()) -> bytes:
     """Encode a ListAndWatchResponse with one device for each unit of each card.
 
     Without topology, because with it kubelet would allocate a NUMA node's devices without GetPreferredAllocation.
+
+    :param withheld: IDs that are unhealthy also on a healthy card.
     """
     shorts = contract.short_uuids([card.uuid for card in cards])
     response = message("v1beta1.ListAndWatchResponse")()
     add = response.devices.add
     for card in cards:
-        short, health = shorts[card.uuid], contract.HEALTHY if card.healthy else contract.UNHEALTHY
         for slot in range(card.units):
-            add(ID=contract.device_id(short, slot), health=health)
+            identifier = contract.device_id(shorts[card.uuid], slot)
+            usable = card.healthy and identifier not in withheld
+            add(ID=identifier, health=contract.HEALTHY if usable else contract.UNHEALTHY)
     return encode(response)
 
 

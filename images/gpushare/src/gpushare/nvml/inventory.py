@@ -128,6 +128,7 @@ class Inventory:
         self._seen: tuple[contract.Card, ...] = ()
         self._used: dict[str, int] = {}
         self._cards: tuple[contract.Card, ...] = ()
+        self._withheld: frozenset[str] = frozenset()
         self._reason: str | None = "the cards haven't been read yet"
         self._no_cards_since: float | None = None
         self.changed = threading.Condition()
@@ -142,6 +143,21 @@ class Inventory:
     def cards(self) -> tuple[contract.Card, ...]:
         with self.changed:
             return self._cards
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Return the device IDs that are announced as unhealthy on healthy cards."""
+        with self.changed:
+            return self._withheld
+
+    def withhold(self, ids: frozenset[str]) -> bool:
+        """Announce exactly these device IDs as unhealthy; true if they are others than before."""
+        with self.changed:
+            if ids == self._withheld:
+                return False
+            self._withheld = ids
+            self.changed.notify_all()
+            return True
 
     @property
     def used_mib(self) -> dict[str, int]:

@@ -48,6 +48,8 @@ class LimitBackend(t.Protocol):
 
     def divided(self, uuid: str) -> bool: ...
 
+    def used_mib(self, uuid: str) -> int: ...
+
     def get(self, uuid: str, folder: str) -> Limit | None: ...
 
     def set(self, uuid: str, folder: str, limit: Limit) -> None: ...
@@ -89,6 +91,14 @@ class NvidiaLimits:
                 return False
 
         return bool(self._ask("the card's MIG mode", ask))
+
+    def used_mib(self, uuid: str) -> int:
+        """Return the MiB of a card that are in use by any process, with what driver and firmware keep."""
+
+        def ask(library: t.Any) -> int:
+            return int(library.nvmlDeviceGetMemoryInfo(self._handle(uuid)).used)
+
+        return -(-int(self._ask("the card's memory", ask)) // MIB)
 
     def get(self, uuid: str, folder: str) -> Limit | None:
         """Return the effective limit of a cgroup, which may be its parent's; None without a limit.

@@ -126,6 +126,8 @@ class Admission:
         self._granted: collections.OrderedDict[str, tuple[str, ...]] = collections.OrderedDict()
         self.on_allocated: t.Callable[[], None] = lambda: None
         self.on_refused: t.Callable[[Reason], None] = lambda code: None
+        # Returns those of the available IDs that processes of a former pod may still use.
+        self.taken: t.Callable[[t.Iterable[str]], frozenset[str]] = lambda available: frozenset()
         # Returns the environment variables that limit a container to its share, by its units by card (UUID).
         self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda units: {}
 
@@ -136,6 +138,8 @@ class Admission:
 
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
         cards = self._inventory.cards
+        if taken := self.taken(ask.available):
+            ask = ask._replace(available=tuple(one for one in ask.available if one not in taken))
         listing = self._list_pods()
         pods, subject = self._identify_pod(ask.size, listing)
         reserved = steering.reserved_units(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")

@@ -38,7 +38,9 @@ class Cgroups(t.Protocol):
 
     def own(self) -> str | None: ...
 
-    def folder(self, container: str) -> str | None: ...
+    def folders(self, containers: t.Collection[str]) -> dict[str, str]: ...
+
+    def populated(self, folder: str) -> bool: ...
 
 
 class NodeCgroups:
@@ -73,16 +75,21 @@ class NodeCgroups:
                 return None if os.path.normpath(folder) == os.path.normpath(self.root) else os.path.normpath(folder)
         return None
 
-    def folder(self, container: str) -> str | None:
-        """Return the cgroup that holds a container's processes, or None if there is none.
+    def folders(self, containers: t.Collection[str]) -> dict[str, str]:
+        """Return the cgroups that hold these containers' processes, by the containers' IDs; some may have none.
 
-        :param container: its ID.
+        However many are unknown, the tree is searched once.
         """
-        known = self._known.get(container)
-        if known is None or not os.path.isdir(known):
+        if not all(one in self._known and os.path.isdir(self._known[one]) for one in containers):
             self._scan()
-            known = self._known.get(container)
-        return None if known is None else _inner(known)
+        return {one: _inner(self._known[one]) for one in containers if one in self._known}
+
+    def populated(self, folder: str) -> bool:
+        """Return whether there are processes in a container's cgroup or below it; false if it is gone."""
+        # Version 1 hasn't this file, and hides processes of other PID namespaces: the runtime removes the cgroup after
+        # their end.
+        events = _text(f"{folder}/cgroup.events")
+        return "populated 1" in events if events else os.path.isdir(folder)
 
     def _scan(self) -> None:
         top = self.root if self.version() == 2 else self._version_1()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import gc
@@ -25,12 +26,15 @@ from gpushare.api.mirror import Mirror
 from gpushare.api.reviews import Reviews
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
+    STOP_SECONDS,
     Response,
     Service,
     common,
+    end_process,
     logger,
     metrics_service,
     start_all,
+    stop_within,
     termination_signals,
     text,
 )
@@ -46,8 +50,10 @@ from gpushare.plugin.admission import Admission, trim_pod
 from gpushare.plugin.cgroups import Cgroups, NodeCgroups
 from gpushare.plugin.evictions import Evictions
 from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
+from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
+from gpushare.plugin.metrics_server import PluginPage
 from gpushare.plugin.reconcile import Reconciler, trim_node
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -70,10 +76,15 @@ REFRESH_PAUSE_SECONDS = 0.2
 LIMIT_SECONDS = 30.0
 # After an Allocate the reconciler runs many passes; limits aren't read in each of them.
 LIMIT_PAUSE = 1.0
+# Memory of no share has to be seen in two passes, so the second one follows soon.
+SUSPICIOUS_SECONDS = 5.0
 # A thread without progress for so long hangs; only a new process helps.
 HANG_SECONDS = 120.0
 # A container gets the driver's files when it is created; for a driver installed later a new container is needed.
 NO_CARDS_SECONDS = 120.0
+
+# The plugin's own namespace, and one that tenants don't write to.
+EXEMPT = "gpushare-system,kube-system"
 
 log = logging.getLogger("gpushare.device_plugin")
 
@@ -93,6 +104,7 @@ class Options:
     :param injection: ``auto``, ``cdi`` or ``envvar``.
     :param memory_limit: ``auto``, ``required`` or ``off``.
     :param evict: whether a pod is evicted that holds memory of others and can't be limited.
+    :param exempt: namespaces whose pods without a share aren't limited.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
@@ -110,6 +122,7 @@ class Options:
     cdi_folders: tuple[Path, ...] = FOLDERS
     memory_limit: str = "auto"
     evict: bool = False
+    exempt: frozenset[str] = frozenset()
     cgroup_root: str = "/sys/fs/cgroup"
 
 
@@ -143,14 +156,22 @@ class Plugin:
         self._restored = False
         self._last_pass: tuple[list[JsonObject], list[Entry]] | None = None
         self._pass_done = threading.Event()
+        self._left: tuple[Holder, ...] = ()
+        self._left_reported: set[Holder] = set()
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
         self.inventory = Inventory(
             nvml, options.unit, Health(options.xid_quiet, options.ignored_xids), options.reserve_mib
         )
         self.injection = Injection(options.injection, options.cdi_folders)
+        cgroups = cgroups or NodeCgroups(options.cgroup_root)
+        self.leftovers = Leftovers(cgroups)
         self.enforcer = LimitEnforcer(
-            options.memory_limit, options.unit, limit_backend, cgroups or NodeCgroups(options.cgroup_root)
+            options.memory_limit,
+            options.unit,
+            limit_backend,
+            cgroups,
+            exempt=options.exempt,
         )
         self.podresources = KubeletPodResources(str(options.kubelet_dir / "pod-resources" / "kubelet.sock"))
         self.pods: Mirror[JsonObject] = Mirror(
@@ -200,10 +221,12 @@ class Plugin:
         self.inventory.held_slots = self._held_slots
         self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
         self.admission.limits = self.enforcer.environment
+        self.admission.taken = self.leftovers.taken
         self.admission.on_allocated = self._allocated
         self.admission.on_refused = self.metrics.refused
         self.reconciler.limit = lambda: self.enforcer.state
         self.reconciler.card_limit = self.enforcer.card_state
+        self.reconciler.unreleased = lambda uuid: self._unreleased().get(uuid, 0)
         self.reconciler.on_reconciled = self._on_reconciled
 
     def start(self) -> None:
@@ -223,19 +246,20 @@ class Plugin:
             self._thread(name, functools.partial(self._repeat, name, work, pause))
         self._thread("reconcile", functools.partial(self.reconciler.run, self._stop))
 
-    def stop(self) -> None:
-        """Stop all threads and remove the plugin's socket; running containers aren't affected."""
+    def stop(self) -> bool:
+        """Stop all threads and remove the plugin's socket, within ``STOP_SECONDS``; running containers aren't affected.
+
+        :returns: whether all have ended.
+        """
         self._stop.set()
         self._pass_done.set()
         self.reconciler.wake()
-        for thread in self._threads:
-            thread.join(5)
-        self.registration.stop()
-        self.podresources.close()
-        for server in self.servers:
-            server.stop()
-        for part in (self.pods, self.node, self.events):
-            part.stop()
+        reading = [self.pods.stop, self.node.stop, self.events.stop]
+        working = [*(server.stop for server in self.servers), *(thread.join for thread in self._threads)]
+        return stop_within(
+            (STOP_SECONDS - 4, [*reading, *working]),
+            (STOP_SECONDS, [self.registration.stop, self.podresources.close]),
+        )
 
     def unready(self) -> str | None:
         """Return why the plugin isn't ready; None if it is."""
@@ -337,21 +361,54 @@ class Plugin:
 
     def _enforce_limits(self) -> None:
         """Enforce the limits after each pass of the reconciler; a slow driver delays only this thread."""
-        self._pass_done.wait(LIMIT_SECONDS)
+        self._pass_done.wait(SUSPICIOUS_SECONDS if self.enforcer.suspicious or self._left else LIMIT_SECONDS)
         self._pass_done.clear()
         if self._last_pass is None or self._stop.is_set():
             return
+        self._withhold_left(*self._last_pass)
         state = self.enforcer.state
-        for finding in self.enforcer.once(self.inventory.cards, *self._last_pass):
-            self.reconciler.post(finding.pod, finding.reason, finding.message)
-            if finding.node:
-                self.events.node(self.options.node, finding.reason, finding.message)
+        for finding in self.enforcer.once(self.inventory.cards, *self._last_pass, self._left):
+            if finding.pod is not None:
+                accepted = self.reconciler.post(finding.pod, finding.reason, finding.message)
+            else:
+                accepted = self.events.node(self.options.node, finding.reason, finding.message)
+            if not accepted:
+                self.enforcer.unsent(finding)
         violations = self.enforcer.violations
         self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected, violations)
         if self.options.evict:
             self.evictions.once([one for one in violations if one.holds], self._last_pass[0])
         if self.enforcer.state != state:
             self.reconciler.wake()
+
+    def _withhold_left(self, pods: list[JsonObject], listing: list[Entry]) -> None:
+        """Keep kubelet from giving away the units of containers that outlived their pod, and report them."""
+        cards, self._left = self.inventory.cards, self.leftovers.observe(pods, listing)
+        changed = self.inventory.withhold(frozenset(one for holder in self._left for one in holder.ids))
+        self._left_reported &= set(self._left)
+        for holder in self._left:
+            if holder not in self._left_reported and self._report_left(holder, cards):
+                self._left_reported.add(holder)
+        if changed:
+            self.metrics.unreleased(self._unreleased())
+            self.reconciler.wake()
+
+    def _report_left(self, holder: Holder, cards: t.Sequence[contract.Card]) -> bool:
+        by_uuid, units = {card.uuid: card.index for card in cards}, holder.units(cards)
+        what = ", ".join(f"{number} units of card {by_uuid[uuid]}" for uuid, number in units.items())
+        text = (
+            f"pod {holder.pod} is deleted, and processes of its container {holder.container} still run: {what} aren't "
+            "given to pods until they have ended"
+        )
+        log.warning("%s", text)
+        return self.events.node(self.options.node, "GpuMemoryNotReleased", text)
+
+    def _unreleased(self) -> dict[str, int]:
+        """Return the units by card (UUID) of the containers that outlived their pod."""
+        found: collections.Counter[str] = collections.Counter()
+        for holder in self._left:
+            found.update(holder.units(self.inventory.cards))
+        return dict(found)
 
     def _register(self) -> None:
         waited = time.monotonic() - self._started
@@ -408,6 +465,11 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
         "report",
         "what happens to a pod that holds memory of others and can't be limited: report or evict",
     ),
+    "exempt-namespaces": (
+        str,
+        EXEMPT,
+        "namespaces, with commas, whose pods without a share aren't limited, as NVIDIA's own mustn't be",
+    ),
     "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
     "log-format": (str, "text", "text or json"),
     "log-level": (str, "info", "debug, info, warning or error"),
@@ -427,6 +489,11 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
         "--cleanup",
         action="store_true",
         help="remove the plugin's annotations, resources and limits from this node, and exit; the plugin must not run",
+    )
+    parser.add_argument(
+        "--serve-metrics",
+        action="store_true",
+        help="only serve the metrics of the plugin that has --status-socket, at --metrics-address",
     )
     parser.add_argument("--version", action="version", version=gpushare.__version__)
     options = parser.parse_args(arguments)
@@ -452,6 +519,8 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
+    if options.serve_metrics and not (options.metrics and options.status_socket):
+        parser.error("--serve-metrics needs --metrics-address and --status-socket")
     if options.reserved_memory < 0:
         parser.error(f"--reserved-memory: {options.reserved_memory} MiB isn't an amount of memory")
     for name, least, most in (("resync", 1, 3600), ("query_interval", 0.1, 60), ("xid_quiet", 1, 10**9)):
@@ -491,6 +560,24 @@ def clean(options: Options, kube: Kube, nvml: Nvml, limit_backend: LimitBackend,
     return 0
 
 
+def serve_metrics(endpoint: Endpoint, status_socket: str, kube: Kube) -> int:
+    """Run ``--serve-metrics``.
+
+    :returns: the exit status.
+    """
+    signals = termination_signals()
+    service = metrics_service(f"{COMPONENT}-metrics", endpoint, PluginPage(status_socket), Reviews(kube))
+    try:
+        start_all([service])
+    except OSError as error:
+        log.error("can't serve: %s", error)
+        return 1
+    log.info("started", extra={"data": {"metrics": service.port}})
+    signal.sigwait(signals)
+    log.info("stopping")
+    return end_process(stop_within((STOP_SECONDS, [service.stop])))
+
+
 def main(arguments: t.Sequence[str] | None = None) -> int:
     given = parse(arguments)
     logger("gpushare", given.log_format, given.log_level)
@@ -509,6 +596,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
         memory_limit=given.memory_limit,
         evict=given.memory_limit_violation == "evict",
+        exempt=frozenset(given.exempt_namespaces.split(",")),
         cgroup_root=given.cgroup_root,
     )
     try:
@@ -516,6 +604,8 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     except KubeError as error:
         log.error("%s", error)
         return 1
+    if given.serve_metrics:
+        return serve_metrics(given.metrics, given.status_socket, kube)
     if given.cleanup:
         return clean(options, kube, NvidiaMl(), NvidiaLimits())
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -535,8 +625,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     log.info("started", extra={"data": facts})
     signal.sigwait(signals)
     log.info("stopping")
-    plugin.stop()
-    return 0
+    return end_process(plugin.stop())
 
 
 if __name__ == "__main__":

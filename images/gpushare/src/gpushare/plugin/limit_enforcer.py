@@ -7,12 +7,14 @@ Only what was read back counts. So:
   own cgroup, read back and cleared. An older driver than R615, one with limits turned off, a missing capability, a
   cgroup without the controller that the driver needs, all fail there, and no container has to fail for it.
 * Each pass reads the limit of each running container on each of its cards, and sets it where it differs from the share.
-* Every card that such a container wasn't given is blocked for it, as for the other containers of its pod: a container
-  that sets NVIDIA_VISIBLE_DEVICES itself may see it, and with an older toolkit than 1.20.1 nothing shows that. A limit
-  on such a card shows it, and an Event reports it. Containers of pods without a share are never limited.
+* Every card that a container wasn't given is blocked for it, whether its pod has a share or not: a container that sets
+  NVIDIA_VISIBLE_DEVICES itself may see it, and with an older toolkit than 1.20.1 nothing shows that. A limit on such a
+  card shows it, and an Event reports it. Only pods without a share in exempt namespaces aren't limited.
 * A container that holds more than it may (it allocated before its limit was set) can't be limited to its share: the
   driver refuses, or takes the limit and frees nothing. It is limited to what it holds, so that it gets no more, and is
   a *violation* until it holds less: its card isn't enforced, and Events on pod and node have the code.
+* The containers' memory together is compared with what NVML calls used. What is more belongs to a process that outlived
+  its pod, to one of the node itself or of an exempt pod: no share is backed by it, and it is a violation of the card.
 
 Nothing has to survive a restart: driver, kubelet and API hold all state, and the first pass of a new process reads it.
 A limit ends with its container's cgroup; it is never removed from a running container, except when the mode is
@@ -21,6 +23,7 @@ A limit ends with its container's cgroup; it is never removed from a running con
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -33,6 +36,7 @@ from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MIB, NO_FOLDER, UNLIMITED, Limit, LimitBackend, Refusal
 from gpushare.plugin import limits
 from gpushare.plugin.cgroups import Cgroups
+from gpushare.plugin.leftovers import Holder
 from gpushare.plugin.limits import Target, Usage, Violation
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -44,28 +48,43 @@ NONE = Limit(0, UNLIMITED)
 BLOCKED = Limit(0, MIB)
 # The API's status and the cgroup of a running container appear at different times, by less than these seconds.
 GRACE_SECONDS = 10.0
+# A container without units, once blocked, is checked again after so many seconds: a node has many of them.
+CLOSED_SECONDS = 30.0
+# Memory of no container is reported above so many MiB (driver and firmware need some that no container is charged
+# with), if it is seen for so many seconds (the queries aren't made at one moment).
+SLACK_MIB = 512
+UNACCOUNTED_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The content of an Event about a pod, and about its node if the card isn't enforced because of it.
+    """The content of an Event.
 
-    :param pod: from the parameter of ``once``.
+    :param pod: the pod that it is about, from the parameter of ``once``; None for the node.
     """
 
-    pod: JsonObject
+    pod: JsonObject | None
     reason: str
     message: str
-    node: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return what a second Event about it would repeat."""
+        return contract.pod_uid(self.pod) if self.pod else "", self.reason, self.message
 
 
 class _Findings:
     """What one pass has found.
 
     :ivar events: text by container, card, and the Event's reason.
+    :ivar used: MiB of the containers by card (UUID), and ``unknown`` the cards for which one is missing.
     """
 
     def __init__(self) -> None:
+        self.usage: dict[str, Usage] = {}
+        self.corrected = 0
+        self.used: collections.Counter[str] = collections.Counter()
+        self.unknown: set[str] = set()
         self.violations: list[Violation] = []
         self.events: dict[tuple[str, str, str], str] = {}
         self.pods: dict[str, str] = {}
@@ -89,12 +108,20 @@ class _Findings:
         self.violations.append(one)
         self.report(target, card, one.event, f"{code}: {text}")
 
+    def unaccounted(self, card: contract.Card, text: str) -> None:
+        """Add a card with memory of no container, which is an Event of the node, too."""
+        code = contract.Reason.UNACCOUNTED_MEMORY_HELD
+        one = Violation(code, text, "", "", card.uuid)
+        self.violations.append(one)
+        self.events["", card.uuid, one.event] = f"{code}: {text}"
+
 
 class LimitEnforcer:
     """Enforces limits. Thread-safe; ``probe`` and ``once`` are each called by one thread.
 
     :param mode: ``auto``, ``required`` or ``off``.
     :param unit: of the node's shares, GiB or MiB.
+    :param exempt: namespaces whose pods without a share aren't limited.
     """
 
     def __init__(
@@ -104,8 +131,10 @@ class LimitEnforcer:
         backend: LimitBackend,
         cgroups: Cgroups,
         clock: t.Callable[[], float] = time.monotonic,
+        exempt: t.Container[str] = (),
     ) -> None:
         self.mode = mode
+        self._exempt = exempt
         self._unit = unit
         self._backend = backend
         self._cgroups = cgroups
@@ -121,7 +150,11 @@ class LimitEnforcer:
         self._own: str | None = None
         self._probed: dict[str, int] = {}
         self._missing: dict[str, float] = {}
+        # When containers without units were last found blocked, and since when cards have memory of no container.
+        self._closed: dict[str, float] = {}
+        self._unaccounted: dict[str, float] = {}
         self._reported: set[tuple[str, str, str]] = set()
+        self._unsent: list[Finding] = []
 
     # ----------------------------------------------------------------------- state
 
@@ -196,6 +229,8 @@ class LimitEnforcer:
         supported = frozenset(() if reason else (card.uuid for card in cards if card.uuid not in problems))
         with self._lock:
             self._reason, self._problems, self._supported = reason, problems, supported
+            if supported != before[2]:
+                self._closed = {}
         if (reason, problems) != before[:2]:
             found = "; ".join([reason] if reason else problems.values())
             log.log(logging.WARNING if found else logging.INFO, "memory limits: %s", found or "the driver sets them")
@@ -246,48 +281,45 @@ class LimitEnforcer:
     # ----------------------------------------------------------------------- enforce
 
     def once(
-        self, cards: t.Sequence[contract.Card], pods: t.Sequence[JsonObject], listing: t.Sequence[Entry]
+        self,
+        cards: t.Sequence[contract.Card],
+        pods: t.Sequence[JsonObject],
+        listing: t.Sequence[Entry],
+        left: t.Sequence[Holder] = (),
     ) -> list[Finding]:
         """Read the limits of all containers once, and correct those that differ.
 
         :param pods: of this node, with the statuses of ``limits.trim_statuses``.
         :param listing: from PodResources.
-        :returns: the findings that weren't returned before.
+        :param left: containers that outlived their pod; their limits stay, and their memory is accounted for.
+        :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
-        found = limits.targets(cards, pods, listing, self._unit)
-        if self.mode == "off":
-            self._clear(cards, found)
-            return []
-        with self._lock:
-            supported = self._supported
-        limited = [card for card in cards if card.uuid in supported]
-        findings = _Findings()
-        usage: dict[str, Usage] = {}
-        corrected = 0
-        for target in found:
-            folder = self._folder(target, limited, findings)
-            for card in limited if folder else ():
-                mib = target.mib.get(card.uuid)
-                try:
-                    if mib is None:
-                        self._block(card, target, str(folder), findings)
-                        continue
-                    limit, set_now = self._enforce(card, target, str(folder), mib, findings)
-                except Refusal as refusal:
-                    # Gone with the container, or the card doesn't answer, which is reported elsewhere.
-                    if refusal.code != NO_FOLDER and card.healthy:
-                        findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, str(refusal))
-                    continue
-                corrected += set_now
-                have = usage.get(card.uuid, Usage())
-                usage[card.uuid] = Usage(
-                    have.containers + 1, have.limited_mib + limit.hard // MIB, have.used_mib + -(-limit.used // MIB)
-                )
+        found = limits.targets(cards, pods, listing, self._unit, self._exempt)
+        now = self._clock()
         there = {target.container_id for target in found}
         self._missing = {one: since for one, since in self._missing.items() if one in there}
         with self._lock:
-            self._violations, self._usage = tuple(findings.violations), usage
-            self._corrected += corrected
+            self._closed = {one: at for one, at in self._closed.items() if one in there and now - at < CLOSED_SECONDS}
+            closed, supported = set(self._closed), self._supported
+        due = [target for target in found if target.container_id not in closed]
+        findings = _Findings()
+        limited = [card for card in cards if card.uuid in supported] if self.mode != "off" else []
+        if self.mode == "off":
+            self._clear(cards, due)
+        else:
+            self._enforce_all(limited, due, findings)
+        with self._lock:
+            violated = {one.container for one in findings.violations}
+            self._closed |= {one.container_id: now for one in due if one.mib == {} and one.container_id not in violated}
+        promised = limits.promised_mib(cards, pods, listing, self._unit)
+        for holder in left:
+            for uuid, units in holder.units(cards).items():
+                promised[uuid] += units * contract.MIB_PER_UNIT[self._unit]
+            self._measure(limited, holder, findings)
+        self._compare(cards, limited, promised, findings)
+        with self._lock:
+            self._violations, self._usage = tuple(findings.violations), findings.usage
+            self._corrected += findings.corrected
         return self._new_findings(pods, findings)
 
     def release(
@@ -296,29 +328,106 @@ class LimitEnforcer:
         """Remove the plugin's limits from the running containers, before the plugin is removed from the node."""
         self._clear(cards, limits.targets(cards, pods, listing, self._unit))
 
-    def _folder(self, target: Target, cards: t.Sequence[contract.Card], findings: _Findings) -> str | None:
-        """Return a container's cgroup; one that isn't found after a moment is a violation on its cards."""
-        folder = self._cgroups.folder(target.container_id)
-        if folder is not None:
-            self._missing.pop(target.container_id, None)
-            return folder
-        since = self._missing.setdefault(target.container_id, self._clock())
-        if self._clock() - since > GRACE_SECONDS:
-            text = f"the cgroup of {target.name} isn't found"
-            for card in cards:
-                if card.uuid in target.mib:
-                    findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, text)
-        return None
+    @property
+    def suspicious(self) -> bool:
+        """Return whether a card has memory of no container, so that it has to be compared again soon."""
+        return bool(self._unaccounted)
 
-    def _enforce(
-        self, card: contract.Card, target: Target, folder: str, mib: int, findings: _Findings
-    ) -> tuple[Limit, int]:
+    def _enforce_all(self, cards: t.Sequence[contract.Card], found: t.Sequence[Target], findings: _Findings) -> None:
+        """Enforce the limits of containers on the cards that can be limited."""
+        folders = self._cgroups.folders([target.container_id for target in found])
+        for target in found:
+            folder = folders.get(target.container_id)
+            if target.mib is None or folder is None:
+                self._report_missing(cards, target, findings)
+                continue
+            self._missing.pop(target.container_id, None)
+            for card in cards:
+                mib = target.mib.get(card.uuid)
+                try:
+                    if mib is None:
+                        limit = self._block(card, target, folder, findings)
+                    else:
+                        limit = self._enforce(card, target, folder, mib, findings)
+                except Refusal as refusal:
+                    findings.unknown.add(card.uuid)
+                    # Gone with the container, or the card doesn't answer, which is reported elsewhere.
+                    if refusal.code != NO_FOLDER and card.healthy:
+                        findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, str(refusal))
+                    continue
+                findings.used[card.uuid] += -(-limit.used // MIB)
+
+    def _report_missing(self, cards: t.Sequence[contract.Card], target: Target, findings: _Findings) -> None:
+        """Report a container that can't be limited, since its cgroup or its cards aren't known, after a moment."""
+        # Any card may be its own.
+        concerned = [card.uuid for card in cards if target.mib is None or card.uuid in target.mib]
+        findings.unknown.update(concerned)
+        since = self._missing.setdefault(target.container_id, self._clock())
+        if self._clock() - since <= GRACE_SECONDS:
+            return
+        if target.mib is None:
+            text = f"kubelet's list doesn't show which cards {target.name} was given"
+        else:
+            text = f"the cgroup of {target.name} isn't found"
+        for uuid in concerned:
+            findings.violate(target, uuid, contract.Reason.MEMORY_LIMIT_FAILED, text)
+
+    def _measure(self, cards: t.Sequence[contract.Card], holder: Holder, findings: _Findings) -> None:
+        """Add the memory of a container that outlived its pod."""
+        for card in cards:
+            try:
+                limit = self._backend.get(card.uuid, holder.folder)
+            except Refusal:
+                findings.unknown.add(card.uuid)
+            else:
+                findings.used[card.uuid] += -(-limit.used // MIB) if limit else 0
+
+    def _compare(
+        self,
+        cards: t.Sequence[contract.Card],
+        limited: t.Sequence[contract.Card],
+        promised: t.Mapping[str, int],
+        findings: _Findings,
+    ) -> None:
+        """Compare each card's used memory with what its containers hold, or may hold where they aren't limited.
+
+        A card whose driver doesn't report its reserve isn't compared, since NVML calls the reserve used.
+
+        :param limited: of the cards.
+        :param promised: MiB of the pods' shares by card (UUID).
+        :param findings: receives the memory that is held for too long.
+        """
+        now, since = self._clock(), self._unaccounted
+        self._unaccounted = {}
+        for card in cards:
+            if not (card.healthy and card.reserved_mib) or card.uuid in findings.unknown:
+                continue
+            pods = findings.used[card.uuid] if card in limited else promised[card.uuid]
+            try:
+                more = self._backend.used_mib(card.uuid) - card.reserved_mib - pods
+            except Refusal as refusal:
+                log.debug("card %d: %s", card.index, refusal)
+                continue
+            if more <= SLACK_MIB:
+                continue
+            began = self._unaccounted[card.uuid] = since.get(card.uuid, now)
+            if now - began > UNACCOUNTED_SECONDS:
+                # Rounded, so that the node's annotation doesn't change with every allocation.
+                findings.unaccounted(
+                    card,
+                    f"more than {more // SLACK_MIB * SLACK_MIB} MiB of card {card.index} ({card.uuid}) are used beyond "
+                    "its pods' shares: by a process that outlived its pod, of the node itself or of a pod without "
+                    "limits; nvidia-smi on the node shows it",
+                )
+
+    def _enforce(self, card: contract.Card, target: Target, folder: str, mib: int, findings: _Findings) -> Limit:
         """Enforce a container's limit on a card.
 
         :param folder: the container's cgroup.
         :param mib: its share.
-        :param findings: receives the Event of a corrected limit, or the violation of a container that holds more.
-        :returns: the limit in effect, and whether (0 or 1) the share's had to be set.
+        :param findings: receives the usage, and the Event of a corrected limit, or the violation of a container that
+            holds more.
+        :returns: the limit in effect, with the memory that the container holds.
         :raises Refusal: it can't be enforced.
         """
         wanted = limits.wanted(mib)
@@ -328,6 +437,10 @@ class LimitEnforcer:
             what = f"{target.name} isn't held to its {mib} MiB of card {card.index}"
             after = self._hold(card, folder, wanted, now, what)
         assert after is not None
+        have = findings.usage.get(card.uuid, Usage())
+        findings.usage[card.uuid] = Usage(
+            have.containers + 1, have.limited_mib + after.hard // MIB, have.used_mib + -(-after.used // MIB)
+        )
         if after.used > wanted.hard:
             findings.violate(
                 target,
@@ -336,22 +449,24 @@ class LimitEnforcer:
                 f"{target.name} holds {after.used // MIB} MiB of card {card.index}, and its share is {mib} MiB: it "
                 "allocated them before it was limited; it gets no more",
             )
-            return after, 0
+            return after
         if after is now:
-            return after, 0
+            return after
         log.info("limit set", extra={"data": {"pod": target.pod, "container": target.container, "card": card.index,
                                               "mib": mib, "before": _describe(now)}})  # fmt: skip
         if now is not None:
             text = f"container {target.container} had {_describe(now)} on card {card.index}; the limit is {mib} MiB now"
             findings.report(target, card.uuid, "GpuMemoryLimitCorrected", text)
-        return after, 1
+        findings.corrected += 1
+        return after
 
-    def _block(self, card: contract.Card, target: Target, folder: str, findings: _Findings) -> None:
+    def _block(self, card: contract.Card, target: Target, folder: str, findings: _Findings) -> Limit:
         """Block a card for a container that wasn't given it.
 
         :param folder: the container's cgroup.
         :param findings: receives the Event of a card that it sees, or the violation of a container that holds memory
             of it.
+        :returns: the limit in effect, with the memory that the container holds.
         :raises Refusal: it can't be blocked.
         """
         now = self._backend.get(card.uuid, folder)
@@ -378,6 +493,7 @@ class LimitEnforcer:
                 f"container {target.container} sees card {card.index} ({card.uuid}), which it wasn't given; "
                 "the driver lets it have none of that card's memory now",
             )
+        return after
 
     def _hold(self, card: contract.Card, folder: str, wanted: Limit, now: Limit | None, what: str) -> Limit:
         """Set a limit, or the lowest one that the driver takes if the container holds more.
@@ -425,33 +541,43 @@ class LimitEnforcer:
             return None
 
     def _clear(self, cards: t.Sequence[contract.Card], found: t.Sequence[Target]) -> None:
+        folders = self._cgroups.folders([target.container_id for target in found])
         for target in found:
-            folder = self._cgroups.folder(target.container_id)
-            for card in cards if folder else ():
+            folder = folders.get(target.container_id)
+            if folder is None or target.mib is None:
+                continue
+            for card in cards:
                 mib = target.mib.get(card.uuid)
                 try:
-                    now = self._backend.get(card.uuid, str(folder))
+                    now = self._backend.get(card.uuid, folder)
                     # A limit that isn't ours, or a parent's, stays.
                     if now is not None and _equal(now, BLOCKED if mib is None else limits.wanted(mib)):
-                        self._backend.set(card.uuid, str(folder), NONE)
+                        self._backend.set(card.uuid, folder, NONE)
                         log.info("limit removed", extra={"data": {"pod": target.pod, "card": card.index}})
                 except Refusal as refusal:
                     log.debug("%s, card %d: %s", target.name, card.index, refusal)
 
+    def unsent(self, finding: Finding) -> None:
+        """Return a finding again in the next pass, since its Event wasn't accepted."""
+        self._unsent.append(finding)
+
     def _new_findings(self, pods: t.Sequence[JsonObject], found: _Findings) -> list[Finding]:
-        """Return the findings that weren't reported before of a container that runs."""
+        """Return the findings that weren't reported before of a container that runs, and those without an Event."""
         by_uid = {contract.pod_uid(pod): pod for pod in pods}
         running = {identifier for pod in pods for identifier in limits.running(pod).values()}
         violations = {(one.container, one.card, one.event) for one in found.violations}
         fresh = [key for key in found.events if key not in self._reported]
         self._reported = {key for key in self._reported if key[0] in running} | set(found.events)
+        due = [one for one in self._unsent if one.pod is None or contract.pod_uid(one.pod) in by_uid]
+        self._unsent = []
         for key in fresh:
-            log.warning("%s", found.events[key])
-        return [
-            Finding(by_uid[found.pods[key[0]]], key[2], found.events[key], key in violations)
-            for key in fresh
-            if found.pods[key[0]] in by_uid
-        ]
+            text = found.events[key]
+            log.warning("%s", text)
+            if (pod := by_uid.get(found.pods.get(key[0], ""))) is not None:
+                due.append(Finding(pod, key[2], text))
+            if key in violations:
+                due.append(Finding(None, key[2], text))
+        return list({one.key: one for one in due}.values())
 
 
 def _equal(one: Limit, other: Limit | None) -> bool:

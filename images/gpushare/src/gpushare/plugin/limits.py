@@ -41,14 +41,14 @@ class Target:
     :param uid: the pod's.
     :param container: its name in the pod.
     :param container_id: the runtime's, 64 hexadecimal digits.
-    :param mib: MiB by card (UUID); it may hold nothing of any other card of the node.
+    :param mib: MiB by card (UUID); it may hold nothing of any other card of the node. None if its cards aren't known.
     """
 
     pod: str
     uid: str
     container: str
     container_id: str
-    mib: t.Mapping[str, int]
+    mib: t.Mapping[str, int] | None
 
     @property
     def name(self) -> str:
@@ -69,10 +69,10 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A container that isn't held to its memory of a card.
+    """A container that isn't held to its memory of a card, or a card with used memory of no such container.
 
-    :param pod: its pod's UID.
-    :param container: the runtime's ID.
+    :param pod: its pod's UID; empty without a container.
+    :param container: the runtime's ID; empty without a container.
     :param card: the UUID.
     """
 
@@ -89,6 +89,8 @@ class Violation:
 
     @property
     def event(self) -> str:
+        if self.code is contract.Reason.UNACCOUNTED_MEMORY_HELD:
+            return "GpuMemoryUnaccounted"
         return "GpuMemoryExceeded" if self.holds else "GpuMemoryUnlimited"
 
 
@@ -177,18 +179,22 @@ def running(pod: JsonObject) -> dict[str, str]:
 
 
 def targets(
-    cards: t.Sequence[contract.Card], pods: t.Iterable[JsonObject], listing: t.Sequence[Entry], unit: str
+    cards: t.Sequence[contract.Card],
+    pods: t.Iterable[JsonObject],
+    listing: t.Sequence[Entry],
+    unit: str,
+    exempt: t.Container[str] = (),
 ) -> list[Target]:
-    """Return the running containers of this node's pods with units, and their limits by kubelet's allocation.
+    """Return the running containers of this node's pods, and their limits by kubelet's allocation.
 
-    A container without units in such a pod, an ephemeral one too, may hold nothing of any card. Containers of pods
-    without units aren't here: among them are NVIDIA's own, which work on all cards.
+    A container without units, also an ephemeral one, may hold nothing of any card.
 
     :param pods: of this node, with the statuses of ``trim_statuses``.
-    :param listing: from PodResources; a container that isn't listed yet has no limit yet.
+    :param listing: from PodResources; the cards of a container that isn't listed yet aren't known.
     :param unit: of the node's shares.
+    :param exempt: namespaces whose pods without units aren't limited: among them are NVIDIA's own, which work on all
+        cards.
     """
-    mib = contract.MIB_PER_UNIT[unit]
     slots = steering.slots_of(cards)
     seen: dict[str, int] = {}
     for one in listing:
@@ -197,29 +203,59 @@ def targets(
     listed = {one.key: one for one in listing if seen[one.key] == 1}
     found = []
     for pod in pods:
-        steps = pod_facts.steps(pod)
-        if not steps or contract.finished(pod):
+        steps = {step.name: step.units for step in pod_facts.steps(pod)}
+        key = pod_facts.key(pod)
+        if contract.finished(pod) or (not steps and key.partition("/")[0] in exempt):
             continue
-        ids, key, uid = running(pod), contract.pod_key(pod), contract.pod_uid(pod)
-        with_units = {step.name for step in steps}
-        found += [Target(key, uid, name, one, {}) for name, one in ids.items() if name not in with_units]
-        entry = listed.get(key)
-        if entry is None:
-            continue
-        for step in steps:
-            name, units = step.name, step.units
-            if name not in ids:
-                continue
-            given = entry.counts.get(name)
-            if not given and name not in _plain_inits(pod):
-                continue
-            # IDs of another plugin, as upstream's, don't identify a card; the pod's annotation does.
-            identified = any(slots.named(short) for short in given or ())
-            held = _given(slots, given or {}) if identified else _booked(cards, pod, units)
-            if held and sum(held.values()) == units:
-                limits = {uuid: number * mib for uuid, number in held.items()}
-                found.append(Target(key, uid, name, ids[name], limits))
+        uid = contract.pod_uid(pod)
+        for name, identifier in running(pod).items():
+            units = steps.get(name, 0)
+            held = _held(cards, slots, pod, name, units, listed.get(key)) if units else {}
+            mib = None if held is None else {uuid: n * contract.MIB_PER_UNIT[unit] for uuid, n in held.items()}
+            found.append(Target(key, uid, name, identifier, mib))
     return found
+
+
+def _held(
+    cards: t.Sequence[contract.Card],
+    slots: steering.Slots,
+    pod: JsonObject,
+    name: str,
+    units: int,
+    entry: Entry | None,
+) -> dict[str, int] | None:
+    """Return a container's units by card; None if its cards aren't known.
+
+    :param name: the container's.
+    :param units: what it requests.
+    :param entry: its pod's in kubelet's list.
+    """
+    if entry is None:
+        return None
+    given = entry.counts.get(name)
+    if not given and name not in _plain_inits(pod):
+        return None
+    # IDs of another plugin, as upstream's, don't identify a card; the pod's annotation does.
+    identified = any(slots.named(short) for short in given or ())
+    held = _given(slots, given or {}) if identified else _booked(cards, pod, units)
+    return held if sum(held.values()) == units else None
+
+
+def promised_mib(
+    cards: t.Sequence[contract.Card], pods: t.Sequence[JsonObject], listing: t.Sequence[Entry], unit: str
+) -> dict[str, int]:
+    """Return what pods may use of each card (UUID) by kubelet's list, or else by their bookings, in MiB.
+
+    :param pods: of this node.
+    :param listing: from PodResources.
+    :param unit: of the node's shares.
+    """
+    listed, slots = steering.held_units(cards, listing), steering.slots_of(cards)
+    # IDs of another plugin don't identify a card.
+    known = {one.key for one in listing if one.total and all(slots.named(short) for short in one.total)}
+    booked, unknown = contract.used_units(cards, (pod for pod in pods if pod_facts.key(pod) not in known))
+    mib = contract.MIB_PER_UNIT[unit]
+    return {card.uuid: (listed[card.uuid] + booked[card.index] + unknown) * mib for card in cards}
 
 
 def _given(slots: steering.Slots, counts: t.Mapping[str, int]) -> dict[str, int]:

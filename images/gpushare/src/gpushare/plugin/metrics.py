@@ -33,6 +33,7 @@ class _Cards(Collector):
         self._cards: tuple[contract.Card, ...] = ()
         self._held: t.Mapping[str, int] = {}
         self._used_mib: t.Mapping[str, int] = {}
+        self._unreleased: t.Mapping[str, int] = {}
         self._limits: tuple[str, t.Mapping[str, Usage], int] = ("", {}, 0)
         self._violations: collections.Counter[tuple[str, str]] = collections.Counter()
 
@@ -45,6 +46,11 @@ class _Cards(Collector):
         """Set the MiB in use by card (UUID) from NVML; a card that doesn't answer is omitted."""
         with self._lock:
             self._used_mib = dict(used_mib)
+
+    def set_unreleased(self, units: t.Mapping[str, int]) -> None:
+        """Set the units by card (UUID) of deleted pods whose processes haven't ended."""
+        with self._lock:
+            self._unreleased = dict(units)
 
     def set_limits(
         self, state: str, usage: t.Mapping[str, Usage], corrected: int, violations: t.Sequence[Violation] = ()
@@ -64,7 +70,7 @@ class _Cards(Collector):
 
     def collect(self) -> t.Iterator[Metric]:
         with self._lock:
-            cards, held, used_mib = self._cards, self._held, self._used_mib
+            cards, held, used_mib, unreleased = self._cards, self._held, self._used_mib, self._unreleased
             state, usage, corrected = self._limits
             violations = dict(self._violations)
         labels = ["node", "card", "uuid", "model"]
@@ -74,6 +80,7 @@ class _Cards(Collector):
 
         units = gauge("card_units", "Units of a card")
         held_units = gauge("card_held_units", "Units of a card that kubelet has given to containers")
+        left = gauge("card_unreleased_units", "Units of a card of deleted pods whose processes haven't ended")
         healthy = gauge("card_healthy", "1 while a card may be given to pods")
         memory = gauge("card_memory_bytes", "Memory of a card")
         used = gauge("card_memory_used_bytes", "Memory of a card that is in use by any process")
@@ -82,13 +89,14 @@ class _Cards(Collector):
         containers = gauge("card_limited_containers", "Containers whose memory on a card the driver limits")
         violating = GaugeMetricFamily(
             "gpushare_plugin_limit_violations",
-            "Containers that aren't held to their memory of a card, by reason code",
+            "Containers that aren't held to their memory of a card, and memory of no container (1), by reason code",
             labels=[*labels, "reason"],
         )
         for card in cards:
             values = [self._node, str(card.index), card.uuid, card.model]
             units.add_metric(values, card.units)
             held_units.add_metric(values, held.get(card.uuid, 0))
+            left.add_metric(values, unreleased.get(card.uuid, 0))
             healthy.add_metric(values, int(card.healthy))
             memory.add_metric(values, card.memory_mib * MIB)
             if card.uuid in used_mib:
@@ -99,7 +107,7 @@ class _Cards(Collector):
             containers.add_metric(values, here.containers)
             for code in VIOLATION_CODES:
                 violating.add_metric([*values, code], violations.get((card.uuid, code), 0))
-        yield from (units, held_units, healthy, memory, used, limit, inside, containers, violating)
+        yield from (units, held_units, left, healthy, memory, used, limit, inside, containers, violating)
         states = GaugeMetricFamily(
             "gpushare_plugin_limit_state", "1 for the state of this node's memory limits", labels=["node", "state"]
         )
@@ -126,6 +134,7 @@ class Metrics:
         cards = _Cards(node)
         registry.register(cards)
         self.cards, self.memory, self.limits = cards.set, cards.set_memory, cards.set_limits
+        self.unreleased = cards.set_unreleased
         self._calls = Histogram(
             "gpushare_plugin_call_seconds",
             "Seconds that kubelet waited for an answer",

@@ -180,18 +180,6 @@ def holders(
     return found
 
 
-def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> dict[str, int]:
-    """Return the units of each card (by UUID) that kubelet has allocated."""
-    slots = steering.slots_of(cards)
-    held = {card.uuid: 0 for card in cards}
-    for entry in listing:
-        for short, number in entry.total.items():
-            card = slots.named(short)
-            if card is not None:
-                held[card.uuid] += number
-    return held
-
-
 def trim_node(node: JsonObject) -> JsonObject:
     """Return the fields of a node that the plugin needs."""
     metadata, status = node.get("metadata") or {}, node.get("status") or {}
@@ -276,9 +264,11 @@ class Reconciler:
         self._matches: set[str] = set()
         self._unhealthy: dict[str, str] = {}
         self._warned: set[tuple[str, str, str]] = set()
-        # The state of the memory limits, of the node and of a card (UUID); and a callback for what a pass has read.
+        # The state of the memory limits, of the node and of a card (UUID); a card's units of deleted pods that aren't
+        # released; and a callback for what a pass has read.
         self.limit: t.Callable[[], str] = lambda: contract.LIMIT_OFF
         self.card_limit: t.Callable[[str], str] = lambda uuid: ""
+        self.unreleased: t.Callable[[str], int] = lambda uuid: 0
         self.on_reconciled: t.Callable[[list[JsonObject], list[Entry]], None] = lambda pods, listing: None
         self.error: str | None = None
 
@@ -328,7 +318,7 @@ class Reconciler:
             self._fail(str(error))
             return False
         pods = pod_facts.by_key(self._pods.items())
-        self._metrics.cards(cards, held_units(cards, listing))
+        self._metrics.cards(cards, steering.held_units(cards, listing))
         self._report_health(cards, pods, listing)
         self.on_reconciled(list(pods.values()), listing)
         self._matches &= {contract.pod_uid(pod) for pod in pods.values()}
@@ -378,7 +368,10 @@ class Reconciler:
         node = next((one for one in self._node_cache.items() if one["metadata"].get("name") == self._node), None)
         if node is None or not cards:
             return True
-        shown = [dataclasses.replace(card, limit=self.card_limit(card.uuid)) for card in cards]
+        shown = [
+            dataclasses.replace(card, limit=self.card_limit(card.uuid), unreleased=self.unreleased(card.uuid))
+            for card in cards
+        ]
         path, body = f"/api/v1/nodes/{self._node}/status", node_patch(shown, self.limit(), node)
         if not body or not self._is_due(path, body, node):
             return True

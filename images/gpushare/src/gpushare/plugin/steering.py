@@ -186,6 +186,18 @@ def slots_of(cards: t.Sequence[contract.Card]) -> Slots:
     return _slots_of(tuple(cards))
 
 
+def held_units(cards: t.Sequence[contract.Card], listing: t.Iterable[Entry]) -> dict[str, int]:
+    """Return the units of each card (by UUID) that kubelet has allocated."""
+    slots = slots_of(cards)
+    held = {card.uuid: 0 for card in cards}
+    for entry in listing:
+        for short, number in entry.total.items():
+            card = slots.named(short)
+            if card is not None:
+                held[card.uuid] += number
+    return held
+
+
 def reserved_units(
     cards: t.Sequence[contract.Card],
     pods: t.Mapping[str, JsonObject],
