@@ -135,8 +135,9 @@ class _Edit:
             )
         if options.present:
             self._check_formats()
-        ours = options.present or files or self.drop_in in observed["files"]
-        if observed["error"] and ours and not missing:
+        # A removal needs nothing of the node's files where none of them is ours.
+        self._concerned = bool(options.present or files or self.drop_in in observed["files"])
+        if observed["error"] and self._concerned and not missing:
             raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
         self.effective = containerd.effective(observed["dump"])
         if self._release < DUMP_HAS_OPTIONS:
@@ -442,7 +443,7 @@ class _Edit:
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
-        if self._documents and self._release >= DEEP_MERGE_SINCE:
+        if self._concerned and self._release >= DEEP_MERGE_SINCE:
             texts = self._observed["files"].items()
             self._note_moved({path: toml.parse(path, text) for path, text in texts if path != self.drop_in})
         self._unimport(self._documents.get(self._main))
