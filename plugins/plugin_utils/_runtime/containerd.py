@@ -268,6 +268,7 @@ class _Edit:
         """Return the default runtime of the user's files and the runtimes that they name.
 
         :param plain: the files without our settings.
+        :param version: the format of the file that counts before 2.0.
         """
         # Before 2.0 only one file's section counts.
         deep = self._release >= DEEP_MERGE_SINCE
@@ -398,6 +399,7 @@ class _Edit:
     ) -> None:
         """Write our settings into a file of the user's.
 
+        :param documents: in which the file may be replaced.
         :param target: the file.
         :param version: the file's format.
         :param seen: the effective configuration.
