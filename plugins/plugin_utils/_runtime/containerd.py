@@ -258,8 +258,11 @@ class _Edit:
                 if isinstance(section, dict):
                     flat.update(_flatten(section, ("plugins", CRI_PLUGIN[3])))
         found = EffectiveConfig(flat, CRI_PLUGIN[3])
-        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc", "runtime_type")
-        flat.setdefault(runc, containerd.RUNC_SHIMS[0])
+        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc")
+        if release == (1, 7) and "runc" not in found.runtimes():
+            # The built-in one of this release, which a table of ours in the file has to equal.
+            flat[(*runc, "sandbox_mode")] = "podsandbox"
+        flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
         if (1, 7) <= release < (2, 3):
             flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
         return found
