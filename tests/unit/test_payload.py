@@ -21,7 +21,7 @@ MODULES = Path(gpu_node_info.__file__).parent
 ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # Most files and KiB per module. Lower an entry when a module gets smaller; raise it only for what the node needs.
 LIMITS: dict[str, tuple[int, int]] = {
-    "cluster_info": (20, 125),
+    "cluster_info": (20, 130),
     "cluster_objects": (15, 100),
     "container_runtime": (28, 135),
     "control_plane_info": (19, 80),

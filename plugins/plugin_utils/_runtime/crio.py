@@ -161,6 +161,10 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, st
     theirs = merged(tree for path, tree in trees.items() if path != drop_in)
     _refuse(wanted, observed, theirs)
     name, table = model(theirs, observed)
+    program = str(table.get("runtime_path") or name)
+    if not name and drop_in in trees:
+        # The daemon is stopped, or a release before 1.26 dropped its built-in runtime: what was copied from it stays.
+        table = runtimes(trees[drop_in]).get(RUNTIME_NAME, {})
     ours = settings(table, wanted.binary)
     text = _drop_in_text(wanted, ours)
     order = sorted({*observed["files"], drop_in} - {observed["config_path"]})
@@ -178,7 +182,7 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, st
             "remove these settings or rename the file so that it sorts before"
         )
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it.
-    return {**_low_level(observed, str(table.get("runtime_path") or name)), drop_in: text}
+    return {**_low_level(observed, program), drop_in: text}
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject) -> None:

@@ -293,6 +293,14 @@ def test_built_in_runtimes_that_are_printed_as_comments_are_no_loss(text: str) -
     assert made.files == before and observe(made)["default_runtime"] == "crun"
 
 
+def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> None:
+    made, daemon = node({f"{FOLDER}/10-crio.conf": "# nothing\n"})
+    run(made, PRESENT)
+    daemon.pid = 0
+    planned = make_plan(PRESENT, observe(made))
+    assert planned.files == () and [one.header for one in planned.plan.changes] == [runtime_crio.UNIT]
+
+
 def test_the_path_of_crun_is_added_to_the_toolkits_configuration() -> None:
     made, _daemon = node({runtime_crio.TOOLKIT_CONFIG: TOOLKIT})
     assert [row["path"] for row in make_plan(PRESENT, observe(made)).files] == [DROP_IN], "crun is on the path"
