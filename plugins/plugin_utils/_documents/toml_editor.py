@@ -51,6 +51,7 @@ class Mark(t.NamedTuple):
 
     @property
     def text(self) -> str:
+        """Return the whole comment."""
         keys = ", set " + ", ".join(map(written_key, self.keys)) if self.keys else ""
         was = (self.was or "").replace("\\", r"\\").replace("\n", r"\n").replace("\r", r"\r")
         return (f"{self.comment} " if self.comment else "") + MARK + keys + (f", was {was}" if was else "")
@@ -357,7 +358,7 @@ class Document:
         try:
             return toml_tree.inline_set(table, key, new)
         except toml_tree.Unexpected as error:
-            raise self.unsafe(f"{'.'.join(there.path)}: {error}") from error
+            raise self.unsafe(f"{'.'.join((*there.path, *key[:-1]))} isn't a table") from error
 
     # ----------------------------------------------------------------- places
 

@@ -90,11 +90,6 @@ class Statement:
     value: Value | None
     comment: tuple[int, int]
 
-    @property
-    def content_end(self) -> int:
-        """The end of a pair's value; a header ends at its bracket."""
-        return self.value.end if self.value else self.comment[0]
-
 
 def scan(text: str) -> list[Statement]:
     """Return the statements of a valid text.
@@ -252,7 +247,7 @@ def inline_set(text: str, path: Path, new: str | None) -> str:
     while (item := _nearest(table, rest)) and item.key != rest:
         table, rest = item.value, rest[len(item.key) :]
     if table.kind != TABLE:
-        raise Unexpected(f"{written_key(path[: len(path) - len(rest)]) or 'it'} isn't a table")
+        raise Unexpected(f"{written_key(path)} isn't in a table")
     if item and new is not None:
         return text[: item.value.start] + new + text[item.value.end :]
     if item:

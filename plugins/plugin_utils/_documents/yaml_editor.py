@@ -23,7 +23,22 @@ import typing as t
 import yaml
 
 from ...module_utils._core.errors import BadInput
-from .yaml_tree import LIST, MAP, SCALAR, Entry, Node, Repeated, Style, comments, line_end, line_start, parse, readable
+from .yaml_tree import (
+    LIST,
+    MAP,
+    SCALAR,
+    Entry,
+    Loader,
+    Node,
+    Repeated,
+    Style,
+    comments,
+    fault,
+    line_end,
+    line_start,
+    parse,
+    refuse_large,
+)
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -41,6 +56,7 @@ class Document:
 
     def __init__(self, path: str, text: str) -> None:
         self._file, self._before, self._text = path, text, text
+        refuse_large(path, text)
         self._json = _is_json(text)
         self._line = 1
         try:
@@ -49,14 +65,13 @@ class Document:
             self._was = copy.deepcopy(self._asked)
             self._tree = parse(text, self._json)
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            raise self._unparsable(mark.line + 1 if mark else 1, getattr(error, "problem", None) or error) from error
+            raise self._unparsable(*fault(text, error)) from error
         except Repeated as error:
             raise self._unparsable(_line_of(text, error.at), error) from error
         except RecursionError as error:
             raise self._unparsable(1, "it is nested too deeply") from error
-        except (ValueError, TypeError) as error:
-            # An invalid date, or a mapping as a key.
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            # A value that doesn't fit its tag, or a mapping as a key.
             raise self._unparsable(1, error) from error
         self._comments = _comments(text, self._tree)
         self._style = Style(text, self._tree, self._json)
@@ -204,10 +219,10 @@ class Document:
     def _replace(self, node: Node, entry: Entry, value: t.Any) -> None:
         old = entry.value
         if not node.flow and old.kind in (MAP, LIST) and not old.flow:
-            lines = self._style.block_value(self._text, node, value)
+            lines = self._style.block_value(node, value)
             self._splice(entry.key_end, old.end, lines)
             return
-        new = self._style.scalar_like(self._text, old, value)
+        new = self._style.scalar_like(old, value)
         if old.start == old.end:
             colon = ":" in self._text[entry.start : old.start] or entry.key is None
             new = (" " if colon else ": ") + new
@@ -284,7 +299,7 @@ class Document:
         """Convert by JSON, like Kubernetes: each alias becomes a copy."""
         if self._json:
             return json.loads(text)
-        first, *others = [*yaml.safe_load_all(readable(text)), None]
+        first, *others = [*yaml.load_all(text, Loader=Loader), None]
         if any(one is not None for one in others):
             second = re.search(r"(?m)^---(?=\s).*(?:\r?\n)+(?!\s*$)", text[1:])
             raise self._unparsable(_line_of(text, 1 + second.start()) if second else 1, "it holds several documents")

@@ -17,8 +17,16 @@ import typing as t
 
 import yaml
 
+from ...module_utils._core.errors import BadInput
+
 MAP, LIST, SCALAR, ALIAS = "map", "list", "scalar", "alias"
 WIDTH = 1 << 20
+# In characters. PyYAML takes a second for 100 KiB, and nobody's configuration comes near.
+LARGEST = 1 << 20
+_BREAKS = "\r\n\x85\u2028\u2029"
+_BLANKS = re.compile("[ \t]*")
+# What may precede a token on its line, and a comment; tabs only where they don't indent a block.
+_BETWEEN = {tabs: re.compile(rf"[ {tabs * chr(9)}]*(?:#[^\0{_BREAKS}]*)?") for tabs in (False, True)}
 
 
 class Repeated(Exception):
@@ -27,6 +35,24 @@ class Repeated(Exception):
     def __init__(self, key: str, at: int) -> None:
         super().__init__(f"the key {key} is there twice")
         self.at = at
+
+
+def refuse_large(path: str, text: str) -> None:
+    """Refuse a text that would take minutes.
+
+    :raises BadInput: it has more than 1 MiB.
+    """
+    if len(text) > LARGEST:
+        raise BadInput(f"{path} has more than {LARGEST >> 20} MiB, too much for a configuration; it is left as it is")
+
+
+def fault(text: str, error: yaml.YAMLError) -> tuple[int, str]:
+    """Return the line of a parser's error, and its reason."""
+    if isinstance(error, yaml.reader.ReaderError):
+        at = error.position
+        return text.count("\n", 0, at) + 1, f"the character #x{ord(text[at]):02x} isn't allowed"
+    mark = getattr(error, "problem_mark", None)
+    return mark.line + 1 if mark else 1, str(getattr(error, "problem", None) or error)
 
 
 @dataclasses.dataclass
@@ -76,11 +102,12 @@ def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> l
         for entry in node.entries:
             yield from texts(entry.value)
 
-    inside = list(texts(tree))
+    # In the order of their positions, as entries are.
+    inside = [(-1, -1), *texts(tree)]
     return [
         found[0]
         for found in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
-        if not [one for one in inside if one[0] < found.start() < one[1]]
+        if found.start() >= inside[bisect.bisect_left(inside, (found.start(),)) - 1][1]
     ]
 
 
@@ -96,32 +123,15 @@ def line_end(text: str, at: int) -> int:
     return end - 1 if text[end - 1 : end] == "\r" and end > at else end
 
 
-def readable(text: str) -> str:
-    """Replace the tabs that PyYAML, unlike Kubernetes' parser, rejects, by blanks."""
-    for _tabs in range(text.count("\t")):
-        try:
-            for _token in yaml.scan(text, Loader=yaml.SafeLoader):
-                pass
-        except yaml.scanner.ScannerError as error:
-            mark = error.problem_mark
-            at = mark.index if mark else len(text)
-            if text[at : at + 1] != "\t" or not text[line_start(text, at) : at].strip():
-                return text
-            text = f"{text[:at]} {text[at + 1 :]}"
-        else:
-            return text
-    return text
-
-
 def parse(text: str, is_json: bool) -> Node:
     """Parse the first document of a text.
 
     :raises yaml.YAMLError: it isn't YAML.
     :raises Repeated: it is ambiguous.
     """
-    # JSON may be indented by tabs, and its strings contain none.
-    text = text.replace("\t", " ") if is_json else readable(text)
-    loader = _Loader(text)
+    # JSON may begin with tabs, and its strings contain none.
+    text = text.replace("\t", " ") if is_json else text
+    loader = _Positions(text)
     try:
         builder = _Builder(text, loader)
         for event in builder.events:
@@ -132,7 +142,51 @@ def parse(text: str, is_json: bool) -> Node:
     raise yaml.YAMLError("it is empty")
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
+    """Accept tabs where Kubernetes' parser does: everywhere but where they would indent a block."""
+
+    def scan_to_next_token(self) -> None:
+        untyped: t.Any = self
+        if self.index == 0 and self.peek() == "\ufeff":
+            self.forward()
+        self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+        while untyped.scan_line_break():
+            self.allow_simple_key = self.allow_simple_key or not self.flow_level
+            self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+
+    def scan_plain_spaces(self, indent: int, start_mark: t.Any) -> t.Any:
+        """Return the blanks within a plain scalar, or its folded line breaks; None at the end of the document."""
+        untyped: t.Any = super()
+        blanks = self._skip(_BLANKS)
+        if self.peek() not in _BREAKS:
+            return [blanks] if blanks else []
+        folded = untyped.scan_plain_spaces(indent, start_mark)
+        while folded is not None and self.peek() == "\t" and self.column >= indent:
+            self._skip(_BLANKS)
+            if self.peek() in _BREAKS:
+                # The line had nothing but tabs.
+                more = untyped.scan_plain_spaces(indent, start_mark)
+                folded = [*(one for one in (*folded, "\n", *more) if one != " ")] if more is not None else None
+        return folded
+
+    def _skip(self, pattern: re.Pattern[str]) -> str:
+        """Skip a part of a line; PyYAML's own methods take each character by itself."""
+        found = pattern.match(self.buffer, self.pointer)
+        skipped = found[0] if found else ""
+        self.pointer += len(skipped)
+        self.index += len(skipped)
+        self.column += len(skipped)
+        return skipped
+
+
+# As for Kubernetes, a date is a string, and so is an equals sign.
+Loader.yaml_implicit_resolvers = {
+    first: [one for one in found if one[0].rpartition(":")[2] not in ("timestamp", "value")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Positions(Loader):
     """Record where entries of blocks begin: an item at its dash, a key at its question mark, if any."""
 
     def __init__(self, text: str) -> None:
@@ -149,7 +203,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Builder:
-    def __init__(self, text: str, loader: _Loader) -> None:
+    def __init__(self, text: str, loader: _Positions) -> None:
         self._text, self._loader = text, loader
         untyped: t.Any = loader
         self.events: t.Iterator[t.Any] = iter(untyped.get_event, None)
@@ -264,7 +318,7 @@ class Style:
         colon = text[last.key_end - 1 : last.value.start] if self._json else ": "
         return self.flow(key) + (colon if re.fullmatch(r":[ \t]*", colon) else ": ") + written
 
-    def scalar_like(self, text: str, old: Node, value: t.Any) -> str:
+    def scalar_like(self, old: Node, value: t.Any) -> str:
         """Return a value's text in the quotes of the value that it replaces."""
         if isinstance(value, str) and not self._json and value.isprintable():
             if old.style == "'":
@@ -289,7 +343,7 @@ class Style:
         gap = last.value.start - last.start if same_line else self._gap
         return self._item(" " * node.column, gap, value)
 
-    def block_value(self, text: str, node: Node, value: t.Any) -> str:
+    def block_value(self, node: Node, value: t.Any) -> str:
         """Return the text after a key's colon."""
         first, *more = self._keyed(" " * node.column, "k", value)
         return first.strip()[2:] + "".join(self.newline + line for line in more)

@@ -19,6 +19,7 @@ import yaml
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from .._documents import json_editor
+from .._documents.yaml_tree import Loader, fault, refuse_large
 from .schema import Kind, ListOf, MapOf, Shape, Struct, args_of
 
 _WORDS: dict[Kind, str] = {
@@ -35,7 +36,7 @@ _DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|�
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Loader):
     """Parses scalars as Kubernetes does: y is true, 1:30 and 2001-01-01 are strings, 5e1 is a number."""
 
 
@@ -75,27 +76,30 @@ class Decoded:
 class Source:
     """A file that kube-scheduler reads.
 
-    :raises BadInput: it can't be parsed, or isn't a mapping.
+    :raises BadInput: it can't be parsed, isn't a mapping, or holds more, which kube-scheduler would ignore.
     """
 
     def __init__(self, path: str, text: str) -> None:
         self._file = path
+        refuse_large(path, text)
         self.is_json = is_json(text)
         if self.is_json:
             # PyYAML, which reports lines, refuses JSON with tabs between the values.
             text = json_editor.Document(path, text).text.replace("\t", " ")
-        loader = _Loader(text)
         try:
-            node = loader.get_single_node()
+            loader: t.Any = _Loader(text)
+            documents = list(iter(lambda: loader.get_node() if loader.check_node() else None, None))
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            reason = getattr(error, "problem", None) or str(error)
-            raise self._unparsable(mark.line + 1 if mark else 1, reason) from error
-        finally:
-            loader.dispose()
-        if not isinstance(node, yaml.MappingNode):
+            raise self._unparsable(*fault(text, error)) from error
+        except RecursionError as error:
+            raise self._unparsable(1, "it is nested too deeply") from error
+        for node in documents[1:]:
+            # Behind a mark at the end there is an empty document.
+            if node.tag != _TAG + "null":
+                raise self._unparsable(node.start_mark.line + 1, "it holds several documents")
+        if not documents or not isinstance(documents[0], yaml.MappingNode):
             raise self._unparsable(1, "it isn't a mapping")
-        self._root = node
+        self._root = documents[0]
 
     def top(self, name: str) -> t.Any:
         """Return a scalar of the top level; None where there is none."""
@@ -114,7 +118,10 @@ class Source:
             ignored.
         """
         reader = _Reader(self, minor, version, strict)
-        tree = reader.value(self._root, shape, "")
+        try:
+            tree = reader.value(self._root, shape, "")
+        except RecursionError as error:
+            raise self._unparsable(1, "an anchor's value holds itself, or it is nested too deeply") from error
         return Decoded(self._file, tree or {}, reader.lines)
 
     def refusal(self, node: yaml.Node, reason: str) -> BadInput:
@@ -127,12 +134,16 @@ class Source:
             return None
         if tag == _TAG + "bool":
             return text.lower() in ("y", "yes", "true", "on")
-        if tag == _TAG + "int":
-            return _whole(text.replace("_", ""))
-        if tag == _TAG + "float":
-            number = _float(text)
-            # Kubernetes converts YAML to JSON, where 50.0 becomes 50.
-            return int(number) if not self.is_json and number.is_integer() and abs(number) < 1e21 else number
+        try:
+            if tag == _TAG + "int":
+                return _whole(text.replace("_", ""))
+            if tag == _TAG + "float":
+                number = _float(text)
+                # Kubernetes converts YAML to JSON, where 50.0 becomes 50.
+                return int(number) if not self.is_json and number.is_integer() and abs(number) < 1e21 else number
+        except ValueError:
+            # It only looks like a number, as 0b_ does, or is longer than any number of a field.
+            return text
         return text
 
     def _unparsable(self, line: int, reason: str) -> BadInput:
@@ -238,7 +249,11 @@ class _Reader:
                 raise self._source.refusal(key, f"{place + '.' if place else ''}{key.value} is there twice")
             seen.add(str(key.value))
         merged = yaml.MappingNode(node.tag, list(node.value), node.start_mark, node.end_mark)
-        _Loader("").flatten_mapping(merged)
+        untyped: t.Any = _Loader("")
+        try:
+            untyped.flatten_mapping(merged)
+        except yaml.YAMLError as error:
+            raise self._source._unparsable(*fault("", error)) from error
         return {str(key.value): (key, value) for key, value in merged.value}
 
 

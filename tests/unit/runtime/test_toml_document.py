@@ -137,6 +137,32 @@ def test_any_layout_is_edited_and_restored(text: str) -> None:
     assert removed(done) == text
 
 
+TABLES = [
+    "[grpc]\n{}  gid = 0 # group\n",
+    f"[{CRI}]\n{{}}  sandbox_image = 'pause'\n",
+    f'[{CRI}.containerd]\n{{}}  default_runtime_name = "runc" # x \t\n',
+    f"[{CRI}.containerd.runtimes.runc]\n{{}}  runtime_type = 'io.containerd.runc.v2'\n\n",
+    f"# of runc\n[{CRI}.containerd.runtimes.runc.options]\n{{}}  SystemdCgroup = true\n",
+    "[plugins]\n",
+]
+
+
+@given(st.permutations(TABLES), st.lists(st.sampled_from(["", "  ", "\t"]), min_size=len(TABLES), max_size=len(TABLES)))
+def test_tables_in_any_order_and_indentation_are_edited_and_restored(tables: list[str], indents: list[str]) -> None:
+    text = "version = 2\n" + "".join(
+        indent + table.format(indent) for table, indent in zip(tables, indents, strict=True)
+    )
+    document = toml.Document("/c", text)
+    document.put(NAME, "nvidia")
+    document.add_table(NVIDIA, {"runtime_type": "x"}, toml.MARK)
+    document.put((*NAME[:2], "enable_cdi"), True)
+    done = document.checked()
+    assert set(text.splitlines()) - set(done.splitlines()) <= {
+        line for line in text.splitlines() if "default_runtime_name" in line
+    }
+    assert removed(done) == text
+
+
 def removed(text: str) -> str:
     """Remove all that is marked."""
     document = toml.Document("/c", text)
@@ -187,6 +213,10 @@ def test_an_inline_table_keeps_the_users_later_change() -> None:
     assert later.get(("t",)) == {"name": "runc", "theirs": 1, "x": {"a, was b": [1.5]}}
     later.restore(("t",))
     assert later.checked() == 't = { name = "runc", theirs = 1, x = {} }\n'
+
+
+def test_a_byte_order_mark_is_read() -> None:
+    assert toml.parse("/c", "\ufeffa = 1\n") == {"a": 1}
 
 
 def test_numbers_and_depths_that_python_limits_are_refused() -> None:

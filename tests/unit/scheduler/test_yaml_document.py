@@ -9,6 +9,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.yaml_editor import Document
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.yaml_tree import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,7 +162,9 @@ def test_empty_collections_are_restored(text: str, listed: bool) -> None:
         ("a: 1\nb: 2\na: 3\n", ("set", ("c",), 1), "line 3, can't be parsed .the key a is there twice"),
         ("a: x\n", ("append", ("a",), 1), r"a isn't a list"),
         ("a: x\n", ("set", ("a", "b"), 1), r"a isn't a mapping"),
-        ("a: 2001-99-99\n", ("set", ("b",), 1), "can't be parsed"),
+        ("a: !!timestamp x\n", ("set", ("b",), 1), "can't be parsed"),
+        ("a: !!bool x\n", ("set", ("b",), 1), "can't be parsed"),
+        ("a: 1\nb: \a\n", ("set", ("b",), 1), "the character #x07 isn't allowed"),
         ("[a]: 1\n", ("set", ("b",), 1), "can't be parsed"),
         ("a: " + "[" * 2000 + "]" * 2000, ("set", ("b",), 1), "nested too deeply"),
     ],
@@ -169,6 +172,65 @@ def test_empty_collections_are_restored(text: str, listed: bool) -> None:
 def test_unsafe_edits_refused(text: str, step: tuple[str, tuple[object, ...], object], words: str) -> None:
     with pytest.raises(BadInput, match=f"^/c, .*{words}.*; it is left as it is$"):
         edited(text, step)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 1\t# x\n", 1),
+        ("a:\t1\nb: 2\n", 1),
+        ("a\t: 'x\ty' \t\n", "x\ty"),
+        ("a: x\ty\n", "x\ty"),
+        ("a: x\n \ty\n  \t\n  z\n", "x y\nz"),
+        ("a:\t\n  b: 1\n", {"b": 1}),
+        ("a: {b: 1,\n\tc: 2}\n", {"b": 1, "c": 2}),
+        ("a: 1\n  \t# c\nb: 2\n", 1),
+        ("a: 1\n  \t  \nb: 2\n", 1),
+        ("a: 2001-99-99\n", "2001-99-99"),
+        ("a: 1\n--- # the end\n", 1),
+    ],
+)
+def test_tabs_are_read_as_kubernetes_reads_them(text: str, value: object) -> None:
+    """The values are those of sigs.k8s.io/yaml 1.4."""
+    document = Document("/c", text)
+    assert document.get(("a",)) == value
+    document.set(("q",), True)
+    assert document.get(("a",)) == value
+    done = document.checked()
+    assert all(line in done.splitlines() for line in text.splitlines())
+    assert edited(done, ("delete", ("q",), None)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a:\n\tb: 1\n", "-\tfoo\n", "\t\na: 1\n", "a: 1\n\t# c\n", "? a\n:\tb\n", "a:\n -\t# x\n  - 1\n"]
+)
+def test_tabs_that_kubernetes_refuses(text: str) -> None:
+    with pytest.raises(BadInput, match="can't be parsed"):
+        Document("/c", text)
+
+
+def test_the_work_grows_with_the_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[int] = []
+    first = Loader.__init__
+
+    def counted(self: Loader, text: str) -> None:
+        scanned.append(len(text))
+        first(self, text)
+
+    monkeypatch.setattr(Loader, "__init__", counted)
+    Document("/c", "a: 1\t# x\n")
+    few = len(scanned)
+    scanned.clear()
+    Document("/c", "".join(f"a{number}:\t|\n  # text\n  x\n# c\t\n" for number in range(300)))
+    assert len(scanned) == few <= 2
+
+
+def test_a_text_that_would_take_minutes_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^/c has more than 1 MiB, too much for a configuration; it is left as it is$"):
+        Document("/c", "a: 1\n" + "#" * (1 << 20))
+    # One of nearly that size, of comments as real ones are.
+    text = "a: 1\n" + "# a comment\n" * 80_000
+    assert edited(text, ("set", ("a",), 2)) == text.replace("1", "2", 1)
 
 
 def test_comments_outlive_deleted_items() -> None:
@@ -238,7 +300,8 @@ def many_styles(draw: st.DrawFn) -> str:
         lead = " " * indent
         if isinstance(node, dict):
             return "".join(f"{lead}{flow(key)}:{block(what, indent)}" for key, what in node.items())
-        return "".join(f"{lead}-{block(what, indent + 1)}" for what in node)
+        # Kubernetes' parser refuses a tab behind a dash.
+        return "".join(f"{lead}-{block(what, indent + 1)}".replace("-\t", "- ", 1) for what in node)
 
     tree = draw(st.dictionaries(KEY, TREE, min_size=1, max_size=4))
     text = draw(st.sampled_from(["", "# head\n", "---\n", "\n"])) + body(tree, 0)
