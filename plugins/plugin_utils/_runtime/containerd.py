@@ -135,8 +135,9 @@ class _Edit:
             )
         if options.present:
             self._check_formats()
-        ours = options.present or files or self.drop_in in observed["files"]
-        if observed["error"] and ours and not missing:
+        # A removal needs nothing of the node's files where none of them is ours.
+        self._concerned = bool(options.present or files or self.drop_in in observed["files"])
+        if observed["error"] and self._concerned and not missing:
             raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
         self.effective = containerd.effective(observed["dump"])
         if self._release < DUMP_HAS_OPTIONS:
@@ -257,8 +258,11 @@ class _Edit:
                 if isinstance(section, dict):
                     flat.update(_flatten(section, ("plugins", CRI_PLUGIN[3])))
         found = EffectiveConfig(flat, CRI_PLUGIN[3])
-        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc", "runtime_type")
-        flat.setdefault(runc, containerd.RUNC_SHIMS[0])
+        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc")
+        if release == (1, 7) and "runc" not in found.runtimes():
+            # The built-in one of this release, which a table of ours in the file has to equal.
+            flat[(*runc, "sandbox_mode")] = "podsandbox"
+        flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
         if (1, 7) <= release < (2, 3):
             flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
         return found
@@ -267,6 +271,7 @@ class _Edit:
         """Return the default runtime of the user's files and the runtimes that they name.
 
         :param plain: the files without our settings.
+        :param version: the format of the file that counts before 2.0.
         """
         # Before 2.0 only one file's section counts.
         deep = self._release >= DEEP_MERGE_SINCE
@@ -397,6 +402,7 @@ class _Edit:
     ) -> None:
         """Write our settings into a file of the user's.
 
+        :param documents: in which the file may be replaced.
         :param target: the file.
         :param version: the file's format.
         :param seen: the effective configuration.
@@ -442,7 +448,7 @@ class _Edit:
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
-        if self._documents and self._release >= DEEP_MERGE_SINCE:
+        if self._concerned and self._release >= DEEP_MERGE_SINCE:
             texts = self._observed["files"].items()
             self._note_moved({path: toml.parse(path, text) for path, text in texts if path != self.drop_in})
         self._unimport(self._documents.get(self._main))

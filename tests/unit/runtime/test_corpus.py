@@ -7,6 +7,7 @@ One file, because each process that needs the results computes them again.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import corpus_containerd
 import corpus_others
@@ -14,6 +15,7 @@ import pytest
 import real_containerd
 import real_dockerd
 import runtimes_page
+from runtime_kit import ABSENT
 
 
 def cells(releases: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -39,6 +41,17 @@ def check_containerd(name: str, release: str, releases: tuple[str, ...]) -> None
     assert bool(cell.ours.refused) == bool(words), cell.ours.refused or corpus_containerd.explain(cell)
     assert re.search(words, cell.ours.refused)
     assert cell.ours.wrong == [], corpus_containerd.explain(cell)
+
+
+@pytest.mark.parametrize("release", real_containerd.USUAL)
+def test_a_removal_keeps_the_kubelets_cri(release: str, tmp_path: Path) -> None:
+    real_containerd.of(release)
+    row = next(one for one in corpus_containerd.rows() if one.name == "docker-ce-stock-enable")
+    node = corpus_containerd.Node(row, release, tmp_path / "node")
+    corpus_containerd.drive(node, row.options())
+    planned = corpus_containerd.drive(node, ABSENT, serves_kubelet=True)
+    assert len(planned.warnings) == 1 and "disabled_plugins = []\n" in node.texts()[corpus_containerd.MAIN].decode()
+    assert corpus_containerd.drive(node, ABSENT, serves_kubelet=True).plan.empty
 
 
 def test_the_corpus_is_valid() -> None:
