@@ -114,6 +114,24 @@ def test_lists_come_in_pages(api: ApiDouble, follow: Follow, expired: bool) -> N
     assert len(api.asked("GET", "limit=10")) == (5 if expired else 3)
 
 
+def test_fault_12_a_page_is_delivered_before_its_callbacks_run(api: ApiDouble, follow: Follow) -> None:
+    """The ledger tells other extenders this version as soon as a callback has released a booking."""
+    delivered: list[tuple[int, int]] = []
+
+    def record(_key: str, _before: Any, after: Any) -> None:
+        if after is not None:
+            delivered.append((mirrors[0].delivered, int(after["metadata"]["resourceVersion"])))
+
+    mirror = follow(on_change=record, page=2, wait=False)
+    mirrors = [mirror]
+    with api.outage():
+        for number in range(4):
+            api.put("pods", make_pod(f"p{number}", 1))
+        api.compact()
+    eventually(lambda: len(delivered) == 4)
+    assert all(told >= version for told, version in delivered)
+
+
 # ----------------------------------------------------------------- failures
 
 

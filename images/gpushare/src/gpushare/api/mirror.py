@@ -57,7 +57,8 @@ class Mirror(Generic[T]):
 
     Versions of one collection are numbers that rise with each change (Kubernetes KEP-5504). ``version``: the callbacks
     of all changes up to this one have run. ``delivered``: the highest version of any object that was listed or changed,
-    set before its callback runs; every mirror of the collection reaches it without waiting for another change.
+    set before its callback runs, also page by page while a list is read; every mirror of the collection reaches it
+    without waiting for another change.
     """
 
     def __init__(
@@ -267,6 +268,8 @@ class Mirror(Generic[T]):
             page = self._kube.get(f"{self._path}?{urlencode(query)}")
             for obj in page.get("items") or []:
                 delivered = max(delivered, _version_of(obj))
+                # Not the list's version: other mirrors would only reach that with the next change or bookmark.
+                self.delivered = max(self.delivered, delivered)
                 seen.add(self._upsert(obj))
             metadata = page.get("metadata") or {}
             token = str(metadata.get("continue") or "")
