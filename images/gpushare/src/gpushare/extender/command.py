@@ -18,7 +18,7 @@ import gpushare
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
 from gpushare.api.metrics import MeasuredKube
-from gpushare.api.mirror import Mirror
+from gpushare.api.mirror import PAGE, Mirror
 from gpushare.api.reviews import Reviews
 from gpushare.extender.bind import Binder
 from gpushare.extender.claims import Claims
@@ -87,8 +87,8 @@ class Extender:
         """
         kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
-        self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff)
-        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff)
+        self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff, page=PAGE)
+        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, page=PAGE)
         self.ledger = Ledger(
             kube, self.state, self.pods, namespace, count=lambda result: work.ledger.labels(result).inc()
         )
