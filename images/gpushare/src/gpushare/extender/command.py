@@ -42,6 +42,8 @@ COMPONENT = "gpushare-extender"
 # Only these can hold memory; a pod that finishes is a deletion for this watch.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
 NODES = ("/api/v1/nodes", dict[str, str]())
+# The longest time slice of a thread; Python's default of 5 ms would be longer than most requests take.
+SWITCH_SECONDS = 0.0005
 # If the namespace of the service account isn't known.
 LEDGER_NAMESPACE = "kube-system"
 
@@ -242,6 +244,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logger("gpushare", options.log_format, options.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
     signals = termination_signals()
     try:
         extender = Extender(

@@ -72,7 +72,7 @@ class Request:
 @dataclasses.dataclass(frozen=True)
 class Response:
     status: int
-    body: bytes
+    body: bytes | bytearray
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
 
