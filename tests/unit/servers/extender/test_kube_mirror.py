@@ -232,6 +232,11 @@ def test_small_collections_are_listed_from_the_cache(follow: Follow) -> None:
     api.cut()
     eventually(lambda: mirror.lists == 2)
     assert queries(api)[1] == f"resourceVersion={api.version}&resourceVersionMatch=NotOlderThan"
+    api.answer = None
+    seen = len(api.asked("WATCH", "pods"))
+    eventually(lambda: len(api.asked("WATCH", "pods")) > seen)
+    last = [at for verb, at, _body in api.requests if verb == "WATCH"][-1]
+    assert int(last.partition("timeoutSeconds=")[2]) > WATCH_SECONDS / 2, "an error at once isn't a proxy's time"
 
 
 def test_a_cache_that_is_behind_is_left_out(follow: Follow) -> None:

@@ -455,7 +455,8 @@ class Mirror(Generic[T]):
         if self._stopped.is_set() or self._is_relist_wanted:
             return
         was_cut = self._lived < seconds - 1
-        if was_cut and self._silent:
+        # After an error at once, or a restart of the API server, short watches of all nodes would only be load.
+        if was_cut and self._silent and self._lived > SHORTEST_WATCH_SECONDS:
             self._watch_seconds = max(self._lived * 0.8, SHORTEST_WATCH_SECONDS)
         elif not was_cut and not self._silent:
             self._watch_seconds = min(self._watch_seconds * 2, WATCH_SECONDS)
