@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from processes import JsonObject, Server, cpu, memory, service_account  # isort: skip
+from processes import JsonObject, Server, check_filtered, cpu, memory, service_account, watch_without_events  # isort: skip
 from gpushare.extender.bind import Outcome
 from gpushare.extender.preemption import Preemption, Victims
 from gpushare.extender.routes import Api, Metrics
@@ -128,7 +128,7 @@ def victims(state: State, nodes: int, requests: int) -> tuple[list[float], int]:
 
 
 def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
-    """Start an API server whose lists are created page by page, and whose watches have no events."""
+    """Start an API server whose lists are created page by page, and whose watches have bookmarks alone."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -139,20 +139,18 @@ def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
             split = urlsplit(self.path)
             query = parse_qs(split.query)
             if "watch" in query:
-                self.send_response(200)
-                self.end_headers()
-                threading.Event().wait()
-            if "limit" not in query:
+                watch_without_events(self)
+            if not split.path.endswith(("/nodes", "/pods")):
                 # The pending pods don't exist.
                 self.send_error(404)
                 return
-            start, limit = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
             pods = split.path.endswith("/pods")
             total = options.pods if pods else options.nodes
             if "labelSelector" in query:
                 # No pod has a claim.
                 total = 0
-            stop = min(total, start + limit)
+            start = int(query.get("continue", ["0"])[0])
+            stop = min(total, start + int(query.get("limit", [total])[0]))
             items = [
                 pod(number, options.nodes, options.cards) if pods else node(number, options.cards)
                 for number in range(start, stop)
@@ -179,6 +177,7 @@ def timed(ask: Callable[[], bytes], requests: int, pid: int) -> tuple[list[float
         began = time.perf_counter()
         answer = ask()
         times.append((time.perf_counter() - began) * 1000)
+    check_filtered(answer)
     return sorted(times), (cpu(pid) - before) / requests * 1000, json.loads(answer)
 
 

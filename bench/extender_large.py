@@ -27,7 +27,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from processes import NoResult, Server, account_of, cpu_for, every, memory, p99, percentiles, service_account, verdict
+from processes import (
+    NoResult,
+    Server,
+    account_of,
+    check_filtered,
+    cpu_for,
+    every,
+    memory,
+    p99,
+    percentiles,
+    service_account,
+    verdict,
+    watch_without_events,
+)
 
 from extender_filter import asking, node, pod, wanted  # isort: skip
 from gpushare.api.client import KubeApi, KubeError, connect
@@ -43,7 +56,7 @@ BIND = f"{contract.EXTENDER_PREFIX}/bind"
 
 
 def serve(nodes: int, pods: int, folder: Path) -> None:
-    """Serve lists of nodes and pods in pages, and watches without events, until standard input ends.
+    """Serve lists of nodes and pods in pages, and watches with bookmarks alone, until standard input ends.
 
     It creates a service account in the folder and prints its path.
     """
@@ -61,13 +74,11 @@ def serve(nodes: int, pods: int, folder: Path) -> None:
             split = urlsplit(self.path)
             query = parse_qs(split.query)
             if "watch" in query:
-                self.send_response(200)
-                self.end_headers()
-                threading.Event().wait()
+                watch_without_events(self)
             # No pod has a claim.
             items = [] if "labelSelector" in query else recorded.get(split.path, [])
             start = int(query.get("continue", ["0"])[0])
-            stop = min(len(items), start + int(query.get("limit", ["500"])[0]))
+            stop = min(len(items), start + int(query.get("limit", [len(items)])[0]))
             more = b',"continue":"%d"' % stop if stop < len(items) else b""
             self.answer(b'{"metadata":{"resourceVersion":"1"%s},"items":[%s]}' % (more, b",".join(items[start:stop])))
 
@@ -124,11 +135,12 @@ class Asker:
         return data
 
     def timed(self, body: bytes, requests: int) -> list[float]:
-        times = []
-        for _request in range(requests):
+        times, answer = [], b""
+        for _request in range(max(1, requests)):
             began = time.perf_counter()
-            self.ask("POST", FILTER, body)
+            answer = self.ask("POST", FILTER, body)
             times.append(time.perf_counter() - began)
+        check_filtered(answer)
         return times
 
 

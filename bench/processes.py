@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,26 @@ def end_process(process: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def watch_without_events(handler: BaseHTTPRequestHandler) -> None:
+    """Answer a watch of recorded lists: bookmarks alone, without which the extender's state counts as outdated."""
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n')
+        handler.wfile.flush()
+        time.sleep(30)
+
+
+def check_filtered(answer: bytes) -> None:
+    """Check an answer of filter.
+
+    :raises NoResult: it is an error, as of an extender whose state is outdated: that is made in no time.
+    """
+    error = json.loads(answer)["Error"]
+    if error:
+        raise NoResult(f"filter answers with an error: {error}")
 
 
 def memory(pid: int, field: str = "VmRSS") -> float:

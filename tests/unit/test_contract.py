@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import time
+import tracemalloc
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
@@ -190,7 +193,8 @@ def test_the_demand_of_all_annotations() -> None:
             "kubegpu.share/card-count: the 6 units of container c can't be spread equally over 4 cards",
         ),
         ({"models": ""}, "kubegpu.share/models: '' is no list of models, separated by commas"),
-        ({"models": "a," * 500 + "b"}, "kubegpu.share/models: the list is longer than 1000 characters"),
+        ({"models": "a," * 16 + "b"}, "kubegpu.share/models: the list has more than 16 patterns"),
+        ({"models": "a" * 129}, "kubegpu.share/models: a pattern has more than 128 characters"),
         ({"models": "a,,b"}, "kubegpu.share/models: 'a,,b' is no list of models, separated by commas"),
         ({"exclude_models": "a,"}, "kubegpu.share/exclude-models: 'a,' is no list of models, separated by commas"),
     ],
@@ -270,6 +274,24 @@ def test_several_cards_and_init_containers(
 def test_models(models: tuple[str, ...], excluded: tuple[str, ...], model: str, allowed: bool) -> None:
     one = contract.Card(0, "GPU-0", 0, 1024, 1, True, model)
     assert contract.Demand(1, models=models, excluded=excluded).accepts(one) is allowed
+
+
+@given(st.text("aB*?\n", max_size=12), st.text("aB*?\n", max_size=10))
+def test_patterns_match_as_fnmatchs_do(text: str, pattern: str) -> None:
+    assert contract.matches(text, pattern) is fnmatch.fnmatchcase(text, pattern)
+
+
+def test_many_different_patterns_take_no_memory_and_little_time() -> None:
+    """A module that keeps what it compiled would take 50 KB for each."""
+    model = "NVIDIA H100 80GB HBM3"
+    tracemalloc.start()
+    began = time.thread_time()
+    for number in range(1000):
+        demand = contract.Demand(1, models=("*a" * 60 + f"{number}",))
+        assert not demand.accepts_model(model)
+    taken, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 100_000 and time.thread_time() - began < 5
 
 
 @given(st.dictionaries(st.sampled_from(contract.POD_DEMANDS), st.text(max_size=12)), st.integers(0, 40))

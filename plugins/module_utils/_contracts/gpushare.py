@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import fnmatch
 import json
 import re
 import typing as t
@@ -60,8 +59,8 @@ POD_MODELS = "kubegpu.share/models"
 POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
 POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
 PLACEMENTS = ("binpack", "spread")
-# Maximum length of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
-PATTERNS_LENGTH = 1000
+# Of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
+MAX_PATTERNS, PATTERN_LENGTH = 16, 128
 
 # On the node, ours: its cards. Upstream's plugin doesn't write it.
 NODE_CARDS = "kubegpu.share/cards"
@@ -255,9 +254,32 @@ class Demand:
         if not (self.models or self.excluded):
             return True
         model = model.lower()
-        if not model or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.excluded):
+        if not model or any(matches(model, pattern) for pattern in self.excluded):
             return False
-        return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
+        return not self.models or any(matches(model, pattern) for pattern in self.models)
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Return whether a pattern matches a whole text: ``*`` any characters, ``?`` one.
+
+    Nothing is compiled or kept: tenants write the patterns, and any number of different ones.
+    """
+    at = of_pattern = 0
+    star = resume = -1
+    while at < len(text):
+        now = pattern[of_pattern : of_pattern + 1]
+        if now == "*":
+            star, resume = of_pattern, at
+            of_pattern += 1
+        elif now in ("?", text[at]):
+            at, of_pattern = at + 1, of_pattern + 1
+        elif star >= 0:
+            # The last star takes one character more.
+            resume += 1
+            at, of_pattern = resume, star + 1
+        else:
+            return False
+    return not pattern[of_pattern:].strip("*")
 
 
 # --------------------------------------------------------------------------- memory
@@ -585,11 +607,15 @@ def _check_reuse(pod: JsonObject) -> None:
 def _patterns(annotations: JsonObject, key: str) -> tuple[str, ...]:
     if key not in annotations:
         return ()
-    if len(str(annotations[key])) > PATTERNS_LENGTH:
-        raise ContractError(f"{key}: the list is longer than {PATTERNS_LENGTH} characters")
-    patterns = tuple(one.strip().lower() for one in str(annotations[key]).split(","))
+    text = str(annotations[key])
+    listed = text.split(",", MAX_PATTERNS)
+    if len(listed) > MAX_PATTERNS:
+        raise ContractError(f"{key}: the list has more than {MAX_PATTERNS} patterns")
+    patterns = tuple(one.strip().lower() for one in listed)
+    if max(map(len, patterns)) > PATTERN_LENGTH:
+        raise ContractError(f"{key}: a pattern has more than {PATTERN_LENGTH} characters")
     if not all(patterns):
-        raise ContractError(f"{key}: {annotations[key]!r} is no list of models, separated by commas")
+        raise ContractError(f"{key}: {text[:PATTERN_LENGTH]!r} is no list of models, separated by commas")
     return patterns
 
 

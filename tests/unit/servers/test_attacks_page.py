@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 
 from _attacks import BY_FROM, TABLE, Outcome, page
+from gpushare.http.limits import BODY_BYTES, SMALL_BODY_BYTES, Limits
+from gpushare.http.service import LARGE_BODY_BYTES, METRICS_LIMITS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "gpushare.md").read_text()
@@ -41,6 +43,24 @@ def test_each_row_about_the_network_names_tests() -> None:
     for row in rows:
         names = re.findall(r"`(test_\w+)`", row)
         assert names and all(f"def {name}(" in tests for name in names), row
+
+
+def test_the_pages_numbers_are_the_servers_limits() -> None:
+    scheduler, metrics = Limits(), METRICS_LIMITS
+    mib = 1 << 20
+    for text in (
+        f"has {metrics.peer} (metrics) or {scheduler.peer} (TLS of schedulers)",
+        f"have {metrics.anonymous} of the {metrics.connections} connections of metrics, "
+        f"and {scheduler.anonymous} of the {scheduler.connections} of schedulers",
+        f"must be complete {scheduler.head:.0f} s after the connection began",
+        f"a request has {scheduler.request:.0f} s, an answer too",
+        f"{SMALL_BODY_BYTES >> 10} KiB, but {BODY_BYTES // mib} MiB on the schedulers' routes",
+        f"all together hold {scheduler.bodies // mib} MiB",
+        f"of more than {LARGE_BODY_BYTES // mib} MiB",
+    ):
+        assert text in PAGE
+    assert (metrics.head, metrics.request, metrics.answer) == (scheduler.head, scheduler.request, scheduler.request)
+    assert scheduler.answer == scheduler.request
 
 
 def test_outcomes_outside_the_lab_have_a_unit_test() -> None:

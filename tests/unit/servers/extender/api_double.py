@@ -201,6 +201,11 @@ class ApiDouble:
             kind, namespace, name = self._object(path)
             return self.objects[(kind, namespace, name)]
         token, limit = query.get("continue", ""), int(query.get("limit", "0")) or 10**9
+        if "resourceVersion" in query:
+            # Only so does the real one answer from its cache.
+            assert "limit" not in query and query["resourceVersionMatch"] == "NotOlderThan", path
+            if int(query["resourceVersion"]) > self.version:
+                raise KubeError(504, "Timeout", "Too large resource version", ["ResourceVersionTooLarge"])
         if token:
             if token not in self.pages:
                 raise KubeError(410, "Expired", "the provided continue parameter is too old")
@@ -446,7 +451,9 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
                     self.send_error_of(error)
 
         def send_error_of(self, error: KubeError) -> None:
-            self.send(error.status or 500, {"kind": "Status", "reason": error.reason, "message": error.message})
+            causes = [{"reason": cause} for cause in error.causes]
+            status = {"kind": "Status", "reason": error.reason, "message": error.message, "details": {"causes": causes}}
+            self.send(error.status or 500, status)
 
         def send(self, status: int, value: JsonObject) -> None:
             data = json.dumps(value).encode()

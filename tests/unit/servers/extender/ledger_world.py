@@ -21,7 +21,7 @@ from gpushare.api.client import KubeError
 from gpushare.api.events import Events
 from gpushare.extender.bind import Binder, BindRequest, Outcome
 from gpushare.extender.ledger import Ledger
-from gpushare.extender.state import State, node_row, pod_row
+from gpushare.extender.state import PodRow, State, node_row, pod_row
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
@@ -88,7 +88,12 @@ class NoWait(threading.Event):
 
 
 class Watch:
-    """The watch of pods, which delivers each change as late as the ledger allows."""
+    """The watch of pods, which delivers each change as late as the ledger allows.
+
+    ``late``: the version of a listed page's pods is known at the end of the list only.
+    """
+
+    late = False
 
     def __init__(self, extender: Extender) -> None:
         self._extender = extender
@@ -106,7 +111,7 @@ class Watch:
 
     def wait_listed(self, number: int, seconds: float) -> bool:
         if self._lists < number and self._extender.world.random.random() < 0.7:
-            self._extender.see(10**6)
+            self._extender.see_all()
             self._lists = number
         return self._lists >= number
 
@@ -129,22 +134,53 @@ class Extender:
             self.at = len(world.api.log)
             for name in NODES:
                 self.state.node_changed(name, None, node_row(world.api.objects[("nodes", "", name)]))
-            for pod in world.api.pods():
-                self.apply(None, pod)
+        self.rows: dict[str, PodRow] = {}
+        # Pods of a list that weren't delivered yet, the names of all, their highest version, and the log's end then.
+        self.page: list[JsonObject] | None = None
+        self.listed, self.listed_version, self.listed_at = set[str](), 0, 0
+        self.list_pods(10**6)
 
     def see(self, count: int) -> None:
-        """The watch delivers the next changes."""
+        """The watch delivers the next changes, or a list that has begun the next pods."""
+        if self.page is not None:
+            self.list_pods(count)
+            return
         for change in self.world.api.log[self.at : self.at + count]:
-            if change.kind == "pods":
-                self.apply(change.before, change.after)
+            pod = change.after or change.before
+            if change.kind == "pods" and pod is not None:
+                self.apply(pod["metadata"]["name"], change.after)
         self.at = min(self.at + count, len(self.world.api.log))
 
-    def apply(self, before: JsonObject | None, after: JsonObject | None) -> None:
+    def see_all(self) -> None:
+        if self.page is not None:
+            self.see(10**6)
+        self.see(10**6)
+
+    def list_pods(self, count: int) -> None:
+        """List all pods instead of watching them; the next ones are delivered."""
+        if self.page is None:
+            with self.world.api.lock:
+                self.page = [pod for pod in self.world.api.pods() if pod_row(pod)]
+                self.listed_at = len(self.world.api.log)
+            self.listed = {pod["metadata"]["name"] for pod in self.page}
+            self.listed_version = max((int(pod["metadata"]["resourceVersion"]) for pod in self.page), default=0)
+        page, self.page = self.page[:count], self.page[count:]
+        for pod in page:
+            self.apply(pod["metadata"]["name"], pod, Watch.late)
+        if not self.page:
+            for name in [name for name in self.rows if name not in self.listed]:
+                self.apply(name, None)
+            self.page, self.at, self.watch.delivered = None, self.listed_at, self.listed_version
+
+    def apply(self, name: str, pod: JsonObject | None, late: bool = False) -> None:
         """Change the state as the mirror does; the selector of its watch matches what has a row."""
-        rows = [pod_row(pod) if pod else None for pod in (before, after)]
-        if after is not None and rows[1] is not None:
-            self.watch.delivered = max(self.watch.delivered, int(after["metadata"]["resourceVersion"]))
-        self.state.pod_changed("", *rows)
+        before, row = self.rows.pop(name, None), pod_row(pod) if pod else None
+        if pod is not None and row is not None:
+            self.rows[name] = row
+            if not late:
+                self.watch.delivered = max(self.watch.delivered, int(pod["metadata"]["resourceVersion"]))
+        if before != row:
+            self.state.pod_changed("", before, row)
 
     @property
     def version(self) -> int:
@@ -229,6 +265,8 @@ class World:
             self.end_pod()
         elif chance < 0.95 and extender.call is not None:
             self.restart(extender)
+        elif chance >= 0.97:
+            extender.list_pods(self.random.randint(1, 3))
 
     def advance(self, extender: Extender) -> None:
         if extender.call is not None:
@@ -305,7 +343,7 @@ class World:
             _quietly(call.action)
             self.check()
         for extender in self.extenders:
-            extender.see(10**6)
+            extender.see_all()
             self.time += 100
             for action in (extender.binder.settle, extender.ledger.collect_garbage, extender.ledger.collect_garbage):
                 extender.begin(action)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,13 +39,13 @@ HERE = Path(__file__).parent
 class Auditor:
     """Follows all pods; ``over`` has a message for each card that ever held more than its size."""
 
-    def __init__(self, server: ApiServer) -> None:
-        self.server, self.over = server, list[str]()
+    def __init__(self, server: ApiServer, nodes: Mapping[str, tuple[int, ...]] = NODES) -> None:
+        self.server, self.nodes, self.over = server, nodes, list[str]()
         self.pods: dict[str, JsonObject] = {}
         self.bound: set[str] = set()
         self.events = 0
         self.lock = threading.Lock()
-        self._used = {name: dict.fromkeys(range(len(cards)), 0) for name, cards in NODES.items()}
+        self._used = {name: dict.fromkeys(range(len(cards)), 0) for name, cards in nodes.items()}
         self._version = server.request("GET", "/api/v1/pods")["metadata"]["resourceVersion"]
         self.failed = ""
 
@@ -87,9 +87,9 @@ class Auditor:
         assert shares, f"{pod['metadata']['name']} is bound without a card"
         for index, units in shares.items():
             self._used[node][index] += sign * units
-            if self._used[node][index] > NODES[node][index]:
-                held = self._used[node][index]
-                self.over.append(f"{pod['metadata']['name']}: {node} card {index} has {held} of {NODES[node][index]}")
+            held, size = self._used[node][index], self.nodes[node][index]
+            if held > size:
+                self.over.append(f"{pod['metadata']['name']}: {node} card {index} has {held} of {size}")
 
     def snapshot(self) -> tuple[list[JsonObject], list[JsonObject], dict[str, dict[int, int]]]:
         """The pods that aren't bound, those that are, and the used units by node and card."""

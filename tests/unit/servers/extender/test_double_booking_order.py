@@ -17,7 +17,7 @@ from gpushare.extender.bind import Binder, BindRequest
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.register import Register
 from gpushare.shared._core.types import JsonObject
-from ledger_world import Overbooked, World
+from ledger_world import Overbooked, Watch, World
 
 EXPLORE = bool(os.environ.get("KUBEGPU_EXPLORE"))
 RUNS, STEPS = (4000 if EXPLORE else 60), 250
@@ -111,6 +111,12 @@ def test_fault_12_detected_without_the_version_of_the_pods(monkeypatch: pytest.M
         Register, "to_text", lambda self, to_text=Register.to_text: to_text(dataclasses.replace(self, pods=0))
     )
     assert found()
+
+
+def test_fault_12_detected_when_the_version_of_a_listed_page_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's pods release their bookings, and the Lease carries a version from before the list."""
+    monkeypatch.setattr(Watch, "late", True)
+    assert found(runs=600)
 
 
 def test_fault_12_detected_when_a_booking_is_removed_before_its_pod_is_delivered(

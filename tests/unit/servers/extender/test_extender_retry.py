@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from api_double import ApiDouble, make_pod
+from api_double import ApiDouble, make_node, make_pod
 from extender_kit import Client, Clock, Start, eventually
+from gpushare.extender import retry
+from gpushare.extender.filter import RefusedPod
 from gpushare.extender.retry import RetryQueue
-from gpushare.extender.state import Claim
+from gpushare.extender.state import Claim, State, node_row
 from gpushare.shared._contracts import gpushare as contract
 
 
@@ -80,6 +84,35 @@ def test_a_deleted_or_replaced_pod_is_not_retried(api: ApiDouble, retries: Retri
     api.put("pods", make_pod("p", 1))
     retries.release()
     assert retries.check() == []
+
+
+def test_a_tenants_many_refused_pods_keep_no_other_from_its_retry(
+    retries: Retries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a claim exists refused pods stay for any time; the latest are kept."""
+    monkeypatch.setattr(retry, "MAX_REFUSED", 2)
+    state = retries.client.extender.state
+    state.claim(Claim("high", "default", "high", "a", ((0, 6),), 10, frozenset()))
+    for name in ("p0", "p1", "p2"):
+        retries.refuse(name)
+        retries.check(60)
+    state.unclaim("high")
+    retries.release()
+    assert retries.check() == ["p1"], "the older one of the latest two, and there is memory for one"
+
+
+def test_thousands_of_nodes_cost_little_when_memory_becomes_free(api: ApiDouble) -> None:
+    """40 pods, each refused by 5,000 nodes, and memory became free on all of these."""
+    state, names = State(), [f"gpu-node-{number}" for number in range(5000)]
+    queue, demand = RetryQueue(api, state, lambda: 1000.0), contract.Demand(9)
+    for number in range(40):
+        queue.refused(RefusedPod("default", f"p{number}", f"uid-{number}", demand, 0, names, names, state.freed))
+    for name in names:
+        state.node_changed(name, None, node_row(make_node(name, 8)))
+    queue._clock = lambda: 1001.0
+    began = time.thread_time()
+    queue.check()
+    assert time.thread_time() - began < 2
 
 
 def test_the_retry_thread_runs_without_a_call(api: ApiDouble, start: Start) -> None:

@@ -396,6 +396,25 @@ def test_inspect_is_upstreams_json(api: ApiDouble, start: Start) -> None:
     }
 
 
+def test_binds_are_confirmed_while_the_hourly_list_is_slow(api: ApiDouble, start: Start) -> None:
+    """A booking leaves the ledger when the watch delivers its pod; in a large cluster the list takes a minute."""
+    client = start(16)
+    assert client.filter_and_bind(api.put("pods", make_pod("first", 1))) == ""
+    eventually(lambda: client.extender.state.holds == 0)
+    reached, resume = api.pause("GET", r"/api/v1/pods\?.*limit=50")
+    client.extender.pods._next_list = 0.0
+    for number in range(4):
+        assert client.filter_and_bind(api.put("pods", make_pod(f"p{number}", 1))) == ""
+        eventually(lambda: client.extender.state.holds == 0)
+    assert reached.wait(5)
+    lists = client.extender.pods.lists
+    resume.set()
+    eventually(lambda: client.extender.pods._listing is not None and client.extender.pods._listing.done)
+    assert client.filter_and_bind(api.put("pods", make_pod("last", 1))) == ""
+    eventually(lambda: client.extender.pods.lists == lists + 1)
+    assert client.used() == [6]
+
+
 def test_metrics_count_requests(api: ApiDouble, start: Start) -> None:
     api.put("pods", make_pod("stray", 1, "a"))
     client = start(8)

@@ -3,19 +3,33 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_double import ApiDouble, make_pod, served
+from api_double import ApiDouble, Failure, make_pod, served
 from extender_kit import eventually
 from gpushare.api import account
 from gpushare.api.account import Account
-from gpushare.api.client import KubeApi, KubeError, connect
-from gpushare.api.mirror import FAILING_SECONDS, RELIST_SECONDS, STALE_SECONDS, WATCH_SECONDS, Mirror, object_key
+from gpushare.api.client import WATCH_SILENCE_SECONDS, KubeApi, KubeError, connect
+from gpushare.api.mirror import (
+    AGAIN_SECONDS,
+    FAILING_SECONDS,
+    LIVED_SECONDS,
+    PAGE,
+    RELIST_SECONDS,
+    SHORTEST_WATCH_SECONDS,
+    STALE_SECONDS,
+    TOO_LARGE,
+    WATCH_SECONDS,
+    Mirror,
+    object_key,
+)
 from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, _Authority, api_server
 from service_account import service_account
@@ -114,6 +128,23 @@ def test_lists_come_in_pages(api: ApiDouble, follow: Follow, expired: bool) -> N
     assert len(api.asked("GET", "limit=10")) == (5 if expired else 3)
 
 
+def test_fault_12_a_page_is_delivered_before_its_callbacks_run(api: ApiDouble, follow: Follow) -> None:
+    """The ledger tells other extenders this version as soon as a callback has released a booking."""
+    delivered: list[tuple[int, int]] = []
+
+    def record(_key: str, _before: Any, after: Any) -> None:
+        if after is not None:
+            delivered.append((mirror.delivered, int(after["metadata"]["resourceVersion"])))
+
+    mirror = follow(on_change=record, page=2)
+    with api.outage():
+        for number in range(4):
+            api.put("pods", make_pod(f"p{number}", 1))
+        api.compact()
+    eventually(lambda: len(delivered) == 4)
+    assert all(told >= version for told, version in delivered)
+
+
 # ----------------------------------------------------------------- failures
 
 
@@ -172,6 +203,126 @@ def test_it_reports_the_seconds_since_the_last_response(api: ApiDouble, follow: 
     assert mirror.age == 42
 
 
+@pytest.mark.parametrize(
+    ("path", "one"),
+    [("/api/v1/pods", "/api/v1/namespaces/default/pods"), ("/api/v1/nodes", "/api/v1/nodes")],
+)
+def test_the_current_version_costs_one_object(api: ApiDouble, follow: Follow, path: str, one: str) -> None:
+    """A list of all namespaces with a selector and a limit would have the API server read every object."""
+    follow(path)
+    api.cut()
+    eventually(lambda: len(api.asked("WATCH", path)) == 2)
+    assert [at for method, at, _body in api.requests if method == "GET"][1:] == [
+        f"{one}?fieldSelector=metadata.name%3Dgpushare&limit=1"
+    ]
+
+
+def queries(api: ApiDouble) -> list[str]:
+    """Of the lists of pods so far; the check of the version before a watch isn't one."""
+    return [at.partition("?")[2] for verb, at, _body in api.requests if verb == "GET" and at.startswith("/api/v1/pods")]
+
+
+def test_small_collections_are_listed_from_the_cache(follow: Follow) -> None:
+    """In one answer that is at least as new as the known state; etcd isn't read."""
+    api = Untrusted()
+    api.put("pods", make_pod("p", 1))
+    mirror = follow(on=api)
+    assert queries(api) == ["resourceVersion=0&resourceVersionMatch=NotOlderThan"]
+    api.answer = error_event(500)
+    api.cut()
+    eventually(lambda: mirror.lists == 2)
+    assert queries(api)[1] == f"resourceVersion={api.version}&resourceVersionMatch=NotOlderThan"
+    api.answer = None
+    seen = len(api.asked("WATCH", "pods"))
+    eventually(lambda: len(api.asked("WATCH", "pods")) > seen)
+    last = [at for verb, at, _body in api.requests if verb == "WATCH"][-1]
+    assert int(last.partition("timeoutSeconds=")[2]) > WATCH_SECONDS / 2, "an error at once isn't a proxy's time"
+
+
+def test_a_cache_that_is_behind_is_left_out(follow: Follow) -> None:
+    """Its API server can't answer with a state that is new enough: pages of etcd's state."""
+    api = Untrusted()
+    mirror = follow(on=api)
+    behind = KubeError(504, "Timeout", "Too large resource version", ["ResourceVersionTooLarge"])
+    api.failures.append(Failure("GET", re.compile("NotOlderThan"), behind, 1, False))
+    api.put("pods", make_pod("p", 1))
+    eventually(lambda: mirror.version == api.version)
+    api.answer = error_event(500)
+    api.cut()
+    eventually(lambda: mirror.lists == 2)
+    known = f"resourceVersion={api.version}&resourceVersionMatch=NotOlderThan"
+    assert queries(api)[1:3] == [known, f"limit={PAGE}"]
+
+
+class Cutter(ApiDouble):
+    """An API behind a proxy that ends a watch after some seconds without an event; time passes with each watch.
+
+    :param bookmarks: an API server sends none while nothing of the kind changes.
+    """
+
+    def __init__(self, cut: float, now: list[float], bookmarks: bool = True) -> None:
+        super().__init__()
+        self.cut_after, self.now, self.bookmarks = cut, now, bookmarks
+        self.seconds: list[int] = []
+        self.end = now[0] + 1800
+
+    def watch(self, path: str) -> Any:
+        super().watch(path)
+        self.seconds.append(int(path.partition("timeoutSeconds=")[2]))
+        return self._watch(self.seconds[-1])
+
+    def _watch(self, seconds: int) -> Any:
+        return Sent(iter(self._events(seconds)))
+
+    def _events(self, seconds: int) -> Iterator[JsonObject]:
+        # The API server sends a bookmark after a minute, and two seconds before the end.
+        if self.now[0] > self.end:
+            time.sleep(0.05)
+            return
+        passed = 0.0
+        for at in [*range(60, seconds - 2, 60), seconds - 2] if self.bookmarks else ():
+            if self.cut_after < at - passed:
+                break
+            self.now[0] += at - passed
+            passed = at
+            yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self.version)}}}
+        self.now[0] += min(self.cut_after, seconds - passed)
+        if self.cut_after < seconds - passed:
+            raise KubeError(0, "Cut", "connection reset")
+
+
+# Without a bookmark the client ends a watch after WATCH_SILENCE_SECONDS.
+@pytest.mark.parametrize(
+    ("cut", "bookmarks", "lists"),
+    [(1.0, True, 21), (20.0, True, 1), (45.0, True, 1), (59.0, True, 1), (WATCH_SILENCE_SECONDS, False, 21)],
+)
+def test_a_watch_that_is_cut_early_causes_few_lists(follow: Follow, cut: float, bookmarks: bool, lists: int) -> None:
+    """The watches become shorter than the proxy's time, so that each gets a bookmark."""
+    now, late, mirrors = [1000.0], 0.0, list[Mirror[Any]]()
+    api = Cutter(cut, now, bookmarks)
+    opened = api._events
+
+    def events(seconds: int) -> Iterator[JsonObject]:
+        nonlocal late
+        yield from opened(seconds)
+        late = max(late, mirrors[0].age if mirrors else 0.0)
+
+    api._events = events  # type: ignore[method-assign]
+    mirrors.append(follow(on=api, clock=lambda: now[0], backoff=(0.0, 0.0), wait=False))
+    eventually(lambda: now[0] > api.end)
+    assert mirrors[0].lists <= lists, api.seconds
+    assert late < STALE_SECONDS
+    assert min(api.seconds) >= SHORTEST_WATCH_SECONDS
+
+
+def test_a_watch_that_lived_for_seconds_is_opened_again_soon(follow: Follow) -> None:
+    """Without an event too: pauses that grow with each watch would let every pod wait for seconds."""
+    now = [1000.0]
+    api = Cutter(LIVED_SECONDS + 1, now)
+    follow(on=api, clock=lambda: now[0], backoff=(0.01, 60.0))
+    eventually(lambda: len(api.seconds) >= 15, 5)
+
+
 def test_a_failing_callback_leaves_the_watch_running(api: ApiDouble, follow: Follow) -> None:
     changes = Changes()
 
@@ -210,17 +361,17 @@ class Untrusted(ApiDouble):
     def watch(self, path: str) -> Any:
         if isinstance(self.answer, KubeError):
             raise self.answer
-        return super().watch(path) if self.answer is None else Sent(self.answer)
+        return super().watch(path) if self.answer is None else Sent(iter([self.answer]))
 
 
 class Sent:
-    """A watch that delivers one event and ends."""
+    """A watch that delivers some events and ends."""
 
-    def __init__(self, event: JsonObject) -> None:
-        self.event = event
+    def __init__(self, events: Iterator[JsonObject]) -> None:
+        self.events = events
 
     def __iter__(self) -> Iterator[JsonObject]:
-        yield self.event
+        return self.events
 
     def close(self) -> None: ...
 
@@ -270,6 +421,7 @@ def test_an_older_state_of_etcd_is_listed_when_a_watch_is_opened_again(api: ApiD
         api.log[:], api.objects, api.version = log, objects, version
     eventually(lambda: [object_key(pod) for pod in mirror.items()] == ["default/stays"])
     assert mirror.lists == 2
+    assert queries(api)[-1] == f"limit={PAGE}", "an API server's cache may still have the newer state"
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
@@ -277,7 +429,7 @@ def test_an_api_that_fails_for_ever_makes_the_state_stale(follow: Follow, status
     """A watch that is refused isn't contact; while it is only overloaded, no list is added to its load."""
     api, now = Untrusted(), [1000.0]
     mirror = follow(on=api, clock=lambda: now[0])
-    api.fail("GET", "/api/v1/pods", status, times=1_000_000)
+    api.fail("GET", "/pods", status, times=1_000_000)
     api.answer = KubeError(status, "Injected", "injected failure")
     api.cut()
     eventually(lambda: "injected" in mirror.error)
@@ -303,7 +455,7 @@ def test_an_open_watch_without_events_becomes_stale(api: ApiDouble, follow: Foll
 
 
 def test_everything_is_listed_again_within_an_hour(api: ApiDouble, follow: Follow) -> None:
-    """Also what no event has told; the next watch begins after at most ``WATCH_SECONDS``."""
+    """Also what no event has told; the watch goes on."""
     api.put("pods", make_pod("p", 1))
     now = [1000.0]
     mirror = follow(clock=lambda: now[0])
@@ -312,11 +464,62 @@ def test_everything_is_listed_again_within_an_hour(api: ApiDouble, follow: Follo
     eventually(lambda: mirror.get("default/q"))
     assert mirror.get("default/p") and mirror.lists == 1
     now[0] += RELIST_SECONDS - WATCH_SECONDS
-    # Events keep it from being silent until its end.
-    api.put("pods", make_pod("r", 1))
-    eventually(lambda: mirror.get("default/r"))
-    api.cut()
+    for name in ("r", "s"):
+        # The first event begins the list, the next one applies it.
+        api.put("pods", make_pod(name, 1))
+        eventually(lambda name=name: mirror.get(f"default/{name}"))
+        eventually(lambda: mirror._listing is None or mirror._listing.done)
     eventually(lambda: mirror.lists == 2 and not mirror.get("default/p"))
+    assert len(api.asked("WATCH", "pods")) == 1
+
+
+@pytest.mark.parametrize("page", [0, 2], ids=["whole", "pages"])
+def test_the_watch_goes_on_while_everything_is_listed(api: ApiDouble, follow: Follow, page: int) -> None:
+    """What the watch has delivered since then wins over the list, which a slow API server answers late."""
+    for name in ("changes", "goes", "missed", "stays", "wrong"):
+        api.put("pods", make_pod(name, 1))
+    now, changes = [1000.0], Changes()
+    mirror = follow(clock=lambda: now[0], on_change=changes, page=page)
+    # What the watch has missed.
+    del api.objects[("pods", "default", "missed")]
+    api.objects[("pods", "default", "wrong")]["status"]["phase"] = "Running"
+    reached, resume = api.pause("GET", "limit=2|NotOlderThan")
+    now[0] += RELIST_SECONDS - WATCH_SECONDS
+    api.put("pods", make_pod("first", 1))
+    assert reached.wait(5)
+    if page:
+        # It has this list's version from its first page on.
+        second, go = api.pause("GET", "continue=")
+        resume.set()
+        assert second.wait(5)
+        resume = go
+    api.remove("pods", "goes", "default")
+    api.change("pods", "changes", "default", lambda pod: pod["status"].update(phase="Running"))
+    eventually(lambda: not mirror.get("default/goes") and mirror.get("default/changes")["status"]["phase"] == "Running")
+    assert mirror.lists == 1 and mirror.get("default/missed"), "the list hasn't ended"
+    resume.set()
+    eventually(lambda: mirror._listing is not None and mirror._listing.done)
+    before = len(changes)
+    api.put("pods", make_pod("last", 1))
+    eventually(lambda: mirror.lists == 2)
+    assert sorted(changes[before:]) == [("default/last", "new"), ("default/missed", "gone"), ("default/wrong", "other")]
+    names = ["default/changes", "default/first", "default/last", "default/stays", "default/wrong"]
+    assert sorted(object_key(pod) for pod in mirror.items()) == names
+    assert len(api.asked("WATCH", "pods")) == 1
+
+
+def test_a_list_beside_the_watch_that_fails_is_tried_again(api: ApiDouble, follow: Follow) -> None:
+    now = [1000.0]
+    mirror = follow(clock=lambda: now[0])
+    api.fail("GET", "NotOlderThan", 500)
+    now[0] += RELIST_SECONDS - WATCH_SECONDS
+    for number in range(4):
+        api.put("pods", make_pod(f"p{number}", 1))
+        eventually(lambda number=number: mirror.get(f"default/p{number}"))
+        eventually(lambda: mirror._listing is None or mirror._listing.done or mirror._listing.failed)
+        now[0] += AGAIN_SECONDS
+    eventually(lambda: mirror.lists == 2)
+    assert len(api.asked("WATCH", "pods")) == 1
 
 
 def test_two_silent_watches_list_again(api: ApiDouble, follow: Follow) -> None:
@@ -482,3 +685,38 @@ def test_a_service_account_of_a_real_api_server(
     shutil.copy(_Authority(tmp_path / "pki").folder / "ca.crt", tmp_path)
     with pytest.raises(KubeError, match="certificate verify failed"):
         connect().get("/api/v1/pods")
+
+
+def test_a_real_api_server_answers_as_the_mirror_expects(api_server: ApiServer, tmp_path: Path) -> None:
+    """The version of the state at the cost of one object, and the refusal of a version that its cache doesn't have."""
+    namespace = api_server.namespace()
+    api_server.service_account(tmp_path, namespace)
+    client = connect(api_server.url, str(tmp_path))
+    one = "?fieldSelector=metadata.name%3Dgpushare&limit=1"
+    for path in ("/api/v1/namespaces/default/pods", "/api/v1/nodes"):
+        made = client.post(f"/api/v1/namespaces/{namespace}/configmaps", {"metadata": {"generateName": "one-"}})
+        now = int(client.get(path + one)["metadata"]["resourceVersion"])
+        assert now >= int(made["metadata"]["resourceVersion"]), "also of other kinds: it is etcd's"
+    with pytest.raises(KubeError) as caught:
+        client.get(f"/api/v1/pods?resourceVersion={now + 10**6}&resourceVersionMatch=NotOlderThan")
+    assert TOO_LARGE in caught.value.causes
+    client.close()
+
+
+@pytest.mark.long
+def test_a_real_api_server_sends_a_bookmark_before_the_end_of_a_watch(api_server: ApiServer, tmp_path: Path) -> None:
+    """Long: only another API server breaks it."""
+    namespace = api_server.namespace()
+    api_server.service_account(tmp_path, namespace)
+    client = connect(api_server.url, str(tmp_path))
+    made = [
+        {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "none"}]}} for name in ("p", "q")
+    ]
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    version = client.post(pods, made[0])["metadata"]["resourceVersion"]
+    # It sends none if no object of the kind changes during the watch.
+    threading.Timer(2, client.post, (pods, made[1])).start()
+    query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds={SHORTEST_WATCH_SECONDS}"
+    events = [event["type"] for event in client.watch(f"/api/v1/pods?fieldSelector=spec.nodeName%3Dnobody&{query}")]
+    assert {*events} == {"BOOKMARK"}
+    client.close()

@@ -16,6 +16,7 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gpushare
@@ -27,6 +28,7 @@ from gpushare.extender import command
 from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
+    LARGE_BODY_BYTES,
     STOP_SECONDS,
     BadRequest,
     Request,
@@ -36,6 +38,7 @@ from gpushare.http.service import (
     common,
     logger,
     stop_within,
+    text,
 )
 from prometheus_client import CollectorRegistry, Counter
 from service_account import service_account
@@ -103,6 +106,30 @@ def test_errors_and_exceptions_of_handlers(service: Service, caplog: pytest.LogC
     status, _headers, body = ask(service, "GET", "/echo/boom")
     assert (status, b"secret" in body) == (500, False)
     assert "secret inside" in caplog.text
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(LARGE_BODY_BYTES + 1, 1), (LARGE_BODY_BYTES, 3)])
+def test_one_large_body_is_handled_at_a_time(size: int, at_once: int) -> None:
+    """8 MiB of ``{},`` become 200 MB of objects."""
+    inside, most, together = 0, 0, threading.Barrier(at_once)
+
+    def count(_request: Request) -> Response:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        together.wait(10)
+        inside -= 1
+        return text("done")
+
+    large = Service("t", Endpoint(), {("POST", "/count"): count})
+    large.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda _: ask(large, "POST", "/count", b"x" * size), range(3)))
+    finally:
+        large.stop()
+    assert [status for status, _headers, _body in answers] == [200] * 3
+    assert most == at_once
 
 
 def test_a_port_in_use_is_an_oserror(service: Service) -> None:

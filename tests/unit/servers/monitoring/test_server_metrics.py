@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from unittest.mock import Mock, call
 
 import pytest
@@ -55,7 +56,7 @@ def test_any_names_and_sizes_round_trip(cluster: dict[str, dict[str, int]]) -> N
         NodeRow(name, tuple(card(at, uuid, units) for at, (uuid, units) in enumerate(sizes.items())), "GiB")
         for name, sizes in cluster.items()
     ]
-    found = parsed(cards_text(state_of(*rows).views()))
+    found = parsed(cards_text(state_of(*rows).views()).decode())
     for name, sizes in cluster.items():
         for at, (uuid, units) in enumerate(sizes.items()):
             labels = (("card", str(at)), ("node", name), ("uuid", uuid))
@@ -85,7 +86,16 @@ def test_the_page_has_the_registrys_numbers_and_the_cards() -> None:
 def test_a_removed_node_leaves_no_metric() -> None:
     state = state_of(NodeRow("a", (card(0, "GPU-a"),), "GiB"))
     state.node_changed("a", NodeRow("a", (), ""), None)
-    assert not parsed(cards_text(state.views()))
+    assert not parsed(cards_text(state.views()).decode())
+
+
+def test_the_cards_of_a_large_cluster_take_little_more_memory_than_their_text() -> None:
+    state = state_of(*(NodeRow(f"n{at}", tuple(card(no, f"GPU-{no}") for no in range(8)), "GiB") for at in range(500)))
+    tracemalloc.start()
+    size = len(cards_text(state.views()))
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * size
 
 
 # --------------------------------------------------------------------------- requests to the API

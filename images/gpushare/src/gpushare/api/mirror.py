@@ -14,17 +14,26 @@ from urllib.parse import urlencode
 from gpushare.api.client import Kube, KubeError, Stream
 from gpushare.shared._core.types import JsonObject
 
-# The API server ends a watch after this time; a new one then begins.
-WATCH_SECONDS = 280
+# The API server ends a watch after this time; a new one then begins. Shorter ones where something cuts them before.
+WATCH_SECONDS, SHORTEST_WATCH_SECONDS = 280, 10
+# After a watch that lived for this time the next pause is the shortest one again.
+LIVED_SECONDS = 5.0
 # Everything is listed again within this time, also if the watch seems right.
 RELIST_SECONDS = 3600.0
 # The API server sends a bookmark every minute; two missing ones mean that the state may be wrong.
 STALE_SECONDS = 120.0
 # Without a list or an open watch for this time the state may be wrong as well.
 FAILING_SECONDS = 40.0
-# A watch lives for minutes and gets a bookmark before its end; after so many without one everything is listed again.
-SILENT_WATCHES = 2
-PAGE = 500
+# The API server sends a bookmark just before it ends a watch, unless nothing of the kind has changed in the whole
+# cluster; without one for this time everything is listed again.
+SILENT_SECONDS = 90.0
+# Objects in an answer. Nothing else runs in the process while one is parsed: 200 pods take 10 to 20 ms.
+PAGE, PAGE_BESIDE = 200, 50
+# After a list beside the watch has failed.
+AGAIN_SECONDS = 60.0
+# The API server's reason where its cache doesn't have the version that a list asks for.
+TOO_LARGE = "ResourceVersionTooLarge"
+CLUSTER_SCOPED = ("nodes",)
 T = TypeVar("T")
 
 log = logging.getLogger("gpushare.kube")
@@ -45,19 +54,42 @@ class _Relist(Exception):
     """The collection must be listed again; the message is the reason."""
 
 
+class _OlderState(_Relist):
+    """The API's state is older than the known one: etcd was restored."""
+
+
+class _Listing(Generic[T]):
+    """A list that is read while the watch goes on.
+
+    :param known: the mirror's version before.
+    """
+
+    def __init__(self, known: int) -> None:
+        self.known, self.version = known, 0
+        self.items: dict[str, T | None] = {}
+        # The versions of the events since then, by key.
+        self.changed: dict[str, int] = {}
+        self.done = self.failed = False
+
+
 class Mirror(Generic[T]):
     """A collection of the API, kept in memory by list and watch; the last state stays while the API is away.
 
     A watch is trusted while it delivers events or bookmarks of rising versions. The collection is listed again after an
-    error event, a refusal, two watches that delivered nothing, a version below the known one (etcd was restored to an
-    older state), a long failure, and once an hour.
+    error event, a refusal, a minute and a half without event or bookmark, a version below the known one (etcd was
+    restored to an older state), a long failure, and once an hour. The hourly list is read beside the watch and replaces
+    the state when the watch has reached its version; later events of an object win.
+
+    Small collections are listed as a whole from the API server's cache, at least as new as the known state. Large ones,
+    and any one after etcd seems to be restored, are listed in pages from etcd.
 
     Callbacks run in the mirror's own thread, in the order of the events, once for each real change: neither a new list
     nor a repeated event calls them for an equal object. ``synced`` becomes true after those of the first list.
 
     Versions of one collection are numbers that rise with each change (Kubernetes KEP-5504). ``version``: the callbacks
     of all changes up to this one have run. ``delivered``: the highest version of any object that was listed or changed,
-    set before its callback runs; every mirror of the collection reaches it without waiting for another change.
+    set before its callback runs, also page by page while a list is read; every mirror of the collection reaches it
+    without waiting for another change.
     """
 
     def __init__(
@@ -69,7 +101,7 @@ class Mirror(Generic[T]):
         on_change: OnChange[T] | None = None,
         backoff: tuple[float, float] = (0.2, 10.0),
         before_list: Callable[[], None] | None = None,
-        page: int = PAGE,
+        page: int = 0,
         clock: Callable[[], float] = time.monotonic,
         relist: float = RELIST_SECONDS,
     ) -> None:
@@ -79,7 +111,8 @@ class Mirror(Generic[T]):
         :param on_change: the first callback.
         :param backoff: the first and the longest pause after errors, in seconds.
         :param before_list: called before each list until the mirror is synced.
-        :param page: the maximum of objects in an answer.
+        :param page: the maximum of objects in an answer, for a list of etcd's latest state; 0: all in one answer, from
+            the API server's cache.
         :param clock: monotonic, in seconds.
         :param relist: seconds within which everything is listed again.
         """
@@ -93,8 +126,11 @@ class Mirror(Generic[T]):
         self._relist, self._next_list = relist, 0.0
         self._last_contact: float | None = None
         self._failing_since: float | None = None
-        # Watches since the last list, event or bookmark.
-        self._silent = 0
+        # How long the last watch lived, whether it has delivered nothing, and how long the next one shall live at most.
+        self._lived, self._silent, self._watch_seconds = 0.0, False, float(WATCH_SECONDS)
+        # Whether the next list must come from etcd, and the list beside the watch.
+        self._is_restored = False
+        self._listing: _Listing[T] | None = None
         self._stream: Stream | None = None
         self._thread: threading.Thread | None = None
         self._error = ""
@@ -199,7 +235,7 @@ class Mirror(Generic[T]):
     def _run(self) -> None:
         version, pause = "", self._first_pause
         while not self._stopped.is_set():
-            began = self._clock()
+            began, self._lived = self._clock(), 0.0
             try:
                 if self._is_list_due(began):
                     version = ""
@@ -207,17 +243,21 @@ class Mirror(Generic[T]):
                     self._check_history(version)
                 else:
                     version = self._list()
+                self._list_in_time()
                 for at in self._watch(version):
                     version, pause = at, self._first_pause
                 # A watch that ends at once would otherwise be opened again without a pause.
                 wait = self._first_pause if self._clock() - began < 1 else 0.0
             except _Relist as reason:
                 log.warning("%s: %s; listing again", self._path, reason)
+                self._is_restored |= isinstance(reason, _OlderState)
                 version, wait, pause = "", self._pause(pause), self._longer(pause)
             except KubeError as error:
                 if self._stopped.is_set():
                     return
                 self._failed(error.message)
+                if self._lived > LIVED_SECONDS:
+                    pause = self._first_pause
                 log.warning("%s: %s; trying again in %.1f s", self._path, error.message, pause)
                 if _refuses_version(error):
                     version = ""
@@ -238,66 +278,145 @@ class Mirror(Generic[T]):
     def _is_list_due(self, now: float) -> bool:
         failing = self._failing_since
         long = failing is not None and now - failing > FAILING_SECONDS
-        return self._is_relist_wanted or long or self._silent >= SILENT_WATCHES or now >= self._next_list
+        return self._is_relist_wanted or long or self.age >= SILENT_SECONDS
 
     def _check_history(self, version: str) -> None:
         """Compare the collection's current version with the known one.
 
         A watch from a version in the future, after etcd was restored to an older state, says nothing.
 
-        :raises _Relist: the current one is older.
+        :raises _OlderState: the current one is older.
         """
-        metadata = self._kube.get(f"{self._path}?{urlencode({**self._query, 'limit': '1'})}").get("metadata") or {}
+        # Of one object, which needn't exist: in a list of all namespaces the API server would read each object.
+        parent, _slash, kind = self._path.rpartition("/")
+        path = f"{parent}/{kind}" if kind in CLUSTER_SCOPED else f"{parent}/namespaces/default/{kind}"
+        query = {"fieldSelector": "metadata.name=gpushare", "limit": "1"}
+        metadata = self._kube.get(f"{path}?{urlencode(query)}").get("metadata") or {}
         _check_order(version, str(metadata.get("resourceVersion", "")), "the API's state")
 
     def _list(self) -> str:
-        """List the collection page by page.
+        """List the collection.
 
         :returns: the version to watch from.
         """
         if self._before_list is not None and not self.synced:
             self._before_list()
         self._begun += 1
-        self._is_relist_wanted = False
-        number, seen, delivered, token = self._begun, set[str](), 0, ""
-        while True:
-            query = {**self._query, "limit": str(self._page)}
-            if token:
-                query["continue"] = token
-            page = self._kube.get(f"{self._path}?{urlencode(query)}")
+        self._is_relist_wanted, self._listing = False, None
+        number, seen, delivered, metadata = self._begun, set[str](), 0, dict[str, Any]()
+        for page in self._pages(self._page or PAGE):
             for obj in page.get("items") or []:
                 delivered = max(delivered, _version_of(obj))
+                # Not the list's version: other mirrors would only reach that with the next change or bookmark.
+                self.delivered = max(self.delivered, delivered)
                 seen.add(self._upsert(obj))
             metadata = page.get("metadata") or {}
-            token = str(metadata.get("continue") or "")
-            if not token:
-                break
         for key in [key for key in self._items if key not in seen]:
             self._put(key, None)
         # The state before may have had later versions, of an etcd that was restored since.
-        self.version, self.delivered = _version_of(page), delivered
-        self.lists, self._listed = self.lists + 1, number
+        self.version, self.delivered, self._is_restored = _version_of({"metadata": metadata}), delivered, False
+        self._listed = number
         self._contact()
-        # Earlier than the limit: a watch that is open isn't ended for it. Not all mirrors at once.
-        self._next_list = self._clock() + max(0.0, self._relist - WATCH_SECONDS) * random.uniform(0.8, 1.0)
+        self._has_listed()
         self._synced.set()
         return str(metadata.get("resourceVersion", ""))
 
+    def _has_listed(self) -> None:
+        self.lists += 1
+        # Not all mirrors at once.
+        self._next_list = self._clock() + max(0.0, self._relist - WATCH_SECONDS) * random.uniform(0.8, 1.0)
+
+    def _pages(self, size: int) -> Iterator[JsonObject]:
+        """Read the answers of one list, all of one version.
+
+        :param size: objects in a page, where it isn't one answer from the cache.
+        """
+        query = dict(self._query)
+        if not self._page and not self._is_restored:
+            try:
+                known = {"resourceVersion": str(self.version), "resourceVersionMatch": "NotOlderThan"}
+                yield self._kube.get(f"{self._path}?{urlencode(query | known)}")
+                return
+            except KubeError as error:
+                # The cache isn't as far, or etcd was restored.
+                if TOO_LARGE not in error.causes:
+                    raise
+        query["limit"] = str(size)
+        while True:
+            page = self._kube.get(f"{self._path}?{urlencode(query)}")
+            yield page
+            query["continue"] = str((page.get("metadata") or {}).get("continue") or "")
+            if not query["continue"]:
+                return
+
+    # The list beside the watch.
+
+    def _list_in_time(self) -> None:
+        """Begin a list when an hour has passed, and apply it when the watch has reached its version.
+
+        :raises _OlderState: it has an older version than the state had before.
+        """
+        listing = self._listing
+        if listing is None:
+            if self._clock() >= self._next_list:
+                self._listing = listing = _Listing(self.version)
+                name = f"list {self._path}"
+                threading.Thread(target=self._list_beside, args=(listing,), name=name, daemon=True).start()
+        elif listing.failed:
+            self._listing, self._next_list = None, self._clock() + AGAIN_SECONDS
+        elif listing.done:
+            _check_order(str(listing.known), str(listing.version), "the API's list")
+            if self.version >= listing.version:
+                self._apply(listing)
+
+    def _list_beside(self, listing: _Listing[T]) -> None:
+        """Read a list, in a thread of its own."""
+        try:
+            for page in self._pages(min(PAGE_BESIDE, self._page or PAGE_BESIDE)):
+                if self._stopped.is_set():
+                    return
+                for obj in page.get("items") or []:
+                    key, now = object_key(obj), self._trim(obj)
+                    known = self._items.get(key)
+                    # Mostly equal: then no second copy of the state is kept.
+                    listing.items[key] = known if known == now else now
+                listing.version = _version_of(page)
+            listing.done = True
+        except Exception as error:
+            log.warning("%s: can't be listed beside the watch, which goes on: %s", self._path, error)
+            listing.failed = True
+
+    def _apply(self, listing: _Listing[T]) -> None:
+        """Replace the state by a list, but for what has changed since."""
+        self._listing = None
+        for key in {*listing.items, *self._items}:
+            now = listing.items.get(key)
+            if listing.changed.get(key, 0) <= listing.version and self._items.get(key) != now:
+                log.warning("%s: the watch has missed a change of %s", self._path, key)
+                self.delivered = max(self.delivered, listing.version)
+                self._put(key, now)
+        self._has_listed()
+
     def _watch(self, version: str) -> Iterator[str]:
         """Apply the changes since a version; yields the version of each event."""
+        longest = self._watch_seconds * random.uniform(0.9, 1.0)
+        if self._silent:
+            # The next list must come before the state counts as stale.
+            longest = min(longest, SILENT_SECONDS - self.age)
+        seconds = max(SHORTEST_WATCH_SECONDS, int(longest))
         query = {
             **self._query,
             "watch": "1",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(WATCH_SECONDS * random.uniform(0.9, 1.0))),
+            "timeoutSeconds": str(seconds),
         }
+        opened, self._silent = self._clock(), True
         stream = self._kube.watch(f"{self._path}?{urlencode(query)}")
         with self._lock:
             self._stream = stream
         # That it is open doesn't show that the state is right, only that nothing has failed yet.
         self._failing_since = None
-        self._silent += 1
         try:
             if self._stopped.is_set() or self._is_relist_wanted:
                 return
@@ -309,20 +428,41 @@ class Mirror(Generic[T]):
                 at = str((obj.get("metadata") or {}).get("resourceVersion") or version)
                 _check_order(version, at, "the watch's bookmark" if kind == "BOOKMARK" else "the watch's event")
                 self._contact()
+                if kind != "BOOKMARK" and self._listing is not None:
+                    self._listing.changed[object_key(obj)] = int(at)
                 if kind == "DELETED":
                     self._put(object_key(obj), None)
                 elif kind in ("ADDED", "MODIFIED"):
                     self.delivered = _version_of(obj)
                     self._upsert(obj)
                 version, self.version = at, int(at)
+                self._list_in_time()
                 yield at
         finally:
+            self._lived = self._clock() - opened
+            self._adapt(seconds)
             with self._lock:
                 self._stream = None
             stream.close()
 
+    def _adapt(self, seconds: int) -> None:
+        """Choose how long the next watch shall live: less than a proxy lets one without events live.
+
+        The API server's bookmark comes two seconds before the end that it was asked for.
+
+        :param seconds: how long this one was to live.
+        """
+        if self._stopped.is_set() or self._is_relist_wanted:
+            return
+        was_cut = self._lived < seconds - 1
+        # After an error at once, or a restart of the API server, short watches of all nodes would only be load.
+        if was_cut and self._silent and self._lived > SHORTEST_WATCH_SECONDS:
+            self._watch_seconds = max(self._lived * 0.8, SHORTEST_WATCH_SECONDS)
+        elif not was_cut and not self._silent:
+            self._watch_seconds = min(self._watch_seconds * 2, WATCH_SECONDS)
+
     def _contact(self) -> None:
-        self._last_contact, self._error, self._failing_since, self._silent = self._clock(), "", None, 0
+        self._last_contact, self._error, self._failing_since, self._silent = self._clock(), "", None, False
 
     def _failed(self, message: str) -> None:
         self._error = message
@@ -366,7 +506,7 @@ def _refuses_version(error: KubeError) -> bool:
 def _check_order(known: str, now: str, what: str) -> None:
     """Compare a resourceVersion with the last known one.
 
-    :raises _Relist: a version is below the known one.
+    :raises _OlderState: a version is below the known one.
     """
     if known.isdecimal() and now.isdecimal() and int(now) < int(known):
-        raise _Relist(f"{what} has version {now}, which is older than the known {known}: etcd was restored")
+        raise _OlderState(f"{what} has version {now}, which is older than the known {known}: etcd was restored")

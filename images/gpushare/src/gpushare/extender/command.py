@@ -18,7 +18,7 @@ import gpushare
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
 from gpushare.api.metrics import MeasuredKube
-from gpushare.api.mirror import Mirror
+from gpushare.api.mirror import PAGE, Mirror
 from gpushare.api.reviews import Reviews
 from gpushare.extender.bind import Binder
 from gpushare.extender.claims import Claims
@@ -52,6 +52,8 @@ COMPONENT = "gpushare-extender"
 # Only these can hold memory; a pod that finishes is a deletion for this watch.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
 NODES = ("/api/v1/nodes", dict[str, str]())
+# The longest time slice of a thread; Python's default of 5 ms would be longer than most requests take.
+SWITCH_SECONDS = 0.0005
 # If the namespace of the service account isn't known.
 LEDGER_NAMESPACE = "kube-system"
 
@@ -97,8 +99,8 @@ class Extender:
         """
         kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
-        self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff)
-        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff)
+        self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff, page=PAGE)
+        self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, page=PAGE)
         self.ledger = Ledger(
             kube, self.state, self.pods, namespace, count=lambda result: work.ledger.labels(result).inc()
         )
@@ -260,6 +262,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logger("gpushare", options.log_format, options.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
     signals = termination_signals()
     try:
         extender = Extender(

@@ -50,7 +50,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -449,8 +449,7 @@ class Ledger:
             self._paused_until = None
         elif known:
             self._paused_until = now + STALE_SECONDS
-        for name in {entry.node for entry in (*before, *entries.values())}:
-            self._publish_foreign(name)
+        self._publish_foreign({entry.node for entry in (*before, *entries.values())})
 
     def _wait_for_pods(self) -> None:
         """Wait until the state has every bound pod whose booking isn't in the Lease that was read.
@@ -551,21 +550,22 @@ class Ledger:
             raise
         self._register = register
 
-    def _publish_foreign(self, name: str) -> None:
-        """Pass other extenders' bookings on a node to the state."""
-        booked = [
-            PodRow(one.uid, one.namespace, one.name, name, sum(units for _index, units in one.cards), one.cards)
-            for one in self._foreign.values()
-            if one.node == name
-        ]
-        self._state.set_foreign(name, booked)
+    def _publish_foreign(self, nodes: Iterable[str]) -> None:
+        """Pass other extenders' bookings on some nodes to the state."""
+        booked: dict[str, list[PodRow]] = {name: [] for name in nodes}
+        for one in self._foreign.values():
+            if one.node in booked:
+                units = sum(units for _index, units in one.cards)
+                booked[one.node].append(PodRow(one.uid, one.namespace, one.name, one.node, units, one.cards))
+        for name, rows in booked.items():
+            self._state.set_foreign(name, rows)
 
     def _remove_foreign(self, entry: Entry, status: BindingStatus) -> None:
         """Remove another extender's booking from the next write. The watch removes it if its pod is bound."""
         if status is not BindingStatus.BOUND and self._foreign.get(entry.uid) == entry:
             del self._foreign[entry.uid]
             self._seen.pop(entry, None)
-            self._publish_foreign(entry.node)
+            self._publish_foreign([entry.node])
 
     # Checks of remaining bookings; without the Lease's lock.
 

@@ -98,12 +98,16 @@ class Page:
 
     def page(self, _request: Request) -> Response:
         # Unlike OpenMetrics, the text format 1.0.0 has no end marker, so more may follow.
-        body = generate_latest(self._registry) + cards_text(self._state.views()).encode()
+        body = cards_text(self._state.views())
+        body[:0] = generate_latest(self._registry)
         return Response(200, body, CONTENT_TYPE_LATEST)
 
 
-def cards_text(views: Iterable[NodeView]) -> str:
-    """Format the gauges of cards and nodes as Prometheus' text."""
+def cards_text(views: Iterable[NodeView]) -> bytearray:
+    """Format the gauges of cards and nodes as Prometheus' text.
+
+    As bytes node by node: the strings of 40,000 cards would take six times as much.
+    """
     capacity = _head("gpushare_card_capacity_units", "Size of a card in units")
     booked = _head("gpushare_card_booked_units", "Units booked; may exceed the size")
     healthy = _head("gpushare_card_healthy", "Whether a card may be given to pods")
@@ -113,17 +117,20 @@ def cards_text(views: Iterable[NodeView]) -> str:
         name = _escaped(view.name)
         for at, card in enumerate(view.cards):
             labels = f'{{card="{card.index}",node="{name}",uuid="{_escaped(card.uuid)}"}}'
-            capacity.append(f"gpushare_card_capacity_units{labels} {card.units}\n")
-            booked.append(f"gpushare_card_booked_units{labels} {view.used[at]}\n")
-            healthy.append(f"gpushare_card_healthy{labels} {int(card.healthy)}\n")
+            capacity += f"gpushare_card_capacity_units{labels} {card.units}\n".encode()
+            booked += f"gpushare_card_booked_units{labels} {view.used[at]}\n".encode()
+            healthy += f"gpushare_card_healthy{labels} {int(card.healthy)}\n".encode()
         if view.cards or view.unplaced:
-            unplaced.append(f'gpushare_node_unplaced_units{{node="{name}"}} {view.unplaced}\n')
-            largest.append(f'gpushare_node_largest_free_units{{node="{name}"}} {max(0, view.largest)}\n')
-    return "".join([*capacity, *booked, *healthy, *unplaced, *largest])
+            unplaced += f'gpushare_node_unplaced_units{{node="{name}"}} {view.unplaced}\n'.encode()
+            largest += f'gpushare_node_largest_free_units{{node="{name}"}} {max(0, view.largest)}\n'.encode()
+    for other in (booked, healthy, unplaced, largest):
+        capacity += other
+        other.clear()
+    return capacity
 
 
-def _head(name: str, help_text: str) -> list[str]:
-    return [f"# HELP {name} {help_text}\n# TYPE {name} gauge\n"]
+def _head(name: str, help_text: str) -> bytearray:
+    return bytearray(f"# HELP {name} {help_text}\n# TYPE {name} gauge\n".encode())
 
 
 def _escaped(text: str) -> str:

@@ -60,8 +60,10 @@ class RetryQueue:
     def refused(self, pod: RefusedPod) -> None:
         """Record a refused pod."""
         with self._lock:
-            if pod.uid not in self._refused and len(self._refused) >= MAX_REFUSED:
-                return
+            self._refused.pop(pod.uid, None)
+            if len(self._refused) >= MAX_REFUSED:
+                # The oldest one: while any claim exists none of them ends by its age.
+                del self._refused[next(iter(self._refused))]
             # The state has equal strings; those of the request are freed.
             kept = {**vars(pod), "nodes": tuple(map(sys.intern, pod.nodes)), "filtered": ()}
             self._refused[pod.uid] = _Recorded(**kept, at=self._clock())
@@ -93,9 +95,10 @@ class RetryQueue:
         :param given: units of the largest card of a node that other pods get.
         """
         view = self._state.viewer(one.uid, one.priority)
-        # Only changed nodes: in a busy cluster many pods wait, and each was refused by a thousand nodes.
-        freed = [name for name in self._state.freed_since(one.freed) if name in one.nodes]
-        for name in evaluate(freed, view, one.demand).passed:
+        # Only changed nodes: in a busy cluster many pods wait, and each was refused by thousands of nodes.
+        freed = self._state.freed_since(one.freed)
+        refused_by = set(freed).intersection(one.nodes)
+        for name in evaluate([name for name in freed if name in refused_by], view, one.demand).passed:
             node = view(name)
             if node is not None and node.largest - given.get(name, 0) >= one.demand.share:
                 given[name] = given.get(name, 0) + one.demand.share

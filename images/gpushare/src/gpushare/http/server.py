@@ -94,7 +94,7 @@ class Reply(NamedTuple):
 
     status: str
     headers: list[tuple[str, str]]
-    body: bytes
+    body: bytes | bytearray
     authorized: bool = False
 
 
@@ -453,7 +453,7 @@ class HttpServer:
                 connection.state = State.READING
             if refusal:
                 connection.state = State.SENDING
-                self._send(connection, _bytes(Reply(refusal, [], b""), "", False))
+                self._send(connection, *_parts(Reply(refusal, [], b""), "", False))
                 _linger(connection)
                 return
             if reader.expects_continue():
@@ -487,20 +487,22 @@ class HttpServer:
         if self._by_request:
             connection.client = VERIFIED if reply.authorized else ANONYMOUS
             keep = keep and reply.authorized
-        self._send(connection, _bytes(reply, message.method, keep))
+        self._send(connection, *_parts(reply, message.method, keep))
         self._bodies.release(connection)
         connection.state, connection.since = State.IDLE, time.monotonic()
         return keep
 
-    def _send(self, connection: _Connection, data: bytes) -> None:
+    def _send(self, connection: _Connection, *parts: bytes | bytearray) -> None:
         """Send data within a time for all of it.
 
         :raises OSError: it can't be sent.
         """
-        end, rest = time.monotonic() + self._limits.answer, memoryview(data)
-        while rest:
-            _set_deadline(connection, end)
-            rest = rest[connection.socket.send(rest) :]
+        end = time.monotonic() + self._limits.answer
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                _set_deadline(connection, end)
+                rest = rest[connection.socket.send(rest) :]
 
 
 def _set_deadline(connection: _Connection, end: float) -> None:
@@ -526,10 +528,13 @@ def _linger(connection: _Connection) -> None:
         left -= len(data)
 
 
-def _bytes(reply: Reply, method: str, keep: bool) -> bytes:
+def _parts(reply: Reply, method: str, keep: bool) -> tuple[bytes | bytearray, ...]:
+    """Return what is sent; a large body isn't copied, a small one isn't sent on its own."""
     head = [f"HTTP/1.1 {reply.status}", *(f"{name}: {value}" for name, value in reply.headers)]
     head.append(f"Content-Length: {len(reply.body)}")
     if not keep:
         head.append("Connection: close")
-    text = "\r\n".join(head) + "\r\n\r\n"
-    return text.encode("latin-1") + (b"" if method == "HEAD" else reply.body)
+    text = ("\r\n".join(head) + "\r\n\r\n").encode("latin-1")
+    if method == "HEAD":
+        return (text,)
+    return (text, reply.body) if len(reply.body) > CHUNK else (text + reply.body,)

@@ -8,6 +8,7 @@ details and is logged in full.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -33,6 +34,8 @@ TEXT = "text/plain; charset=utf-8"
 COMMON = ("/healthz", "/readyz", "/metrics", "/version")
 # Methods without a body.
 READS = ("GET", "HEAD")
+# The objects of a larger body may take 25 times its size, so one such request is handled at a time.
+LARGE_BODY_BYTES = 1024 * 1024
 # The page of metrics is generated at most once in this time, however often clients request it.
 KEPT_SECONDS = 1.0
 # A few servers of Prometheus, and as many connections of others.
@@ -72,7 +75,7 @@ class Request:
 @dataclasses.dataclass(frozen=True)
 class Response:
     status: int
-    body: bytes
+    body: bytes | bytearray
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -166,6 +169,7 @@ class Service:
         :param guard: checks each request for which there is a route.
         """
         self._log, self._guard, self._routes = logging.getLogger(name), guard, routes
+        self._large = threading.Lock()
         self.endpoint, self._server = endpoint, HttpServer(self, endpoint, limits)
         self._prefixes = sorted({prefix for _method, prefix in self._routes}, key=len, reverse=True)
 
@@ -192,7 +196,8 @@ class Service:
 
     def answer(self, message: Message) -> Reply:
         """Answer a request, in its connection's thread."""
-        response, authorized = self._respond(message)
+        with self._large if len(message.body) > LARGE_BODY_BYTES else contextlib.nullcontext():
+            response, authorized = self._respond(message)
         headers = [
             ("Content-Type", response.content_type),
             ("Cache-Control", "no-store"),
