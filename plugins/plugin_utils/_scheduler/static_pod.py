@@ -297,7 +297,12 @@ def _numbered(number: int) -> str:
 
 
 def put_ours(document: Document, path: Path, item: JsonObject, names: VolumeNames) -> None:
-    """Let a list of volumes or mounts have exactly this one of ours."""
+    """Let a list of volumes or mounts have exactly this one of ours.
+
+    :param path: the list's path in the document.
+    :param item: the volume or mount, without its name.
+    :param names: which names are ours there.
+    """
     item, items = {**item, "name": names.ours}, document.get(path) or []
     if [items[number] for number in names.among(items)] != [item]:
         remove_ours(document, path, names)
