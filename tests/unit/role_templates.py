@@ -49,8 +49,12 @@ def objects(role, *names, **variables):
 
 def value(role, name, **variables):
     """The value of a variable in a role."""
-    given = {"ansible_search_path": [str(ROLES / role)], **variables}
-    return Templar(loader=DataLoader(), variables=given).template(trust_as_template("{{ " + name + " }}"))
+    return evaluated("{{ " + name + " }}", ansible_search_path=[str(ROLES / role)], **variables)
+
+
+def evaluated(template, **variables):
+    """The value of a role's expression."""
+    return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(template))
 
 
 def one(found, kind, name=""):

@@ -302,3 +302,32 @@ def test_removal_names_the_created_objects():
     came, gone = names(), names(scheduler_state="absent", scheduler_extender_archive="/not/there.tar")
     assert {kind for kind, _name in came - gone} == {"ConfigMap"}, "they are removed by their label"
     assert not gone - came
+
+
+# --------------------------------------------------------------------------- the role's verification
+
+
+@pytest.mark.parametrize(
+    ("name", "refusing", "policy", "refused"),
+    [
+        (NAME, NAME, "gpushare-scheduler", True),
+        ("team-a", "team-a", "gpushare-scheduler", True),
+        # The API server still enforces the policy of an earlier scheduler_name.
+        (NAME, "team-a", "gpushare-scheduler", False),
+        ("team", "team-a", "gpushare-scheduler", False),
+        ("team-a", "team", "gpushare-scheduler", False),
+        (NAME, NAME, "another", False),
+    ],
+)
+def test_the_policy_in_effect_is_that_of_this_scheduler(name, refusing, policy, refused):
+    tasks = yaml.safe_load((role_templates.ROLES / "scheduler/tasks/dedicated.yml").read_text())
+    [verification] = [one for one in tasks if "dedicated_verify.yml" in str(one)]
+    message = one(rendered("policy", scheduler_name=refusing), "ValidatingAdmissionPolicy")["spec"]["validations"][0][
+        "message"
+    ]
+    denied = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {message}"
+    refusal = {"msg": f"Failed to create object: pods is forbidden: {denied}"}
+    found = role_templates.evaluated(
+        verification["vars"]["__scheduler_refused"], scheduler_name=name, __scheduler_refusal=refusal
+    )
+    assert found is refused
