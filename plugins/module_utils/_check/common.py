@@ -144,7 +144,8 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
         unreleased = [card for card in node.cards if card.unreleased] if resource == contract.RESOURCE_MEMORY else []
         for card in unreleased:
             result.warn("unreleased", card=card.index, uuid=card.uuid, units=card.unreleased, **details)
-        explained = unreleased and left + sum(card.unreleased for card in unreleased) == number
+        # Nothing at all is announced where the plugin has stopped, too.
+        explained = bool(left and unreleased) and left + sum(card.unreleased for card in unreleased) == number
         if not (unhealthy or explained):
             result.fail("not_allocatable" if left else "plugin_stopped", **details)
 

@@ -40,7 +40,8 @@ def render(view: View) -> str:
         cases = suites.setdefault(check.backend, [])
         cases += [(check, case) for case in _cases(view, check, found.get(check.id, []))]
     if not view.checks:
-        suites[CLUSTER] = [(Check("none", "A check ran"), _Case(CLUSTER, "UNKNOWN", [], view.headline))]
+        result = worst(["UNKNOWN", view.result])
+        suites[CLUSTER] = [(Check("none", "A check ran"), _Case(CLUSTER, result, [], view.headline))]
     root = ElementTree.Element("testsuites", {"name": "kubegpu.share"})
     total: collections.Counter[str] = collections.Counter()
     for backend, cases in suites.items():

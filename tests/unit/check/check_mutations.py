@@ -213,12 +213,24 @@ def mutation_14(world: JsonObject) -> None:
     resource(world, MEM, 32, "allocatable")
 
 
+def outlived(world: JsonObject, *units: int) -> None:
+    """Let processes of gone pods hold these units of the cards."""
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
+    shown = [dataclasses.replace(card, unreleased=held) for card, held in zip(cards, units, strict=True)]
+    node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(shown)
+    resource(world, MEM, sum(card.units for card in cards) - sum(units), "allocatable")
+
+
 @breaks("C6", "ours_several", "a process outlived its pod", "unreleased", level="WARN")
 def mutation_unreleased(world: JsonObject) -> None:
     cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
-    shown = [dataclasses.replace(cards[0], unreleased=4), *cards[1:]]
-    node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(shown)
-    resource(world, MEM, sum(card.units for card in cards) - 4, "allocatable")
+    outlived(world, 4, *[0 for _ in cards[1:]])
+
+
+@breaks("C6", "ours_several", "the device plugin was killed while processes outlived their pods", "plugin_stopped")
+def mutation_stopped_with_unreleased(world: JsonObject) -> None:
+    cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
+    outlived(world, *[card.units for card in cards])
 
 
 breaks("C6", "nvidia_time_slicing", "a GPU is unhealthy", "not_allocatable")(

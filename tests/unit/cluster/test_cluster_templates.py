@@ -125,11 +125,12 @@ def test_metrics_of_the_device_plugin(namespaces, monkeypatch):
     chosen = {"gpushare_device_plugin_metrics": True, "gpushare_metrics_namespaces": namespaces}
     objects = rendered("device_plugin", **chosen)
     plugin, container = pod_of("device_plugin", **chosen)["spec"]["containers"]
-    # What strangers reach has neither the plugin's capability nor kubelet's sockets.
+    # What other clients reach has neither the plugin's capability nor kubelet's sockets.
     assert plugin_command.parse(plugin["command"][1:]).metrics is None and "ports" not in plugin
     assert plugin["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
     assert container["securityContext"] == LOCKED
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/etc/gpushare-metrics"}
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
     options = plugin_command.parse(container["command"][1:])
     assert options.serve_metrics
     assert options.status_socket == plugin_command.parse(plugin["command"][1:]).status_socket

@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._report import (
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.values import mib, text, whole
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from report_samples import ALLOCATION, NVIDIA, TROUBLE, card, check, finding, node, pod, report
@@ -183,6 +183,7 @@ SHAPED = st.fixed_dictionaries(
 )
 
 
+@example({"result": "FAIL"}, None)
 @given(st.one_of(st.none(), SHAPED), st.one_of(st.none(), SHAPED))
 def test_every_rendering_accepts_anything(given_report, given_allocation):
     shown = view(given_report, given_allocation)

@@ -24,6 +24,7 @@ from gpushare.api.mirror import (
     PAGE,
     RELIST_SECONDS,
     SHORTEST_WATCH_SECONDS,
+    SILENT_SECONDS,
     STALE_SECONDS,
     TOO_LARGE,
     WATCH_SECONDS,
@@ -522,15 +523,18 @@ def test_a_list_beside_the_watch_that_fails_is_tried_again(api: ApiDouble, follo
     assert len(api.asked("WATCH", "pods")) == 1
 
 
-def test_two_silent_watches_list_again(api: ApiDouble, follow: Follow) -> None:
-    """What no event has told is found before the hour is over."""
+def test_without_any_sign_everything_is_listed_again(api: ApiDouble, follow: Follow) -> None:
+    """A change of which the watch has sent nothing is found before the hour is over."""
+    now = [1000.0]
     api.put("pods", make_pod("p", 1))
-    mirror = follow(backoff=(0.05, 0.1))
-    for watches in (1, 2):
-        eventually(lambda watches=watches: len(api.asked("WATCH", "pods")) == watches)
-        api.objects.pop(("pods", "default", "p"), None)
-        assert mirror.lists == 1 and mirror.get("default/p")
-        api.cut()
+    mirror = follow(backoff=(0.05, 0.1), clock=lambda: now[0])
+    eventually(lambda: len(api.asked("WATCH", "pods")) == 1)
+    api.objects.pop(("pods", "default", "p"))
+    api.cut()
+    eventually(lambda: len(api.asked("WATCH", "pods")) == 2)
+    assert mirror.lists == 1 and mirror.get("default/p")
+    now[0] += SILENT_SECONDS
+    api.cut()
     eventually(lambda: mirror.lists == 2 and not mirror.get("default/p"))
 
 
