@@ -10,6 +10,7 @@ usage: limit_node.py SCENARIO, with settings in the environment. It prints one l
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from pathlib import Path
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import NvidiaLimits
 from gpushare.plugin.cgroups import NodeCgroups
-from gpushare.plugin.leftovers import Leftovers
+from gpushare.plugin.leftovers import ENDING_SECONDS, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.shared._contracts import gpushare as contract
 
@@ -259,7 +260,9 @@ def without_a_share(node: Node) -> dict[str, t.Any]:
 def outlives(node: Node) -> dict[str, t.Any]:
     """A pod is deleted by force; its process ignores SIGTERM and keeps the memory."""
     node.start()
-    left = Leftovers(NodeCgroups(str(ROOT)))
+    # Whenever it is read, the processes have had their time to end.
+    times = itertools.count(0.0, ENDING_SECONDS)
+    left = Leftovers(NodeCgroups(str(ROOT)), lambda: next(times))
     one = node.create("one", 3)
     one.process.kill()
     one.process.wait()
@@ -276,6 +279,7 @@ def outlives(node: Node) -> dict[str, t.Any]:
     one.programs[2].wait()
     report["held again"] = one.hold(1500)
     del node.containers["one"]
+    report["at first"] = len(left.observe([], []))
     found = left.observe([], [])
     report["left"] = [(holder.pod, len(holder.ids)) for holder in found]
     report["taken"] = len(left.taken(found[0].ids)) if found else 0

@@ -3,7 +3,7 @@
 
 kubelet frees a pod's IDs once it doesn't know the pod any more. After a forced deletion that is before its processes
 have ended: one that ignores SIGTERM may hold the memory for as long as its grace period. Until its cgroup is empty, the
-IDs aren't given to another pod.
+IDs aren't given to another pod. kubelet kills most of them within seconds, in which a call for these IDs waits.
 
 A container's IDs are recorded while it runs. After a restart of the plugin nothing names the IDs of a container whose
 pod is gone; its memory is then found as memory of no share.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import typing as t
 
 from gpushare.kubelet.pod_resources import Entry
@@ -20,6 +21,11 @@ from gpushare.plugin import limits, pod_facts, steering
 from gpushare.plugin.cgroups import Cgroups
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
+
+# Seconds that processes of a gone pod are given to end: kubelet kills those of a forced deletion after two. Nothing is
+# reported before, and a call for their IDs waits so long at most.
+ENDING_SECONDS = 5.0
+POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +50,25 @@ class Holder:
 
 
 class Leftovers:
-    """Containers with device IDs, and those of them that outlived their pod. ``observe`` is called by one thread."""
+    """Containers with device IDs, and those of them that outlived their pod. ``observe`` is called by one thread.
 
-    def __init__(self, cgroups: Cgroups) -> None:
-        self._cgroups = cgroups
+    :param clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        clock: t.Callable[[], float] = time.monotonic,
+        sleep: t.Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._cgroups, self._clock, self._sleep = cgroups, clock, sleep
         self._lock = threading.Lock()
-        # By the container's ID.
+        # By the container's ID; and since when its pod is gone.
         self._holders: dict[str, Holder] = {}
+        self._gone_since: dict[str, float] = {}
 
     def observe(self, pods: t.Sequence[JsonObject], listing: t.Sequence[Entry]) -> tuple[Holder, ...]:
-        """Record the running containers, and return those that outlived their pod.
+        """Record the running containers, and return those that outlived their pod by ``ENDING_SECONDS``.
 
         :param pods: of this node, with the statuses of ``limits.trim_statuses``.
         :param listing: from PodResources.
@@ -85,23 +100,39 @@ class Leftovers:
         }
         with self._lock:
             self._holders = {one: holder for one, holder in holders.items() if one not in ended}
-        left = [holder for one, holder in self._holders.items() if one not in running]
+            self._gone_since = {one: since for one, since in self._gone_since.items() if one in self._holders}
+        left = {one: holder for one, holder in self._holders.items() if one not in running}
         if not left:
             return ()
         uids = {contract.pod_uid(pod) for pod in there}
         held = {one for entry in listing for one in entry.ids}
-        return tuple(one for one in left if one.uid not in uids and held.isdisjoint(one.ids))
+        gone = {one: holder for one, holder in left.items() if holder.uid not in uids and held.isdisjoint(holder.ids)}
+        return tuple(holder for one, holder in gone.items() if not self._is_ending(one))
+
+    def _is_ending(self, identifier: str) -> bool:
+        """Return whether the pod of a container is gone for less than ``ENDING_SECONDS``."""
+        now = self._clock()
+        with self._lock:
+            return now - self._gone_since.setdefault(identifier, now) < ENDING_SECONDS
 
     def taken(self, available: t.Iterable[str]) -> frozenset[str]:
         """Return those of the IDs that kubelet offers which belong to a container with processes.
 
-        kubelet may offer them before ``observe`` has seen that the pod is gone.
+        kubelet may offer them before ``observe`` has seen that the pod is gone, and before it has killed the processes:
+        these are waited for, since kubelet doesn't try a refused pod again.
         """
         with self._lock:
-            holders = list(self._holders.values())
+            holders = dict(self._holders)
         if not holders:
             return frozenset()
         offered = frozenset(available)
-        # kubelet frees all IDs of a container at once.
-        found = [one for one in holders if one.ids[0] in offered and self._cgroups.populated(one.folder)]
-        return frozenset(identifier for one in found for identifier in one.ids)
+        while True:
+            # kubelet frees all IDs of a container at once.
+            holders = {
+                one: holder
+                for one, holder in holders.items()
+                if holder.ids[0] in offered and self._cgroups.populated(holder.folder)
+            }
+            if not any([self._is_ending(one) for one in holders]):
+                return frozenset(identifier for holder in holders.values() for identifier in holder.ids)
+            self._sleep(POLL_SECONDS)
