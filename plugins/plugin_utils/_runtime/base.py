@@ -119,19 +119,30 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
         )
 
 
-def refuse_replacement(title: str, name: str, lost: str, wanted: Options, low_level: str = "") -> None:
+def check_replacement(
+    title: str, name: str, lost: str, wanted: Options, done: bool, low_level: str = ""
+) -> tuple[str, ...]:
     """Refuse to replace a user's default runtime by a copy of runc, unless the user allows it.
 
     :param title: of the container runtime.
     :param name: the user's default runtime.
     :param lost: what ``sandbox.replaced`` returns for it.
     :param wanted: the requested state.
+    :param done: an earlier run replaced it, so a refusal would protect nothing.
     :param low_level: the program by which NVIDIA's runtime runs containers; empty for runc.
+    :returns: a warning of what an earlier run replaced.
     :raises BadInput: pods without a runtime class would run without it.
     """
     if not lost or not wanted.default or wanted.replace_default or lost == CRUN == posixpath.basename(low_level):
-        return
+        return ()
     known = f" ({lost})" if lost != name else ""
+    if done:
+        return (
+            f"runtime_replace_default: an earlier run of this collection replaced {title}'s default runtime {name}"
+            f"{known} by NVIDIA's, and pods without a runtime class run without it; to get it back set "
+            "runtime_set_default: false, with gpushare_device_injection: cdi and gpushare_runtime_class: nvidia, or "
+            "set runtime_replace_default: true to accept that",
+        )
     instead = f"name crun first in runtimes of {TOOLKIT_CONFIG}, or " if lost == CRUN else ""
     raise BadInput(
         f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "

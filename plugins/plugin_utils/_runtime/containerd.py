@@ -31,10 +31,10 @@ from .base import (
     HEADER,
     FileChange,
     RuntimePlan,
+    check_replacement,
     plan_of,
     refuse_missing,
     refuse_operator,
-    refuse_replacement,
     restart_reason,
 )
 from .containerd_files import EACH_FILE_ITS_FORMAT, deprecated_settings, load_order, missing_imports, newest_format
@@ -95,7 +95,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
     reason = restart_reason(options.present, active, changed or observed["pending"], observed["stale"])
     return dataclasses.replace(
         plan_of(files, UNIT, reason),
-        warnings=tuple(edit.warnings) if changed else (),
+        warnings=(*edit.replacement, *(edit.warnings if changed else ())),
         expected=tuple(edit.expected),
         users_default=edit.users_default,
     )
@@ -107,7 +107,8 @@ class _Edit:
     :ivar effective: its effective configuration before the edit.
     :ivar users_default: the default runtime of the user's files, once our settings were added; None before.
     :ivar expected: the user's settings that take effect, or no longer do, by the edit.
-    :ivar warnings: for the user.
+    :ivar warnings: for the user, of what changes.
+    :ivar replacement: a warning of the default runtime that an earlier run replaced.
     """
 
     def __init__(self, options: Options, observed: ContainerdState, serves_kubelet: bool) -> None:
@@ -117,6 +118,7 @@ class _Edit:
         self.users_default: str | None = None
         self.expected: list[JsonObject] = []
         self.warnings: list[str] = []
+        self.replacement: tuple[str, ...] = ()
         self._main = observed["config_path"]
         self._release = containerd.release(observed["version"])
         folder = posixpath.join(posixpath.dirname(self._main), "conf.d")
@@ -186,7 +188,7 @@ class _Edit:
             raise BadInput(f"runtime_set_default: in {self._holder(theirs, key)} {why}")
         plain = _without_ours(theirs)
         self.users_default, named = self._users_default(plain, version)
-        self._refuse_replacement(seen)
+        self.replacement = self._check_replacement(seen)
         settings = runtime_settings(seen, self._options.binary, self._model(seen, named))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
@@ -285,12 +287,13 @@ class _Edit:
                 named |= set(runtimes) if isinstance(runtimes, dict) else set()
         return str(default), named
 
-    def _refuse_replacement(self, seen: EffectiveConfig) -> None:
+    def _check_replacement(self, seen: EffectiveConfig) -> tuple[str, ...]:
         name = self.users_default or BUILTIN_DEFAULT
         runtime = seen.runtime(name) if name != RUNTIME_NAME else {}
         kind, program = runtime.get(("runtime_type",), ""), runtime.get(("options", "BinaryName"), "")
         lost = sandbox.replaced(name, str(kind), str(program))
-        refuse_replacement("containerd", name, lost, self._options, self._observed["low_level"])
+        done = self.effective.default_runtime == RUNTIME_NAME
+        return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
 
     def _model(self, seen: EffectiveConfig, named: set[str]) -> str:
         """Return the runtime that ours is a copy of.

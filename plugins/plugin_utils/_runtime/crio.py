@@ -14,6 +14,7 @@ https://github.com/cri-o/cri-o/blob/v1.34.0/docs/crio.conf.d.5.md
 
 from __future__ import annotations
 
+import dataclasses
 import posixpath
 import tomllib
 import typing as t
@@ -21,7 +22,7 @@ import typing as t
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._runtime import crio
-from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
+from ...module_utils._runtime.containerd import RUNTIME_NAME, Options, release
 from ...module_utils._runtime.sandbox import SANDBOXES, replaced
 from ...module_utils._runtime.types import CrioState
 from .._documents import toml_editor as toml
@@ -29,10 +30,10 @@ from .base import (
     HEADER,
     FileChange,
     RuntimePlan,
+    check_replacement,
     plan_of,
     refuse_missing,
     refuse_operator,
-    refuse_replacement,
     restart_reason,
 )
 
@@ -45,6 +46,8 @@ APPENDED = ("crio", "storage_option")
 NOT_COPIED = ("runtime_path", "runtime_config_path", "platform_runtime_paths", "inherit_default_runtime")
 # Types of runtimes that are programs with runc's command line.
 OCI = ("", "oci", "pod")
+# Before, runc is the default runtime where no file names one.
+CRUN_SINCE = (1, 31)
 # The toolkit's list of low-level runtimes.
 LOW_LEVEL = ("nvidia-container-runtime", "runtimes")
 
@@ -57,12 +60,13 @@ def make_plan(wanted: Options, observed: CrioState | None) -> RuntimePlan:
     if not observed:
         return refuse_missing("CRI-O", wanted)
     drop_in = posixpath.join(observed["folder"], crio.DROP_IN_NAME)
-    texts = _present(wanted, observed, drop_in) if wanted.present else _absent(observed, drop_in)
+    texts, warnings = _present(wanted, observed, drop_in) if wanted.present else (_absent(observed, drop_in), ())
     before = {**observed["files"], crio.TOOLKIT_CONFIG: observed["toolkit_config"]}
     files = [FileChange(path, before.get(path), text) for path, text in texts.items()]
     changed = observed["pending"] or any(one.before != one.after for one in files)
     outdated = observed["stale"] or bool(_mismatch(wanted, observed))
-    return plan_of(files, crio.UNIT, restart_reason(wanted.present, observed["service_active"], changed, outdated))
+    reason = restart_reason(wanted.present, observed["service_active"], changed, outdated)
+    return dataclasses.replace(plan_of(files, crio.UNIT, reason), warnings=warnings)
 
 
 def _mismatch(wanted: Options, observed: CrioState) -> list[str]:
@@ -119,16 +123,34 @@ def known(tree: JsonObject, observed: CrioState) -> dict[str, JsonObject]:
     return {**running, **runtimes(tree)}
 
 
-def model(tree: JsonObject, observed: CrioState) -> tuple[str, JsonObject]:
-    """Return the runtime that ours is a copy of (the default one, else crun or runc), and its table."""
+def users_default(tree: JsonObject, observed: CrioState) -> str:
+    """Return the default runtime that CRI-O has without ours.
+
+    :param tree: the merged files without ours.
+    """
+    running = observed["default_runtime"]
+    builtin = "crun" if release(observed["version"]) >= CRUN_SINCE else "runc"
+    # The running one may be ours.
+    return default_runtime(tree) or (running if running not in ("", RUNTIME_NAME) else builtin)
+
+
+def model(tree: JsonObject, observed: CrioState, copied: JsonObject | None = None) -> tuple[str, JsonObject]:
+    """Return the runtime that ours is a copy of (the default one, else crun or runc), and its table.
+
+    :param tree: the merged files without ours.
+    :param copied: our table on the node, which stays where the default runtime's is unknown; its name is empty.
+    """
     tables = known(tree, observed)
-    first = default_runtime(tree) or observed["default_runtime"]
+    first = users_default(tree, observed)
+    if copied and first not in tables:
+        # The daemon is stopped, or a release before 1.26 dropped its built-in runtime.
+        return "", copied
     for name in (first, "crun", "runc", *sorted(runtimes(tree))):
         table = tables.get(name, {})
         fits = name in tables and name != RUNTIME_NAME and table.get("runtime_type", "oci") in ("", "oci")
         if fits and not isolation(name, table):
             return name, table
-    return "", {}
+    return "", copied or {}
 
 
 def isolation(name: str, table: JsonObject) -> str:
@@ -156,15 +178,14 @@ def settings(table: JsonObject, binary: str) -> JsonObject:
     }
 
 
-def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, str | None]:
+def _present(wanted: Options, observed: CrioState, drop_in: str) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Return the files' texts, and warnings."""
     trees = {path: toml.parse(path, text) for path, text in observed["files"].items()}
     theirs = merged(tree for path, tree in trees.items() if path != drop_in)
-    _refuse(wanted, observed, theirs)
-    name, table = model(theirs, observed)
-    program = str(table.get("runtime_path") or name)
-    if not name and drop_in in trees:
-        # The daemon is stopped, or a release before 1.26 dropped its built-in runtime: what was copied from it stays.
-        table = runtimes(trees[drop_in]).get(RUNTIME_NAME, {})
+    mine = trees.get(drop_in, {})
+    warnings = _refuse(wanted, observed, theirs, default_runtime(mine) == RUNTIME_NAME)
+    name, table = model(theirs, observed, runtimes(mine).get(RUNTIME_NAME))
+    program = str(table.get("runtime_path") or name) if name else ""
     ours = settings(table, wanted.binary)
     text = _drop_in_text(wanted, ours)
     order = sorted({*observed["files"], drop_in} - {observed["config_path"]})
@@ -182,10 +203,17 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> dict[str, st
             "remove these settings or rename the file so that it sorts before"
         )
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it.
-    return {**_low_level(observed, program), drop_in: text}
+    return {**_low_level(observed, program), drop_in: text}, warnings
 
 
-def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject) -> None:
+def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool) -> tuple[str, ...]:
+    """Refuse what can't be configured as requested; return warnings of the rest.
+
+    :param wanted: the requested state.
+    :param observed: the node.
+    :param theirs: the merged files without ours.
+    :param done: ours sets the default already.
+    """
     refuse_operator("CRI-O", observed["operator"], runtimes(theirs).get(RUNTIME_NAME, {}).get("runtime_path", ""))
     if observed["error"] and not observed["ours"]:
         raise BadInput(f"CRI-O can't read its own configuration: {observed['error']}")
@@ -201,10 +229,9 @@ def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject) -> None:
             f"runtime_name: {flag['file']} starts CRI-O with --runtimes={RUNTIME_NAME}:…, which overrides all files; "
             "remove the flag"
         )
-    # Ours, where no other file sets a default.
-    default = default_runtime(theirs) or observed["default_runtime"]
+    default = users_default(theirs, observed)
     lost = isolation(default, known(theirs, observed).get(default, {})) if default != RUNTIME_NAME else ""
-    refuse_replacement("CRI-O", default, lost, wanted)
+    return check_replacement("CRI-O", default, lost, wanted, done)
 
 
 def _drop_in_text(wanted: Options, ours: JsonObject) -> str:

@@ -23,7 +23,7 @@ from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
 from ...module_utils._runtime.sandbox import replaced
 from ...module_utils._runtime.types import DockerState
 from .._documents.json_editor import Document, Path
-from .base import FileChange, RuntimePlan, plan_of, refuse_missing, refuse_operator, refuse_replacement, restart_reason
+from .base import FileChange, RuntimePlan, check_replacement, plan_of, refuse_missing, refuse_operator, restart_reason
 
 DEFAULT: Path = ("default-runtime",)
 RUNTIME: Path = ("runtimes", RUNTIME_NAME)
@@ -37,7 +37,7 @@ def make_plan(wanted: Options, observed: DockerState | None) -> RuntimePlan:
     """
     if not observed:
         return refuse_missing("Docker", wanted)
-    _refuse(wanted, observed)
+    warnings = [*_refuse(wanted, observed)]
     path, before = observed["config_path"], observed["text"]
     after = _present(wanted, observed) if wanted.present else _absent(observed)
     changed = after != before
@@ -54,7 +54,6 @@ def make_plan(wanted: Options, observed: DockerState | None) -> RuntimePlan:
         wanted.present, observed["service_active"], changed or observed["pending"] or left, outdated
     )
     planned = plan_of([FileChange(path, before, after)], docker.UNIT, reason, others, on_disk="file")
-    warnings = []
     if enables_cdi and not harmless:
         warnings.append(
             "features.cdi takes effect with Docker's next restart, which is left to you: live-restore is off, so a "
@@ -78,7 +77,8 @@ def _flags(observed: DockerState) -> docker.Flags:
     return docker.flags(values("default-runtime"), values("add-runtime"))
 
 
-def _refuse(wanted: Options, observed: DockerState) -> None:
+def _refuse(wanted: Options, observed: DockerState) -> tuple[str, ...]:
+    """Refuse what can't be configured as requested; return warnings of the rest."""
     path, text, version = observed["config_path"], observed["text"] or "", observed["version"]
     if wanted.present and observed["rootless"]:
         raise BadInput(
@@ -90,7 +90,7 @@ def _refuse(wanted: Options, observed: DockerState) -> None:
     if "\ufffd" in text:
         raise BadInput(f"{path} isn't UTF-8; it is left as it is")
     if not wanted.present:
-        return
+        return ()
     if observed["text"] is not None and docker.major(version) < docker.EMPTY_FILE_SINCE:
         if not text.strip():
             raise BadInput(f"{path} is empty, and Docker {version} doesn't start with an empty file")
@@ -109,7 +109,8 @@ def _refuse(wanted: Options, observed: DockerState) -> None:
             "Docker doesn't start with a setting that is both a flag and in daemon.json; remove the flag"
         )
     default, lost = _replaced(observed)
-    refuse_replacement("Docker", default, lost, wanted, observed["low_level"])
+    done = Document(path, text).get(DEFAULT) == RUNTIME_NAME
+    return check_replacement("Docker", default, lost, wanted, done, observed["low_level"])
 
 
 def _replaced(observed: DockerState) -> tuple[str, str]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import posixpath
 import re
@@ -22,10 +23,10 @@ from .base import (
     OPERATOR_TOOLKIT,
     FileChange,
     RuntimePlan,
+    check_replacement,
     plan_of,
     refuse_missing,
     refuse_operator,
-    refuse_replacement,
     restart_reason,
 )
 
@@ -44,8 +45,7 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
     """
     if not observed:
         return refuse_missing(kind.title, wanted)
-    if wanted.present:
-        _refuse(kind, wanted, observed)
+    warnings = _refuse(kind, wanted, observed) if wanted.present else ()
     # A user's own setting needs no drop-in of ours.
     set_already = _users_default(kind, observed) == RUNTIME_NAME or _template_sets(observed)
     after = TEXT if wanted.present and wanted.default and not set_already else None
@@ -59,7 +59,7 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
         change.before != after or observed["pending"],
         differs or observed["stale"],
     )
-    return plan_of([change], observed["unit"], reason)
+    return dataclasses.replace(plan_of([change], observed["unit"], reason), warnings=warnings)
 
 
 def _users_default(kind: k3s.Kind, observed: K3sState) -> str:
@@ -73,7 +73,8 @@ def _template_sets(observed: K3sState) -> bool:
     return observed["template"] is not None and observed["template"]["sets_default"]
 
 
-def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
+def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, ...]:
+    """Refuse what can't be configured as requested; return warnings of the rest."""
     name = kind.title
     refuse_operator(f"{name}'s containerd", observed["operator"], observed["runtimes"].get(RUNTIME_NAME, ""))
     folder, binary = posixpath.split(wanted.binary)
@@ -83,7 +84,7 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
             f"{', '.join(SEARCHED[1:])}, and can't be configured with {wanted.binary}"
         )
     if not wanted.default or _template_sets(observed):
-        return
+        return ()
     if not has_default_runtime(observed["version"]):
         raise BadInput(
             f"runtime_set_default: {name} {observed['version']} has no setting {k3s.KEY} (1.26.12, 1.27.9, 1.28.5 and "
@@ -111,7 +112,8 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> None:
             )
     default = _users_default(kind, observed)
     lost = replaced(default, observed["types"].get(default, ""), observed["runtimes"].get(default, ""))
-    refuse_replacement(name, default, lost, wanted, observed["low_level"])
+    done = observed["defaults"].get(kind.drop_in) == RUNTIME_NAME
+    return check_replacement(name, default, lost, wanted, done, observed["low_level"])
 
 
 def has_default_runtime(version: str) -> bool:

@@ -19,6 +19,8 @@ BINARY = "/usr/bin/nvidia-container-runtime"
 PRESENT = Options(present=True, binary=BINARY)
 AVAILABLE = Options(present=True, default=False, binary=BINARY)
 REPLACING = dataclasses.replace(PRESENT, replace_default=True)
+# The warning of a run on a node whose default runtime an earlier one replaced; the brackets hold both names.
+REPLACED = "an earlier run of this collection replaced {}'s default runtime {} by NVIDIA's, and pods"
 ABSENT = Options(present=False)
 DAEMON_JSON = "/etc/docker/daemon.json"
 

@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_
     unmet_requirements,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import UNIT, make_plan
-from runtime_kit import ABSENT, AVAILABLE, PRESENT, containerd_state
+from runtime_kit import ABSENT, AVAILABLE, PRESENT, REPLACED, containerd_state
 
 REAL = pytest.mark.parametrize("release", real_containerd.PARAMETERS)
 
@@ -193,8 +193,10 @@ def test_a_sandbox_is_replaced_only_if_the_user_says_so(name: str, runtime_type:
     files = {str(row["path"]): str(row["after"]) for row in make_plan(allowed, seen).files}
     assert files and make_plan(AVAILABLE, seen).files
     # Ours in place hides the user's default in the dump, not in his file.
-    with pytest.raises(BadInput, match=rf"runtime is {name} \({lost}\)"):
-        make_plan(PRESENT, containerd_state({**seen["files"], **files}, dump=text.replace(f"'{name}'", "'nvidia'", 1)))
+    there = containerd_state({**seen["files"], **files}, dump=f"{text}{NVIDIA}".replace(f"'{name}'", "'nvidia'", 1))
+    again = make_plan(PRESENT, there)
+    assert again.files == () and REPLACED.format("containerd", f"{name} ({lost})") in again.warnings[0]
+    assert make_plan(allowed, there).warnings == make_plan(AVAILABLE, there).warnings == ()
 
 
 def test_an_upgrade_to_containerd_2_moves_to_the_drop_in(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import make_plan, merged
 from fake_node import FakeNode
-from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
 FOLDER = runtime_crio.FOLDER
 DROP_IN = f"{FOLDER}/{runtime_crio.DROP_IN_NAME}"
@@ -77,6 +77,7 @@ class Daemon:
     def __init__(self, node: FakeNode) -> None:
         self.node = node
         self.pid = 5
+        self.version, self.built_in = "1.31.2", BUILT_IN
         self.read: dict[str, t.Any] = {}
         self.rejects: t.Callable[[dict[str, t.Any]], bool] = lambda tree: False
 
@@ -100,16 +101,19 @@ class Daemon:
         """Print the configuration that was read, as ``crio status config`` does: without comments."""
         return self._printed(self.read, "")
 
-    @staticmethod
-    def _printed(tree: dict[str, t.Any], comment: str) -> str:
+    def _printed(self, tree: dict[str, t.Any], comment: str) -> str:
+        [own] = self.built_in
         crio = tree.get("crio", {})
         runtime = crio.get("runtime", {})
-        default, tables = runtime.get("default_runtime", "crun"), {**BUILT_IN, **runtime.get("runtimes", {})}
+        default = runtime.get("default_runtime", own)
+        # Old releases keep their own runtime only as the default one.
+        kept = {} if self.version < "1.26" and default != own else self.built_in
+        tables = {**kept, **runtime.get("runtimes", {})}
         lines = ["# The CRI-O configuration file", "[crio]", "[crio.runtime]"]
-        lines += [f'{comment if default == "crun" else ""}default_runtime = "{default}"']
+        lines += [f'{comment if default == own else ""}default_runtime = "{default}"']
         lines += [f'{comment}cgroup_manager = "systemd"', "# Each entry should follow the format:", "#"]
         lines += ["# [crio.runtime.runtimes.runtime-handler]", '# runtime_path = "/path/to/the/executable"', "# Where:"]
-        sign = comment if tables == BUILT_IN else ""
+        sign = comment if tables == self.built_in else ""
         for name, table in sorted(tables.items()):
             lines.append(f"{sign}[crio.runtime.runtimes.{name}]")
             for key, value in table.items():
@@ -136,7 +140,7 @@ def node(files: dict[str, str] | None = None) -> tuple[FakeNode, Daemon]:
 
     def crio(argv: Sequence[str]) -> Done:
         if argv[-1] == "--version":
-            return Done(0, "crio version 1.31.2\nVersion:        1.31.2\n", "")
+            return Done(0, f"crio version {daemon.version}\nVersion:        {daemon.version}\n", "")
         if argv[1] == "status":
             return Done(0, daemon.status(), "") if daemon.pid else Done(1, "", "no socket")
         try:
@@ -230,8 +234,25 @@ def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: st
     assert planned_runtime(made, AVAILABLE) == {"runtimes": {"nvidia": OURS}}
     run(made, REPLACING)
     assert runtime_crio.TOOLKIT_CONFIG not in made.files and run(made, REPLACING) == {"changed": False}
-    with pytest.raises(BadInput, match=message):
-        run(made, PRESENT)
+    again = make_plan(PRESENT, observe(made))
+    assert again.plan.empty and REPLACED.format("CRI-O", name) in again.warnings[0]
+    assert make_plan(REPLACING, observe(made)).warnings == make_plan(AVAILABLE, observe(made)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "other"), [("1.25.4", "runc", "crun"), ("1.30.8", "runc", "crun"), ("1.31.2", "crun", "runc")]
+)
+def test_our_own_default_doesnt_decide_what_ours_is_a_copy_of(version: str, own: str, other: str) -> None:
+    handler = f'[crio.runtime.runtimes.{other}]\nruntime_path = "/usr/bin/{other}"\nmonitor_cgroup = "pod"\n'
+    made, daemon = node({f"{FOLDER}/10-crio.conf": handler, "/usr/bin/runc": ""})
+    daemon.version, daemon.built_in = version, {own: {**BUILT_IN["crun"], "runtime_root": f"/run/{own}"}}
+    made.files.update({row["path"]: row["after"] for row in make_plan(PRESENT, observe(made)).files})
+    daemon.restart()
+    table = daemon.read["crio"]["runtime"]["runtimes"]["nvidia"]
+    assert (table["runtime_root"], table["monitor_cgroup"]) == (f"/run/{own}", "system.slice")
+    assert observe(made)["default_runtime"] == "nvidia" and make_plan(PRESENT, observe(made)).plan.empty
+    daemon.pid = 0
+    assert make_plan(PRESENT, observe(made)).files == ()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
 from corpus_others import Row, rows
-from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, REPLACING, docker_state
+from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, REPLACED, REPLACING, docker_state
 
 # Not the default runtime, and CDI stays as it is.
 AVAILABLE = Options(present=True, default=False, binary=BINARY, cdi=False)
@@ -181,8 +181,11 @@ def test_a_users_default_runtime_is_replaced_only_where_the_user_allows_it(
     there = with_ours(observed, make_plan(REPLACING, observed))
     there["runtimes"] = {**observed["runtimes"], **there["runtimes"]}
     assert json.loads(there["text"])["default-runtime"] == "nvidia" and make_plan(REPLACING, there).files == ()
-    with pytest.raises(BadInput, match=re.escape(message)):
-        make_plan(PRESENT, there)
+    again = make_plan(PRESENT, there)
+    assert again.plan.empty and REPLACED.format("Docker", name) in again.warnings[0]
+    assert make_plan(REPLACING, there).warnings == make_plan(AVAILABLE, there).warnings == ()
+    # As the message says.
+    assert json.loads(after(make_plan(AVAILABLE, there)) or "")["default-runtime"] == kept
     assert make_plan(ABSENT, there).files
 
 

@@ -18,7 +18,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import 
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, has_default_runtime, make_plan
 from fake_node import FakeNode
-from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
+from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
 BOTH = pytest.mark.parametrize("kind", [K3S, RKE2], ids=lambda kind: kind.name)
 
@@ -140,6 +140,11 @@ def test_a_users_own_setting_stays() -> None:
     service.restart()
     run(made, REPLACING)
     assert service.default() == "nvidia"
+    again = make_plan(K3S, PRESENT, observe(made))
+    assert again.plan.empty and REPLACED.format("k3s", "crun") in again.warnings[0]
+    assert make_plan(K3S, REPLACING, observe(made)).warnings == ()
+    run(made, AVAILABLE)
+    assert service.default() == "crun"
     with pytest.raises(
         BadInput,
         match=r"runtime_replace_default: k3s's default runtime is crun, and pods .* name crun first in runtimes",
@@ -147,7 +152,8 @@ def test_a_users_own_setting_stays() -> None:
         run(made, PRESENT)
     # As the message says.
     made.files[TOOLKIT_CONFIG] = '[nvidia-container-runtime]\nruntimes = ["/usr/bin/crun", "runc"]\n'
-    assert run(made, PRESENT) == {"changed": False}
+    run(made, PRESENT)
+    assert service.default() == "nvidia" and make_plan(K3S, PRESENT, observe(made)).warnings == ()
     run(made, ABSENT)
     assert service.default() == "crun"
 
