@@ -99,14 +99,17 @@ def changed_since_start(system: System, pid: int, paths: t.Sequence[str], tolera
 
     :param paths: those that don't exist are left out.
     :param tolerance: seconds after the start in which a change doesn't count.
-    :returns: None where that is unknown: there is no such process or file, or the clock was set back.
+    :returns: None where that is unknown: there is no such process or file, or none was changed since and the change of
+        one is in the future, as after the clock was set back.
     """
     started = started_at(system, pid)
-    changed = max(changed_at(system, paths), default=None)
+    changes = changed_at(system, paths)
     now = _clock(system)
-    if started is None or changed is None or now is None or changed > now:
+    if started is None or now is None or not changes:
         return None
-    return changed >= started + tolerance
+    if any(started + tolerance <= changed <= now for changed in changes):
+        return True
+    return None if any(changed > now for changed in changes) else False
 
 
 def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:

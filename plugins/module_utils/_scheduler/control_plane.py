@@ -109,12 +109,49 @@ class Process(t.NamedTuple):
 
 
 def flag(text: str, name: str) -> str:
-    """Return a flag's value in a manifest, without a YAML library; empty where it isn't set.
+    """Return a flag's value in a manifest, without a YAML library; empty where kube-scheduler's container hasn't it.
 
     Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last.
     """
     value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
-    return next(reversed(re.findall(value, uncommented(text))), "")
+    return next(reversed(re.findall(value, _own_container(uncommented(text)))), "")
+
+
+def _own_container(text: str) -> str:
+    """Return the item of kube-scheduler's container; the whole text where the containers aren't a list in block style.
+
+    :param text: a manifest without comments.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    keys = [number for number, line in enumerate(lines) if re.fullmatch(r" *[\"']?containers[\"']?\s*:\s*", line)]
+    if len(keys) != 1:
+        return text
+    items: list[str] = []
+    indent = _indent(lines[keys[0] + 1]) if lines[keys[0] + 1 :] else 0
+    for line in lines[keys[0] + 1 :]:
+        if _indent(line) == indent and re.match(r"-(\s|$)", line[indent:]):
+            items.append(line)
+        elif items and _indent(line) > indent:
+            items[-1] += f"\n{line}"
+        else:
+            break
+    found = [one for one in items if _is_named(one, CONTAINER)]
+    found = found or [one for one in items if _may_be_scheduler(one) or re.search(_PROGRAM, one)]
+    return found[0] if len(found) == 1 else text
+
+
+_PROGRAM = rf"\b(?:command|args)[\"']?\s*:\s*(?:\[|-\s)\s*[\"']?(?:[^\s\"',\]]*/)?{CONTAINER}[\"']?\s*(?:[,\]\n]|$)"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _is_named(item: str, name: str) -> bool:
+    """Return whether a list's item has this name, and not only something in it."""
+    first = re.match(r" *-\s*", item)
+    keys = len(first.group().rpartition("\n")[2]) if first else 0
+    return bool(re.search(rf"(?m)^[ -]{{{keys}}}[\"']?name[\"']?\s*:\s*[\"']?{re.escape(name)}[\"']?\s*$", item))
 
 
 def running(system: System) -> list[Process]:

@@ -39,6 +39,8 @@ from .pods import is_mirror, scheduler_container
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
+# Modes and names of the distributions whose servers have a mode, by a mark of their kubelets' versions.
+SERVERS = {"+k3s": (K3S, "k3s"), "+rke2": (RKE2, "RKE2")}
 # Distributions that run kube-scheduler outside of a pod, by a mark of their nodes.
 K0S, MICROK8S_LABEL, RKE1_ANNOTATIONS = "+k0s", "microk8s.io/cluster", "rke.cattle.io/"
 # Annotations of the servers' namespace that are returned.
@@ -130,13 +132,16 @@ class Selection:
     hosts: tuple[str, ...] = ()
 
 
-def select_mode(mode: str, hosts: t.Mapping[str, str], state: State, present: bool = True) -> Selection:
+def select_mode(
+    mode: str, hosts: t.Mapping[str, str], state: State, present: bool = True, extended: bool = True
+) -> Selection:
     """Select the mode that fits this cluster.
 
     :param mode: the mode that the user requests, or ``auto``.
     :param hosts: the node's name of each host in group control_plane.
     :param state: what the API reports.
     :param present: the extender is set up; its removal isn't refused where no mode configures the cluster's scheduler.
+    :param extended: schedulers on machines may have the extender, so that its removal needs these machines.
     :raises BadInput: the requested mode doesn't fit, or a scheduler would be left without the extender.
     """
     fitting, reason = _fitting_mode(state)
@@ -149,6 +154,8 @@ def select_mode(mode: str, hosts: t.Mapping[str, str], state: State, present: bo
                 "which runs a scheduler of its own for GPU pods beside it"
             )
         mode = fitting
+        if mode in ON_MACHINES and not (present or hosts or extended):
+            mode, reason = DEDICATED, f"{reason}, group control_plane is empty, and the cluster has no {EXTENDER}"
     elif OPENSHIFT in (mode, fitting) and mode != fitting:
         raise BadInput(f"scheduler_mode: {mode} doesn't fit this cluster: {reason}")
     elif mode != fitting:
@@ -160,25 +167,30 @@ def select_mode(mode: str, hosts: t.Mapping[str, str], state: State, present: bo
     _require_every_scheduler(mode, hosts, running, state)
     machines = {one.name: one.hostnames for one in state.nodes}
 
-    def last(host: str) -> tuple[bool, bool]:
+    def last(host: str) -> tuple[bool, bool, bool]:
         return _leads(state, host, hosts[host], *machines.get(hosts[host], ()))
 
     return Selection(mode, reason, tuple(sorted(hosts, key=last)))
 
 
-def _leads(state: State, *machine: str) -> tuple[bool, bool]:
-    """Return whether a machine holds the lease: by one of its full names, and by the first label of one.
+def _leads(state: State, *machine: str) -> tuple[bool, bool, bool]:
+    """Return whether a machine holds the lease: by a full name, by one of which a domain is missing, by a first label.
 
     The lease has the machine's own name, with or without its domain, which may differ from its node's.
     """
+    label, _dot, domain = state.leader.partition(".")
     names = {name.lower() for name in machine}
-    return state.leader in names, state.leader.partition(".")[0] in {name.partition(".")[0] for name in names}
+    alike = [name for name in names if name.partition(".")[0] == label]
+    return state.leader in names, any(not domain or "." not in name for name in alike), bool(alike)
 
 
 def _leading_node(state: State) -> str:
-    """Return the node whose machine holds the lease; empty where none does, as in a managed control plane."""
+    """Return the node whose machine holds the lease; empty where none does, as in a managed control plane.
+
+    Machines of several domains, such as a provider's and its user's, may share a first label.
+    """
     found = [(_leads(state, one.name, *one.hostnames), one.name) for one in state.nodes] if state.leader else []
-    matching = [one for one in found if any(one[0])]
+    matching = [one for one in found if any(one[0][:2])]
     return max(matching)[1] if matching else ""
 
 
@@ -187,7 +199,7 @@ def _fitting_mode(state: State) -> tuple[str, str]:
     if state.openshift:
         return OPENSHIFT, f"it is OpenShift {state.openshift}"
     for node in [one for one in state.nodes if one.control_plane][:1]:
-        for mark, mode in (("+k3s", K3S), ("+rke2", RKE2)):
+        for mark, (mode, _title) in SERVERS.items():
             if mark in node.kubelet:
                 return mode, f"node {node.name} runs {node.kubelet}"
     if state.schedulers:
@@ -209,7 +221,9 @@ def _unsupported(hosts: t.Mapping[str, str], state: State) -> str:
     if not distributions and not places:
         return ""
     where = f" on {', '.join(places)}" if places else ""
-    how = ", ".join(distributions) or "MicroK8s, k0s, RKE1, or a unit of systemd, as kubeasz installs it"
+    # A server without an agent is no node.
+    servers = [title for mark, (_mode, title) in SERVERS.items() if any(mark in one.kubelet for one in state.nodes)]
+    how = ", ".join(distributions or servers) or "MicroK8s, k0s, RKE1, or a unit of systemd, as kubeasz installs it"
     return f"kube-scheduler runs{where} outside of a pod ({how})"
 
 
@@ -257,11 +271,13 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
     """
     hosts = {str(host): str(node) for host, node in options["hosts"].items()}
     state = read_state(kube, nodes, hosts.values())
-    selected = select_mode(options["mode"], hosts, state, options["state"] == "present")
+    present = options["state"] == "present"
+    extended = present or bool(hosts) or _exists(kube, _extender(options))
+    selected = select_mode(options["mode"], hosts, state, present, extended)
     policy = bool(state.openshift) and openshift.takes_policy(state.openshift)
     leftovers = [str(ref) for ref in _of_other_modes(selected.mode, policy, version, options) if _exists(kube, ref)]
     on_machines = selected.mode in ON_MACHINES
-    if options["state"] == "present" and on_machines and leftovers:
+    if present and on_machines and leftovers:
         raise BadInput(
             f"scheduler_mode: {selected.mode} ({selected.reason}) would leave {' and '.join(leftovers)} of mode "
             f"{DEDICATED} at work: pods that don't name that scheduler are refused, and two extenders allocate the "
@@ -288,13 +304,18 @@ def _of_other_modes(mode: str, policy: bool, version: str, options: JsonObject) 
     if mode == OPENSHIFT and policy:
         return []
     if mode not in ON_MACHINES:
-        return [Ref("apps/v1", "DaemonSet", options["namespace"], EXTENDER)]
+        return [_extender(options)]
     found = re.match(r"v?1\.(\d+)", version)
     minor = int(found.group(1)) if found else ADMISSION_SINCE
     api = "v1" if minor >= ADMISSION_SINCE else "v1beta1" if minor >= ADMISSION_BETA_SINCE else ""
     kind = "ValidatingAdmissionPolicy"
     policies = [Ref(f"admissionregistration.k8s.io/{api}", kind, "", DEDICATED_NAME)] if api else []
     return [*policies, Ref("apps/v1", "Deployment", options["dedicated_namespace"], DEDICATED_NAME)]
+
+
+def _extender(options: JsonObject) -> Ref:
+    """Return the extender that serves schedulers on machines."""
+    return Ref("apps/v1", "DaemonSet", options["namespace"], EXTENDER)
 
 
 def _exists(kube: Kube, ref: Ref) -> bool:

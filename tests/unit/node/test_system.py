@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host import systemd
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 
 
 @pytest.mark.parametrize("name", ["cgroup", "cmdline", "stat"])
@@ -51,3 +51,36 @@ def test_a_new_file_with_an_old_time_of_modification_is_newer_than_the_process(t
         found = [systemd.stale(system, process.pid, [str(path)]) for path in (before, packaged)]
         process.kill()
     assert found == [False, True]
+
+
+class Clock:
+    """A machine whose boot was at 1000, and whose process 1 started at 1100.
+
+    :param changed: when its files were changed.
+    """
+
+    def __init__(self, now: float, *changed: float) -> None:
+        self.now, self.changed = now, changed
+
+    def read(self, path: str) -> str:
+        return f"{self.now - 1000}" if path == "/proc/uptime" else f"1 (x) S {'0 ' * 18}10000 0"
+
+    def run(self, argv: list[str], timeout: float = 60, stdin: str | None = None) -> Done:
+        answers = [self.now] if argv[0] == "date" else self.changed
+        return Done(0, "".join(f"{one}\n" for one in answers), "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ((1050, 1400), True),
+        ((1400, 1900), True),
+        ((1050, 1900), None),
+        ((1900,), None),
+        ((), None),
+        ((1050, 1100.5), False),
+    ],
+)
+def test_a_time_in_the_future_hides_no_other_change(changed: tuple[float, ...], found: bool | None) -> None:
+    paths = [str(number) for number in range(len(changed))]
+    assert systemd.changed_since_start(Clock(1500, *changed), 1, paths, 1) is found  # type: ignore[arg-type]

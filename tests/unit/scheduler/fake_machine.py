@@ -110,7 +110,7 @@ class FakeMachine(MemorySystem):
         log = f"{cp.LOGS}/{cp.POD_PREFIX}cp1_{self._hash}/kube-scheduler/{self._starts}.log"
         reason = self.refuses(self)
         self._starts += 1
-        version = pod["spec"]["containers"][0]["image"].rpartition(":")[2] if pod else ""
+        version = _container(pod)["image"].rpartition(":")[2] if pod else ""
         line = f't stderr F I1121 "Starting Kubernetes Scheduler" version="{version}"'
         # The newest container has just started and has written nothing yet.
         self.files[log] = "" if reason and self._starts > FAILED_STARTS else f"{line}\nt stderr F {reason}\n"
@@ -120,7 +120,7 @@ class FakeMachine(MemorySystem):
         self._due = None
         self.pid += 1
         self._pod = pod
-        container = pod["spec"]["containers"][0]
+        container = _container(pod)
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         self._mount_files()
         cgroup = f"0::/kubepods.slice/kubepods-burstable-pod{self._hash}.slice/cri-containerd-abc.scope\n"
@@ -140,7 +140,7 @@ class FakeMachine(MemorySystem):
         """Paths in the container and on the machine, the longest first."""
         spec = self._pod["spec"]
         hosts = {one["name"]: one["hostPath"]["path"] for one in spec.get("volumes") or [] if "hostPath" in one}
-        mounts = spec["containers"][0].get("volumeMounts") or []
+        mounts = _container(self._pod).get("volumeMounts") or []
         found = [(one["mountPath"], hosts[one["name"]]) for one in mounts if one["name"] in hosts]
         return sorted(found, key=lambda one: len(one[0]), reverse=True)
 
@@ -167,6 +167,12 @@ class FakeMachine(MemorySystem):
     def state(self) -> tuple[object, ...]:
         """Return everything that the next run can observe."""
         return tuple(sorted(self.files.items())), tuple(sorted(self.modes.items())), round(self.time, 1)
+
+
+def _container(pod: dict[str, t.Any]) -> dict[str, t.Any]:
+    """Return kube-scheduler's container."""
+    containers: list[dict[str, t.Any]] = pod["spec"]["containers"]
+    return next((one for one in containers if one["name"] == "kube-scheduler"), containers[0])
 
 
 class Watched:

@@ -120,6 +120,10 @@ K0S = State([Node("gpu1", {}, "v1.34.2+k0s.0", "", (), "k0s")], {}, "controller-
 MICROK8S = State([Node("m1", {}, "v1.32.9", "", (), "MicroK8s")], {}, "m1_7a-1")
 KUBEASZ = State([Node("192.168.1.1", {}, "v1.33.1", "", ("k8s-01",)), WORKER], {}, "k8s-01_7a-1")
 ABROAD = State(MANAGED.nodes, {}, "ip-172-16-3-4.ec2.internal_7a-1")
+NO_AGENT = State([node("gpu1", "v1.30.1+k3s1", {})], {}, "srv_7a-1")
+OTHER_REGION = State(
+    [node("ip-10-0-1-2.ec2.internal", "v1.34.1-eks-1a2b3c4", {})], {}, "ip-10-0-1-2.us-west-2.compute.internal_7a-1"
+)
 BOOTKUBE = State([node("cp1", labels=OLD_CONTROL)], {}, "cp1_1", "", {"cp1": "kube-scheduler-7d-x"})
 
 
@@ -131,6 +135,7 @@ BOOTKUBE = State([node("cp1", labels=OLD_CONTROL)], {}, "cp1_1", "", {"cp1": "ku
         (MICROK8S, {}, "kube-scheduler runs on m1 outside of a pod (MicroK8s)"),
         (KUBEASZ, {}, "kube-scheduler runs on 192.168.1.1 outside of a pod (MicroK8s, k0s, RKE1, or a unit of systemd"),
         (ABROAD, {"a": "m1", "b": "m2"}, "kube-scheduler runs on m1, m2 outside of a pod (MicroK8s"),
+        (NO_AGENT, {"a": "srv"}, "kube-scheduler runs on srv outside of a pod (k3s)"),
         (BOOTKUBE, {"a": "cp1"}, "on node cp1 in pod kube-system/kube-scheduler-7d-x, which is no static pod"),
     ],
 )
@@ -144,8 +149,10 @@ def test_a_scheduler_that_no_mode_configures(state, hosts, reason):
     assert removed.mode == "dedicated" and reason in removed.reason
 
 
-def test_a_lease_that_no_node_holds_is_a_providers():
-    assert "managed by a provider" in select_mode("auto", {}, ABROAD).reason
+@pytest.mark.parametrize("state", [ABROAD, OTHER_REGION], ids=["abroad", "other region"])
+def test_a_lease_that_no_node_holds_is_a_providers(state):
+    choice = select_mode("auto", {}, state)
+    assert choice.mode == "dedicated" and "managed by a provider" in choice.reason
 
 
 # --------------------------------------------------------------------------- the API
@@ -223,6 +230,18 @@ def test_a_static_pod_with_other_labels_is_found_on_its_node(container):
     found = collect(kube, asked(hosts={"b": "cp1", "a": "cp2"}))["scheduler"]
     assert (found["mode"], found["hosts"]) == ("static_pod", ["a", "b"])
     assert kube.requests == {"GET": 9}, "one more for each node without a labelled pod"
+
+
+def test_removal_needs_no_machines_that_have_nothing():
+    """On Talos nothing reaches the machines, and the scheduler is one of its own."""
+    machine = [raw_node("cp1"), of_installer("cp1", {"k8s-app": "kube-scheduler"})]
+    found = detected(FakeKube(*machine), hosts={}, state="absent")
+    assert (found["mode"], found["hosts"], found["on_machines"]) == ("dedicated", [], False)
+    assert "runs kube-scheduler as a static pod, group control_plane is empty" in found["reason"]
+    with pytest.raises(BadInput, match="node cp1 runs a kube-scheduler and has no host in this group"):
+        detected(FakeKube(*machine), hosts={})
+    with pytest.raises(BadInput, match="node cp1 runs a kube-scheduler and has no host in this group"):
+        detected(FakeKube(*machine, left("DaemonSet")), hosts={}, state="absent")
 
 
 @pytest.mark.parametrize("container", OTHER_WORK, ids=lambda one: one["image"])

@@ -71,6 +71,33 @@ def test_crash_loop_rolled_back_before_the_timeout() -> None:
     assert machine.healthy
 
 
+PROXY = """\
+  - args:
+    - --config=/etc/proxy.yaml
+    - --policy-config-file=/etc/proxy.json
+    image: example.org/kube-scheduler-proxy:v1
+    name: kube-scheduler-proxy
+"""
+WITH_SIDECAR = {
+    "before": KUBEADM.replace("  containers:\n", f"  containers:\n{PROXY}"),
+    "after": KUBEADM.replace("  hostNetwork: true\n", f"{PROXY}  hostNetwork: true\n"),
+}
+
+
+@pytest.mark.parametrize("manifest", WITH_SIDECAR.values(), ids=list(WITH_SIDECAR))
+def test_a_sidecars_configuration_is_not_kube_schedulers(manifest: str) -> None:
+    """The old process is recognised: the change waits for its end, and a rollback for its return."""
+    machine = FakeMachine(manifest, refusing("httpTimeout: 10s"))
+    with pytest.raises(NotInEffect, match=r"rolled back, it runs with the old one"):
+        run(machine, OTHER)
+    assert state(machine) == {cp.MANIFEST: manifest} and machine.healthy
+    run(machine, PRESENT)
+    with pytest.raises(NotInEffect, match=r"rolled back, it runs with the old one"):
+        run(machine, OTHER)
+    assert [one.config for one in cp.running(machine)] == [CONFIG] and plan(machine, PRESENT).plan.empty
+    assert_waits_for_the_old_process(FakeMachine(manifest))
+
+
 def test_idle_kubelet_times_out(machine: FakeMachine) -> None:
     machine.kubelet_works = False
     with pytest.raises(NotInEffect, match=r"no new process with this configuration was started after 60 s"):
@@ -366,6 +393,11 @@ def test_full_disk_restores_all_files(machine: FakeMachine) -> None:
 
 
 def test_remaining_old_process_fails(machine: FakeMachine) -> None:
+    assert_waits_for_the_old_process(machine)
+
+
+def assert_waits_for_the_old_process(machine: FakeMachine) -> None:
+    manifest = machine.files[cp.MANIFEST]
     planned, old = plan(machine, PRESENT), machine.pid
     left = {path: text for path, text in machine.files.items() if path.startswith(f"/proc/{old}/")}
     stop = machine._stop
@@ -377,7 +409,7 @@ def test_remaining_old_process_fails(machine: FakeMachine) -> None:
     machine._stop = stays  # type: ignore[method-assign]
     with pytest.raises(NotInEffect, match="its old process is still running after 60 s"):
         carry_out(machine, planned)
-    assert machine.files[cp.MANIFEST] == KUBEADM
+    assert machine.files[cp.MANIFEST] == manifest
 
 
 def test_unhealthy_scheduler_without_changes_fails(machine: FakeMachine) -> None:
@@ -418,6 +450,18 @@ def test_the_module_needs_a_plan(machine: FakeMachine) -> None:
         ('- --x="a # --config=/old"\n', ""),
         # The last counts.
         ("- --config=/old\n- --config\n- /a/b\n", "/a/b"),
+        # Of several containers it is that with the name, or else that with the image or the program.
+        (manifests.FULL.replace("busybox", "busybox\n            args: [--config=/old]"), ""),
+        ("containers:\n- {name: kube-scheduler, args: [--config=/a/b]}\n- {name: a, args: [--config=/old]}\n", "/a/b"),
+        (
+            "containers:\n- args: [kube-scheduler, --config=/a/b]\n  name: s\n- args: [--config=/old]\n  name: b\n",
+            "/a/b",
+        ),
+        (
+            "containers:\n-\n  name: kube-scheduler\n  args: [--config=/a/b]\n-\n  name: p\n  image: kube-scheduler\n"
+            "  ports:\n  - name: kube-scheduler\n  args: [--config=/old]\n",
+            "/a/b",
+        ),
     ],
 )
 def test_flag(text: str, value: str) -> None:

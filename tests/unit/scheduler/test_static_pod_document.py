@@ -18,6 +18,7 @@ import real_kubeadm
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION, CONFIG, FOLDER
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, Stamp, StaticPod
 from hypothesis import given, settings
@@ -187,6 +188,12 @@ def test_host_path_of_subpath_and_unsupported_volumes() -> None:
 )
 def test_flags(name: str, flags: dict[str, str]) -> None:
     assert flags.items() <= StaticPod(CORPUS[name]).flags().items()
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_machine_reads_the_same_flags_without_a_yaml_library(name: str) -> None:
+    for text in (CORPUS[name], edited(CORPUS[name])):
+        assert cp.flag(text, "config") == StaticPod(text).flags().get("config", "")
 
 
 def test_other_flag_of_ours_is_removed() -> None:
