@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import typing as t
 from pathlib import Path
 
@@ -90,8 +91,17 @@ def test_memory_of_no_share_is_shown_at_once_where_memory_is_not_limited(
     node = make()
     node.nvml.found = [dataclasses.replace(one, reserved_mib=450) for one in node.nvml.found]
     node.kubelet.start()
-    node.start_plugin(memory_limit="off", resync=600.0)
-    until(lambda: [one.limit for one in contract.node_cards(node.kube.node())] == ["off", "off"])
+    monkeypatch.setattr("gpushare.plugin.reconcile.BUSY_SECONDS", 0.0)
+    plugin = node.start_plugin(memory_limit="off", resync=600.0)
+
+    def idle() -> bool:
+        """Return whether the node is annotated and the reconciler made no pass for a moment."""
+        before = plugin._last_pass
+        time.sleep(0.6)
+        shown = [one.limit for one in contract.node_cards(node.kube.node())]
+        return shown == ["off", "off"] and plugin._last_pass is before
+
+    until(idle)
     node.limits.outside[seen(1).uuid] = 5000
     until(lambda: [one.limit for one in contract.node_cards(node.kube.node())] == ["off", "UnaccountedMemoryHeld"])
     card = contract.node_cards(node.kube.node())[1]
