@@ -170,15 +170,16 @@ def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
     by_reason: dict[str, list[str]] = {}
     violations = {code.value for code in contract.LIMIT_VIOLATIONS}
     for node in nodes:
+        # Memory of no share is found where memory isn't limited, too.
+        for card in node.cards:
+            if card.limit in violations:
+                kind = "unaccounted" if card.limit == contract.Reason.UNACCOUNTED_MEMORY_HELD.value else "violated"
+                why = card.limit_reason
+                result.warn(kind, node=node.name, card=card.index, uuid=card.uuid, code=card.limit, why=why)
         limit = node.annotations.get(contract.NODE_LIMIT, "")
-        if not limit.startswith(contract.LIMIT_UNENFORCED):
-            continue
-        reason = limit[len(contract.LIMIT_UNENFORCED) :]
-        found = [card for card in node.cards if card.limit in violations]
-        for card in found:
-            kind = "unaccounted" if card.limit == contract.Reason.UNACCOUNTED_MEMORY_HELD.value else "violated"
-            result.warn(kind, node=node.name, card=card.index, uuid=card.uuid, code=card.limit, why=reason)
-        if not found:
+        reason = limit.removeprefix(contract.LIMIT_UNENFORCED)
+        # A violation's code comes before its text; any other reason concerns the node.
+        if reason != limit and reason.partition(":")[0] not in violations:
             by_reason.setdefault(reason, []).append(node.name)
     for reason, names in by_reason.items():
         shown = f"node{'s' if len(names) > 1 else ''} {join(names, 10)}"

@@ -180,6 +180,8 @@ class Card:
     :param xid: the number of the driver's error, for the code ``XIDError``.
     :param limit: whether the driver limits memory on it: ``LIMIT_ENFORCED``, ``LIMIT_OFF`` or the value of the
         :class:`Reason` why not; empty if unknown.
+    :param limit_reason: who holds memory of it that isn't theirs, or isn't limited, as text; empty without such a
+        holder.
     :param reserved_mib: what of its memory isn't given to pods, because they couldn't allocate it, in MiB.
     :param unreleased: units of deleted pods whose processes haven't ended; they aren't given to pods.
     """
@@ -196,6 +198,7 @@ class Card:
     xid: int = 0
     reserved_mib: int = 0
     limit: str = ""
+    limit_reason: str = ""
     unreleased: int = 0
 
     @property
@@ -385,6 +388,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             **({"xid": card.xid} if card.xid else {}),
             **({"reservedMiB": card.reserved_mib} if card.reserved_mib else {}),
             **({"limit": card.limit} if card.limit else {}),
+            **({"limitReason": card.limit_reason} if card.limit_reason else {}),
             **({"unreleasedUnits": card.unreleased} if card.unreleased else {}),
         }
         for card in sorted(cards, key=lambda card: card.index)
@@ -412,6 +416,7 @@ def cards_from_annotation(text: str) -> list[Card]:
                 xid=int(row.get("xid", 0)),
                 reserved_mib=int(row.get("reservedMiB", 0)),
                 limit=str(row.get("limit", "")),
+                limit_reason=str(row.get("limitReason", "")),
                 unreleased=int(row.get("unreleasedUnits", 0)),
             )
             for row in json.loads(text)

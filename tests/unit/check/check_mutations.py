@@ -681,7 +681,7 @@ breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")(
 
 def violate(world: JsonObject, reason: contract.Reason, text: str) -> None:
     cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
-    held = [dataclasses.replace(cards[0], limit=reason.value), *cards[1:]]
+    held = [dataclasses.replace(cards[0], limit=reason.value, limit_reason=text), *cards[1:]]
     node_notes(world)[contract.NODE_CARDS] = contract.cards_to_annotation(held)
     node_notes(world)[contract.NODE_LIMIT] = f"{contract.LIMIT_UNENFORCED}{reason}: {text}"
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import check_worlds
@@ -152,6 +153,30 @@ def test_nodes_that_dont_enforce_limits_are_listed_once_per_reason():
         "the memory shares of pods on nodes gpu2, gpu3 aren't enforced: "
         "NVIDIA's driver is 580.95.05, and limits need 615 or newer"
     )
+
+
+OLD_DRIVER = "NVIDIA's driver is 580.95.05, and limits need 615 or newer"
+LEAK = "more than 4608 MiB of card 1 are used"
+
+
+@pytest.mark.parametrize(
+    ("limit", "kinds"),
+    [
+        (f"unenforced: UnaccountedMemoryHeld: {LEAK}", ["unaccounted"]),
+        ("unenforced: MemoryLimitExceeded: container x holds 9 MiB (and 1 more)", ["unaccounted"]),
+        # Where memory isn't limited, what nobody was promised is compared with the shares.
+        (f"unenforced: {OLD_DRIVER} (and 1 more)", ["not_enforced", "unaccounted"]),
+        ("off", ["unaccounted"]),
+    ],
+)
+def test_memory_of_no_share_is_reported_whatever_else_a_node_reports(limit, kinds):
+    leaked = dataclasses.replace(CARDS[1], limit="UnaccountedMemoryHeld", limit_reason=LEAK)
+    one = gpu1((dataclasses.replace(CARDS[0], limit="off"), leaked))
+    one["metadata"]["annotations"][contract.NODE_LIMIT] = limit
+    report = checked(FakeKube(*replaced(one)))["report"]
+    mine = {one["cause"]: one["what"] for one in report["findings"] if one["level"] == "WARN"}
+    assert sorted(mine) == kinds
+    assert mine["unaccounted"] == f"memory of GPU 1 is used beyond its pods' shares (UnaccountedMemoryHeld): {LEAK}"
 
 
 # --------------------------------------------------------------------------- the scheduler

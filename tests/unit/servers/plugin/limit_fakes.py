@@ -42,6 +42,8 @@ class FakeDriver:
         # MiB that the driver keeps of each card, and that processes outside of cgroups hold, by card.
         self.keeps = 256
         self.outside: dict[str, int] = {}
+        # Cards that don't answer how much of them is used.
+        self.silent: set[str] = set()
 
     def driver(self) -> str:
         if not self.version:
@@ -52,6 +54,8 @@ class FakeDriver:
         return uuid in self.mig
 
     def used_mib(self, uuid: str) -> int:
+        if uuid in self.silent:
+            raise Refusal(MESSAGES.get(15, "code 15"), 15)
         held = sum(used for (card, _folder), used in self.held.items() if card == uuid)
         return self.keeps + self.outside.get(uuid, 0) - -held // MIB
 

@@ -228,7 +228,7 @@ def retries(node: Node) -> dict[str, t.Any]:
     node.start()
     report["events"] = node.once()
     report["state"] = node.enforcer.state
-    report["cards"] = [node.enforcer.card_state(uuid) for uuid in (FIRST, SECOND)]
+    report["cards"] = [node.enforcer.card_limit(uuid)[0] for uuid in (FIRST, SECOND)]
     report["more elsewhere"] = elsewhere.hold(2, card=1)
     elsewhere.programs[1].kill()
     elsewhere.programs[1].wait()

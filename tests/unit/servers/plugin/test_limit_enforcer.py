@@ -11,7 +11,7 @@ import pytest
 from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import MIB, UNLIMITED, Limit
 from gpushare.plugin.leftovers import Holder
-from gpushare.plugin.limit_enforcer import BLOCKED, LimitEnforcer
+from gpushare.plugin.limit_enforcer import BLOCKED, CLOSED_SECONDS, LimitEnforcer
 from gpushare.plugin.limits import Usage
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -47,9 +47,9 @@ class Node:
         self.cgroups = FakeCgroups(self.driver)
         self.restart()
 
-    def restart(self, mode: str = "") -> None:
+    def restart(self, mode: str = "", exempt: t.Container[str] = ("exempt",)) -> None:
         self.mode = mode or self.mode
-        self.enforcer = LimitEnforcer(self.mode, "GiB", self.driver, self.cgroups, lambda: self.now, {"exempt"})
+        self.enforcer = LimitEnforcer(self.mode, "GiB", self.driver, self.cgroups, lambda: self.now, exempt)
         self.enforcer.probe(CARDS)
 
     def run(self, *identifiers: str) -> None:
@@ -119,7 +119,7 @@ def test_unavailable_limits_are_reported_and_fail_no_container(
             f"MemoryLimitUnavailable: gpushare_memory_limit: limits are required, but {reason}"
         )
         assert len(refused) + len(able) == len(CARDS)
-    states = [node.enforcer.card_state(card.uuid) for card in CARDS]
+    states = [node.enforcer.card_limit(card.uuid)[0] for card in CARDS]
     assert states == ["enforced" if card.uuid in able else "MemoryLimitUnavailable" for card in CARDS]
     node.run(ONE)
     node.update(*simple())
@@ -241,7 +241,7 @@ def test_memory_of_a_foreign_card_that_was_allocated_before_the_first_check(lowe
         ("GpuMemoryExceeded", "ForeignMemoryHeld: container s of pod default/a holds 200"),
         ("GpuMemoryExceeded", "ForeignMemoryHeld: container x of pod default/a holds 700"),
     ]
-    assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["ForeignMemoryHeld"] * 2
+    assert [node.enforcer.card_limit(card.uuid)[0] for card in CARDS] == ["ForeignMemoryHeld"] * 2
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1 if lowers else 700}
     node.driver.held.clear()
     node.update(*sidecar())
@@ -264,7 +264,7 @@ def test_a_pod_without_a_share_gets_no_memory_of_any_card(lowers: bool) -> None:
     ((reason, text),) = node.update(pods, [])
     assert reason == "GpuMemoryExceeded"
     assert text.startswith("ForeignMemoryHeld: container x of pod default/b2 holds 700 MiB of card 0")
-    assert node.enforcer.card_state(FIRST) == "ForeignMemoryHeld"
+    assert node.enforcer.card_limit(FIRST)[0] == "ForeignMemoryHeld"
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 1, SECOND: 1}
     assert node.driver.mib(folder_of(TWO)) == {FIRST: 1 if lowers else 700, SECOND: 1}
     node.driver.held.clear()
@@ -306,7 +306,7 @@ def test_a_container_whose_cards_are_not_known_is_reported_after_a_wait() -> Non
     node.now = 11.0
     text = "MemoryLimitFailed: kubelet's list doesn't show which cards container x of pod default/a was given"
     assert node.update(pods, twice) == [("GpuMemoryUnlimited", text)]
-    assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["MemoryLimitFailed"] * 2
+    assert [node.enforcer.card_limit(card.uuid)[0] for card in CARDS] == ["MemoryLimitFailed"] * 2
     assert node.update(pods, listing) == []
     assert node.enforcer.state == "enforced" and node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 1}
 
@@ -338,15 +338,69 @@ def test_memory_of_no_share_is_reported_until_it_is_free(mode: str) -> None:
     assert reason == "GpuMemoryUnaccounted"
     assert text.startswith(f"UnaccountedMemoryHeld: more than 1024 MiB of card 0 ({FIRST}) are used beyond its pods'")
     assert [one.code.value for one in node.enforcer.violations] == ["UnaccountedMemoryHeld"]
-    if mode == "auto":
-        assert node.enforcer.state == f"unenforced: {text}"
-        assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["UnaccountedMemoryHeld", "enforced"]
-    else:
-        assert node.enforcer.state == "off"
+    assert node.enforcer.state == (f"unenforced: {text}" if mode == "auto" else "off")
+    shown = ("UnaccountedMemoryHeld", text.partition(": ")[2])
+    other = "enforced" if mode == "auto" else "off"
+    assert [node.enforcer.card_limit(card.uuid) for card in CARDS] == [shown, (other, "")]
     assert node_events(node, pods, listing) == []
     node.driver.outside[FIRST] = 512
     assert node_events(node, pods, listing) == []
     assert node.enforcer.violations == () and not node.enforcer.suspicious
+
+
+def test_memory_of_no_share_is_shown_where_the_driver_has_no_limits() -> None:
+    node = Node()
+    node.driver.version = "580.95.05"
+    node.restart()
+    node.driver.outside[FIRST] = 5000
+    for node.now in (0.0, 10.1):
+        node_events(node, [], [])
+    limits = [node.enforcer.card_limit(card.uuid)[0] for card in CARDS]
+    assert limits == ["UnaccountedMemoryHeld", "MemoryLimitUnavailable"]
+
+
+@pytest.mark.parametrize("fault", ["container", "card"])
+def test_a_pass_in_which_a_number_cannot_be_read_keeps_what_was_found(fault: str) -> None:
+    """The foreign memory is there all the time; every third pass can't compare it."""
+    node = Node()
+    node.run(ONE)
+    pods, listing = simple()
+    node.driver.outside[FIRST] = 5000
+    events, limits = [], []
+    for step in range(20):
+        node.now = 5.0 * step
+        fails = fault if step % 3 == 2 else ""
+        node.driver.silent = {FIRST} if fails == "card" else set()
+        # Where kubelet doesn't list a container, its cards aren't known.
+        events += node_events(node, pods, [] if fails == "container" else listing)
+        limits.append(node.enforcer.card_limit(FIRST)[0])
+        assert node.enforcer.suspicious
+    assert [reason for reason, _text in events] == ["GpuMemoryUnaccounted"]
+    assert limits == ["enforced"] * 3 + ["UnaccountedMemoryHeld"] * 17
+    # It ends when a comparison doesn't find it any more, and not before.
+    node.driver.outside.clear()
+    node.driver.silent = {FIRST}
+    node_events(node, pods, listing)
+    assert node.enforcer.card_limit(FIRST)[0] == "UnaccountedMemoryHeld"
+    node.driver.silent.clear()
+    node_events(node, pods, listing)
+    assert node.enforcer.card_limit(FIRST)[0] == "enforced" and not node.enforcer.suspicious
+
+
+def test_a_container_that_cannot_be_read_does_not_hide_memory_of_no_share() -> None:
+    node = Node()
+    node.run(ONE)
+    pods, listing = simple()
+    node.driver.outside[FIRST] = 5000
+    for node.now in (0.0, 11.0):
+        node_events(node, pods, listing)
+    for node.now in (12.0, 30.0):
+        node_events(node, pods, [])
+    assert {one.code.value for one in node.enforcer.violations if one.card == FIRST} == {
+        "MemoryLimitFailed",
+        "UnaccountedMemoryHeld",
+    }
+    assert node.enforcer.card_limit(FIRST)[0] == "UnaccountedMemoryHeld"
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
@@ -384,6 +438,31 @@ def test_memory_is_not_compared_where_a_number_is_missing() -> None:
     }
 
 
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_a_namespace_that_is_exempted_later_opens_the_cards_to_its_pods(mode: str) -> None:
+    node = Node()
+    node.restart(exempt=())
+    node.run(*map(identifier, range(1, 5)))
+    pods, listing = sidecar("monitoring")
+    node.update(pods, listing)
+    monitoring, foreign = folder_of(identifier(4)), Limit(0, 777 * MIB)
+    assert node.driver.mib(monitoring) == {FIRST: 1, SECOND: 1}
+    # Another's limit stays; a card that doesn't answer is tried again.
+    node.driver.kept[SECOND, monitoring] = foreign
+    node.restart(mode)
+    node.driver.broken["set", FIRST] = 15
+    node.update(pods, listing)
+    node.driver.broken.clear()
+    node.now = CLOSED_SECONDS
+    assert node.update(pods, listing) == []
+    assert node.driver.mib(monitoring) == {SECOND: 777}
+    assert node.driver.mib(folder_of(ONE)) == ({FIRST: 3072, SECOND: 1} if mode == "auto" else {})
+    gets = node.driver.gets
+    node.now += 1
+    node.update(pods, listing)
+    assert node.driver.gets - gets == 2, "only the container with a share is read on each card"
+
+
 def test_off_opens_all_cards_again() -> None:
     node = Node()
     node.run(ONE, TWO, identifier(3))
@@ -415,7 +494,7 @@ def test_a_container_using_an_unassigned_card_is_reported() -> None:
         "ForeignMemoryHeld: container x of pod default/a holds 500 MiB of card 1, which it wasn't given"
     )
     assert node.enforcer.state == f"unenforced: {message}"
-    assert [node.enforcer.card_state(card.uuid) for card in CARDS] == ["enforced", "ForeignMemoryHeld"]
+    assert [node.enforcer.card_limit(card.uuid)[0] for card in CARDS] == ["enforced", "ForeignMemoryHeld"]
     # It gets no more of it, and nothing of it once it holds less.
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072, SECOND: 500}
     node.driver.held.clear()
@@ -439,7 +518,7 @@ def test_a_container_above_its_share_is_reported_until_it_is_below(before: Limit
         "MemoryLimitExceeded: container x of pod default/a holds 5000 MiB of card 0, and its share is 3072"
     )
     assert node.enforcer.state == f"unenforced: {message}" and node.enforcer.refusal(FIRST) is None
-    assert node.enforcer.card_state(FIRST) == "MemoryLimitExceeded"
+    assert node.enforcer.card_limit(FIRST)[0] == "MemoryLimitExceeded"
     # It gets no more: a driver that refuses to lower the limit takes what the container holds.
     assert node.driver.mib(folder_of(ONE)) == {FIRST: 3072 if lowers else 5001, SECOND: 1}
     assert node.update(*simple()) == []
@@ -460,7 +539,7 @@ def test_an_error_of_the_driver_is_no_violation() -> None:
     assert reason == "GpuMemoryUnlimited" and message.startswith(
         "MemoryLimitFailed: container x of pod default/a isn't"
     )
-    assert node.enforcer.card_state(FIRST) == "MemoryLimitFailed"
+    assert node.enforcer.card_limit(FIRST)[0] == "MemoryLimitFailed"
     assert not any(one.holds for one in node.enforcer.violations)
 
 
@@ -545,7 +624,7 @@ def test_off_removes_our_limits_and_leaves_foreign_ones() -> None:
     node.restart("off")
     assert node.update(pods, listing) == []
     assert node.enforcer.state == "off" and node.enforcer.refusal(FIRST) is None
-    assert node.enforcer.card_state(FIRST) == "off"
+    assert node.enforcer.card_limit(FIRST)[0] == "off"
     assert node.driver.kept == {(FIRST, folder_of(TWO)): Limit(0, 777 * MIB)}
     assert node.enforcer.environment({FIRST: 3}) == {}
 

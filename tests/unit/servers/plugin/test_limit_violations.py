@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 import typing as t
 from pathlib import Path
 
@@ -77,6 +79,34 @@ def test_a_pod_that_holds_more_than_its_share(
     until(lambda: limits() == ["enforced", "enforced"])
     assert node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT] == contract.LIMIT_ENFORCED
     assert not [path for _method, path, _body in node.kube.requests if path.endswith("/eviction")]
+
+
+def test_memory_of_no_share_is_shown_at_once_where_memory_is_not_limited(
+    make: t.Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of the node is ``off`` before and after."""
+    monkeypatch.setattr("gpushare.plugin.limit_enforcer.UNACCOUNTED_SECONDS", 0.0)
+    for name in ("LIMIT_SECONDS", "SUSPICIOUS_SECONDS"):
+        monkeypatch.setattr(f"gpushare.plugin.command.{name}", 0.2)
+    node = make()
+    node.nvml.found = [dataclasses.replace(one, reserved_mib=450) for one in node.nvml.found]
+    node.kubelet.start()
+    monkeypatch.setattr("gpushare.plugin.reconcile.BUSY_SECONDS", 0.0)
+    plugin = node.start_plugin(memory_limit="off", resync=600.0)
+
+    def idle() -> bool:
+        """Return whether the node is annotated and the reconciler made no pass for a moment."""
+        before = plugin._last_pass
+        time.sleep(0.6)
+        shown = [one.limit for one in contract.node_cards(node.kube.node())]
+        return shown == ["off", "off"] and plugin._last_pass is before
+
+    until(idle)
+    node.limits.outside[seen(1).uuid] = 5000
+    until(lambda: [one.limit for one in contract.node_cards(node.kube.node())] == ["off", "UnaccountedMemoryHeld"])
+    card = contract.node_cards(node.kube.node())[1]
+    assert card.limit_reason.startswith("more than 4608 MiB of card 1 ")
+    assert node.kube.node()["metadata"]["annotations"][contract.NODE_LIMIT] == "off"
 
 
 def test_an_event_that_was_refused_is_posted_later(make: t.Callable[..., Node]) -> None:

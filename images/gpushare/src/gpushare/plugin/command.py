@@ -225,7 +225,7 @@ class Plugin:
         self.admission.on_allocated = self._allocated
         self.admission.on_refused = self.metrics.refused
         self.reconciler.limit = lambda: self.enforcer.state
-        self.reconciler.card_limit = self.enforcer.card_state
+        self.reconciler.card_limit = self.enforcer.card_limit
         self.reconciler.unreleased = lambda uuid: self._unreleased().get(uuid, 0)
         self.reconciler.on_reconciled = self._on_reconciled
 
@@ -366,7 +366,7 @@ class Plugin:
         if self._last_pass is None or self._stop.is_set():
             return
         self._withhold_left(*self._last_pass)
-        state = self.enforcer.state
+        before = self.enforcer.state, self.enforcer.violations
         for finding in self.enforcer.once(self.inventory.cards, *self._last_pass, self._left):
             if finding.pod is not None:
                 accepted = self.reconciler.post(finding.pod, finding.reason, finding.message)
@@ -378,7 +378,7 @@ class Plugin:
         self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected, violations)
         if self.options.evict:
             self.evictions.once([one for one in violations if one.holds], self._last_pass[0])
-        if self.enforcer.state != state:
+        if before != (self.enforcer.state, violations):
             self.reconciler.wake()
 
     def _withhold_left(self, pods: list[JsonObject], listing: list[Entry]) -> None:

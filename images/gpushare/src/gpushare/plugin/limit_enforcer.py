@@ -48,7 +48,7 @@ NONE = Limit(0, UNLIMITED)
 BLOCKED = Limit(0, MIB)
 # The API's status and the cgroup of a running container appear at different times, by less than these seconds.
 GRACE_SECONDS = 10.0
-# A container without units, once blocked, is checked again after so many seconds: a node has many of them.
+# A container without units, once blocked or freed, is checked again after so many seconds: a node has many of them.
 CLOSED_SECONDS = 30.0
 # Memory of no container is reported above so many MiB (driver and firmware need some that no container is charged
 # with), if it is seen for so many seconds (the queries aren't made at one moment).
@@ -150,7 +150,8 @@ class LimitEnforcer:
         self._own: str | None = None
         self._probed: dict[str, int] = {}
         self._missing: dict[str, float] = {}
-        # When containers without units were last found blocked, and since when cards have memory of no container.
+        # When containers without units were last blocked or, if exempt, freed, and since when cards have memory of no
+        # container.
         self._closed: dict[str, float] = {}
         self._unaccounted: dict[str, float] = {}
         self._reported: set[tuple[str, str, str]] = set()
@@ -172,15 +173,23 @@ class LimitEnforcer:
         with self._lock:
             return self._violations
 
-    def card_state(self, uuid: str) -> str:
-        """Return a card's ``limit`` in the annotation ``contract.NODE_CARDS``; empty while it isn't known."""
+    def card_limit(self, uuid: str) -> tuple[str, str]:
+        """Return a card's ``limit`` in the annotation ``contract.NODE_CARDS`` and its violation's text.
+
+        Each is empty while it isn't known. A violation is shown also where memory isn't limited, first one of memory
+        that others were promised.
+        """
         with self._lock:
+            found = [one for one in self._violations if one.card == uuid]
+            if found:
+                shown = max(found, key=lambda one: one.holds)
+                return shown.code.value, shown.text
             if self.mode == "off":
-                return contract.LIMIT_OFF
+                return contract.LIMIT_OFF, ""
             if uuid in self._supported:
-                violation = next((one for one in self._violations if one.card == uuid), None)
-                return violation.code.value if violation else contract.LIMIT_ENFORCED
-            return contract.Reason.MEMORY_LIMIT_UNAVAILABLE.value if self._reason or uuid in self._problems else ""
+                return contract.LIMIT_ENFORCED, ""
+            known = self._reason or uuid in self._problems
+            return contract.Reason.MEMORY_LIMIT_UNAVAILABLE.value if known else "", ""
 
     def refusal(self, uuid: str) -> contract.Refusal | None:
         """Return why a card may not be shared; None unless limits are required."""
@@ -294,20 +303,21 @@ class LimitEnforcer:
         :param left: containers that outlived their pod; their limits stay, and their memory is accounted for.
         :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
-        found = limits.targets(cards, pods, listing, self._unit, self._exempt)
+        every = limits.targets(cards, pods, listing, self._unit)
+        held = limits.targets(cards, pods, listing, self._unit, self._exempt) if self.mode != "off" else []
         now = self._clock()
-        there = {target.container_id for target in found}
+        there, kept = {target.container_id for target in every}, {target.container_id for target in held}
         self._missing = {one: since for one, since in self._missing.items() if one in there}
         with self._lock:
             self._closed = {one: at for one, at in self._closed.items() if one in there and now - at < CLOSED_SECONDS}
             closed, supported = set(self._closed), self._supported
-        due = [target for target in found if target.container_id not in closed]
+        due = [target for target in every if target.container_id not in closed]
         findings = _Findings()
         limited = [card for card in cards if card.uuid in supported] if self.mode != "off" else []
-        if self.mode == "off":
-            self._clear(cards, due)
-        else:
-            self._enforce_all(limited, due, findings)
+        self._enforce_all(limited, [target for target in due if target.container_id in kept], findings)
+        # Those of exempt pods were limited before their namespace was exempt.
+        freed = [target for target in due if target.container_id not in kept]
+        self._clear(cards if self.mode == "off" else limited, freed)
         with self._lock:
             violated = {one.container for one in findings.violations}
             self._closed |= {one.container_id: now for one in due if one.mib == {} and one.container_id not in violated}
@@ -391,22 +401,27 @@ class LimitEnforcer:
     ) -> None:
         """Compare each card's used memory with what its containers hold, or may hold where they aren't limited.
 
-        A card whose driver doesn't report its reserve isn't compared, since NVML calls the reserve used.
+        A card whose driver doesn't report its reserve isn't compared, since NVML calls the reserve used. Where a
+        number can't be read, the last comparison's result stays.
 
         :param limited: of the cards.
         :param promised: MiB of the pods' shares by card (UUID).
         :param findings: receives the memory that is held for too long.
         """
         now, since = self._clock(), self._unaccounted
+        code = contract.Reason.UNACCOUNTED_MEMORY_HELD
+        reported = {one.card: one.text for one in self._violations if one.code is code}
         self._unaccounted = {}
         for card in cards:
-            if not (card.healthy and card.reserved_mib) or card.uuid in findings.unknown:
+            if not (card.healthy and card.reserved_mib):
                 continue
             pods = findings.used[card.uuid] if card in limited else promised[card.uuid]
-            try:
-                more = self._backend.used_mib(card.uuid) - card.reserved_mib - pods
-            except Refusal as refusal:
-                log.debug("card %d: %s", card.index, refusal)
+            more = None if card.uuid in findings.unknown else self._used_beyond(card, pods)
+            if more is None:
+                if card.uuid in since:
+                    self._unaccounted[card.uuid] = since[card.uuid]
+                if card.uuid in reported:
+                    findings.unaccounted(card, reported[card.uuid])
                 continue
             if more <= SLACK_MIB:
                 continue
@@ -419,6 +434,14 @@ class LimitEnforcer:
                     "its pods' shares: by a process that outlived its pod, of the node itself or of a pod without "
                     "limits; nvidia-smi on the node shows it",
                 )
+
+    def _used_beyond(self, card: contract.Card, pods: int) -> int | None:
+        """Return the MiB of a card that are used beyond its reserve and its pods' MiB; None if it doesn't answer."""
+        try:
+            return self._backend.used_mib(card.uuid) - card.reserved_mib - pods
+        except Refusal as refusal:
+            log.debug("card %d: %s", card.index, refusal)
+            return None
 
     def _enforce(self, card: contract.Card, target: Target, folder: str, mib: int, findings: _Findings) -> Limit:
         """Enforce a container's limit on a card.

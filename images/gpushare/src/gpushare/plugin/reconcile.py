@@ -267,7 +267,7 @@ class Reconciler:
         # The state of the memory limits, of the node and of a card (UUID); a card's units of deleted pods that aren't
         # released; and a callback for what a pass has read.
         self.limit: t.Callable[[], str] = lambda: contract.LIMIT_OFF
-        self.card_limit: t.Callable[[str], str] = lambda uuid: ""
+        self.card_limit: t.Callable[[str], tuple[str, str]] = lambda uuid: ("", "")
         self.unreleased: t.Callable[[str], int] = lambda uuid: 0
         self.on_reconciled: t.Callable[[list[JsonObject], list[Entry]], None] = lambda pods, listing: None
         self.error: str | None = None
@@ -368,10 +368,11 @@ class Reconciler:
         node = next((one for one in self._node_cache.items() if one["metadata"].get("name") == self._node), None)
         if node is None or not cards:
             return True
-        shown = [
-            dataclasses.replace(card, limit=self.card_limit(card.uuid), unreleased=self.unreleased(card.uuid))
-            for card in cards
-        ]
+        shown = []
+        for card in cards:
+            limit, why = self.card_limit(card.uuid)
+            unreleased = self.unreleased(card.uuid)
+            shown.append(dataclasses.replace(card, limit=limit, limit_reason=why, unreleased=unreleased))
         path, body = f"/api/v1/nodes/{self._node}/status", node_patch(shown, self.limit(), node)
         if not body or not self._is_due(path, body, node):
             return True
