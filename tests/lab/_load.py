@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import urllib3
 from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, in_background, indices_of, until
@@ -146,7 +147,7 @@ class Load:
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        make, reap = (lambda: self._guarded(self._make)), (lambda: self._guarded(self._reap))
+        make, reap = partial(self._guarded, self._make), partial(self._guarded, self._reap)
         with in_background(make, self._stop, 30), in_background(reap, self._stop, 30):
             yield
 

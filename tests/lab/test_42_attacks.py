@@ -288,7 +288,7 @@ def site(lab: Lab) -> Iterator[None]:
 def scene(lab: Lab, site: None) -> Iterator[Scene]:
     node = lab.gpu_nodes[-1]
     cards = lab.cards(node)
-    wanted = {tag: next(f"{name}={value}" for name, value in data.items()) for tag, data in MAPS.items()}
+    wanted = {tag: f"{name}={value}" for tag, data in MAPS.items() for name, value in data.items()}
     with images(lab, node, wanted) as names:
         yield Scene(lab, node, cards[-1]["uuid"], names)
 

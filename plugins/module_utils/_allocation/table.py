@@ -53,7 +53,7 @@ def table(found: Allocation, wide: bool = False) -> str:
     return f"{rule}\n".join([*blocks, _waiting(found["waiting"]) + "".join(_totals(found))])
 
 
-def bar(used: int, total: int) -> str:
+def draw_bar(used: int, total: int) -> str:
     """Draw a card as a bar; any used unit is visible, and only a full card is drawn full."""
     if total <= 0:
         return "[" + ("#" if used > 0 else ".") * BAR + "]"
@@ -121,7 +121,7 @@ def _cards(part: BackendEntry, wide: bool) -> t.Iterator[str]:
     names = [f"GPU{card['index']}" for card in cards]
     shares = [f"{card['used']}/{card['total']}" for card in cards]
     for card, name, share in zip(cards, names, shares):
-        start = f"{name.ljust(max(map(len, names)))} {bar(card['used'], card['total'])} "
+        start = f"{name.ljust(max(map(len, names)))} {draw_bar(card['used'], card['total'])} "
         about = [_shortened(card["model"], wide)]
         if wide:
             about += [f"{card['memory_mib']} MiB" if card["memory_mib"] else "", card["uuid"]]
@@ -133,7 +133,7 @@ def _cards(part: BackendEntry, wide: bool) -> t.Iterator[str]:
         yield start + (f"{share.ljust(max(map(len, shares)))}  {tail}" if tail else share)
     for one in part.get("resources") or []:
         share = f"{one['used']}/{one['capacity']}{_kind(part['gpus'])}"
-        yield f"{one['name']} {bar(one['used'], one['capacity'])} {share}"
+        yield f"{one['name']} {draw_bar(one['used'], one['capacity'])} {share}"
 
 
 def _kind(gpus: JsonObject) -> str:

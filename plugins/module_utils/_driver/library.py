@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from .._host.cached_reader import target, text
-from .._host.system import System
+from .._host.cached_reader import text
+from .._host.system import System, target
 
 MODULE = "/sys/module/nvidia"
 PROC = "/proc/driver/nvidia"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .._host.cached_reader import names, target
-from .._host.system import System
+from .._host.cached_reader import names
+from .._host.system import System, target
 from .types import DkmsModule, KernelLog
 
 TREE = "/var/lib/dkms"

@@ -55,9 +55,12 @@ class Fabric(t.TypedDict):
     needed: bool
 
 
-class InstalledDriver(SmiAnswer, ModuleFile):
-    """The driver without its fabric manager; ``others`` are all that installed one."""
+class InstalledDriver(SmiAnswer):
+    """The driver without its fabric manager, with ``ModuleFile``'s fields; ``others`` are all that installed one."""
 
+    file_version: str
+    signer: str
+    license: str
     loaded: bool
     module_version: str | None
     module_open: bool | None

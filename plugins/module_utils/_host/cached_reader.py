@@ -12,7 +12,6 @@ import typing as t
 
 from .._core.errors import ShareError
 from .system import Done, System
-from .system import target as target
 
 # Its output differs each time.
 CLOCK = "date"

@@ -78,19 +78,20 @@ class PciLink(t.TypedDict):
     max_width: str | None
 
 
-# "class" is a keyword of Python, so the class syntax can't have it.
-_PciClass = t.TypedDict("_PciClass", {"class": str})
-
-
-class PciGpu(_PciClass):
-    """A display device of NVIDIA on PCI; ``driver`` is the kernel driver it is bound to."""
-
-    address: str
-    vendor: str
-    device: str
-    driver: str | None
-    generation: str
-    link: PciLink
+# A display device of NVIDIA on PCI; ``driver`` is the kernel driver it is bound to. "class" is a keyword of Python, so
+# the class syntax can't have it.
+PciGpu = t.TypedDict(
+    "PciGpu",
+    {
+        "class": str,
+        "address": str,
+        "vendor": str,
+        "device": str,
+        "driver": "str | None",
+        "generation": str,
+        "link": PciLink,
+    },
+)
 
 
 class NvSwitch(t.TypedDict):

@@ -44,7 +44,8 @@ class AptApplier(Applier[AptPlanner]):
         return reason(done)
 
     def planner(self, facts: PackageFacts) -> AptPlanner:
-        assert facts["apt"] is not None
+        if facts["apt"] is None:
+            raise AssertionError("the facts are of another package manager")
         return AptPlanner(self.spec, facts["apt"], facts["packages"])
 
     def finish_interrupted(self, planner: AptPlanner) -> None:

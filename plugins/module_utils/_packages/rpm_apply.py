@@ -36,7 +36,8 @@ class RpmApplier(Applier[RpmPlanner]):
         return reason(done)
 
     def planner(self, facts: PackageFacts) -> RpmPlanner:
-        assert facts["rpm"] is not None
+        if facts["rpm"] is None:
+            raise AssertionError("the facts are of another package manager")
         return RpmPlanner(self.spec, facts["rpm"], facts["packages"])
 
     def _manager(self, planner: RpmPlanner) -> RpmManager:
@@ -228,7 +229,8 @@ class RpmApplier(Applier[RpmPlanner]):
         if not plugin or not self.spec.erase_dependencies or self.spec.kept(plugin):
             return
         facts = self.observe()
-        assert facts["rpm"] is not None
+        if facts["rpm"] is None:
+            raise AssertionError("the facts are of another package manager")
         if plugin in facts["packages"] and not facts["rpm"]["locks"]:
             self._manager(planner).remove([plugin], False)
 

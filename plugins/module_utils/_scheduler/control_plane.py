@@ -23,6 +23,7 @@ from .._host.yaml_text import uncommented
 from .._runtime.containerd_query import EMBEDDED
 from . import embedded
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
+from .embedded import Server
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 PENDING = f"{FOLDER}/backup/pending.json"
@@ -96,7 +97,7 @@ class ControlPlane(t.TypedDict):
     pending: bool
     hostname: str
     embedded: str
-    server: embedded.Server | None
+    server: Server | None
 
 
 class Process(t.NamedTuple):
@@ -361,7 +362,7 @@ def _elsewhere(system: System) -> str:
     return f"kube-scheduler as process {found[0].pid}" if found else ""
 
 
-def _in_pods(system: System, server: embedded.Server | None) -> list[RunningScheduler]:
+def _in_pods(system: System, server: Server | None) -> list[RunningScheduler]:
     found: list[RunningScheduler] = []
     for one in running(system):
         root = f"/proc/{one.pid}/root"
@@ -381,7 +382,7 @@ def _in_pods(system: System, server: embedded.Server | None) -> list[RunningSche
     return found
 
 
-def _in_server(system: System, server: embedded.Server) -> list[RunningScheduler]:
+def _in_server(system: System, server: Server) -> list[RunningScheduler]:
     """Return k3s's process, of which kube-scheduler is a part."""
     if not server["active"]:
         return []

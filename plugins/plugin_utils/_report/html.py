@@ -43,7 +43,7 @@ class Tile:
     label: str
     level: str = "none"
     hot: bool = False
-    bar: Bar | None = None
+    drawn: Bar | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class NodeBox:
     marks: list[tuple[str, str]]
     open: bool
     text: str
-    bar: Bar
+    drawn: Bar
     problem: str
     about: list[str]
     pending: list[Row]
@@ -153,7 +153,7 @@ def _tiles(view: model.View) -> t.Iterator[Tile]:
     yield Tile(f"{count:,}", f"{kind}{'s' * (count != 1)}{on_nodes}, held by {plural(len(pods), 'pod')}")
     total = _claimed_bar(view.nodes)
     if total.known:
-        yield Tile(total.share, f"claimed of {mib(_total(cards))} GPU memory", bar=total)
+        yield Tile(total.share, f"claimed of {mib(_total(cards))} GPU memory", drawn=total)
 
 
 def _total(cards: t.Iterable[model.Card]) -> int:
@@ -213,7 +213,7 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
             + [("UNKNOWN", "not checked")] * int(view.checked and not node.checked),
             open=not many or (wrong and opened <= OPEN_DESPITE),
             text=" · ".join(parts),
-            bar=resources[0] if resources and not claimed.known else claimed,
+            drawn=resources[0] if resources and not claimed.known else claimed,
             problem=node.problem,
             about=[f"{one.name}: {one.about or 'its cards are unknown'}" for one in node.resources],
             pending=[_row(n, pod) for n, pod in enumerate(node.pending)],

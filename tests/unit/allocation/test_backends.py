@@ -24,7 +24,7 @@ from allocation_snapshots import (
     upstream,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import allocation
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import bar, table
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import draw_bar, table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 
 
@@ -445,7 +445,7 @@ def test_a_value_that_is_no_object_is_ignored(junk):
     ],
 )
 def test_bars(used, total, shown):
-    assert bar(used, total) == f"[{shown}]"
+    assert draw_bar(used, total) == f"[{shown}]"
 
 
 def test_the_wide_table_is_complete_and_the_narrow_one_truncates_names():

@@ -224,7 +224,7 @@ def outlived(world: JsonObject, *units: int) -> None:
 @breaks("C6", "ours_several", "a process outlived its pod", "unreleased", level="WARN")
 def mutation_unreleased(world: JsonObject) -> None:
     cards = contract.cards_from_annotation(node_notes(world)[contract.NODE_CARDS])
-    outlived(world, 4, *[0 for _ in cards[1:]])
+    outlived(world, 4, *[0 for _card in cards[1:]])
 
 
 @breaks("C6", "ours_several", "the device plugin was killed while processes outlived their pods", "plugin_stopped")

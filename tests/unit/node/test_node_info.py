@@ -11,7 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouve
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi as smi
 from ansible_collections.kubegpu.share.plugins.module_utils._host import cached_reader as files
 from ansible_collections.kubegpu.share.plugins.module_utils._host import facts as host
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, target
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts, security
 from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus as gpu
 from ansible_collections.kubegpu.share.plugins.module_utils._packages import installed as packages
@@ -55,7 +55,7 @@ def test_an_unreadable_file_counts_as_missing(monkeypatch):
 def test_links_are_followed(links, start, end):
     system = FakeSystem()
     system.links = links
-    assert files.target(system, start) == end
+    assert target(system, start) == end
 
 
 # --------------------------------------------------------------------------- PCI

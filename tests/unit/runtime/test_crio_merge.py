@@ -145,7 +145,7 @@ WITH_OURS = WITH_OURS.replace(CRUN, CRUN.replace("# ", ""))
 def test_built_in_values_are_compared_with_those_that_are_printed_for_ours() -> None:
     before, after = crio.parse_config(WITHOUT_A_TABLE), crio.parse_config(WITH_OURS)
     assert (before.default_runtime, after.default_runtime) == ("crun", "nvidia")
-    assert crio.losses(before, after) == crio.losses(after, before) == []
+    assert crio.losses(before, after) == crio.losses(before=after, after=before) == []
     other = crio.parse_config(WITH_OURS.replace('"PATH=/bin"', '"PATH=/sbin"'))
     path = ("crio", "runtime", "runtimes", "crun", "monitor_env")
     assert crio.losses(before, other) == [Loss(path, '["PATH=/bin"]', '["PATH=/sbin"]')]

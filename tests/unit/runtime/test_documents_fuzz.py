@@ -70,12 +70,12 @@ def toml_texts(draw: st.DrawFn) -> str:
             ).strip()
         if kind == "array":
             gap = draw(st.sampled_from(["", " ", "\n  ", " # in\n\t"]))
-            items = [f"{gap}{value(depth + 1)}{draw(blank)}" for _ in range(draw(st.integers(0, 3)))]
+            items = [f"{gap}{value(depth + 1)}{draw(blank)}" for _number in range(draw(st.integers(0, 3)))]
             end = draw(st.sampled_from(["", ",", f",{gap}"])) if items else gap
             return f"[{','.join(items)}{end}]"
         pairs = [
             f"{key(draw(st.lists(KEY, min_size=1, max_size=2).map(tuple)))} = {value(depth + 1)}"
-            for _ in range(draw(st.integers(0, 3)))
+            for _number in range(draw(st.integers(0, 3)))
         ]
         # Before TOML 1.1 an inline table has one line.
         pairs = [one for one in pairs if "\n" not in one]
@@ -89,13 +89,13 @@ def toml_texts(draw: st.DrawFn) -> str:
         return draw(st.lists(st.sampled_from(["", "  ", "# a line", "\t# [x]"]), max_size=2))
 
     text = ""
-    sections = [noise() + [pair() for _ in range(draw(st.integers(0, 3)))]]
-    for _ in range(draw(st.integers(0, 5))):
+    sections = [noise() + [pair() for _number in range(draw(st.integers(0, 3)))]]
+    for _number in range(draw(st.integers(0, 5))):
         brackets = draw(st.sampled_from(["[]", "[]", "[]", "[]", "[[]]"]))
         opening, closing = brackets[: len(brackets) // 2], brackets[len(brackets) // 2 :]
         name = f"{draw(blank)}{key(draw(PATH))}{draw(blank)}"
         head = f"{draw(blank)}{opening}{name}{closing}{draw(blank)}{comment()}"
-        sections.append([head, *noise(), *[pair() for _ in range(draw(st.integers(0, 2)))], *noise()])
+        sections.append([head, *noise(), *[pair() for _number in range(draw(st.integers(0, 2)))], *noise()])
     for lines in sections:
         # Sections and pairs that TOML forbids behind the ones before them are left out.
         for number, line in enumerate(lines):
@@ -154,7 +154,7 @@ def test_toml(text: str, edits: list[tuple[tuple[str, ...], t.Any]]) -> None:
     assert tomllib.loads(done.removeprefix("\ufeff")) is not None
     assert not toml_comments(text) - toml_comments(done)
     # Of edits that contradict each other a second run would repeat the first.
-    last = {path: value for path, value in edits}
+    last = dict(edits)
     if len(last) == len(edits) and not any(one != two and one == two[: len(one)] for one in last for two in last):
         assert toml_edit(done, edits) == done
     assert toml_remove(done) == text
@@ -195,7 +195,7 @@ def json_texts(draw: st.DrawFn) -> str:
                     ["1", "1.0e3", "-0", "1e999", '"x"', '"\\u00e9\\/#"', "null", "true", "12345678901234567890"]
                 )
             )
-        items = [f"{draw(blank)}{value(depth + 1)}{draw(blank)}" for _ in range(draw(st.integers(0, 3)))]
+        items = [f"{draw(blank)}{value(depth + 1)}{draw(blank)}" for _number in range(draw(st.integers(0, 3)))]
         if kind == "list":
             return f"[{','.join(items)}]"
         return mapping(items)
@@ -208,7 +208,7 @@ def json_texts(draw: st.DrawFn) -> str:
         ]
         return "{" + (",".join(pairs) or draw(blank)) + "}"
 
-    body = mapping([f"{draw(blank)}{value(1)}{draw(blank)}" for _ in range(draw(st.integers(0, 4)))])
+    body = mapping([f"{draw(blank)}{value(1)}{draw(blank)}" for _number in range(draw(st.integers(0, 4)))])
     return draw(st.sampled_from(["", "", "\ufeff"])) + draw(blank) + body + draw(blank)
 
 
@@ -277,7 +277,7 @@ def yaml_texts(draw: st.DrawFn) -> str:
         if depth > 2 or draw(st.booleans()):
             return draw(st.sampled_from(["1", "x", "'q'", '"d"', "null"]))
         gap = draw(st.sampled_from(["", " ", "\n          ", " # in\n          "]))
-        parts = [flow(depth + 1) for _ in range(draw(st.integers(0, 3)))]
+        parts = [flow(depth + 1) for _number in range(draw(st.integers(0, 3)))]
         if draw(st.booleans()):
             return "[" + gap + f",{gap or ' '}".join(parts) + gap + "]"
         return "{" + gap + f",{gap or ' '}".join(f"k{number}: {one}" for number, one in enumerate(parts)) + gap + "}"
@@ -297,7 +297,7 @@ def yaml_texts(draw: st.DrawFn) -> str:
     def lines(kind: str, indent: int, depth: int) -> str:
         lead = " " * indent
         if kind == "list":
-            return "".join(f"{lead}-{block(indent, depth + 1)}" for _ in range(draw(st.integers(1, 3))))
+            return "".join(f"{lead}-{block(indent, depth + 1)}" for _number in range(draw(st.integers(1, 3))))
         keys = draw(st.lists(name, min_size=1, max_size=3, unique=True))
         return "".join(f"{lead}{key}:{block(indent, depth + 1)}" for key in keys)
 

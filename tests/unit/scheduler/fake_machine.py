@@ -228,7 +228,7 @@ def plan(system: t.Any, options: Options) -> SchedulerPlan:
         try:
             return _PLANS[key] if key in _PLANS else _PLANS.setdefault(key, make_plan(options, observed))
         except ObserveAgain as more:
-            assert not more.arguments.items() <= arguments.items()
+            assert {**arguments, **more.arguments} != arguments
             arguments.update(more.arguments)
 
 

@@ -311,7 +311,7 @@ def test_real_kubeadm_applies_the_patches(configured: bool, tmp_path: Path) -> N
 
 
 def test_annotation_patch(tmp_path: Path) -> None:
-    [(name, text)] = kubeadm.patch_files(SHA256).items()
+    [(name, text)] = list(kubeadm.patch_files(SHA256).items())
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / name).write_text(text)
     ours = StaticPod(manifests.kubeadm(36))

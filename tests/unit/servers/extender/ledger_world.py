@@ -127,7 +127,11 @@ class Extender:
         deferred: Any = DeferredClient(self)
         self.watch = Watch(self)
         self.ledger = Ledger(deferred, self.state, self.watch, "gpushare", self.name, world.clock, world.now_ms)
-        events, now_ns = Events(deferred, "tests"), lambda: world.now_ms() * 10**6
+
+        def now_ns() -> int:
+            return world.now_ms() * 10**6
+
+        events = Events(deferred, "tests")
         self.binder = Binder(deferred, self.state, "binpack", events, self.ledger, world.clock, now_ns)
         self.ledger._stopped = self.ledger._enough = self.binder._stopped = NoWait()
         with world.api.lock:

@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from api_double import make_node
@@ -28,7 +29,7 @@ from gpushare.shared._core.types import JsonObject
 from real_apiserver import MERGE, ApiServer
 from service_account import service_account
 
-NODES = {"gpu1": (16, 16), "gpu2": (16, 16), "gpu3": (24,), "gpu4": (8, 8, 8)}
+NODES = MappingProxyType({"gpu1": (16, 16), "gpu2": (16, 16), "gpu3": (24,), "gpu4": (8, 8, 8)})
 PODS = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 LATE = (0.6, 2.5)

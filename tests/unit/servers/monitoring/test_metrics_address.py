@@ -20,7 +20,9 @@ from gpushare.http.server import Endpoint
 from gpushare.http.service import Request, metrics_service, text
 from metrics_reader import TOKEN, Reviewer
 from prometheus_client import CollectorRegistry
-from real_apiserver import ApiServer, api_server  # noqa: F401
+from real_apiserver import ApiServer, api_server
+
+__all__ = ["api_server"]
 
 
 def ask(port: int, path: str, method: str = "GET", body: bytes = b"", token: str = TOKEN) -> tuple[int, str]:
@@ -192,7 +194,7 @@ def test_without_an_answer_nobody_reads_them() -> None:
     assert guarded.status("x" * 10_000) == 401 and asked(api) == 2, "no token is that long"
 
 
-def test_a_real_api_server_decides(api_server: ApiServer, tmp_path: Any) -> None:  # noqa: F811
+def test_a_real_api_server_decides(api_server: ApiServer, tmp_path: Any) -> None:
     """The rights of system:auth-delegator suffice, and a token is needed that may get /metrics."""
     namespace, rbac = api_server.namespace("metrics"), "/apis/rbac.authorization.k8s.io/v1"
     for name in ("server", "reader", "tenant"):

@@ -207,7 +207,7 @@ def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("number", [64, 500])
 def test_one_byte_connections_stop_neither_probes_nor_metrics(command: Command, number: int) -> None:
     facts = command.started()
-    for port in {facts["metrics"], facts.get("port", facts["metrics"])}:
+    for port in sorted({facts["metrics"], facts.get("port", facts["metrics"])}):
         silent = [connected(port) for _number in range(number)]
         try:
             for one in silent:

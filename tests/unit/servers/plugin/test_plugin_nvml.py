@@ -317,9 +317,11 @@ class Library(types.ModuleType):
         if not version:
             return types.SimpleNamespace(total=total, used=(3 << 30) + 1)
         assert version == pynvml.nvmlMemory_v2
-        if isinstance(self.reserve, Exception):
-            raise self.reserve
-        return types.SimpleNamespace(total=total - self.inside_a_limit, reserved=self.reserve, used=1)
+        match self.reserve:
+            case Exception() as error:
+                raise error
+            case reserve:
+                return types.SimpleNamespace(total=total - self.inside_a_limit, reserved=reserve, used=1)
 
     def nvmlDeviceGetMigMode(self, handle: t.Any) -> list[int]:
         if (number := self._number(handle)) not in self.mig:

@@ -103,11 +103,9 @@ class Application(Protocol):
 
     def body_limit(self, method: str, target: bytes, client: str) -> int:
         """Return the largest body of a request in bytes, before it is read."""
-        ...
 
     def answer(self, message: Message) -> Reply:
         """Answer a request, in its connection's thread."""
-        ...
 
 
 class _Connection:

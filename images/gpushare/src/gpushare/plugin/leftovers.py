@@ -133,6 +133,6 @@ class Leftovers:
                 for one, holder in holders.items()
                 if holder.ids[0] in offered and self._cgroups.populated(holder.folder)
             }
-            if not any([self._is_ending(one) for one in holders]):
+            if not any(self._is_ending(one) for one in holders):
                 return frozenset(identifier for holder in holders.values() for identifier in holder.ids)
             self._sleep(POLL_SECONDS)
