@@ -12,7 +12,8 @@ short_description: Remove the annotations and resources of gpushare's device plu
 version_added: 1.0.0
 description:
   - For the role gpushare of this collection only. Removes the annotations C(kubegpu.share/cards), C(kubegpu.share/memory-limit) and
-    C(kubegpu.share/runtime-cdi) and the resources C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the device plugin no longer runs. Neither Kubernetes nor the plugin does that.
+    C(kubegpu.share/runtime-cdi) and the resources C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) from nodes on which the device
+    plugin no longer runs. Neither Kubernetes nor the plugin does that.
   - Without the plugin, C(allocatable) of C(aliyun.com/gpu-mem) is 0. kubelet itself reports its C(capacity) for another five minutes, and then 0 until
     it restarts; this module leaves that to kubelet.
 extends_documentation_fragment:
