@@ -2,8 +2,8 @@
 """Find containers that outlived their pod, and the device IDs whose memory they may still use.
 
 kubelet frees a pod's IDs once it doesn't know the pod any more. After a forced deletion that is before its processes
-have ended: one that ignores SIGTERM may hold the memory for as long as its grace period. Until its cgroup is empty, the
-IDs aren't given to another pod. kubelet kills most of them within seconds, in which a call for these IDs waits.
+have ended: one that ignores SIGTERM is killed two seconds later, and one that hangs in the kernel ends when that lets
+it. Until its cgroup is empty, the IDs aren't given to another pod; a call for them waits for some seconds.
 
 A container's IDs are recorded while it runs. After a restart of the plugin nothing names the IDs of a container whose
 pod is gone; its memory is then found as memory of no share.
