@@ -88,6 +88,8 @@ def test_unknown_memory_unit(lab: Lab) -> None:
     refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=GB"), "gpushare_memory_unit")
 
 
+# tests/unit/preflight refuses the same by a node's facts.
+@pytest.mark.long
 def test_fault_17_memory_unit_that_makes_too_many_device_ids(lab: Lab) -> None:
     """Two cards of 96 GiB counted in MiB exceed the device IDs that fit into one message to kubelet."""
     node = lab.gpu_nodes[0]

@@ -69,6 +69,8 @@ def test_nodes_are_restored(lab: Lab, taken: Done) -> None:
         assert set(was) - set(now) == set()
 
 
+# Role by role, unit tests show the same.
+@pytest.mark.long
 def test_second_run_changes_nothing_more(lab: Lab, taken: Done) -> None:
     again = lab.playbook(UNINSTALL)
     assert again.rc == 0, again.out[-8000:]
