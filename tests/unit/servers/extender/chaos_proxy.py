@@ -18,7 +18,9 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-FAULTS = ("409", "429", "500", "500 after", "slow", "slow after", "dropped", "dropped after")
+READ_FAULTS = ("429", "500", "500 after", "slow", "slow after", "dropped", "dropped after")
+# A read has no conflict.
+WRITE_FAULTS = ("409", *READ_FAULTS)
 
 
 class ChaosProxy:
@@ -28,6 +30,9 @@ class ChaosProxy:
         self.upstream, self.context, self.slow = upstream.partition("//")[2], context, slow
         self.random, self.rate = random.Random(seed), 0.0
         self.done: Counter[str] = Counter()
+        # The faults of this round, of reads and of writes.
+        self._left: dict[bool, list[str]] = {True: [], False: []}
+        self._lock = threading.Lock()
         self.ending = threading.Event()
         proxy = self
 
@@ -52,9 +57,13 @@ class ChaosProxy:
     def fault(self, method: str) -> str:
         if self.random.random() >= self.rate:
             return ""
-        fault = self.random.choice(FAULTS)
-        # A read has no conflict.
-        return "429" if fault == "409" and method == "GET" else fault
+        is_read = method == "GET"
+        kinds = READ_FAULTS if is_read else WRITE_FAULTS
+        with self._lock:
+            # All of them in any order, and again: if each were chosen by chance, a run might lack one.
+            left = self._left[is_read] or self.random.sample(kinds, len(kinds))
+            fault, self._left[is_read] = left[-1], left[:-1]
+        return fault
 
 
 class _Server(ThreadingHTTPServer):
