@@ -33,6 +33,7 @@ from gpushare.http.limits import Limits
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
     STOP_SECONDS,
+    SWITCH_SECONDS,
     Service,
     common,
     end_process,
@@ -52,8 +53,6 @@ COMPONENT = "gpushare-extender"
 # Only these can hold memory; a pod that finishes is a deletion for this watch.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
 NODES = ("/api/v1/nodes", dict[str, str]())
-# The longest time slice of a thread; Python's default of 5 ms would be longer than most requests take.
-SWITCH_SECONDS = 0.0005
 # If the namespace of the service account isn't known.
 LEDGER_NAMESPACE = "kube-system"
 

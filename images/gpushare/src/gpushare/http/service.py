@@ -42,6 +42,8 @@ KEPT_SECONDS = 1.0
 METRICS_LIMITS = Limits(connections=64, anonymous=32, peer=8)
 # A server ends within so many seconds after SIGTERM; the pods' terminationGracePeriodSeconds are more.
 STOP_SECONDS = 8.0
+# The longest time slice of a thread; Python's default of 5 ms would be longer than most requests take.
+SWITCH_SECONDS = 0.0005
 # malloc.h's number of this parameter.
 _M_MMAP_THRESHOLD = -3
 

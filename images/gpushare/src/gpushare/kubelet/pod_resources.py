@@ -78,6 +78,15 @@ def grouped(identifiers: t.Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def by_pod(listing: t.Sequence[Entry]) -> dict[str, Entry]:
+    """Return the entries by their pods' keys, without the keys that are listed twice.
+
+    kubelet gives no UID: a pod and its successor of the same name can't be distinguished while both are listed.
+    """
+    count = collections.Counter(one.key for one in listing)
+    return {one.key: one for one in listing if count[one.key] == 1}
+
+
 def entry(pod: PodDevices) -> Entry:
     """Return the IDs of gpushare's resource of a listed pod."""
     containers = {one.name: one.devices.get(contract.RESOURCE_MEMORY, ()) for one in pod.containers}

@@ -26,6 +26,11 @@ class Limit:
     used: int = 0
 
     @property
+    def used_mib(self) -> int:
+        """Return the memory that the cgroup holds in MiB, rounded up."""
+        return -(-self.used // MIB)
+
+    @property
     def absent(self) -> bool:
         return self.soft == 0 and self.hard == UNLIMITED
 

@@ -27,6 +27,7 @@ from gpushare.api.reviews import Reviews
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
     STOP_SECONDS,
+    SWITCH_SECONDS,
     Response,
     Service,
     common,
@@ -61,9 +62,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 COMPONENT = "gpushare-device-plugin"
 METRICS_PORT = 9445
-
-# The longest time slice of a thread; Python's default of 5 ms would be most of kubelet's waiting time.
-SWITCH_SECONDS = 0.0005
 
 # Interval of checking kubelet's socket: after its restart pods are refused until we are registered again.
 STEP_SECONDS = 0.2
@@ -156,7 +154,9 @@ class Plugin:
         self._restored = False
         self._last_pass: tuple[list[JsonObject], list[Entry]] | None = None
         self._pass_done = threading.Event()
+        # The containers that outlived their pod, and their units by card (UUID).
         self._left: tuple[Holder, ...] = ()
+        self._unreleased: collections.Counter[str] = collections.Counter()
         self._left_reported: set[Holder] = set()
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
@@ -226,7 +226,7 @@ class Plugin:
         self.admission.on_refused = self.metrics.refused
         self.reconciler.limit = lambda: self.enforcer.state
         self.reconciler.card_limit = self.enforcer.card_limit
-        self.reconciler.unreleased = lambda uuid: self._unreleased().get(uuid, 0)
+        self.reconciler.unreleased = lambda uuid: self._unreleased[uuid]
         self.reconciler.on_reconciled = self._on_reconciled
 
     def start(self) -> None:
@@ -385,12 +385,16 @@ class Plugin:
         """Keep kubelet from giving away the units of containers that outlived their pod, and report them."""
         cards, self._left = self.inventory.cards, self.leftovers.observe(pods, listing)
         changed = self.inventory.withhold(frozenset(one for holder in self._left for one in holder.ids))
+        unreleased: collections.Counter[str] = collections.Counter()
+        for holder in self._left:
+            unreleased.update(holder.units(cards))
+        self._unreleased = unreleased
         self._left_reported &= set(self._left)
         for holder in self._left:
             if holder not in self._left_reported and self._report_left(holder, cards):
                 self._left_reported.add(holder)
         if changed:
-            self.metrics.unreleased(self._unreleased())
+            self.metrics.unreleased(unreleased)
             self.reconciler.wake()
 
     def _report_left(self, holder: Holder, cards: t.Sequence[contract.Card]) -> bool:
@@ -402,13 +406,6 @@ class Plugin:
         )
         log.warning("%s", text)
         return self.events.node(self.options.node, "GpuMemoryNotReleased", text)
-
-    def _unreleased(self) -> dict[str, int]:
-        """Return the units by card (UUID) of the containers that outlived their pod."""
-        found: collections.Counter[str] = collections.Counter()
-        for holder in self._left:
-            found.update(holder.units(self.inventory.cards))
-        return dict(found)
 
     def _register(self) -> None:
         waited = time.monotonic() - self._started

@@ -16,7 +16,7 @@ import threading
 import time
 import typing as t
 
-from gpushare.kubelet.pod_resources import Entry
+from gpushare.kubelet.pod_resources import Entry, by_pod
 from gpushare.plugin import limits, pod_facts, steering
 from gpushare.plugin.cgroups import Cgroups
 from gpushare.shared._contracts import gpushare as contract
@@ -73,10 +73,7 @@ class Leftovers:
         :param pods: of this node, with the statuses of ``limits.trim_statuses``.
         :param listing: from PodResources.
         """
-        seen: dict[str, int] = {}
-        for entry in listing:
-            seen[entry.key] = seen.get(entry.key, 0) + 1
-        listed = {entry.key: entry for entry in listing if seen[entry.key] == 1}
+        listed = by_pod(listing)
         there = [pod for pod in pods if not contract.finished(pod)]
         running: set[str] = set()
         fresh: dict[str, tuple[JsonObject, str, tuple[str, ...]]] = {}

@@ -303,21 +303,19 @@ class LimitEnforcer:
         :param left: containers that outlived their pod; their limits stay, and their memory is accounted for.
         :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
-        every = limits.targets(cards, pods, listing, self._unit)
-        held = limits.targets(cards, pods, listing, self._unit, self._exempt) if self.mode != "off" else []
-        now = self._clock()
-        there, kept = {target.container_id for target in every}, {target.container_id for target in held}
+        found = limits.targets(cards, pods, listing, self._unit, self._exempt)
+        now, off = self._clock(), self.mode == "off"
+        there = {target.container_id for target in found}
         self._missing = {one: since for one, since in self._missing.items() if one in there}
         with self._lock:
             self._closed = {one: at for one, at in self._closed.items() if one in there and now - at < CLOSED_SECONDS}
             closed, supported = set(self._closed), self._supported
-        due = [target for target in every if target.container_id not in closed]
+        due = [target for target in found if target.container_id not in closed]
         findings = _Findings()
-        limited = [card for card in cards if card.uuid in supported] if self.mode != "off" else []
-        self._enforce_all(limited, [target for target in due if target.container_id in kept], findings)
+        limited = [card for card in cards if card.uuid in supported and not off]
+        self._enforce_all(limited, [target for target in due if not (off or target.exempt)], findings)
         # Those of exempt pods were limited before their namespace was exempt.
-        freed = [target for target in due if target.container_id not in kept]
-        self._clear(cards if self.mode == "off" else limited, freed)
+        self._clear(cards if off else limited, [target for target in due if off or target.exempt])
         with self._lock:
             violated = {one.container for one in findings.violations}
             self._closed |= {one.container_id: now for one in due if one.mib == {} and one.container_id not in violated}
@@ -365,7 +363,7 @@ class LimitEnforcer:
                     if refusal.code != NO_FOLDER and card.healthy:
                         findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, str(refusal))
                     continue
-                findings.used[card.uuid] += -(-limit.used // MIB)
+                findings.used[card.uuid] += limit.used_mib
 
     def _report_missing(self, cards: t.Sequence[contract.Card], target: Target, findings: _Findings) -> None:
         """Report a container that can't be limited, since its cgroup or its cards aren't known, after a moment."""
@@ -390,7 +388,7 @@ class LimitEnforcer:
             except Refusal:
                 findings.unknown.add(card.uuid)
             else:
-                findings.used[card.uuid] += -(-limit.used // MIB) if limit else 0
+                findings.used[card.uuid] += limit.used_mib if limit else 0
 
     def _compare(
         self,
@@ -462,7 +460,7 @@ class LimitEnforcer:
         assert after is not None
         have = findings.usage.get(card.uuid, Usage())
         findings.usage[card.uuid] = Usage(
-            have.containers + 1, have.limited_mib + after.hard // MIB, have.used_mib + -(-after.used // MIB)
+            have.containers + 1, have.limited_mib + after.hard // MIB, have.used_mib + after.used_mib
         )
         if after.used > wanted.hard:
             findings.violate(
@@ -553,7 +551,7 @@ class LimitEnforcer:
                 now = self._backend.get(card.uuid, folder)
             if now is None or now.used <= wanted.hard:
                 return None
-            lowest = limits.wanted(-(-now.used // MIB))
+            lowest = limits.wanted(now.used_mib)
             if now.soft or now.hard > lowest.hard:
                 # Refused if it has allocated more since; the next pass comes soon.
                 with contextlib.suppress(Refusal):

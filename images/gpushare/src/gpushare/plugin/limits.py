@@ -19,7 +19,7 @@ import dataclasses
 import re
 import typing as t
 
-from gpushare.kubelet.pod_resources import Entry
+from gpushare.kubelet.pod_resources import Entry, by_pod
 from gpushare.nvml.limits import MIB, Limit
 from gpushare.plugin import pod_facts, steering
 from gpushare.shared._contracts import gpushare as contract
@@ -42,6 +42,7 @@ class Target:
     :param container: its name in the pod.
     :param container_id: the runtime's, 64 hexadecimal digits.
     :param mib: MiB by card (UUID); it may hold nothing of any other card of the node. None if its cards aren't known.
+    :param exempt: whether it isn't limited on any card.
     """
 
     pod: str
@@ -49,6 +50,7 @@ class Target:
     container: str
     container_id: str
     mib: t.Mapping[str, int] | None
+    exempt: bool = False
 
     @property
     def name(self) -> str:
@@ -196,23 +198,18 @@ def targets(
         cards.
     """
     slots = steering.slots_of(cards)
-    seen: dict[str, int] = {}
-    for one in listing:
-        seen[one.key] = seen.get(one.key, 0) + 1
-    # kubelet gives no UID: a pod and its successor of the same name can't be distinguished while both are listed.
-    listed = {one.key: one for one in listing if seen[one.key] == 1}
-    found = []
+    listed, found = by_pod(listing), []
     for pod in pods:
         steps = {step.name: step.units for step in pod_facts.steps(pod)}
-        key = pod_facts.key(pod)
-        if contract.finished(pod) or (not steps and key.partition("/")[0] in exempt):
+        if contract.finished(pod):
             continue
-        uid = contract.pod_uid(pod)
+        key, uid = pod_facts.key(pod), contract.pod_uid(pod)
+        is_exempt = not steps and key.partition("/")[0] in exempt
         for name, identifier in running(pod).items():
             units = steps.get(name, 0)
             held = _held(cards, slots, pod, name, units, listed.get(key)) if units else {}
             mib = None if held is None else {uuid: n * contract.MIB_PER_UNIT[unit] for uuid, n in held.items()}
-            found.append(Target(key, uid, name, identifier, mib))
+            found.append(Target(key, uid, name, identifier, mib, is_exempt))
     return found
 
 

@@ -15,7 +15,7 @@ import typing as t
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
-from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable
+from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable, by_pod
 from gpushare.nvml.inventory import Inventory
 from gpushare.plugin import pod_facts, steering
 from gpushare.plugin.admission import Pods
@@ -77,13 +77,9 @@ def corrections(
     """
     slots, found = steering.slots_of(cards), []
     by_uuid = {card.uuid: card for card in cards}
-    seen: dict[str, int] = {}
-    for entry in listing:
-        seen[entry.key] = seen.get(entry.key, 0) + 1
-    for entry in listing:
-        pod = pods.get(entry.key)
-        # kubelet gives no UID: a pod and its successor of the same name can't be distinguished while both are listed.
-        if pod is None or seen[entry.key] > 1 or contract.finished(pod) or not pod_facts.steps(pod):
+    for key, entry in by_pod(listing).items():
+        pod = pods.get(key)
+        if pod is None or contract.finished(pod) or not pod_facts.steps(pod):
             continue
         uid = contract.pod_uid(pod)
         # Before kubelet has reported this UID as started, the listed units may be its predecessor's.
