@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs bench bench-servers bench-allocation build
+.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs bench bench-servers bench-allocation build release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -58,3 +58,6 @@ bench-allocation: setup  ## compare gpu_allocation_info with a plain list, on a 
 
 build: setup  ## build the collection's tarball
 	@.venv/bin/ansible-galaxy collection build --force
+
+release: setup  ## make a release in dist/ (ARGS="--dry-run --without-images" tries it and changes nothing)
+	@$(PY) .ci/release.py $(ARGS)
