@@ -16,7 +16,7 @@ import code_tables  # noqa: E402
 import pictures  # noqa: E402
 import site_builder  # noqa: E402
 
-PAGES = sorted((ROOT / "docs").rglob("*.md")) + [ROOT / name for name in ("SECURITY.md", "README.md")]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("roles/*/README.md"), *ROOT.glob("*.md")])
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
 # A variable of a role begins with its name; those of several roles with gpu.
 VARIABLE = re.compile(rf"`((?:gpu|{'|'.join(ROLES)}|uninstall)_[a-z0-9_]+)(?:: [^`]*|=[^`]*)?`")
