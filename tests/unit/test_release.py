@@ -139,5 +139,5 @@ def test_the_bill_has_the_tarball_and_what_the_controller_needs(tmp_path):
     [own] = document["metadata"]["component"]["hashes"]
     assert own["content"] == release.digest(tmp_path / "package")
     names = {one["name"] for one in document["components"]}
-    assert {"kubernetes", "jsonpatch", "kubernetes.core"} <= names and "pytest" not in names
+    assert {"kubernetes", "kubernetes.core"} <= names and "pytest" not in names
     assert document["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in document["components"]]
