@@ -25,12 +25,13 @@ ROLE_VARIABLE = re.compile(r"\b(?:gpu|uninstall)_[a-z_]+\b")
 
 
 def options():
-    """Every option of the roles' argument specifications, and what playbooks and roles' defaults read besides."""
+    """Every option of the roles' argument specifications, and what playbooks, roles and the controller read besides."""
     found = set()
     for path in ROOT.glob("roles/*/meta/argument_specs.yml"):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
             found |= set(entry.get("options") or {})
-    for path in (*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/defaults/main.yml")):
+    readers = ("playbooks/*.yml", "roles/*/defaults/main.yml", "plugins/plugin_utils/*/*.py")
+    for path in (path for pattern in readers for path in ROOT.glob(pattern)):
         found |= set(ROLE_VARIABLE.findall(path.read_text()))
     return found
 

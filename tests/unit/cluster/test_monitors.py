@@ -17,7 +17,7 @@ FILES = ("monitors.yml", "monitors-dedicated.yml")
 
 
 def objects(file):
-    return list(yaml.safe_load_all((FOLDER / file).read_text()))
+    return yaml.safe_load((FOLDER / file).read_text())["items"]
 
 
 def monitors(file):
