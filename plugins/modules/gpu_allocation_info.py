@@ -38,6 +38,8 @@ requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0
 notes:
+  - A kubeconfig whose user has a token or a certificate is read without the Kubernetes client, whose start takes longer than the lists of a
+    small cluster. The client is used for everything else, such as exec plugins, passwords, proxies and impersonation.
   - Large clusters are read faster if C(orjson) is installed for the Python that runs the module.
 author:
   - The kubegpu.share authors (@kubegpu)
@@ -230,13 +232,14 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import TABLES, collect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 
 def main() -> None:
     tables = {"type": "list", "elements": "str", "choices": list(TABLES), "default": ["table"]}
     module = AnsibleModule(argument_spec={**auth_arguments(), "tables": tables}, supports_check_mode=True)
-    run_module(LargeResult(module), lambda: collect(RealKube.of_module(module), module.params["tables"]))
+    run_module(LargeResult(module), lambda: collect(connect(module), module.params["tables"]))
 
 
 if __name__ == "__main__":
