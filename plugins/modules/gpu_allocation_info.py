@@ -212,6 +212,16 @@ waiting:
     problem:
       description: Which data of any pod is malformed or implausible; empty without a problem.
       type: str
+cluster:
+  description: URL of the API server.
+  type: str
+  returned: success
+  sample: https://192.0.2.1:6443
+time:
+  description: When the allocation was read, in UTC.
+  type: str
+  returned: success
+  sample: '2026-11-22T12:00:00Z'
 table:
   description: The allocation as a table.
   type: str
@@ -228,9 +238,11 @@ requests:
     GET: 2
 """
 
+import datetime
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import TABLES, collect
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import TABLES, report
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
@@ -239,7 +251,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import
 def main() -> None:
     tables = {"type": "list", "elements": "str", "choices": list(TABLES), "default": ["table"]}
     module = AnsibleModule(argument_spec={**auth_arguments(), "tables": tables}, supports_check_mode=True)
-    run_module(LargeResult(module), lambda: collect(connect(module), module.params["tables"]))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    run_module(LargeResult(module), lambda: report(connect(module), module.params["tables"], now))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import datetime
 import typing as t
 
 from .._core.types import JsonObject
@@ -20,7 +21,8 @@ from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
 
 if t.TYPE_CHECKING:
     # Its import takes long, and DirectLists may do without it.
-    from .._kube.client import Kube
+    from .._kube.client import Kube, RealKube
+    from .._kube.direct import DirectLists
 
 NO_NODES = (
     "No node advertises shared GPU memory (aliyun.com/gpu-mem): nothing is installed yet, or no device plugin runs.\n"
@@ -30,6 +32,15 @@ BAR = 10
 # Of names, in the narrow table only.
 LONGEST = 48
 TOTALS_OF = {HAMI: "GPU memory of HAMi's nodes", NVIDIA: "GPUs of NVIDIA's plugin", "": "GPU memory of the cluster"}
+
+
+def report(kube: DirectLists | RealKube, tables: t.Sequence[str], now: datetime.datetime) -> JsonObject:
+    """Read the allocation, and say of which cluster and when.
+
+    :param tables: names of ``TABLES``.
+    :param now: the time, in UTC.
+    """
+    return {**collect(kube, tables), "cluster": kube.server, "time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def collect(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> JsonObject:

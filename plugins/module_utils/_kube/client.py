@@ -134,6 +134,11 @@ class RealKube:
         """The client library's own client, for requests that aren't plain JSON over HTTP (exec)."""
         return self._client.client
 
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._host
+
     @classmethod
     def of_module(cls, module: t.Any) -> RealKube:
         """Connect with a module's options; no request is sent yet.

@@ -31,7 +31,9 @@ from .._core.types import JsonObject
 from .errors import TIMEOUT, cause_of, refused, unreachable
 from .options import auth_arguments, hide_credentials
 from .refs import KINDS
-from .stream import Streams
+
+if t.TYPE_CHECKING:
+    from .client import RealKube
 
 # The fields of a kubeconfig that are known here.
 CLUSTER = {
@@ -70,7 +72,7 @@ class Access(t.NamedTuple):
     name: str
 
 
-def connect(module: t.Any) -> Streams:
+def connect(module: t.Any) -> DirectLists | RealKube:
     """Return a client for lists; kubernetes.core's only where it is needed.
 
     :raises ShareError: a library is missing, or the options give no usable kubeconfig.
@@ -80,9 +82,9 @@ def connect(module: t.Any) -> Streams:
     if access is not None:
         return DirectLists(access)
     # Imported here, because the import is what takes long.
-    from .client import RealKube
+    from . import client
 
-    return RealKube.of_module(module)
+    return client.RealKube.of_module(module)
 
 
 def access_of(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> Access | None:
@@ -209,6 +211,7 @@ class DirectLists:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        self.server = access.server
         self.requests: collections.Counter[str] = collections.Counter()
 
     def chunks(
