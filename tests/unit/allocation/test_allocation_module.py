@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from allocation_snapshots import asks, booked, given, hami_node, mixed_cluster, ours, pod
 from ansible.module_utils.common import warnings
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult, _parts
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect, report
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import direct, stream
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
@@ -65,6 +66,12 @@ def test_the_result_is_that_of_version_1(api, kube):
     expected = json.loads((Path(__file__).parent / "mixed_cluster.json").read_text())
     found = collect(kube, ("table", "wide"))
     assert json.loads("".join(_parts(found))) == expected
+
+
+def test_the_result_says_of_which_cluster_and_when(api, kube):
+    now = datetime.datetime(2026, 11, 26, 3, 5, 7, tzinfo=datetime.UTC)
+    found = report(kube, (), now)
+    assert (found["cluster"], found["time"], found["total"]) == (api.url, "2026-11-26T03:05:07Z", 32)
 
 
 def test_all_pages_are_read(api, kube, monkeypatch):
