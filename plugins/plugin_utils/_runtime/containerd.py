@@ -193,7 +193,7 @@ class _Edit:
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
-                _unmark(document)
+                document.restore_all(SECTIONS)
             self._note_moved({path: one.tree for path, one in plain.items()})
             self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
             ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
@@ -457,7 +457,7 @@ class _Edit:
         self._unimport(self._documents.get(self._main))
         after: dict[str, str | None] = {}
         for path, document in self._documents.items():
-            _unmark(document)
+            document.restore_all(SECTIONS)
             self._disable_cri(path, document)
             mark = document.comment(("version",))
             # Plugins' settings that somebody added meanwhile need the version that we set.
@@ -557,15 +557,7 @@ def _without_ours(documents: Documents) -> Documents:
         plain[path] = document
         if toml.MARK in document.text:
             unmarked = toml.Document(path, document.checked())
-            _unmark(unmarked)
+            # Other marked keys have their own rules.
+            unmarked.restore_all(SECTIONS)
             plain[path] = toml.Document(path, unmarked.checked())
     return plain
-
-
-def _unmark(document: toml.Document) -> None:
-    """Remove all marked tables and keys of the sections; other marked keys have their own rules."""
-    for one in reversed(document.places() if toml.MARK in document.text else []):
-        if one.header and document.comment(one.path) == toml.MARK:
-            document.delete(one.path)
-        elif not one.header and one.path[0] in SECTIONS:
-            document.restore(one.path)
