@@ -116,7 +116,7 @@ def losses(before: CrioConfig, after: CrioConfig) -> list[Loss]:
     """List the user's settings that a change removed or altered.
 
     A change of one value turns the others of its table from comments into values. What is a comment on one side and
-    missing on the other isn't the user's: releases before 1.26 drop their own runc where the default is another one.
+    missing on the other isn't the user's: releases before 1.25.1 drop their own runc where another one is the default.
     """
 
     def theirs(path: tuple[str, ...]) -> bool:

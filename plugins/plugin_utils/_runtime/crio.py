@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
+import re
 import tomllib
 import typing as t
 
@@ -28,6 +29,7 @@ from ...module_utils._runtime.types import CrioState
 from .._documents import toml_editor as toml
 from .base import (
     HEADER,
+    WITHOUT_DEFAULT,
     FileChange,
     RuntimePlan,
     check_replacement,
@@ -48,6 +50,9 @@ NOT_COPIED = ("runtime_path", "runtime_config_path", "platform_runtime_paths", "
 OCI = ("", "oci", "pod")
 # Before, runc is the default runtime where no file names one.
 CRUN_SINCE = (1, 31)
+# Before, a file that sets another default deletes the table of runc, also one of an earlier file.
+# https://github.com/cri-o/cri-o/blob/v1.25.0/pkg/config/config.go
+KEEPS_RUNC_SINCE = (1, 25, 1)
 # The toolkit's list of low-level runtimes.
 LOW_LEVEL = ("nvidia-container-runtime", "runtimes")
 
@@ -143,7 +148,7 @@ def model(tree: JsonObject, observed: CrioState, copied: JsonObject | None = Non
     tables = known(tree, observed)
     first = users_default(tree, observed)
     if copied and first not in tables:
-        # The daemon is stopped, or a release before 1.26 dropped its built-in runtime.
+        # The daemon is stopped, or a release before 1.25.1 dropped its built-in runtime.
         return "", copied
     for name in (first, "crun", "runc", *sorted(runtimes(tree))):
         table = tables.get(name, {})
@@ -184,6 +189,8 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> tuple[dict[s
     theirs = merged(tree for path, tree in trees.items() if path != drop_in)
     mine = trees.get(drop_in, {})
     warnings = _refuse(wanted, observed, theirs, default_runtime(mine) == RUNTIME_NAME)
+    if wanted.default and _patch(observed["version"]) < KEEPS_RUNC_SINCE:
+        _refuse_lost_runc(observed["version"], {path: tree for path, tree in trees.items() if path != drop_in})
     name, table = model(theirs, observed, runtimes(mine).get(RUNTIME_NAME))
     program = str(table.get("runtime_path") or name) if name else ""
     ours = settings(table, wanted.binary)
@@ -232,6 +239,25 @@ def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool
     default = users_default(theirs, observed)
     lost = isolation(default, known(theirs, observed).get(default, {})) if default != RUNTIME_NAME else ""
     return check_replacement("CRI-O", default, lost, wanted, done)
+
+
+def _refuse_lost_runc(version: str, trees: t.Mapping[str, JsonObject]) -> None:
+    """Refuse to set a default by which CRI-O would delete a runtime runc of the user's files."""
+    kept = ""
+    for path, tree in trees.items():
+        kept = path if "runc" in runtimes(tree) else kept
+        if default_runtime(tree) not in ("", "runc"):
+            kept = ""
+    if kept:
+        raise BadInput(
+            f"runtime_set_default: CRI-O {version} deletes the runtime runc of {kept} once another one is the default, "
+            "and pods whose runtime class has the handler runc fail; update CRI-O to 1.25.1 or newer, or "
+            f"{WITHOUT_DEFAULT}"
+        )
+
+
+def _patch(version: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in re.findall("[0-9]+", version)[:3])
 
 
 def _drop_in_text(wanted: Options, ours: JsonObject) -> str:

@@ -13,9 +13,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio as runtime_crio
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio_query
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options, release
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import make_plan, merged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import default_runtime, make_plan, merged
 from fake_node import FakeNode
 from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
@@ -83,7 +83,15 @@ class Daemon:
 
     def files(self) -> dict[str, t.Any]:
         paths = [runtime_crio.MAIN, *sorted(one for one in self.node.files if one.startswith(f"{FOLDER}/"))]
-        return merged(tomllib.loads(self.node.files[one]) for one in paths if one in self.node.files)
+        done: dict[str, t.Any] = {}
+        for path in paths:
+            if path not in self.node.files:
+                continue
+            tree = tomllib.loads(self.node.files[path])
+            done = merged([done, tree])
+            if release(self.version) < (1, 25) and default_runtime(tree) not in ("", "runc"):
+                done["crio"]["runtime"].get("runtimes", {}).pop("runc", None)
+        return done
 
     def restart(self) -> int:
         tree = self.files()
@@ -106,8 +114,8 @@ class Daemon:
         crio = tree.get("crio", {})
         runtime = crio.get("runtime", {})
         default = runtime.get("default_runtime", own)
-        # Old releases keep their own runtime only as the default one.
-        kept = {} if self.version < "1.26" and default != own else self.built_in
+        # Up to 1.25.0 a file with another default deletes runc, whose table an earlier file or this one may have.
+        kept = {} if release(self.version) < (1, 25) and default != own else self.built_in
         tables = {**kept, **runtime.get("runtimes", {})}
         lines = ["# The CRI-O configuration file", "[crio]", "[crio.runtime]"]
         lines += [f'{comment if default == own else ""}default_runtime = "{default}"']
@@ -240,7 +248,7 @@ def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: st
 
 
 @pytest.mark.parametrize(
-    ("version", "own", "other"), [("1.25.4", "runc", "crun"), ("1.30.8", "runc", "crun"), ("1.31.2", "crun", "runc")]
+    ("version", "own", "other"), [("1.24.6", "runc", "crun"), ("1.30.8", "runc", "crun"), ("1.31.2", "crun", "runc")]
 )
 def test_our_own_default_doesnt_decide_what_ours_is_a_copy_of(version: str, own: str, other: str) -> None:
     handler = f'[crio.runtime.runtimes.{other}]\nruntime_path = "/usr/bin/{other}"\nmonitor_cgroup = "pod"\n'
@@ -312,6 +320,30 @@ def test_built_in_runtimes_that_are_printed_as_comments_are_no_loss(text: str) -
     assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
     assert made.files == before and observe(made)["default_runtime"] == "crun"
+
+
+def test_runc_that_an_old_release_would_delete_is_kept() -> None:
+    """A file that sets another default deletes runc's table in releases before 1.25.1; the packages' files have one."""
+    packaged = PACKAGED.replace('default_runtime = "crun"', "")
+    made, daemon = node({f"{FOLDER}/10-crio.conf": packaged})
+    daemon.version, daemon.built_in = "1.24.6", {"runc": {**BUILT_IN["crun"], "runtime_root": "/run/runc"}}
+    daemon.restart()
+    before = dict(made.files)
+    message = (
+        "runtime_set_default: CRI-O 1.24.6 deletes the runtime runc of .*/10-crio.conf .* runtime_set_default: false"
+    )
+    with pytest.raises(BadInput, match=message):
+        run(made, PRESENT)
+    assert made.files == before and run(made, AVAILABLE) != {"changed": False}
+    assert daemon.files()["crio"]["runtime"]["runtimes"].keys() == {"crun", "nvidia", "runc"}
+    # The user's own default has deleted it already.
+    made.files[f"{FOLDER}/10-crio.conf"] = PACKAGED
+    run(made, PRESENT)
+    assert run(made, PRESENT) == {"changed": False}
+    daemon.version = "1.25.1"
+    made.files[f"{FOLDER}/10-crio.conf"] = packaged
+    run(made, PRESENT)
+    assert daemon.files()["crio"]["runtime"]["runtimes"].keys() == {"crun", "nvidia", "runc"}
 
 
 def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> None:
