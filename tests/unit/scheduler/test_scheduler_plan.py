@@ -410,7 +410,7 @@ def test_policy_or_configuration_by_version(manifest: str, form: str) -> None:
     assert (planned.config, planned.policy) == ((CONFIG, "") if form == "config" else ("", POLICY))
 
 
-@pytest.mark.parametrize(("minor", "configuration"), [(20, "auto"), (22, "policy")])
+@pytest.mark.parametrize(("minor", "configuration"), [(17, "auto"), (20, "auto"), (22, "policy")])
 def test_users_policy_is_merged(minor: int, configuration: str) -> None:
     options = dataclasses.replace(PRESENT, configuration=configuration)
     machine = Machine(with_policy(minor), **{USERS_POLICY_PATH: USERS_POLICY})
