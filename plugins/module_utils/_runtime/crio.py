@@ -26,6 +26,8 @@ MAIN = "/etc/crio/crio.conf"
 FOLDER = "/etc/crio/crio.conf.d"
 # Sorts after 99-nvidia.toml of nvidia-ctk, 99-nvidia.conf of the GPU Operator, and OpenShift's 99-*.
 DROP_IN_NAME = "99-zz-kubegpu-nvidia.conf"
+# Read after ours: the table of runc, which releases before 1.25.1 delete where a file sets another default.
+KEPT_NAME = "99-zz-kubegpu-runc.conf"
 PENDING_PATH = "/var/lib/kubegpu-share/crio.json"
 SOCKET = "/var/run/crio/crio.sock"
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"

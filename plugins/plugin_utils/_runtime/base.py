@@ -119,13 +119,6 @@ def refuse_operator(title: str, operator: bool, binary: object = "") -> None:
         )
 
 
-# The way out where NVIDIA's runtime can't be the default.
-WITHOUT_DEFAULT = (
-    "set runtime_set_default: false, with gpushare_device_injection: cdi, which needs no default, and "
-    "gpushare_runtime_class: nvidia (create this RuntimeClass with the handler nvidia, no role does)"
-)
-
-
 def check_replacement(
     title: str, name: str, lost: str, wanted: Options, done: bool, low_level: str = ""
 ) -> tuple[str, ...]:
@@ -153,6 +146,7 @@ def check_replacement(
     instead = f"name crun first in runtimes of {TOOLKIT_CONFIG}, or " if lost == CRUN else ""
     raise BadInput(
         f"runtime_replace_default: {title}'s default runtime is {name}{known}, and pods without a runtime class "
-        f"would run without it once NVIDIA's runtime is the default; {instead}{WITHOUT_DEFAULT}, or set "
-        "runtime_replace_default: true to accept that"
+        f"would run without it once NVIDIA's runtime is the default; {instead}set runtime_set_default: false, with "
+        "gpushare_device_injection: cdi, which needs no default, and gpushare_runtime_class: nvidia (create this "
+        "RuntimeClass with the handler nvidia, no role does), or set runtime_replace_default: true to accept that"
     )

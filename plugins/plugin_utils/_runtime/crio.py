@@ -29,7 +29,6 @@ from ...module_utils._runtime.types import CrioState
 from .._documents import toml_editor as toml
 from .base import (
     HEADER,
-    WITHOUT_DEFAULT,
     FileChange,
     RuntimePlan,
     check_replacement,
@@ -53,6 +52,7 @@ CRUN_SINCE = (1, 31)
 # Before, a file that sets another default deletes the table of runc, also one of an earlier file.
 # https://github.com/cri-o/cri-o/blob/v1.25.0/pkg/config/config.go
 KEEPS_RUNC_SINCE = (1, 25, 1)
+RUNC = "runc"
 # The toolkit's list of low-level runtimes.
 LOW_LEVEL = ("nvidia-container-runtime", "runtimes")
 
@@ -65,7 +65,8 @@ def make_plan(wanted: Options, observed: CrioState | None) -> RuntimePlan:
     if not observed:
         return refuse_missing("CRI-O", wanted)
     drop_in = posixpath.join(observed["folder"], crio.DROP_IN_NAME)
-    texts, warnings = _present(wanted, observed, drop_in) if wanted.present else (_absent(observed, drop_in), ())
+    ours = (drop_in, posixpath.join(observed["folder"], crio.KEPT_NAME))
+    texts, warnings = _present(wanted, observed, *ours) if wanted.present else (_absent(observed, *ours), ())
     before = {**observed["files"], crio.TOOLKIT_CONFIG: observed["toolkit_config"]}
     files = [FileChange(path, before.get(path), text) for path, text in texts.items()]
     changed = observed["pending"] or any(one.before != one.after for one in files)
@@ -183,14 +184,19 @@ def settings(table: JsonObject, binary: str) -> JsonObject:
     }
 
 
-def _present(wanted: Options, observed: CrioState, drop_in: str) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return the files' texts, and warnings."""
+def _present(
+    wanted: Options, observed: CrioState, drop_in: str, kept: str
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Return the files' texts, and warnings.
+
+    :param drop_in: the path of our drop-in.
+    :param kept: the path of the one with the table of runc that old releases would delete.
+    """
     trees = {path: toml.parse(path, text) for path, text in observed["files"].items()}
-    theirs = merged(tree for path, tree in trees.items() if path != drop_in)
+    others = [tree for path, tree in trees.items() if path not in (drop_in, kept)]
+    theirs = merged(others)
     mine = trees.get(drop_in, {})
     warnings = _refuse(wanted, observed, theirs, default_runtime(mine) == RUNTIME_NAME)
-    if wanted.default and _patch(observed["version"]) < KEEPS_RUNC_SINCE:
-        _refuse_lost_runc(observed["version"], {path: tree for path, tree in trees.items() if path != drop_in})
     name, table = model(theirs, observed, runtimes(mine).get(RUNTIME_NAME))
     program = str(table.get("runtime_path") or name) if name else ""
     ours = settings(table, wanted.binary)
@@ -209,8 +215,12 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> tuple[dict[s
             f"runtime_name: {', '.join(names)} is read after {crio.DROP_IN_NAME} and overrides {' and '.join(wrong)}; "
             "remove these settings or rename the file so that it sorts before"
         )
+    deleted = _deleted_runc(observed, others, trees.get(kept, {})) if wanted.default else None
+    again = toml.Document("", HEADER)
+    if deleted:
+        _add_runtime(again, RUNC, deleted)
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it.
-    return {**_low_level(observed, program), drop_in: text}, warnings
+    return {**_low_level(observed, program), drop_in: text, kept: again.checked() if deleted else None}, warnings
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool) -> tuple[str, ...]:
@@ -241,19 +251,20 @@ def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool
     return check_replacement("CRI-O", default, lost, wanted, done)
 
 
-def _refuse_lost_runc(version: str, trees: t.Mapping[str, JsonObject]) -> None:
-    """Refuse to set a default by which CRI-O would delete a runtime runc of the user's files."""
-    kept = ""
-    for path, tree in trees.items():
-        kept = path if "runc" in runtimes(tree) else kept
-        if default_runtime(tree) not in ("", "runc"):
-            kept = ""
-    if kept:
-        raise BadInput(
-            f"runtime_set_default: CRI-O {version} deletes the runtime runc of {kept} once another one is the default, "
-            "and pods whose runtime class has the handler runc fail; update CRI-O to 1.25.1 or newer, or "
-            f"{WITHOUT_DEFAULT}"
-        )
+def _deleted_runc(observed: CrioState, trees: t.Sequence[JsonObject], mine: JsonObject) -> JsonObject | None:
+    """Return the table of runc, the user's or the built-in one, that CRI-O would delete once ours is the default.
+
+    :param trees: the files without ours, in CRI-O's order.
+    :param mine: our copy of it on the node, for a stopped daemon.
+    :returns: None where it stays, is gone already, or is unknown.
+    """
+    if _patch(observed["version"]) >= KEEPS_RUNC_SINCE:
+        return None
+    kept = True
+    for tree in trees:
+        kept = kept or RUNC in runtimes(tree)
+        kept = kept and default_runtime(tree) in ("", RUNC)
+    return known(merged(trees), observed).get(RUNC, runtimes(mine).get(RUNC)) if kept else None
 
 
 def _patch(version: str) -> tuple[int, ...]:
@@ -264,12 +275,16 @@ def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
     document = toml.Document("", HEADER)
     if wanted.default:
         document.add_table(("crio", "runtime"), {"default_runtime": RUNTIME_NAME})
-    table = (*crio.RUNTIMES, RUNTIME_NAME)
-    document.add_table(table, {key: value for key, value in ours.items() if not isinstance(value, dict)})
-    for key, value in ours.items():
+    _add_runtime(document, RUNTIME_NAME, ours)
+    return document.checked()
+
+
+def _add_runtime(document: toml.Document, name: str, settings: JsonObject) -> None:
+    table = (*crio.RUNTIMES, name)
+    document.add_table(table, {key: value for key, value in settings.items() if not isinstance(value, dict)})
+    for key, value in settings.items():
         if isinstance(value, dict):
             document.add_table((*table, key), value)
-    return document.checked()
 
 
 def _low_level(observed: CrioState, program: str) -> dict[str, str | None]:
@@ -304,5 +319,5 @@ def _without_low_level(text: str | None) -> str | None:
     return document.checked() or None
 
 
-def _absent(observed: CrioState, drop_in: str) -> dict[str, str | None]:
-    return {drop_in: None, crio.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}
+def _absent(observed: CrioState, drop_in: str, kept: str) -> dict[str, str | None]:
+    return {drop_in: None, kept: None, crio.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}

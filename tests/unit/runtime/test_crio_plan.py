@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio as runtime_crio
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio_query
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options, release
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import default_runtime, make_plan, merged
 from fake_node import FakeNode
@@ -81,6 +81,10 @@ class Daemon:
         self.read: dict[str, t.Any] = {}
         self.rejects: t.Callable[[dict[str, t.Any]], bool] = lambda tree: False
 
+    @property
+    def deletes_runc(self) -> bool:
+        return self.version <= "1.25.0"
+
     def files(self) -> dict[str, t.Any]:
         paths = [runtime_crio.MAIN, *sorted(one for one in self.node.files if one.startswith(f"{FOLDER}/"))]
         done: dict[str, t.Any] = {}
@@ -89,7 +93,7 @@ class Daemon:
                 continue
             tree = tomllib.loads(self.node.files[path])
             done = merged([done, tree])
-            if release(self.version) < (1, 25) and default_runtime(tree) not in ("", "runc"):
+            if self.deletes_runc and default_runtime(tree) not in ("", "runc"):
                 done["crio"]["runtime"].get("runtimes", {}).pop("runc", None)
         return done
 
@@ -115,7 +119,7 @@ class Daemon:
         runtime = crio.get("runtime", {})
         default = runtime.get("default_runtime", own)
         # Up to 1.25.0 a file with another default deletes runc, whose table an earlier file or this one may have.
-        kept = {} if release(self.version) < (1, 25) and default != own else self.built_in
+        kept = {} if self.deletes_runc and default != own else self.built_in
         tables = {**kept, **runtime.get("runtimes", {})}
         lines = ["# The CRI-O configuration file", "[crio]", "[crio.runtime]"]
         lines += [f'{comment if default == own else ""}default_runtime = "{default}"']
@@ -124,7 +128,8 @@ class Daemon:
         sign = comment if tables == self.built_in else ""
         for name, table in sorted(tables.items()):
             lines.append(f"{sign}[crio.runtime.runtimes.{name}]")
-            for key, value in table.items():
+            # Keys that a file doesn't set are printed too.
+            for key, value in {"runtime_path": "", "monitor_path": "", **table}.items():
                 if isinstance(value, list):
                     lines += [f"{sign}{key} = [", *(f'{sign}\t"{one}",' for one in value), f"{sign}]"]
                 else:
@@ -322,28 +327,33 @@ def test_built_in_runtimes_that_are_printed_as_comments_are_no_loss(text: str) -
     assert made.files == before and observe(made)["default_runtime"] == "crun"
 
 
-def test_runc_that_an_old_release_would_delete_is_kept() -> None:
-    """A file that sets another default deletes runc's table in releases before 1.25.1; the packages' files have one."""
-    packaged = PACKAGED.replace('default_runtime = "crun"', "")
-    made, daemon = node({f"{FOLDER}/10-crio.conf": packaged})
-    daemon.version, daemon.built_in = "1.24.6", {"runc": {**BUILT_IN["crun"], "runtime_root": "/run/runc"}}
+@pytest.mark.parametrize(
+    ("version", "text", "again"),
+    [
+        ("1.24.6", PACKAGED.replace('default_runtime = "crun"', ""), True),
+        ("1.25.0", "# nothing\n", True),
+        # The user's own default has deleted it already.
+        ("1.24.6", PACKAGED, False),
+        ("1.25.1", PACKAGED.replace('default_runtime = "crun"', ""), False),
+    ],
+)
+def test_runc_that_an_old_release_deletes_is_there_again(version: str, text: str, again: bool) -> None:
+    """A file that sets another default deletes runc's table in releases before 1.25.1, also the user's."""
+    made, daemon = node({f"{FOLDER}/10-crio.conf": text})
+    daemon.version, daemon.built_in = version, {"runc": {**BUILT_IN["crun"], "runtime_root": "/run/runc"}}
     daemon.restart()
-    before = dict(made.files)
-    message = (
-        "runtime_set_default: CRI-O 1.24.6 deletes the runtime runc of .*/10-crio.conf .* runtime_set_default: false"
-    )
-    with pytest.raises(BadInput, match=message):
-        run(made, PRESENT)
-    assert made.files == before and run(made, AVAILABLE) != {"changed": False}
-    assert daemon.files()["crio"]["runtime"]["runtimes"].keys() == {"crun", "nvidia", "runc"}
-    # The user's own default has deleted it already.
-    made.files[f"{FOLDER}/10-crio.conf"] = PACKAGED
+    before, runc = dict(made.files), observe(made)["runtimes"].get("runc")
     run(made, PRESENT)
+    assert observe(made)["runtimes"].get("runc") == runc and observe(made)["default_runtime"] == "nvidia"
+    assert (f"{FOLDER}/{runtime_crio.KEPT_NAME}" in made.files) == again
     assert run(made, PRESENT) == {"changed": False}
-    daemon.version = "1.25.1"
-    made.files[f"{FOLDER}/10-crio.conf"] = packaged
-    run(made, PRESENT)
-    assert daemon.files()["crio"]["runtime"]["runtimes"].keys() == {"crun", "nvidia", "runc"}
+    daemon.pid = 0
+    assert make_plan(PRESENT, observe(made)).files == ()
+    daemon.restart()
+    run(made, AVAILABLE)
+    assert f"{FOLDER}/{runtime_crio.KEPT_NAME}" not in made.files
+    run(made, ABSENT)
+    assert made.files == before
 
 
 def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> None:
