@@ -216,11 +216,13 @@ def _present(
             "remove these settings or rename the file so that it sorts before"
         )
     deleted = _deleted_runc(observed, others, trees.get(kept, {})) if wanted.default else None
-    again = toml.Document("", HEADER)
+    again: dict[str, str | None] = {}
     if deleted:
-        _add_runtime(again, RUNC, deleted)
-    # The toolkit has to know its low-level runtime before CRI-O starts a container with it.
-    return {**_low_level(observed, program), drop_in: text, kept: again.checked() if deleted else None}, warnings
+        document = toml.Document("", HEADER)
+        _add_runtime(document, RUNC, deleted)
+        again[kept] = document.checked()
+    # The toolkit has to know its low-level runtime before CRI-O starts a container with it, and runc is never missing.
+    return {**_low_level(observed, program), **again, drop_in: text, kept: again.get(kept)}, warnings
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool) -> tuple[str, ...]:
