@@ -189,7 +189,7 @@ class _Edit:
         plain = _without_ours(theirs)
         self.users_default, named = self._users_default(plain, version)
         self.replacement = self._check_replacement(seen)
-        settings = runtime_settings(seen, self._options.binary, self._model(seen, named))
+        settings = runtime_settings(seen, self._options.binary, self._model(seen, named, plain))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
@@ -295,16 +295,21 @@ class _Edit:
         done = self.effective.default_runtime == RUNTIME_NAME
         return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
 
-    def _model(self, seen: EffectiveConfig, named: set[str]) -> str:
+    def _model(self, seen: EffectiveConfig, named: set[str], plain: Documents) -> str:
         """Return the runtime that ours is a copy of.
 
         :param named: runtimes of the user's files.
+        :param plain: these files without our settings.
         """
-        own = self.users_default == RUNTIME_NAME and RUNTIME_NAME in named
-        if own and not named & set(seen.models()):
-            # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
-            return RUNTIME_NAME
-        return seen.model(str(self.users_default))
+        model = seen.model(str(self.users_default))
+        if self.users_default == RUNTIME_NAME and RUNTIME_NAME in named:
+            if not named & set(seen.models()):
+                # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
+                return RUNTIME_NAME
+            if _by_systemd(plain) and not seen.runtime(model).get(("options", "SystemdCgroup")):
+                # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
+                return RUNTIME_NAME
+        return model
 
     def _holder(self, documents: Documents, key: toml.Path) -> str:
         """Return the file that sets a key of the CRI plugin."""
@@ -518,6 +523,21 @@ def _parse(path: str, text: str) -> toml.Document:
                 "set the runtime in that program's own settings (k3s and RKE2: default-runtime in config.yaml)"
             ) from None
         raise
+
+
+def _by_systemd(plain: Documents) -> bool:
+    """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
+    found = [
+        document.get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
+        for document in plain.values()
+        for name in CRI_PLUGIN.values()
+    ]
+    return any(
+        key.lower() == "systemdcgroup" and value is True
+        for one in found
+        if isinstance(one, dict)
+        for key, value in one.items()
+    )
 
 
 def _dotted(release: tuple[int, int]) -> str:
