@@ -12,12 +12,14 @@ name: local_path
 short_description: Absolute path of a file on the controller
 version_added: 1.0.0
 description:
-  - A relative path is relative to the working directory of C(ansible-playbook), which is the project's folder in AWX. Modules on localhost run in
-    the playbook's folder.
+  - A relative path is relative to the working directory of C(ansible-playbook), which is the project's folder in AWX.
+    Modules on localhost run in the playbook's folder.
   - Expands C(~) and environment variables.
 options:
   _input:
-    description: A path, or several that are separated by colons. Anything that is no text, such as the content of a kubeconfig, is returned as it is.
+    description:
+      - A path, or several that are separated by colons.
+      - Anything that is no text, such as the content of a kubeconfig, is returned as it is.
     type: raw
     required: true
 author:
