@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import typing as t
 
+from ansible.errors import AnsibleError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import described
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
@@ -33,23 +35,17 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         known = task_vars or {}
         hostvars, options = known["hostvars"], specifications.options()
-        # Of a play that imports site.yml; hostvars has only the inventory's, facts and the command line's.
-        own = hostvars[known["inventory_hostname"]]
-        play = {
-            name: self._templar.template(known[name])
-            for name in options
-            if name in known and name not in own and not name.startswith("preflight_")
-        }
+        play = self._of_play(options, known)
         groups = {
             specifications.GPU: params["gpu_nodes"],
             specifications.CONTROL: params["control_plane"],
             specifications.LOCAL: [specifications.LOCAL],
         }
-        names = dict.fromkeys(name for hosts in groups.values() for name in hosts)
+        names = dict.fromkeys(name for members in groups.values() for name in members)
         hosts = [
             Variables(
                 name,
-                frozenset(group for group, hosts in groups.items() if name in hosts),
+                frozenset(group for group, members in groups.items() if name in members),
                 collections.ChainMap(hostvars[name], play) if play else hostvars[name],
                 functools.partial(_raw, hostvars, name, play),
             )
@@ -58,6 +54,17 @@ class ActionModule(ShareAction):
         found = examine(options, specifications.prefixes(), hosts, params["cluster"])
         found.ignore(params["ignore"], described())
         return listing.report(self._display, found)
+
+    def _of_play(self, options: t.Iterable[str], known: JsonObject) -> JsonObject:
+        """Return the variables of a play that imports site.yml, which hostvars doesn't have."""
+        own, found = known["hostvars"][known["inventory_hostname"]], {}
+        for name in options:
+            # This role's own have defaults.
+            if name in known and name not in own and not name.startswith("preflight_"):
+                # Another role's default may need what that role finds out.
+                with contextlib.suppress(AnsibleError):
+                    found[name] = self._templar.template(known[name])
+        return found
 
 
 def _raw(hostvars: t.Any, name: str, play: JsonObject) -> JsonObject:

@@ -60,7 +60,7 @@ TROUBLE = {
         "mend its address or its SSH access, or leave it out (--limit 'localhost,all,!NAME')",
     ),
     "not-root": (
-        "is reached as {user}, and the roles need root there",
+        "runs modules as {user}, and the roles need root there",
         "set ansible_become: true for it or run with --become (sudo's password: --ask-become-pass), or log in as root",
     ),
     "no-escalation": (

@@ -54,7 +54,7 @@ def test_the_list_comes_though_machines_are_silent(first: str, tmp_path: Path, m
     assert "sudo: a password is required" in text and entries["no-escalation"].startswith("is reached as root, who"), (
         text
     )
-    assert entries["not-root"] == "is reached as nobody, and the roles need root there", text
+    assert entries["not-root"] == "runs modules as nobody, and the roles need root there", text
     # The machine that runs the tests has no card, but is examined.
     assert "no-gpu" in entries, text
     assert rc == 2 and re.search(r"Problems, listed above: \d+\. Nothing was changed", text), text

@@ -292,7 +292,7 @@ def test_hosts_with_the_same_finding_share_an_entry():
     [
         ("unreachable", "kube", "host gpu1 can't be reached as kube: No route to host; mend its address", False),
         ("unreachable", "", "host gpu1 can't be reached: No route to host;", False),
-        ("not-root", "kube", "host gpu1 is reached as kube, and the roles need root there; set ansible_become", True),
+        ("not-root", "kube", "host gpu1 runs modules as kube, and the roles need root there; set ansible_become", True),
         ("no-escalation", "kube", "host gpu1 is reached as kube, who can't become root: No route to host; run", True),
         ("no-facts", "root", "host gpu1 doesn't tell its facts: No route to host", False),
     ],
