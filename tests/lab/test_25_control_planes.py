@@ -154,6 +154,7 @@ def edit(lab: Lab, node: str, script: str) -> None:
     lab.ssh(node, f"cp -p {SCHEDULER} {aside} && {script} {aside} && mv {aside} {SCHEDULER}")
 
 
+@pytest.mark.long
 def test_a_configuration_that_the_scheduler_rejects(lab: Lab, planes: dict[str, ControlPlane]) -> None:
     """The image's tag has no version and the variable a wrong one, so that the API version isn't supported."""
     plane = leading(lab, planes)
