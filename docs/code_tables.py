@@ -63,6 +63,15 @@ class Symptom:
 
 SYMPTOMS = (
     Symptom(
+        "A run stops before it changes anything",
+        "Read preflight's list above the failure: each entry names the hosts or the variable, with its file and line, "
+        "and the last line says what to do.",
+        findings=(
+            *("wrong-value", "unknown-variable", "missing-value", "missing-file"),
+            *("unreachable", "not-root", "no-escalation", "no-facts"),
+        ),
+    ),
+    Symptom(
         "A pod with a share stays Pending",
         "`kubectl describe pod NAME`: see the Event `FailedScheduling`. `Insufficient aliyun.com/gpu-mem` is "
         "Kubernetes' own reason: a whole node has too few free units, or announces none. A reason code is the "
@@ -300,9 +309,8 @@ def support() -> str:
         "hami": "HAMi",
         "nvidia": "NVIDIA's device plugin",
     }
-    backends = [
-        f"| {text} | {'yes' if name in preflight.BACKENDS else 'no'} | {read[name]} |" for name, text in shown.items()
-    ]
+    served = code("plugin_utils._preflight.specifications").SHARED["gpu_backend"]["choices"]
+    backends = [f"| {text} | {'yes' if name in served else 'no'} | {read[name]} |" for name, text in shown.items()]
     return SUPPORT.format(
         systems="\n".join(systems),
         runtimes=", ".join(f"`{name}`" for name in preflight.RUNTIMES),
