@@ -33,7 +33,6 @@ from processes import (
     account_of,
     check_filtered,
     cpu_for,
-    every,
     memory,
     p99,
     percentiles,
@@ -45,6 +44,8 @@ from processes import (
 from extender_filter import asking, node, pod, wanted  # isort: skip
 from gpushare.api.client import KubeApi, KubeError, connect
 from gpushare.shared._contracts import gpushare as contract
+
+from lab.shell import every
 
 CARDS = 8
 READY_SECONDS, MEMORY_MB, FILTER_MS = 5.0, 100.0, 3.0

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -148,24 +148,6 @@ def cpu_for(pid: int, seconds: float) -> float:
     before, began = cpu(pid), time.perf_counter()
     time.sleep(seconds)
     return (cpu(pid) - before) / (time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function periodically in the background."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(seconds):
-            act()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def percentiles(times: Sequence[float]) -> str:
