@@ -153,6 +153,15 @@ def test_a_process_that_ignores_sigterm_keeps_its_memory_from_others(drivers: di
     assert report["after its end"] == [0, 0]
 
 
+def test_what_a_container_holds_after_it_lifted_its_limit_is_reported(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("lifted", drivers[R615], tmp_path)
+    assert report["events"] == [] and report["limit"] == [0, 2048, 0]
+    assert report["lifted"] is None and report["holds"] == "holding 5000 MiB"
+    (event,) = report["events after"]
+    assert event.startswith("GpuMemoryExceeded: MemoryLimitExceeded: container x of pod default/one holds 5000 MiB")
+    assert report["state"].startswith("unenforced: MemoryLimitExceeded") and report["more"] == "Insufficient Memory"
+
+
 IMPOSSIBLE = {
     "limits turned off in the driver": (
         CARD_LINES + "limits off\n",
