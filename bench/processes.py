@@ -25,6 +25,9 @@ sys.path[:0] = [str(SOURCE), str(ROOT), str(ROOT / "tests" / "unit")]
 from gpushare.shared._core.types import JsonObject  # noqa: E402
 from real_apiserver import ApiServer, _Authority  # noqa: E402
 
+# A program behind these ends with this script, even if that is killed.
+TIED = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+
 
 class NoResult(Exception):
     """A benchmark has no result; the message has the reason."""
@@ -42,6 +45,7 @@ class Server:
         self.began = time.perf_counter()
         self._process = subprocess.Popen(
             [
+                *TIED,
                 *(sys.executable, "-m", module, "--log-format=json"),
                 *(f"--api-server={url}", f"--service-account={account}", *flags),
             ],
@@ -109,10 +113,13 @@ def watch_without_events(handler: BaseHTTPRequestHandler) -> None:
     """Answer a watch of recorded lists: bookmarks alone, without which the extender's state counts as outdated."""
     handler.send_response(200)
     handler.end_headers()
-    while True:
-        handler.wfile.write(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n')
-        handler.wfile.flush()
-        time.sleep(30)
+    # Until the client ends.
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n')
+            handler.wfile.flush()
+            time.sleep(30)
+    handler.close_connection = True
 
 
 def check_filtered(answer: bytes) -> None:

@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from processes import NoResult, Server, account_of, cpu, end_process, memory, verdict
+from processes import TIED, NoResult, Server, account_of, cpu, end_process, memory, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
 from gpushare.api.client import KubeApi, KubeError, Stream, connect
@@ -60,11 +59,9 @@ class Program:
 
     def __init__(self, folder: Path, name: str, *command: str) -> None:
         self.name, self._log = name, folder / f"{name}.log"
-        # It ends with this script, even if that is killed.
-        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*tied, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                [*TIED, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     @property
@@ -72,7 +69,7 @@ class Program:
         return self._process.pid
 
     def wait(self, ready: Any, what: str) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + LONGEST
         while not ready():
             if self._process.poll() is not None or time.monotonic() > end:
                 raise NoResult(f"{what}; {self.log_end()}")
