@@ -232,7 +232,7 @@ TABLE = (
     Try(
         "is privileged, and asks for no share",
         ("privileged",),
-        ALL, ALL, ALL, UNSEEN, MAY_UNDO,
+        ALL, ALL, ALL, Cell(Outcome.UNSEEN, "; an Event and verify name it"), MAY_UNDO,
     ),
 )  # fmt: skip
 
