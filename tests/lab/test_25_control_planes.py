@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from _lab import REPORT, Done, Lab, in_background, until
+from _lab import REPORT, Done, Lab, until
 from _schedulers import (
     API_SERVER,
     CONFIG,
@@ -35,6 +35,7 @@ from _schedulers import (
 from _snapshot import BASELINE
 
 from lab import engine as engines
+from lab.shell import in_background
 
 SITE = "playbooks/site.yml"
 CHANGE = "tests/lab/change_scheduler.yml"
