@@ -117,6 +117,11 @@ objects:
       namespace: ""
       name: gpushare-system
       action: unchanged
+unready:
+  description: The objects that aren't in the desired state yet, each with the reason; a run that isn't in check mode would wait for them.
+  type: list
+  elements: str
+  returned: in check mode with O(wait)
 requests:
   description: Number of requests to the API server by HTTP method.
   type: dict

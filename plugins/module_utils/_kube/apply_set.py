@@ -199,6 +199,10 @@ class ClusterObjects:
                 # The API server may be unavailable for a moment.
                 pending = {ref: f"{ref}: {error}" for ref in pending}
 
+    def unready(self, node_resources: t.Sequence[str] = ()) -> list[str]:
+        """Return why observed objects aren't in the desired state yet, for which ``wait`` would wait."""
+        return list(self._pending(dict(self._live), node_resources).values())
+
     def _poll(self, pending: t.Collection[Ref], node_resources: t.Sequence[str]) -> dict[Ref, str]:
         """Read pending objects again.
 
@@ -297,7 +301,9 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     result: JsonObject = {"changed": False}
     try:
         result = run(reconciler, check)
-        if params["wait"] and not check:
+        if params["wait"] and check:
+            result["unready"] = reconciler.unready(params["node_resources"])
+        elif params["wait"]:
             reconciler.wait(waiting or Waiting(timeout=params["wait_timeout"]), params["node_resources"])
     except ShareError as error:
         error.details.update(result, objects=reconciler.summary(), requests=dict(kube.requests))

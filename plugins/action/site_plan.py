@@ -1,0 +1,54 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+import os
+
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
+
+ARGUMENTS: JsonObject = {
+    "hosts": {"type": "dict", "required": True},
+    "schedulers": {"type": "list", "elements": "str", "default": []},
+    "output": {"type": "path"},
+}
+
+
+class ActionModule(ShareAction):
+    """Prints the plans of all hosts as one, and writes them as data."""
+
+    _requires_connection = False
+    arguments = ARGUMENTS
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        plan = SitePlan(json.loads(json.dumps(params["hosts"])), params["schedulers"])
+        data = plan.result()
+        self._display.display(plan.text().rstrip("\n"))
+        result: JsonObject = {"changed": False, "plan": data}
+        if params["output"]:
+            result["output"] = _write(params["output"], data)
+            self._display.display(f"The plan is in {result['output']}.")
+        if plan.refusals:
+            reasons = "; ".join(f"{host}: {one['reason']}" for host, one in plan.refusals)
+            result.update(failed=True, msg=f"The run would be refused: {reasons}")
+        return result
+
+
+def _write(given: str, data: JsonObject) -> str:
+    """Write the plan and return the file's absolute path, also in check mode: it is what the user asked for.
+
+    :raises BadInput: the file can't be written.
+    """
+    path = os.path.abspath(given)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, sort_keys=True)
+            file.write("\n")
+    except OSError as error:
+        raise BadInput(f"plan_output: {path} can't be written: {error.strerror}") from error
+    return path
