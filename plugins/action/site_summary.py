@@ -8,12 +8,12 @@ import dataclasses
 import json
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
 
-ARGUMENTS: JsonObject = {**auth_arguments(), "plan": {"type": "dict"}}
+ARGUMENTS: JsonObject = {**client.auth_arguments(), "plan": {"type": "dict"}}
 
 
 class ActionModule(ShareAction):
@@ -23,8 +23,13 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        asked = {name: params[name] for name in auth_arguments()}
-        found = ClusterTasks().predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"}) or {}
+        asked = {name: params[name] for name in client.auth_arguments()}
+        found = ClusterTasks().predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
+        if found is None:
+            self._display.display(
+                f"The nodes weren't read: ansible-playbook's Python lacks a library: {client.MISSING}"
+            )
+            return {"changed": False, "summary": None}
         plan = None if params["plan"] is None else json.loads(json.dumps(params["plan"]))
         made = summary(found["resources"], plan, bool(self._task.check_mode))
         self._display.display(made.text())

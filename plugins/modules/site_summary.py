@@ -38,7 +38,7 @@ RETURN = r"""
 summary:
   description: >-
     C(nodes) and C(cards) that are shared, their memory (C(units) in C(unit)), C(steps) (of the plan; null without one), and whether nothing was
-    changed because of C(check) mode.
+    changed because of C(check) mode. Null where ansible-playbook's own Python lacks the Kubernetes library.
   type: dict
   returned: always
 """

@@ -17,7 +17,7 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from . import objects
-from .client import Kube, auth_arguments
+from .client import Kube, auth_arguments, status_writer
 from .compare import managed_part
 from .namespace import foreign_objects
 from .refs import FIELD_MANAGER, Ref, ref_of
@@ -41,6 +41,7 @@ ARGUMENTS: JsonObject = {
     "wait_timeout": {"type": "int", "default": 300},
     "node_resources": {"type": "list", "elements": "str", "default": []},
     "replace_unready": {"type": "bool", "default": False},
+    "status_file": {"type": "path"},
     "field_manager": {"type": "str", "default": FIELD_MANAGER},
 }
 
@@ -192,6 +193,7 @@ class ClusterObjects:
             if waiting.now() >= end:
                 texts = "; ".join([*pending.values(), *self._reasons(list(pending))])
                 raise NotInEffect(f"not in effect within {waiting.timeout:g} s: {texts}")
+            waiting.status("; ".join(pending.values()))
             waiting.sleep(waiting.pause)
             try:
                 pending = self._poll(pending, node_resources)
@@ -304,7 +306,9 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
         if params["wait"] and check:
             result["unready"] = reconciler.unready(params["node_resources"])
         elif params["wait"]:
-            reconciler.wait(waiting or Waiting(timeout=params["wait_timeout"]), params["node_resources"])
+            status = status_writer(params.get("status_file"))
+            waiting = waiting or Waiting(timeout=params["wait_timeout"], status=status)
+            reconciler.wait(waiting, params["node_resources"])
     except ShareError as error:
         error.details.update(result, objects=reconciler.summary(), requests=dict(kube.requests))
         raise

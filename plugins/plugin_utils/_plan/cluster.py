@@ -17,7 +17,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ...module_utils._allocation import stale_status
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
-from ...module_utils._kube import apply_set
+from ...module_utils._kube import apply_set, client
 from ...module_utils._kube.client import Kube, RealKube, auth_arguments
 from ...module_utils._kube.refs import KINDS, Ref
 from ...module_utils._openshift import gpu_operator
@@ -106,14 +106,20 @@ class ClusterTasks:
 
     def __init__(self, connect: t.Callable[[Connection], Kube] = RealKube.of_module) -> None:
         self._connect = connect
+        # The modules may run by another Python than ansible-playbook.
+        self._unusable = client.MISSING
         self._kubes: dict[str, tuple[Connection, Kube]] = {}
 
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
-        """Return the result of a task in check mode; None for another module, or one that has to be executed.
+        """Return the result of a task in check mode; None where it has to be executed or another module runs.
+
+        Without the Kubernetes library in ansible-playbook's own Python, every task has to be executed.
 
         :param module: its full name.
         :raises ShareError: the task would fail.
         """
+        if self._unusable:
+            return None
         if module == K8S_INFO:
             return self._with(options, lambda kube: _read(kube, options))
         if module == K8S:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The callback progress: lines for tasks that take long, by the real ansible-playbook."""
+"""Lines for tasks that take long: by the callback progress, and about what a module waits for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import apply_set
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import status_writer
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.running_tasks import HOSTS_NAMED, RunningTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
+from fake_kube import FakeKube
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,3 +77,33 @@ def test_a_silent_task_is_printed_and_a_short_one_is_not(tmp_path):
     imports = [line for line in lines if line.endswith("Import the image")]
     assert len(imports) >= 2 and re.fullmatch(r"still running after \d+ s on a: Import the image", imports[-1]), lines
     assert any(line.endswith(": Wait") for line in lines)
+
+
+def test_what_a_module_waits_for_is_printed_while_it_waits():
+    shown = []
+    with StatusLines(shown.append, 0.2) as path:
+        time.sleep(0.5)
+        assert shown == []
+        write = status_writer(path)
+        write("DaemonSet a: 1 of 2 pods are ready")
+        write("DaemonSet a: 1 of 2")
+        time.sleep(0.5)
+    assert shown and re.fullmatch(r"waiting for \d s: DaemonSet a: 1 of 2", shown[-1])
+    printed = len(shown)
+    write("later")
+    time.sleep(0.3)
+    assert len(shown) == printed and not os.path.exists(path)
+
+
+def test_a_wait_reports_what_is_pending():
+    seen = []
+    kube = FakeKube()
+    definition = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "n"}}
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}
+    params = {"definitions": [space, {**definition, "spec": {}}], "state": "present", "field_manager": "kubegpu-share"}
+    params |= {"replace_unready": False, "wait": True, "wait_timeout": 2, "node_resources": []}
+    with pytest.raises(NotInEffect):
+        apply_set.ensure(kube, params, False, Waiting(0.01, 0.01, status=seen.append))
+    assert seen and seen[0].startswith("DaemonSet n/d")
+    predicted = apply_set.ensure(kube, params, True)
+    assert predicted["changed"] is False and predicted["unready"] == seen[:1]
