@@ -4,31 +4,18 @@
 
 from __future__ import annotations
 
-from ansible.template import trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import ROLES, AnsibleEngine, TaskPredictions
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.stages import walk_stages
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import Walk
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
 
-ARGUMENTS: JsonObject = {"cluster": {"type": "bool", "default": False}}
+ARGUMENTS: JsonObject = {}
 
 
 class ActionModule(ShareAction):
-    """Plans the roles of site.yml for one host, from what this run has observed."""
+    """Plans the roles of site.yml for one machine, from what this run has observed of it."""
 
     _requires_connection = False
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        variables = task_vars or {}
-        groups = [name for name, hosts in variables["groups"].items() if variables["inventory_hostname"] in hosts]
-        walk = Walk(AnsibleEngine(self), TaskPredictions(self), ROLES, variables)
-        steps = walk_stages(walk, groups, params["cluster"], trust_as_template)
-        return {
-            "changed": False,
-            "steps": [one.result() for one in steps],
-            "refusal": walk.refusal.result() if walk.refusal else None,
-            "groups": sorted(walk.groups),
-            "notes": walk.notes,
-        }
+        return {"changed": False, **plan_host(self, task_vars or {})}

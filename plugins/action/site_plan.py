@@ -4,15 +4,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
 
 ARGUMENTS: JsonObject = {
+    **auth_arguments(),
     "hosts": {"type": "dict", "required": True},
     "schedulers": {"type": "list", "elements": "str", "default": []},
     "output": {"type": "path"},
@@ -20,22 +26,34 @@ ARGUMENTS: JsonObject = {
 
 
 class ActionModule(ShareAction):
-    """Prints the plans of all hosts as one, and writes them as data."""
+    """Plans the cluster's changes, prints the plans of all hosts as one, and writes them as data."""
 
     _requires_connection = False
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        plan = SitePlan(json.loads(json.dumps(params["hosts"])), params["schedulers"])
+        variables = task_vars or {}
+        cluster = ClusterTasks()
+        hosts = json.loads(json.dumps(params["hosts"]))
+        hosts[str(variables["inventory_hostname"])] = plan_host(self, variables, cluster)
+        plan = SitePlan(hosts, params["schedulers"])
         data = plan.result()
         self._display.display(plan.text().rstrip("\n"))
+        stats = {name: value for name, value in data.items() if name != "patterns"}
         result: JsonObject = {"changed": False, "plan": data}
+        # As set_stats has it: AWX keeps it as an artifact.
+        result["ansible_stats"] = {"data": {"gpu_plan": stats}, "per_host": False, "aggregate": False}
         if params["output"]:
-            result["output"] = _write(params["output"], data)
+            result["output"] = _write(params["output"], stats)
             self._display.display(f"The plan is in {result['output']}.")
         if plan.refusals:
             reasons = "; ".join(f"{host}: {one['reason']}" for host, one in plan.refusals)
             result.update(failed=True, msg=f"The run would be refused: {reasons}")
+        elif plan.empty:
+            # The nodes that the plan has read: without changes nothing else is there at the end.
+            asked = {name: params[name] for name in auth_arguments()}
+            found = cluster.predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
+            result["summary"] = dataclasses.asdict(summary(found["resources"], data, False)) if found else None
         return result
 
 

@@ -11,9 +11,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import Summary, summary
 
-ARGUMENTS: JsonObject = {**client.auth_arguments(), "plan": {"type": "dict"}}
+ARGUMENTS: JsonObject = {**client.auth_arguments(), "planned": {"type": "dict"}}
 
 
 class ActionModule(ShareAction):
@@ -23,6 +23,10 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        planned = json.loads(json.dumps(params["planned"] or {}))
+        if planned.get("summary"):
+            self._display.display(Summary(**planned["summary"]).text())
+            return {"changed": False, "summary": planned["summary"]}
         asked = {name: params[name] for name in client.auth_arguments()}
         found = ClusterTasks().predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
         if found is None:
@@ -30,7 +34,6 @@ class ActionModule(ShareAction):
                 f"The nodes weren't read: ansible-playbook's Python lacks a library: {client.MISSING}"
             )
             return {"changed": False, "summary": None}
-        plan = None if params["plan"] is None else json.loads(json.dumps(params["plan"]))
-        made = summary(found["resources"], plan, bool(self._task.check_mode))
+        made = summary(found["resources"], planned.get("plan"), bool(self._task.check_mode))
         self._display.display(made.text())
         return {"changed": False, "summary": dataclasses.asdict(made)}

@@ -14,14 +14,8 @@ description:
   - "For the roles of this collection only: role P(kubegpu.share.plan#role) uses it; options and return values may change in any release."
   - Evaluates the tasks of the roles as in check mode, from what the run has observed of the machine (C(gpu_node), C(scheduler_observed)).
     Nothing is executed on the machine, and nothing is changed.
-  - With O(cluster), reads the cluster's objects over one connection, each object and list once.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
-options:
-  cluster:
-    description: Plan the plays of localhost, which change the cluster through its API.
-    type: bool
-    default: false
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -12,12 +12,16 @@ short_description: "For the roles of this collection only: print what site.yml w
 version_added: 1.0.0
 description:
   - "For the roles of this collection only: role P(kubegpu.share.plan#role) uses it; options and return values may change in any release."
-  - Joins the plans of M(kubegpu.share.role_plan), prints them and fails where a role refuses.
+  - Plans the roles that change the cluster, from one connection that reads each object and each list once; joins this plan with those of
+    M(kubegpu.share.role_plan), prints them and fails where a role refuses.
+  - Sets the stat C(gpu_plan), which AWX keeps as an artifact.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
+  - kubegpu.share.attributes.cluster
+  - kubernetes.core.k8s_auth_options
 options:
   hosts:
-    description: The result of M(kubegpu.share.role_plan) of each host.
+    description: The result of M(kubegpu.share.role_plan) of each machine.
     type: dict
     required: true
   schedulers:
@@ -28,6 +32,9 @@ options:
   output:
     description: Path of a JSON file for the plan, relative to the current directory. It is written in check mode, too.
     type: path
+requirements:
+  - python >= 3.9
+  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """
@@ -46,6 +53,10 @@ plan:
     - C(patterns) has the hosts of each play of site.yml that has something to do.
   type: dict
   returned: always
+summary:
+  description: Where there are no changes, what there is, as M(kubegpu.share.site_summary) returns it.
+  type: dict
+  returned: without changes
 output:
   description: The absolute path of the file.
   type: str

@@ -18,8 +18,8 @@ extends_documentation_fragment:
   - kubegpu.share.attributes.cluster
   - kubernetes.core.k8s_auth_options
 options:
-  plan:
-    description: The plan with which the run began, as M(kubegpu.share.site_plan) returned it.
+  planned:
+    description: The result of M(kubegpu.share.site_plan) with which the run began. Without changes its nodes aren't read again.
     type: dict
 requirements:
   - python >= 3.9
@@ -31,7 +31,7 @@ author:
 EXAMPLES = r"""
 - name: Print what there is now
   kubegpu.share.site_summary:
-    plan: "{{ planned.plan }}"
+    planned: "{{ site_planned }}"
 """
 
 RETURN = r"""

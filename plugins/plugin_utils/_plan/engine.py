@@ -18,7 +18,8 @@ from ansible.template import trust_as_template
 from ...module_utils._core.types import JsonObject
 from .._actions.base import ShareAction
 from .cluster import ClusterTasks, validated
-from .walk import COLLECTION, Undefined
+from .stages import walk_stages
+from .walk import COLLECTION, Undefined, Walk
 
 ROLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "roles")
 
@@ -30,22 +31,22 @@ class AnsibleEngine:
     """
 
     def __init__(self, action: ActionBase) -> None:
-        self._templar = action._templar
+        self._templar = action._templar.copy_with_new_env()
         self._loader = action._loader
         self._loaded: dict[str, t.Any] = {}
         self._query = trust_as_template("{{ query('ansible.builtin.first_found', terms_of_the_plan) }}")
 
     def template(self, value: t.Any, variables: t.Mapping[str, t.Any]) -> t.Any:
-        templar = self._templar.copy_with_new_env(available_variables=dict(variables))
+        self._templar.available_variables = dict(variables)
         try:
-            return templar.template(value)
+            return self._templar.template(value)
         except AnsibleUndefinedVariable as error:
             raise Undefined(str(error)) from error
 
     def holds(self, condition: t.Any, variables: t.Mapping[str, t.Any]) -> bool:
-        templar = self._templar.copy_with_new_env(available_variables=dict(variables))
+        self._templar.available_variables = dict(variables)
         try:
-            return bool(templar.evaluate_conditional(condition))
+            return bool(self._templar.evaluate_conditional(condition))
         except AnsibleUndefinedVariable as error:
             raise Undefined(str(error)) from error
 
@@ -103,3 +104,21 @@ def _observed(module: str, variables: t.Mapping[str, t.Any]) -> JsonObject | Non
     if module == f"{COLLECTION}gpu_node_info" and "gpu_node" in variables:
         return {"gpu_node": variables["gpu_node"]}
     return None
+
+
+def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks | None = None) -> JsonObject:
+    """Plan the roles of site.yml for one host, and return the plan as data.
+
+    :param action: the action that plans.
+    :param variables: of the host.
+    :param cluster: plan the plays of localhost, by this connection; None for those of machines.
+    """
+    groups = [name for name, hosts in variables["groups"].items() if variables["inventory_hostname"] in hosts]
+    walk = Walk(AnsibleEngine(action), TaskPredictions(action, cluster), ROLES, variables)
+    steps = walk_stages(walk, groups, cluster is not None, trust_as_template)
+    return {
+        "steps": [one.result() for one in steps],
+        "refusal": walk.refusal.result() if walk.refusal else None,
+        "groups": sorted(walk.groups),
+        "notes": walk.notes,
+    }

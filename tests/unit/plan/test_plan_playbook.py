@@ -59,5 +59,5 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     headers = set(re.findall(r"^\+\+\+ after: (.+)$", checked.text, re.MULTILINE))
     assert headers and headers == made
     assert objects(api) == before
-    assert plan["patterns"]["device_plugin"] == ["localhost"] and plan["changes"] is True
+    assert plan["changes"] is True and "PLAY [Deploy the device plugin" in checked.text
     assert "would change something; next: the same command without --check" in " ".join(checked.text.split())

@@ -51,7 +51,7 @@ def test_the_stages_are_the_plays_of_the_playbooks():
     for play in plays:
         for stage in stages.STAGES:
             pattern = (
-                f"groups['{stages.MAINTENANCE}']" if stage.name == "maintenance" else f"plan_patterns.{stage.name} "
+                f"groups['{stages.MAINTENANCE}']" if stage.name == "maintenance" else f"plan.patterns.{stage.name} "
             )
             if pattern in str(play.get("hosts")):
                 named[stage.name] = play

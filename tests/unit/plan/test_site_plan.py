@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from action_plugins import act
+from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import site_plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, about
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import NEXT, summary
@@ -95,11 +95,14 @@ def test_the_text_says_what_restarts_and_is_drained():
 
 def test_a_refusal_fails_the_task_and_the_data_is_written_nevertheless(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    hosts = {"gpu1": plan(refusal=Refusal("runtime", "Configure it", "no runtime").result()), "localhost": EMPTY}
-    result, executed = act(site_plan, {"hosts": hosts, "output": "p.json"}, monkeypatch)
-    assert (result["failed"], executed) == (True, [])
-    assert result["msg"] == "The run would be refused: gpu1: no runtime"
-    assert json.loads((tmp_path / "p.json").read_text())["hosts"]["gpu1"]["refusal"]["role"] == "runtime"
+    hosts = {"gpu1": plan(refusal=Refusal("runtime", "Configure it", "no runtime").result())}
+    monkeypatch.setattr(site_plan, "plan_host", lambda action, variables, cluster: EMPTY)
+    action = load(site_plan, {"hosts": hosts, "output": "p.json"})
+    result = action.run(task_vars={"inventory_hostname": "localhost"})
+    assert result["failed"] and result["msg"] == "The run would be refused: gpu1: no runtime"
+    written = json.loads((tmp_path / "p.json").read_text())
+    assert written["hosts"]["gpu1"]["refusal"]["role"] == "runtime"
+    assert result["ansible_stats"] == {"data": {"gpu_plan": written}, "per_host": False, "aggregate": False}
 
 
 def node(memory, count):
