@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host, validate_host
 
-ARGUMENTS: JsonObject = {}
+ARGUMENTS: JsonObject = {"validate": {"type": "bool", "default": False}}
 
 
 class ActionModule(ShareAction):
@@ -18,4 +18,5 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        return {"changed": False, **plan_host(self, task_vars or {})}
+        evaluate = validate_host if params["validate"] else plan_host
+        return {"changed": False, **evaluate(self, task_vars or {})}

@@ -16,6 +16,11 @@ description:
     Nothing is executed on the machine, and nothing is changed.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
+options:
+  validate:
+    description: Evaluate only the validation of the roles driver and toolkit, for the preflight.
+    type: bool
+    default: false
 author:
   - The kubegpu.share authors (@kubegpu)
 """
@@ -27,6 +32,15 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+driver_choice:
+  description: What role driver would install, as P(kubegpu.share.driver_choice#filter) returns it.
+  type: dict
+  returned: with O(validate)
+toolkit_refused:
+  description: Why role toolkit would refuse the machine.
+  type: list
+  elements: str
+  returned: with O(validate)
 steps:
   description:
     - The tasks that would change something, each with C(stage) (a play of site.yml), C(role), C(task), C(module), C(changes) (names of
@@ -34,19 +48,19 @@ steps:
     - C(certain) is false where only the run tells whether there is something to change.
   type: list
   elements: dict
-  returned: always
+  returned: without O(validate)
 refusal:
   description: The C(role) and C(task) that would fail, with the C(reason); null for none. Nothing is planned after it.
   type: dict
-  returned: always
+  returned: without O(validate)
 groups:
   description: Groups that the roles would add the host to.
   type: list
   elements: str
-  returned: always
+  returned: without O(validate)
 notes:
   description: What the roles would print.
   type: list
   elements: str
-  returned: always
+  returned: without O(validate)
 """

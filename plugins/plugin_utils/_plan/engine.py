@@ -15,6 +15,7 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
+from ...module_utils._core.errors import ShareError
 from ...module_utils._core.types import JsonObject
 from .._actions.base import ShareAction
 from .cluster import ClusterTasks, validated
@@ -104,6 +105,24 @@ def _observed(module: str, variables: t.Mapping[str, t.Any]) -> JsonObject | Non
     if module == f"{COLLECTION}gpu_node_info" and "gpu_node" in variables:
         return {"gpu_node": variables["gpu_node"]}
     return None
+
+
+def validate_host(action: ActionBase, variables: JsonObject) -> JsonObject:
+    """Evaluate the validation of the roles driver and toolkit, for preflight.
+
+    :param action: the action that evaluates.
+    :param variables: of the machine.
+    :raises ShareError: a variable that they need is undefined.
+    :returns: ``driver_choice``, as the filter of this name returns it, and ``toolkit_refused``, a list of reasons.
+    """
+    walk = Walk(AnsibleEngine(action), TaskPredictions(action), ROLES, variables)
+    for role in ("driver", "toolkit"):
+        walk.role(role, tasks="validate")
+    if walk.steps:
+        raise ShareError(
+            "; ".join(f"role {one.role} can't be validated: {', '.join(one.changes)}" for one in walk.steps)
+        )
+    return {"driver_choice": walk.facts["__driver_choice"], "toolkit_refused": walk.facts["__toolkit_refused"]}
 
 
 def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks | None = None) -> JsonObject:

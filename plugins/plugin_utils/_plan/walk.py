@@ -163,6 +163,7 @@ class Walk:
     :param host: the host's variables.
     :ivar steps: what would change.
     :ivar refusal: why the walk ended early; None if it didn't.
+    :ivar facts: what the roles have set and registered.
     :ivar groups: groups that the host would join.
     :ivar notes: what the roles would print, and warnings.
     """
@@ -172,7 +173,7 @@ class Walk:
         self._predict = predict
         self._roles = roles
         self._host = {**host, "ansible_check_mode": True}
-        self._facts: JsonObject = {}
+        self.facts: JsonObject = {}
         self.steps: list[Step] = []
         self.refusal: Refusal | None = None
         self.groups: set[str] = set()
@@ -228,7 +229,7 @@ class Walk:
             "role_path": scope.folder,
             "ansible_search_path": [scope.folder],
         }
-        return {**scope.defaults, **scope.host, **scope.own, **self._facts, **scope.given, **place, **(more or {})}
+        return {**scope.defaults, **scope.host, **scope.own, **self.facts, **scope.given, **place, **(more or {})}
 
     def _all(self, conditions: t.Iterable[t.Any], scope: _Scope, more: t.Mapping[str, t.Any] | None = None) -> bool:
         variables = None
@@ -266,7 +267,7 @@ class Walk:
         if not looped:
             result = self._once(task, action, scope, {})
             if register:
-                self._facts[register] = result
+                self.facts[register] = result
             return
         try:
             items = self._items(task, scope)
@@ -279,7 +280,7 @@ class Walk:
         results = [self._once(task, action, scope, {variable: item}) for item in items]
         if register:
             changed = any(one.get("changed") for one in results)
-            self._facts[register] = {"results": results, "changed": changed, "skipped": not results}
+            self.facts[register] = {"results": results, "changed": changed, "skipped": not results}
 
     def _items(self, task: t.Mapping[str, t.Any], scope: _Scope) -> list[t.Any]:
         variables = self._variables(scope)
@@ -356,13 +357,13 @@ class Walk:
         self._file(f"{inside.folder}/tasks/{arguments.get('tasks_from', 'main')}.yml", inside)
 
     def _do_set_fact(self, given: t.Any, task: t.Any, scope: _Scope, variables: JsonObject) -> None:
-        self._facts.update(
+        self.facts.update(
             {str(self._engine.template(key, variables)): self._engine.template(given[key], variables) for key in given}
         )
 
     def _do_include_vars(self, given: t.Any, task: t.Any, scope: _Scope, variables: JsonObject) -> None:
         path = self._engine.template(given["file"] if isinstance(given, dict) else given, variables)
-        self._facts.update(self._engine.load(path if path.startswith("/") else f"{scope.folder}/vars/{path}") or {})
+        self.facts.update(self._engine.load(path if path.startswith("/") else f"{scope.folder}/vars/{path}") or {})
 
     def _do_group_by(self, given: t.Any, task: t.Any, scope: _Scope, variables: JsonObject) -> None:
         self.groups.add(str(self._engine.template(given["key"], variables)))
