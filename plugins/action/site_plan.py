@@ -17,10 +17,13 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
 
+# When site.yml runs its checks.
+CHANGES, ALWAYS = "changes", "always"
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "hosts": {"type": "dict", "required": True},
     "schedulers": {"type": "list", "elements": "str", "default": []},
+    "verify": {"type": "str", "choices": [CHANGES, ALWAYS], "default": CHANGES},
     "output": {"type": "path"},
 }
 
@@ -36,7 +39,7 @@ class ActionModule(ShareAction):
         cluster = ClusterTasks()
         hosts = json.loads(json.dumps(params["hosts"]))
         hosts[str(variables["inventory_hostname"])] = plan_host(self, variables, cluster)
-        plan = SitePlan(hosts, params["schedulers"])
+        plan = SitePlan(hosts, params["schedulers"], params["verify"] == ALWAYS)
         data = plan.result()
         self._display.display(plan.text().rstrip("\n"))
         stats = {name: value for name, value in data.items() if name != "patterns"}

@@ -29,6 +29,11 @@ options:
     type: list
     elements: str
     default: []
+  verify:
+    description: Whether site.yml runs its checks after changes only, or always.
+    type: str
+    choices: [changes, always]
+    default: changes
   output:
     description: Path of a JSON file for the plan, relative to the current directory. It is written in check mode, too.
     type: path

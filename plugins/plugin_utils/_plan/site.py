@@ -44,11 +44,13 @@ class SitePlan:
     """The plan of a run of site.yml.
 
     :param hosts: by host, what the action ``role_plan`` returned.
+    :param verify: the checks run also where nothing changes.
     :param schedulers: the hosts whose kube-scheduler is configured, in this order.
     """
 
     hosts: t.Mapping[str, JsonObject]
     schedulers: t.Sequence[str] = ()
+    verify: bool = False
 
     @property
     def steps(self) -> list[tuple[str, JsonObject]]:
@@ -104,7 +106,7 @@ class SitePlan:
             else:
                 hosts = [host for host in self.hosts if host != LOCALHOST and self._of(host, until)]
             found[stage.name] = hosts or f"{stage.groups[0] if stage.groups else LOCALHOST}:!all"
-        found["verify"] = f"{LOCALHOST}:!all" if self.empty else [LOCALHOST]
+        found["verify"] = [LOCALHOST] if self.verify or not self.empty else f"{LOCALHOST}:!all"
         return found
 
     def result(self) -> JsonObject:

@@ -40,6 +40,7 @@ def test_no_play_runs_where_nothing_changes():
     made = SitePlan({"gpu1": EMPTY, "cp1": EMPTY, "localhost": EMPTY}, ["cp1"])
     assert made.empty and made.seconds == 0
     assert {str(pattern).endswith(":!all") for pattern in made.patterns().values()} == {True}
+    assert SitePlan({"gpu1": EMPTY}, verify=True).patterns()["verify"] == ["localhost"]
     assert made.text() == "Nothing to change: 2 machines and the cluster are as configured.\n"
 
 
