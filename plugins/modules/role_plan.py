@@ -45,7 +45,7 @@ steps:
   description:
     - The tasks that would change something, each with C(stage) (a play of site.yml), C(role), C(task), C(module), C(changes) (names of
       files, packages and objects), C(restarts) (services) and C(waits) (what it would wait for).
-    - C(certain) is false where only the run tells whether there is something to change.
+    - C(certain) is false where only the run tells whether there is something to change; C(reason) says why, where a template did.
   type: list
   elements: dict
   returned: without O(validate)

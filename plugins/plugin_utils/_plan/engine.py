@@ -119,9 +119,7 @@ def validate_host(action: ActionBase, variables: JsonObject) -> JsonObject:
     for role in ("driver", "toolkit"):
         walk.role(role, tasks="validate")
     if walk.steps:
-        raise ShareError(
-            "; ".join(f"role {one.role} can't be validated: {', '.join(one.changes)}" for one in walk.steps)
-        )
+        raise ShareError("; ".join(f"role {one.role} can't be validated: {one.reason}" for one in walk.steps))
     return {"driver_choice": walk.facts["__driver_choice"], "toolkit_refused": walk.facts["__toolkit_refused"]}
 
 

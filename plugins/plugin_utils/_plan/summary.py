@@ -48,10 +48,8 @@ class Summary:
         if not self.steps:
             return f"{what}; nothing changed; next: {NEXT}"
         if self.check:
-            return (
-                f"{what}; {counted(self.steps, 'step')} would change something; next: the same command without --check"
-            )
-        return f"{what}; {counted(self.steps, 'step')} changed; next: {NEXT}"
+            return f"{what}; {counted(self.steps, 'step')} would be done; next: the same command without --check"
+        return f"{what}; {counted(self.steps, 'step')} done; next: {NEXT}"
 
 
 def summary(nodes: t.Iterable[JsonObject], plan: JsonObject | None, check: bool) -> Summary:

@@ -86,6 +86,7 @@ class Step:
     :param certain: it is known that it changes something; otherwise the role decides when it runs.
     :param restarts: services that it restarts.
     :param waits: what it waits for, with the reasons.
+    :param reason: why it can't be planned now; empty where it could.
     """
 
     role: str
@@ -95,6 +96,7 @@ class Step:
     certain: bool = True
     restarts: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
+    reason: str = ""
 
     def result(self) -> JsonObject:
         """Return the step as data."""
@@ -202,7 +204,7 @@ class Walk:
             self.refusal = refused.refusal
         except Undefined as error:
             # The role itself decides, when the steps before have run.
-            self.steps.append(Step(name, LATER, "", (str(error),), certain=False))
+            self.steps.append(Step(name, LATER, "", certain=False, reason=str(error)))
         return True
 
     # ----------------------------------------------------------------- scopes

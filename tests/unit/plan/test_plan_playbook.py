@@ -60,4 +60,4 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     assert headers and headers == made
     assert objects(api) == before
     assert plan["changes"] is True and "PLAY [Deploy the device plugin" in checked.text
-    assert "would change something; next: the same command without --check" in " ".join(checked.text.split())
+    assert "would be done; next: the same command without --check" in " ".join(checked.text.split())

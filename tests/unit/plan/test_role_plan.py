@@ -133,6 +133,17 @@ def test_a_node_that_has_to_be_drained_joins_the_group_and_its_maintenance_is_pl
     assert driver.INSTALL in [one.task for one in inside.steps]
 
 
+def test_the_maintenance_of_a_node_is_planned_as_far_as_that_is_possible(tmp_path):
+    node = facts("ubuntu-24.04-cuda-repo", tmp_path)
+    node["driver"].update(dict.fromkeys(("module_version", "version", "library_version"), "570.133.20"))
+    found = planned(host("d", gpu_node=node, gpu_maintenance="drain", maintenance_cluster=False, **REGISTRY))
+    assert found["groups"] == ["kubegpu_maintenance"]
+    inside = [(one["task"], one["certain"]) for one in found["steps"] if one["stage"] == "maintenance"]
+    assert inside[0] == ("Unload the driver", False) and inside[-1] == (LATER, False)
+    assert (driver.INSTALL, True) in inside
+    assert driver.INSTALL not in [one["task"] for one in found["steps"] if one["stage"] == "driver"]
+
+
 # ---------------------------------------------------------------- the interpreter
 
 

@@ -118,7 +118,7 @@ def node(memory, count):
             [node("32", "2"), node("32", "2")],
             3,
             False,
-            f"2 nodes, 4 cards, 64 GiB shared; 3 steps changed; next: {NEXT}",
+            f"2 nodes, 4 cards, 64 GiB shared; 3 steps done; next: {NEXT}",
         ),
         ([node("32", "2")], 0, False, f"1 node, 2 cards, 32 GiB shared; nothing changed; next: {NEXT}"),
         ([node("32768", "1")], None, False, f"1 node, 1 card, 32768 MiB shared; next: {NEXT}"),
@@ -127,7 +127,7 @@ def node(memory, count):
             [{"metadata": {"name": "n"}}],
             1,
             True,
-            "No node shares a card; 1 step would change something; next: the same command without --check",
+            "No node shares a card; 1 step would be done; next: the same command without --check",
         ),
     ],
 )
