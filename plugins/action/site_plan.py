@@ -38,8 +38,8 @@ class ActionModule(ShareAction):
         variables = task_vars or {}
         cluster = ClusterTasks()
         hosts = json.loads(json.dumps(params["hosts"]))
-        hosts[str(variables["inventory_hostname"])] = plan_host(self, variables, cluster)
-        plan = SitePlan(hosts, params["schedulers"], params["verify"] == ALWAYS)
+        made = plan_host(self, variables, cluster)
+        plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
         data = plan.result()
         self._display.display(plan.text().rstrip("\n"))
         stats = {name: value for name, value in data.items() if name != "patterns"}
@@ -50,7 +50,7 @@ class ActionModule(ShareAction):
             result["output"] = _write(params["output"], stats)
             self._display.display(f"The plan is in {result['output']}.")
         if plan.refusals:
-            reasons = "; ".join(f"{host}: {one['reason']}" for host, one in plan.refusals)
+            reasons = "; ".join(f"{name}: {one['reason']}" for name, one in plan.refusals)
             result.update(failed=True, msg=f"The run would be refused: {reasons}")
         elif plan.empty:
             # The nodes that the plan has read: without changes nothing else is there at the end.

@@ -54,7 +54,7 @@ RETURN = r"""
 plan:
   description:
     - C(changes) (whether there are any), C(seconds) (about how long the run takes), C(restarts) (hosts by service), C(drained) (hosts),
-      C(hosts) (by host its C(steps), C(refusal) and C(notes), as M(kubegpu.share.role_plan) returns them).
+      C(hosts) (by machine its C(steps), C(refusal) and C(notes), as M(kubegpu.share.role_plan) returns them) and C(cluster) (the same of it).
     - C(patterns) has the hosts of each play of site.yml that has something to do.
   type: dict
   returned: always

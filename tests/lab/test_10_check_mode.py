@@ -46,7 +46,7 @@ def test_the_plan_names_what_check_mode_names(lab: Lab, checked: tuple[Done, Bef
     done = lab.playbook("playbooks/plan.yml", "-e", f"plan_output={output}")
     done.assert_unchanged()
     plan = json.loads(output.read_text())
-    steps = [step for host in plan["hosts"].values() for step in host["steps"]]
+    steps = [step for part in (*plan["hosts"].values(), plan["cluster"]) for step in part["steps"]]
     planned = {name for step in steps for name in step["changes"]}
     headers = set(re.findall(r"^\+\+\+ after: (.+?)\s*$", checked[0].out, re.MULTILINE))
     # What a step removes has a header before only.

@@ -43,18 +43,25 @@ WIDTH = 100
 class SitePlan:
     """The plan of a run of site.yml.
 
-    :param hosts: by host, what the action ``role_plan`` returned.
-    :param verify: the checks run also where nothing changes.
+    :param hosts: by machine, what the action ``role_plan`` returned.
+    :param cluster: the plan of the plays of localhost.
     :param schedulers: the hosts whose kube-scheduler is configured, in this order.
+    :param verify: the checks run also where nothing changes.
     """
 
     hosts: t.Mapping[str, JsonObject]
+    cluster: JsonObject
     schedulers: t.Sequence[str] = ()
     verify: bool = False
 
     @property
+    def _parts(self) -> dict[str, JsonObject]:
+        return {**self.hosts, CLUSTER: self.cluster}
+
+    @property
     def steps(self) -> list[tuple[str, JsonObject]]:
-        return [(host, step) for host, plan in self.hosts.items() for step in plan["steps"]]
+        """All steps, each with its machine or ``CLUSTER``."""
+        return [(name, step) for name, plan in self._parts.items() for step in plan["steps"]]
 
     @property
     def empty(self) -> bool:
@@ -62,7 +69,7 @@ class SitePlan:
 
     @property
     def refusals(self) -> list[tuple[str, JsonObject]]:
-        return [(host, plan["refusal"]) for host, plan in self.hosts.items() if plan["refusal"]]
+        return [(name, plan["refusal"]) for name, plan in self._parts.items() if plan["refusal"]]
 
     @property
     def restarts(self) -> dict[str, list[str]]:
@@ -82,13 +89,9 @@ class SitePlan:
         """About how long the run takes: machines at once, or one after another where the play does that."""
         total = 0.0
         for stage in STAGES:
-            by_host = [sum(map(seconds_of, self._of(host, [stage]))) for host in self.hosts]
+            by_host = [sum(map(seconds_of, _of(plan, [stage]))) for plan in self._parts.values()]
             total += sum(by_host) if stage.serial else max(by_host, default=0.0)
         return total + VERIFY_SECONDS if total else 0.0
-
-    def _of(self, host: str, stages: t.Sequence[Stage]) -> list[JsonObject]:
-        names = {stage.name for stage in stages}
-        return [step for step in self.hosts[host]["steps"] if step["stage"] in names]
 
     def patterns(self) -> dict[str, str | list[str]]:
         """Return, for each play, the hosts that it has to run on; a pattern that matches none where there are none.
@@ -100,11 +103,11 @@ class SitePlan:
         for number, stage in enumerate(STAGES):
             until = STAGES[: number + 1]
             if not stage.groups:
-                hosts = [LOCALHOST] if any(self._of(host, until) for host in self.hosts) else []
+                hosts = [LOCALHOST] if any(_of(plan, until) for plan in self._parts.values()) else []
             elif stage.serial and MAINTENANCE not in stage.groups:
-                hosts = [host for host in self.schedulers if host in self.hosts and self._of(host, until)]
+                hosts = [host for host in self.schedulers if host in self.hosts and _of(self.hosts[host], until)]
             else:
-                hosts = [host for host in self.hosts if host != LOCALHOST and self._of(host, until)]
+                hosts = [host for host, plan in self.hosts.items() if _of(plan, until)]
             found[stage.name] = hosts or f"{stage.groups[0] if stage.groups else LOCALHOST}:!all"
         found["verify"] = [LOCALHOST] if self.verify or not self.empty else f"{LOCALHOST}:!all"
         return found
@@ -116,27 +119,27 @@ class SitePlan:
             "seconds": math.ceil(self.seconds),
             "restarts": self.restarts,
             "drained": self.drained,
-            "hosts": {
-                host: {name: plan[name] for name in ("steps", "refusal", "notes")} for host, plan in self.hosts.items()
-            },
+            "hosts": {host: _shown(plan) for host, plan in self.hosts.items()},
+            "cluster": _shown(self.cluster),
             "patterns": self.patterns(),
         }
 
     def text(self) -> str:
         """Return the plan for people."""
         lines: list[str] = []
-        for host, plan in self.hosts.items():
-            lines += _host_lines(host, plan)
+        for name, plan in self._parts.items():
+            lines += _lines(name, plan)
         if self.empty and not self.refusals:
-            machines = len([host for host in self.hosts if host != LOCALHOST])
-            lines.append(f"Nothing to change: {counted(machines, 'machine')} and {CLUSTER} are as configured.")
+            lines.append(f"Nothing to change: {counted(len(self.hosts), 'machine')} and {CLUSTER} are as configured.")
         for name, hosts in self.restarts.items():
-            lines.append(f"Restarts {name} on {', '.join(map(_title, hosts))}.")
+            lines.append(f"Restarts {name} on {', '.join(hosts)}.")
         if self.drained:
             lines.append(f"Drains, one after another: {', '.join(self.drained)}.")
         if self.steps and not self.refusals:
-            changed = len({host for host, _step in self.steps})
-            lines.append(f"{counted(len(self.steps), 'step')} on {counted(changed, 'host')}; {about(self.seconds)}.")
+            machines = counted(len([plan for plan in self.hosts.values() if plan["steps"]]), "machine")
+            inside = len(self.cluster["steps"])
+            where = f"{len(self.steps) - inside} on {machines}, {inside} in {CLUSTER}"
+            lines.append(f"{counted(len(self.steps), 'step')} ({where}); {about(self.seconds)}.")
         return "\n".join(lines) + "\n"
 
 
@@ -156,12 +159,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _title(host: str) -> str:
-    return CLUSTER if host == LOCALHOST else host
+def _of(plan: JsonObject, stages: t.Sequence[Stage]) -> list[JsonObject]:
+    """Return the steps of a plan in these stages."""
+    names = {stage.name for stage in stages}
+    return [step for step in plan["steps"] if step["stage"] in names]
 
 
-def _host_lines(host: str, plan: JsonObject) -> list[str]:
-    lines = [f"{_title(host)}:"] if plan["steps"] or plan["refusal"] or plan["notes"] else []
+def _shown(plan: JsonObject) -> JsonObject:
+    return {name: plan[name] for name in ("steps", "refusal", "notes")}
+
+
+def _lines(name: str, plan: JsonObject) -> list[str]:
+    lines = [f"{name}:"] if plan["steps"] or plan["refusal"] or plan["notes"] else []
     for note in dict.fromkeys(plan["notes"]):
         lines += _wrapped(f"note: {note}", "  ")
     for step in plan["steps"]:

@@ -61,7 +61,7 @@ def summary(nodes: t.Iterable[JsonObject], plan: JsonObject | None, check: bool)
     """
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
     units = {node_unit(cards) for cards in sharing}
-    steps = None if plan is None else sum(len(host["steps"]) for host in plan["hosts"].values())
+    steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
     return Summary(
         nodes=len(sharing),
         cards=sum(map(len, sharing)),

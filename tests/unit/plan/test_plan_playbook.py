@@ -53,7 +53,7 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     assert done.rc == 0 and done.changed == 0, done.text
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert f"The plan is in {tmp_path / 'plan.json'}." in done.text
-    made = {name for one in plan["hosts"]["localhost"]["steps"] for name in one["changes"]}
+    made = {name for one in plan["cluster"]["steps"] for name in one["changes"]}
     checked = play(api, tmp_path, "site.yml", "--check", "--diff")
     assert checked.rc == 0, checked.text
     headers = set(re.findall(r"^\+\+\+ after: (.+)$", checked.text, re.MULTILINE))

@@ -37,35 +37,35 @@ PLUGIN = (
 
 
 def test_no_play_runs_where_nothing_changes():
-    made = SitePlan({"gpu1": EMPTY, "cp1": EMPTY, "localhost": EMPTY}, ["cp1"])
+    made = SitePlan({"gpu1": EMPTY, "cp1": EMPTY}, EMPTY, ["cp1"])
     assert made.empty and made.seconds == 0
     assert {str(pattern).endswith(":!all") for pattern in made.patterns().values()} == {True}
-    assert SitePlan({"gpu1": EMPTY}, verify=True).patterns()["verify"] == ["localhost"]
+    assert SitePlan({"gpu1": EMPTY}, EMPTY, verify=True).patterns()["verify"] == ["localhost"]
     assert made.text() == "Nothing to change: 2 machines and the cluster are as configured.\n"
 
 
 def test_a_play_runs_where_its_stage_or_an_earlier_one_of_the_host_changes():
-    hosts = {"gpu1": plan(PACKAGES), "gpu2": plan(RUNTIME), "cp1": plan(SCHEDULER), "cp2": EMPTY, "localhost": EMPTY}
-    made = SitePlan(hosts, ["cp2", "cp1"]).patterns()
+    hosts = {"gpu1": plan(PACKAGES), "gpu2": plan(RUNTIME), "cp1": plan(SCHEDULER), "cp2": EMPTY}
+    made = SitePlan(hosts, EMPTY, ["cp2", "cp1"]).patterns()
     assert made["driver"] == ["gpu1"]
     assert made["runtime"] == made["image"] == ["gpu1", "gpu2"]
     assert made["scheduler"] == ["cp1"]
     # The cluster's plays may have something to do once a machine has changed.
     assert made["extender"] == made["cluster_scheduler"] == made["device_plugin"] == made["verify"] == ["localhost"]
-    late = SitePlan({"gpu1": EMPTY, "localhost": plan(PLUGIN)}).patterns()
+    late = SitePlan({"gpu1": EMPTY}, plan(PLUGIN)).patterns()
     assert late["device_plugin"] == ["localhost"]
     assert (late["driver"], late["extender"]) == ("gpu_nodes:!all", "localhost:!all")
 
 
 def test_schedulers_keep_their_order():
-    hosts = {"cp1": plan(SCHEDULER), "cp2": plan(SCHEDULER), "localhost": EMPTY}
-    assert SitePlan(hosts, ["cp2", "cp1"]).patterns()["scheduler"] == ["cp2", "cp1"]
+    hosts = {"cp1": plan(SCHEDULER), "cp2": plan(SCHEDULER)}
+    assert SitePlan(hosts, EMPTY, ["cp2", "cp1"]).patterns()["scheduler"] == ["cp2", "cp1"]
 
 
 def test_machines_take_their_time_at_once_and_schedulers_one_after_another():
-    one = SitePlan({"cp1": plan(SCHEDULER), "gpu1": plan(PACKAGES)}).seconds
-    assert SitePlan({"cp1": plan(SCHEDULER), "gpu1": plan(PACKAGES), "gpu2": plan(PACKAGES)}).seconds == one
-    assert SitePlan({"cp1": plan(SCHEDULER), "cp2": plan(SCHEDULER), "gpu1": plan(PACKAGES)}).seconds > one
+    one = SitePlan({"cp1": plan(SCHEDULER), "gpu1": plan(PACKAGES)}, EMPTY).seconds
+    assert SitePlan({"cp1": plan(SCHEDULER), "gpu1": plan(PACKAGES), "gpu2": plan(PACKAGES)}, EMPTY).seconds == one
+    assert SitePlan({"cp1": plan(SCHEDULER), "cp2": plan(SCHEDULER), "gpu1": plan(PACKAGES)}, EMPTY).seconds > one
     assert [about(seconds) for seconds in (0.5, 59, 61, 130)] == [
         "about 1 s",
         "about 59 s",
@@ -78,9 +78,8 @@ def test_the_text_says_what_restarts_and_is_drained():
     hosts = {
         "gpu1": plan(PACKAGES, RUNTIME, groups=["kubegpu_maintenance"], notes=["Mind this."]),
         "gpu2": plan(RUNTIME),
-        "localhost": plan(PLUGIN),
     }
-    lines = SitePlan(hosts).text().splitlines()
+    lines = SitePlan(hosts, plan(PLUGIN)).text().splitlines()
     assert lines[:6] == [
         "gpu1:",
         "  note: Mind this.",
@@ -91,7 +90,7 @@ def test_the_text_says_what_restarts_and_is_drained():
     ]
     assert "the cluster:" in lines and "      waits for DaemonSet p: 1 of 2" in lines
     assert lines[-3:-1] == ["Restarts containerd on gpu1, gpu2.", "Drains, one after another: gpu1."]
-    assert lines[-1].startswith("4 steps on 3 hosts; about ")
+    assert lines[-1].startswith("4 steps (3 on 2 machines, 1 in the cluster); about ")
 
 
 def test_a_refusal_fails_the_task_and_the_data_is_written_nevertheless(monkeypatch, tmp_path):
@@ -132,5 +131,5 @@ def node(memory, count):
     ],
 )
 def test_the_summary_says_what_there_is(nodes, steps, check, text):
-    made = None if steps is None else SitePlan({"h": plan(*[PACKAGES] * steps)}).result()
+    made = None if steps is None else SitePlan({"h": plan(*[PACKAGES] * steps)}, EMPTY).result()
     assert summary(nodes, made, check).text() == text
