@@ -7,6 +7,8 @@ import json
 import re
 
 import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from own_cluster import ROOT, controllers, own_api_server, run_playbook
 from real_apiserver import MERGE
 
@@ -61,3 +63,46 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     assert objects(api) == before
     assert plan["changes"] is True and "PLAY [Deploy the device plugin" in checked.text
     assert "would be done; next: the same command without --check" in " ".join(checked.text.split())
+
+
+def hosts_of_plays(folder, planned):
+    """Return the hosts of each play that follows the plan, by its name, with this result of the plan.
+
+    The plays have their own hosts, and one task that does nothing.
+    """
+    empty = {"gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "here"}}]}
+    plays = [play for name in ("nodes", "site") for play in yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text())]
+    # The first play of nodes.yml is for its use alone.
+    plays = [{"name": play["name"], "hosts": play["hosts"], **empty} for play in plays[1:] if "hosts" in play]
+    groups = {
+        "gpu_nodes": ["gpu1", "gpu2"],
+        "control_plane": ["cp1"],
+        "kubegpu_schedulers": ["cp1"],
+        "here": ["localhost"],
+    }
+    known = {"ansible.builtin.set_fact": {"site_planned": planned}} if planned else {"ansible.builtin.meta": "noop"}
+    begin = {"name": "Plan", "hosts": "localhost", "gather_facts": False, "tasks": [known]}
+    done = run_playbook(folder, [begin, *plays], groups=groups)
+    assert done.rc == 0, done.text
+    found = {play["name"]: [] for play in plays}
+    for part in done.text.split("\nPLAY [")[1:]:
+        name = part.partition("] ***")[0]
+        if name in found:
+            found[name] = sorted(re.findall(r"^ok: \[(\S+)\]", part, re.MULTILINE))
+    return found
+
+
+def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path):
+    step = {"stage": "runtime", "restarts": [], "role": "runtime", "module": "m", "certain": True}
+    plan = {"steps": [step], "groups": [], "refusal": None, "notes": []}
+    empty = {**plan, "steps": []}
+    unchanged = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty}, empty).patterns()}})
+    assert [name for name, hosts in unchanged.items() if hosts] == ["Print what there is now"]
+    one = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty, "gpu2": plan}, empty).patterns()}})
+    assert one["Install the container toolkit and configure the container runtime"] == ["gpu2"]
+    assert one["Install the NVIDIA driver on the GPU nodes"] == []
+    assert one["Check that scheduler, kubelet and GPUs agree"] == ["localhost"]
+    whole = hosts_of_plays(tmp_path, None)
+    assert whole["Install the NVIDIA driver on the GPU nodes"] == ["gpu1", "gpu2"]
+    assert whole["Import the servers' image on the machines"] == ["cp1", "gpu1", "gpu2"]
+    assert whole["Configure kube-scheduler to use the extender, one machine at a time, the leader last"] == ["cp1"]
