@@ -50,9 +50,12 @@ def objects(api):
 
 
 def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_path):
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nshow_custom_stats = True\n")
     before = objects(api)
     done = play(api, tmp_path, "plan.yml", "-e", "plan_output=plan.json")
     assert done.rc == 0 and done.changed == 0, done.text
+    # What AWX keeps as an artifact.
+    assert '"gpu_plan": {' in done.text.partition("CUSTOM STATS")[2]
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert f"The plan is in {tmp_path / 'plan.json'}." in done.text
     made = {name for one in plan["cluster"]["steps"] for name in one["changes"]}
