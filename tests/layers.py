@@ -30,7 +30,7 @@ LEVELS = {
     "plugin_utils": (
         ("_documents",),
         ("_actions",),
-        ("_runtime",),
+        ("_preflight", "_runtime"),
         ("_images", "_report"),
         ("_scheduler",),
         ("_plan",),

@@ -11,6 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import runfile
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
 
 SECTIONS = ("driver", "packages")
 
@@ -40,6 +41,7 @@ class ActionModule(ShareAction):
             return self.execute_module(arguments, task_vars)
         remote = bool(re.match(r"https?://", params["file"]))
         if not remote:
+            arguments["file"] = params["file"] = local_path(params["file"])
             _require(params["file"], want.sha256)
         checked = self.execute_module(arguments, task_vars)
         if checked.get("failed") or not checked.get("changed") or self._task.check_mode:

@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
+from ansible.errors import AnsibleError
 from ansible.module_utils import basic
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
@@ -17,19 +20,57 @@ TOO_OLD = re.compile(r"requires (?:a minimum of )?Python (?:version )?([\d.]*\d)
 SYNTAX = re.compile(r"SyntaxError|'type' object is not subscriptable")
 NOT_FOUND = re.compile(r"interpreter .* was not found|python\S*: (?:No such file or directory|(?:command )?not found)")
 
+# Of a reason in the words of others.
+MOST_CHARACTERS = 300
+
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
     """Executes the module; where the node's Python can't run it, the error names the Python to install."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
         result: JsonObject = super().run(tmp, task_vars)
+        host = str((task_vars or {}).get("inventory_hostname", "localhost"))
+        if not boolean(self._task.args.get("report_trouble", False)):
+            return {**result, **self._collect(host, task_vars)}
+        try:
+            done = self._collect(host, task_vars)
+        except AnsibleError as error:
+            done = {"failed": True, "msg": str(error)}
+        trouble = self._trouble(done)
+        return {**result, "changed": False, "trouble": trouble} if trouble else {**result, **done}
+
+    def _collect(self, host: str, task_vars: JsonObject | None) -> JsonObject:
         done: JsonObject = self._execute_module(module_args=dict(self._task.args), task_vars=task_vars)
         output = " ".join(str(done.get(name, "")) for name in ("msg", "module_stdout", "module_stderr"))
         if done.get("failed") and (TOO_OLD.search(output) or NOT_FOUND.search(output) or SYNTAX.search(output)):
-            message = self._message(output, str((task_vars or {}).get("inventory_hostname", "localhost")))
+            message = self._message(output, host)
             if message:
-                return {**result, "failed": True, "msg": message}
-        return {**result, **done}
+                return {"failed": True, "msg": message}
+        return done
+
+    def _trouble(self, done: JsonObject) -> JsonObject | None:
+        """Ask the machine, step by step, why there are no facts, or not all; return None where there are."""
+        if not done.get("failed"):
+            user = done["user"]
+            return {"id": "not-root", "user": user["name"], "reason": ""} if user["uid"] else None
+        reason = str(done.get("msg", ""))
+        try:
+            asked = self._low_level_execute_command("id -un", sudoable=False)
+        except AnsibleError as error:
+            user = str(self._get_remote_user() or "")
+            return {"id": "unreachable", "user": user, "reason": _one_line(str(error))}
+        name = str(asked.get("stdout", "")).strip()
+        if self._connection.become is not None:
+            try:
+                root = self._low_level_execute_command("id -u")
+                refused = (
+                    "" if str(root.get("stdout", "")).strip() == "0" else str(root.get("stderr", "")) or "not root"
+                )
+            except AnsibleError as error:
+                refused = str(error)
+            if refused:
+                return {"id": "no-escalation", "user": name, "reason": _one_line(refused)}
+        return {"id": "no-facts", "user": name, "reason": _one_line(reason)}
 
     def _message(self, output: str, host: str) -> str:
         """Return the error message; empty where the interpreter is new enough and the error has another cause."""
@@ -41,3 +82,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
         if node.version and python_probe.numbers(node.version) >= least:
             return ""
         return python_probe.message(host, interpreter, node, least, core=".".join(core.split(".")[:2]))
+
+
+def _one_line(text: str) -> str:
+    return textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")

@@ -16,11 +16,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import module as _container_runtime
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
 
 ARGUMENTS: JsonObject = {
@@ -29,9 +30,7 @@ ARGUMENTS: JsonObject = {
     "control_plane": {"type": "list", "elements": "str", "default": []},
     "nodes": {"type": "list", "elements": "str", "default": []},
     "gpu_operator": {"type": "bool", "default": False},
-    "backend": {"type": "str", "default": "gpushare"},
     "memory_unit": {"type": "str", "default": "GiB"},
-    "placement": {"type": "str", "default": "binpack"},
     "memory_limit": {"type": "str", "default": "auto"},
     "image_delivery": {"type": "str", "default": "import"},
     "image": {"type": "str", "default": ""},
@@ -53,6 +52,8 @@ RUNTIME = {
 }
 # The result of the validation of the roles driver and toolkit.
 VALIDATED = "__preflight_validated"
+# The result that role node_facts registers; it has ``trouble`` where there are no facts.
+COLLECTED = "__node_facts_found"
 
 
 class ActionModule(ShareAction):
@@ -71,17 +72,7 @@ class ActionModule(ShareAction):
         found = examine(options, params["cluster"], hosts, params["ignore"])
         if params["cluster"] is not None and params["image_delivery"] == "import":
             found += _archive(params["image_archive"], params["image"])
-        problems = found.problems
-        result: JsonObject = {"changed": False, "problems": problems, "notes": found.texts(NOTE)}
-        result["findings"] = [one.result() for one in found]
-        if found.texts(WARNING):
-            result["warnings"] = found.texts(WARNING)
-        if found:
-            self._display.display(found.table().rstrip("\n"))
-        if problems:
-            head = f"{len(problems)} problems:\n" if len(problems) > 1 else ""
-            result.update(failed=True, msg=head + "\n".join(problems))
-        return result
+        return listing.report(self._display, found)
 
 
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:
@@ -106,11 +97,13 @@ def _archive(archive: str, image: str) -> t.Iterator[Finding]:
 def _host(name: str, source: str, variables: t.Mapping[str, t.Any]) -> Host:
     facts = variables.get("gpu_node")
     plans = (*_refusals(name, variables), *_runtime(name, facts, variables)) if source == "gpu_nodes" and facts else ()
-    return Host(name, str(variables.get("gpu_node_name") or name), source, facts, _node_options(variables), plans)
+    trouble = (variables.get(COLLECTED) or {}).get("trouble")
+    node = str(variables.get("gpu_node_name") or name)
+    return Host(name, node, source, facts, _node_options(variables), plans, trouble)
 
 
-def _plan_finding(id: str, severity: str, host: str, reason: object, what: str = "{reason}") -> Finding:
-    return Finding(id, severity, what, host=host, fields={"reason": str(reason)})
+def _plan_finding(id: str, severity: str, host: str, reason: object, subject: str = "") -> Finding:
+    return Finding(id, severity, "{reason}", host=host, fields={"reason": str(reason)}, subject=subject)
 
 
 def _refusals(host: str, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
@@ -135,10 +128,10 @@ def _runtime(host: str, facts: GpuNode, variables: t.Mapping[str, t.Any]) -> t.I
         wanted = _container_runtime.options_of(plain["params"])
         planned = make_plan(plain["params"]["runtime"], wanted, plain["runtimes"], plain["kubelet"])
     except ShareError as error:
-        yield _plan_finding("runtime-refused", PROBLEM, host, error, "host {host}: {reason}")
+        yield _plan_finding("runtime-refused", PROBLEM, host, error, "host {host}: ")
     else:
         for warning in planned.warnings:
-            yield _plan_finding("runtime-warning", WARNING, host, warning, "host {host}: {reason}")
+            yield _plan_finding("runtime-warning", WARNING, host, warning, "host {host}: ")
 
 
 def _node_options(variables: t.Mapping[str, t.Any]) -> NodeOptions:

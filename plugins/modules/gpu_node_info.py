@@ -38,6 +38,13 @@ options:
     type: list
     elements: str
     default: []
+  report_trouble:
+    description:
+      - Where the machine can't be reached, where the user isn't root there, or where the facts can't be collected otherwise, return RV(trouble) in place
+        of failing.
+      - Only with the action plugin of this name, that is in a task.
+    type: bool
+    default: false
   baseline:
     description:
       - Return the snapshot of the baseline, too, that M(kubegpu.share.node_baseline) recorded before anything was changed.
@@ -64,6 +71,16 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+user:
+  description: C(uid) and C(name) of the user that the module ran as.
+  returned: success
+  type: dict
+trouble:
+  description: >-
+    Why there are no facts, or not all. C(id) is V(unreachable), V(not-root) (the user isn't root, and nothing was asked to make it so), V(no-escalation)
+    (it was, in vain) or V(no-facts); C(user) is the user that connects, C(reason) the machine's or Ansible's own words.
+  returned: with O(report_trouble), where there is any
+  type: dict
 gpu_node:
   description: The facts.
   returned: success
@@ -369,7 +386,7 @@ gpu_node:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem, user
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import ARGUMENTS, observe
 
 
@@ -381,6 +398,7 @@ def main() -> None:
         module,
         lambda: {
             "changed": False,
+            "user": user(),
             "gpu_node": observe(system, asked["images"], asked["packages"], asked["baseline"]),
         },
     )

@@ -12,8 +12,8 @@ short_description: Report what would stop the set-up, before anything changes
 version_added: 1.0.0
 description:
   - "For the roles of this collection only: role P(kubegpu.share.preflight#role) uses it."
-  - Evaluates variables, the cluster and the machines' facts together, prints a table of findings and what to do, and fails with one line for
-    each problem.
+  - Evaluates variables, the cluster and the machines' facts together, and prints a list of findings and what to do. Doesn't fail; the role does where
+    there is a problem.
   - Runs on the controller alone. It reads each host's facts (C(gpu_node)) and C(gpu_node_name) from its host variables, and the variables
     C(driver_state), C(driver_source), C(driver_version), C(toolkit_state), C(toolkit_version), C(gpu_maintenance) and those of role runtime.
 extends_documentation_fragment:
@@ -45,18 +45,10 @@ options:
         it announces now are no problem.
     type: bool
     default: false
-  backend:
-    description: The variable C(gpu_backend).
-    type: str
-    default: gpushare
   memory_unit:
     description: The variable C(gpushare_memory_unit).
     type: str
     default: GiB
-  placement:
-    description: The variable C(gpushare_placement).
-    type: str
-    default: binpack
   memory_limit:
     description: The variable C(gpushare_memory_limit).
     type: str
@@ -107,20 +99,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 problems:
-  description: Texts of the findings that stop the run. The task fails where there are any.
-  type: list
-  elements: str
+  description: How many entries of the printed list stop the run. Hosts with the same finding share an entry.
+  type: int
   returned: always
 findings:
   description: >-
-    All findings, each with C(id), C(severity) (V(problem), V(warning), V(note) or V(ignored)), C(host), C(variable), the C(fields) of its text,
+    All findings, each with C(id), C(severity) (V(problem), V(warning), V(note) or V(ignored)), C(hosts), C(variable), the C(fields) of its text,
     and its texts C(found) and C(do).
   type: list
   elements: dict
-  returned: always
-notes:
-  description: Texts of the notes, which report facts that aren't known yet.
-  type: list
-  elements: str
   returned: always
 """

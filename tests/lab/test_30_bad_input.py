@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +16,16 @@ SITE = "playbooks/site.yml"
 
 
 def refused(done: Done, variable: str) -> str:
-    """Assert that a run failed without a change; return its message."""
+    """Assert that a run failed without a change; return what it says of the variable, in one line."""
     assert done.rc != 0, done.out[-4000:]
     assert done.recap, done.out[-4000:]
     assert {host: sums["changed"] for host, sums in done.recap.items() if sums["changed"]} == {}
-    said = [line for line in done.out.splitlines() if variable in line and ("ERROR" in line or "msg" in line)]
-    assert said, f"no failure names {variable}:\n{done.out[-6000:]}"
     assert "Traceback" not in done.out
-    return said[0]
+    # An entry of preflight's list, or the failure of a task.
+    entries = re.split(r"(?m)^(?=problem |warning |note |TASK |\[ERROR\])", done.out)
+    said = [one for one in entries if variable in one and one.startswith(("problem ", "[ERROR]"))]
+    assert said, f"no failure names {variable}:\n{done.out[-6000:]}"
+    return " ".join(said[0].split())
 
 
 def extended(lab: Lab, folder: Path, group: str, host: str, address: str) -> str:

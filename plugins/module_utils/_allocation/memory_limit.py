@@ -13,8 +13,6 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 
-MODES = ("auto", "required", "off")
-
 
 def mode(value: t.Any) -> str:
     """Return the variable's value; YAML parses a bare ``off`` as false."""

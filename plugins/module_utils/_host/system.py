@@ -14,10 +14,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import posixpath
+import pwd
 import tempfile
 import typing as t
 
 from .._core.errors import ShareError
+from .._core.types import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,16 @@ class System(t.Protocol):
 
     def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
         """Run a command in the C locale, never through a shell."""
+
+
+def user() -> JsonObject:
+    """Return ``uid`` and ``name`` of the user that this process runs as."""
+    uid = os.geteuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return {"uid": uid, "name": name}
 
 
 def target(system: System, path: str) -> str:

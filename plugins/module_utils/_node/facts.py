@@ -34,6 +34,8 @@ ARGUMENTS: JsonObject = {
     "images": {"type": "list", "elements": "str", "default": []},
     "packages": {"type": "list", "elements": "str", "default": []},
     "baseline": {"type": "bool", "default": False},
+    # The action plugin's.
+    "report_trouble": {"type": "bool", "default": False},
 }
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import re
 import typing as t
 
-from .._allocation import memory_limit as limits
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
@@ -22,14 +21,15 @@ from . import node as machines
 from .findings import PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
 
-BACKENDS = ("gpushare",)
-PLACEMENTS = ("binpack", "spread")
-DELIVERIES = ("import", "registry")
 # As nodes name them in their status.
 RUNTIMES = ("containerd", "docker", "cri-o")
 # Without these the run can't go on, and they can't be ignored.
 INPUT = {
-    "unknown-value": "A variable has an unknown value.",
+    "wrong-value": "A variable's value isn't of the type, or isn't one of the choices, that its role accepts.",
+    "missing-value": "A variable that a role needs isn't set.",
+    "missing-file": "A variable names a file or a directory that isn't there on the controller.",
+    "unreachable": "Ansible can't log in to the machine.",
+    "no-facts": "The machine's facts can't be collected.",
     "no-gpu-nodes": "The group gpu_nodes is empty, and gpushare_nodes names no node.",
     "unknown-node": "A host, or a name in gpushare_nodes, isn't a node of the cluster.",
     "twin-nodes": "Two hosts have the same node name.",
@@ -38,6 +38,10 @@ INPUT = {
 }
 # Findings about the cluster, and of the roles' own plans. The user may ignore them.
 CLUSTER = {
+    "unknown-variable": "A variable has a prefix of this collection, and no role knows it: its name may be misspelt.",
+    "unknown-yet": "A variable's template uses what isn't defined before the run.",
+    "not-root": "The user that logs in to the machine isn't root, and nothing asks Ansible to become root.",
+    "no-escalation": "The user that logs in to the machine can't become root; often its password is missing.",
     "old-image": "An image of upstream's is from 2019 and can't bind a pod on this cluster.",
     "node-not-ready": "A node isn't Ready.",
     "runtime": "The node's container runtime isn't one of those that can be set up.",
@@ -48,6 +52,22 @@ CLUSTER = {
     "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
     "runtime-refused": "Role runtime can't configure this machine's container runtime.",
     "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
+}
+# Found and to do where a machine's facts are missing.
+TROUBLE = {
+    "unreachable": (
+        "can't be reached{by}: {reason}",
+        "mend its address or its SSH access, or leave it out (--limit 'localhost,all,!NAME')",
+    ),
+    "not-root": (
+        "runs modules as {user}, and the roles need root there",
+        "set ansible_become: true for it or run with --become (sudo's password: --ask-become-pass), or log in as root",
+    ),
+    "no-escalation": (
+        "is reached as {user}, who can't become root: {reason}",
+        "run with --ask-become-pass or set ansible_become_password to {user}'s, or let {user} use sudo without one",
+    ),
+    "no-facts": ("doesn't tell its facts: {reason}", ""),
 }
 
 # Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
@@ -67,9 +87,7 @@ class Options:
     :param gpu_operator: NVIDIA's GPU Operator will remove its device plugin from these nodes.
     """
 
-    backend: str = "gpushare"
     memory_unit: str = "GiB"
-    placement: str = "binpack"
     image_delivery: str = "import"
     extender_image: str = ""
     device_plugin_image: str = ""
@@ -88,6 +106,7 @@ class Host:
     :param facts: ``gpu_node``; None where they weren't collected in this run.
     :param options: variables of the nodes' roles.
     :param plans: findings of these roles' own plans.
+    :param trouble: why there are no facts, as ``gpu_node_info`` reports it.
     """
 
     host: str
@@ -96,6 +115,7 @@ class Host:
     facts: GpuNode | None = None
     options: NodeOptions = dataclasses.field(default_factory=NodeOptions)
     plans: tuple[Finding, ...] = ()
+    trouble: t.Mapping[str, str] | None = None
 
     @property
     def is_gpu_host(self) -> bool:
@@ -117,7 +137,7 @@ def examine(
     :param ignore: findings that the user accepts: ``id`` or ``id@host``.
     :raises BadInput: ``ignore`` names no such finding.
     """
-    found = Findings(_values(options))
+    found = Findings(_trouble(host, host.trouble) for host in hosts if host.trouble)
     known = {host.node for host in hosts}
     others = [Host(name, name, "gpushare_nodes") for name in dict.fromkeys(options.nodes) if name not in known]
     hosts = (*hosts, *others)
@@ -146,18 +166,11 @@ def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     return Machine(host.host, facts, host.options, unit, limit)
 
 
-def _values(options: Options) -> t.Iterator[Finding]:
-    for variable, value, known in (
-        ("gpu_backend", options.backend, BACKENDS),
-        ("gpushare_memory_unit", options.memory_unit, tuple(contract.MIB_PER_UNIT)),
-        ("gpushare_placement", options.placement, PLACEMENTS),
-        ("gpushare_image_delivery", options.image_delivery, DELIVERIES),
-        ("gpushare_memory_limit", options.memory_limit, limits.MODES),
-    ):
-        if value not in known:
-            fields = {"value": value, "known": " or ".join(known)}
-            what = "{value!r} isn't known; it can be {known}"
-            yield Finding("unknown-value", PROBLEM, what, variable=variable, fields=fields)
+def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:
+    what, action = TROUBLE[trouble["id"]]
+    # Without a name ssh logs in as the user who runs Ansible.
+    fields = {**trouble, "by": f" as {trouble['user']}" if trouble["user"] else ""}
+    return Finding(trouble["id"], PROBLEM, what, action, host.host, "", fields, machines.SUBJECT)
 
 
 # --------------------------------------------------------------------------- cluster
@@ -236,7 +249,7 @@ def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.It
     }
 
     def finding(id: str, what: str, action: str = "", variable: str = variable, severity: str = PROBLEM) -> Finding:
-        return Finding(id, severity, "node {node} " + what, action, host.host, variable, fields)
+        return Finding(id, severity, what, action, host.host, variable, fields, "node {node} ")
 
     if not node["ready"]:
         yield finding("node-not-ready", "isn't Ready", variable="", severity=WARNING)

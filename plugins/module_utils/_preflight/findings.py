@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Findings of preflight: data with an id, a host and fields; their texts and the table are made from it. Pure."""
+"""Findings of preflight: data with an id, a host and fields; their texts and the list are made from it. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from .._core.types import JsonObject
 
 PROBLEM, WARNING, NOTE, IGNORED = "problem", "warning", "note", "ignored"
 ORDER = (PROBLEM, WARNING, NOTE, IGNORED)
+# Longer lines are hard to read; a terminal or a log may be narrower.
 WIDTH = 120
+INDENT = " " * 9
+# Hosts that are named; of more there is the number.
+MOST_HOSTS = 8
 # Paths, commands and names of packages aren't broken.
 WRAP: JsonObject = {"break_on_hyphens": False, "break_long_words": False}
 
@@ -28,11 +32,13 @@ class Finding:
 
     :param id: ``preflight_ignore`` takes it.
     :param severity: ``problem`` stops the run, ``warning`` asks for attention, ``note`` can't be known yet.
-    :param what: template of what was found; of a machine it begins with a verb whose subject is the host.
+    :param what: template of what was found; with a subject it begins with a verb.
     :param action: template of what to do; may be empty.
     :param host: the host of the inventory.
     :param variable: the variable at fault; may be empty.
     :param fields: values of the templates; a list is joined with commas.
+    :param subject: template of what goes before ``what`` where no host is named beside it.
+    :param hosts: where several hosts have the finding in common, in place of ``host``.
     """
 
     id: str
@@ -42,6 +48,8 @@ class Finding:
     host: str = ""
     variable: str = ""
     fields: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
+    subject: str = ""
+    hosts: tuple[str, ...] = ()
 
     def _text(self, template: str) -> str:
         values = {
@@ -51,9 +59,21 @@ class Finding:
         return template.format(host=self.host, **values)
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """Return the hosts that have it."""
+        return self.hosts or ((self.host,) if self.host else ())
+
+    @property
+    def bare(self) -> str:
+        """Return what was found, for a line that stands below the host's name."""
+        if not self.subject:
+            return self.found
+        return self._text(self.what) + (f" ({self.variable})" if self.variable else "")
+
+    @property
     def found(self) -> str:
         """Return what was found."""
-        return (f"{self.variable}: " if self.variable else "") + self._text(self.what)
+        return (f"{self.variable}: " if self.variable else "") + self._text(self.subject + self.what)
 
     @property
     def do(self) -> str:
@@ -70,7 +90,7 @@ class Finding:
         return {
             "id": self.id,
             "severity": self.severity,
-            "host": self.host,
+            "hosts": list(self.places),
             "variable": self.variable,
             "fields": dict(self.fields),
             "found": self.found,
@@ -93,7 +113,7 @@ class Findings(list[Finding]):
     def ignore(self, names: t.Sequence[str], known: t.Collection[str]) -> None:
         """Mark the findings that the user accepts.
 
-        :param names: ``id``, or ``id@host`` for one host.
+        :param names: ``id``, or ``id@host`` or ``id@variable`` for one of them.
         :param known: ids that may be ignored.
         :raises BadInput: a name has no such id.
         """
@@ -104,22 +124,26 @@ class Findings(list[Finding]):
                     f"these are {', '.join(sorted(known))}"
                 )
         for at, one in enumerate(self):
-            if one.id in names or (one.host and f"{one.id}@{one.host}" in names):
+            if {one.id, *(f"{one.id}@{name}" for name in (one.host, one.variable) if name)} & {*names}:
                 self[at] = dataclasses.replace(one, severity=IGNORED)
 
-    def table(self) -> str:
-        """Return all findings in columns that fit a terminal, problems first; empty where there are none."""
-        rows = sorted(self, key=lambda one: ORDER.index(one.severity))
-        if not rows:
-            return ""
-        ids = max(len(one.id) for one in rows)
-        hosts = max(4, *(len(one.host) for one in rows))
-        title = "found, and what to do"
-        lines = [f"{'':8} {'id':{ids}} {'host':{hosts}} {title}"]
-        start = len(lines[0]) - len(title)
-        width = max(WIDTH - start, 40)
-        for one in rows:
-            texts = textwrap.wrap(one.found, width, **WRAP) + textwrap.wrap(one.do and "→ " + one.do, width, **WRAP)
-            head = f"{one.severity:8} {one.id:{ids}} {one.host:{hosts}} "
-            lines += [(head if at == 0 else " " * start) + text for at, text in enumerate(texts)]
-        return "\n".join(lines) + "\n"
+    def entries(self, width: int) -> t.Iterator[tuple[str, str]]:
+        """Yield severity and text of each entry of the list, problems first.
+
+        A head line has severity, id and hosts; what was found and what to do stand below it. Hosts with the same
+        finding share an entry.
+
+        :param width: columns of the terminal.
+        """
+        hosts: dict[tuple[str, str, str, str], list[str]] = {}
+        for one in sorted(self, key=lambda one: ORDER.index(one.severity)):
+            hosts.setdefault((one.severity, one.id, one.bare, one.do), []).extend(one.places)
+        lines: JsonObject = {"width": min(width, WIDTH), "initial_indent": INDENT, "subsequent_indent": INDENT, **WRAP}
+        for (severity, id, bare, do), places in hosts.items():
+            more = [f"and {len(places) - MOST_HOSTS} more"] if len(places) > MOST_HOSTS else []
+            named = ", ".join([*places[:MOST_HOSTS], *more])
+            head = f"{severity:8} {id}  "
+            text = textwrap.wrap(head + named, **{**lines, "initial_indent": ""})
+            text += textwrap.wrap(bare, **lines)
+            text += textwrap.wrap(f"→ {do}", **{**lines, "subsequent_indent": INDENT + "  "}) if do else []
+            yield severity, "\n".join(text)

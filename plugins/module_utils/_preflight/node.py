@@ -32,7 +32,7 @@ from .findings import NOTE, PROBLEM, WARNING, Finding
 # The roles for nodes support these; a role that supports another one adds it here.
 FAMILIES = ("debian", "redhat", "suse")
 ARCHITECTURES = ("amd64", "arm64")
-MAINTENANCE = ("never", "drain", "reboot")
+SUBJECT = "host {host} "
 # Xid errors after which a card needs a reset or a repair:
 # https://docs.nvidia.com/deploy/xid-errors/
 FATAL_XIDS = (48, 74, 79, 95, 119, 120)
@@ -137,18 +137,14 @@ def examine(machine: Machine) -> list[Finding]:
     if own:
         return [Finding("coreos", PROBLEM, "{reason}", "", machine.host, "gpu_nodes", {"reason": own})]
     found = []
-    if machine.options.maintenance not in MAINTENANCE:
-        fields = {"value": machine.options.maintenance, "known": " or ".join(MAINTENANCE)}
-        what = "{value!r} isn't known; it can be {known}"
-        found.append(Finding("unknown-value", PROBLEM, what, "", machine.host, "gpu_maintenance", fields))
     for id, function in CHECKS.items():
         one = function(machine)
         if one is not None:
-            what = f"host {{host}} {one.what}"
-            found.append(Finding(id, one.severity, what, one.action, machine.host, one.variable, one.fields))
+            place = (machine.host, one.variable, one.fields, SUBJECT)
+            found.append(Finding(id, one.severity, one.what, one.action, *place))
     for clash in driver_conflicts.conflicts(machine.driver_facts, **machine.options.driver()):
         fields = {"found": clash["found"], "remedy": clash["remedy"]}
-        found.append(Finding(clash["id"], PROBLEM, "host {host} {found}", "{remedy}", machine.host, "", fields))
+        found.append(Finding(clash["id"], PROBLEM, "{found}", "{remedy}", machine.host, "", fields, SUBJECT))
     return found
 
 

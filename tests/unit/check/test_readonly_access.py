@@ -49,11 +49,14 @@ class Cluster:
         """Run readonly_access.yml and return how many tasks reported a change."""
         given = {
             "gpu_kubeconfig": str(self.api.kubeconfig),
-            "readonly_access_kubeconfig": str(self.kubeconfig),
+            # Relative to the working directory, not to the playbook.
+            "readonly_access_kubeconfig": self.kubeconfig.name,
             **variables,
         }
         rc, text = self.stage.play(*words, playbook=PLAYBOOK, **given)
         assert rc == 0, text
+        written = "state=absent" not in " ".join(words) and "--check" not in words
+        assert (f"The kubeconfig is {self.kubeconfig}, with a token that expires at 2" in text) is written, text
         return int(text.rpartition("changed=")[2].split()[0])
 
     def written(self):

@@ -27,7 +27,7 @@ GPU_NODE = gpu_node(
 def act(task_vars=None, **arguments):
     task = SimpleNamespace(args=arguments, check_mode=True, async_val=0, action="x", diff=False)
     action = preflight.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
-    action._display = MagicMock()
+    action._display = MagicMock(columns=100)
     return action.run(task_vars=task_vars or {}), [call.args[0] for call in action._display.display.call_args_list]
 
 
@@ -48,19 +48,20 @@ def test_hosts_are_matched_by_node_name(tmp_path):
         image=image,
         image_archive=archive(tmp_path / "image.tar", manifest_json=[{"RepoTags": [image]}]),
     )
-    assert result["problems"] == [] and not result.get("failed")
-    assert "host one lists no card" in result["notes"][0]
-    note = "note     unknown-cards one  gpushare_memory_unit: host one lists no card"
-    assert printed[0].splitlines()[1].startswith(note)
-    assert [one["id"] for one in result["findings"]] == ["unknown-cards"]
+    assert result["problems"] == 0 and not result.get("failed")
+    [finding] = result["findings"]
+    assert finding["id"] == "unknown-cards" and "host one lists no card" in finding["found"]
+    head, text = printed[0].splitlines()[:2]
+    assert (head, text[:29]) == ("note     unknown-cards  one", "         lists no card before")
 
 
 def test_nodes_outside_the_inventory_are_validated_on_the_controller():
     arguments = {"gpu_nodes": [], "image_delivery": "registry", "cluster": {**CLUSTER, "nodes": [node("worker-1")]}}
     fine, _printed = act({"hostvars": {}}, nodes=["worker-1"], **arguments)
-    assert fine["problems"] == [] and not fine.get("failed")
+    assert fine["problems"] == 0 and not fine["findings"]
     wrong, _printed = act({"hostvars": {}}, nodes=["worker-2"], **arguments)
-    assert wrong["msg"].startswith("gpushare_nodes: worker-2 isn't a node of the cluster")
+    assert wrong["problems"] == 1
+    assert wrong["findings"][0]["found"].startswith("gpushare_nodes: worker-2 isn't a node of the cluster")
 
 
 @pytest.mark.parametrize(
@@ -77,24 +78,25 @@ def test_an_invalid_archive_is_reported_with_other_problems(tmp_path, given, mes
     (tmp_path / "text.tar").write_text("no tar")
     arguments = {"image_archive": str(tmp_path / given)} if given else {}
     result, _printed = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image="x/y:1", **arguments)
-    assert result["failed"] and not result["changed"]
-    assert len(result["problems"]) == 2
-    assert result["problems"][1].startswith("gpushare_image_archive: ") and message in result["problems"][1]
-    assert result["msg"].splitlines()[0] == "2 problems:"
+    assert result["problems"] == 2 and not result["changed"]
+    [found] = [one["found"] for one in result["findings"] if one["id"] == "image-archive"]
+    assert found.startswith("gpushare_image_archive: ") and message in found
     registry = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
-    assert registry[0]["msg"] == registry[0]["problems"][0]
+    assert registry[0]["problems"] == 1
 
 
 def test_options_of_a_host_come_from_its_variables():
     gpu = {**GPU_NODE, "driver": {**GPU_NODE["driver"], "others": ["runfile"]}}
     hostvars = {"one": {"gpu_node": gpu}, "two": {"gpu_node": gpu, "driver_state": "external"}}
     result, _printed = act({"hostvars": hostvars}, gpu_nodes=["one", "two"])
-    assert result["problems"] == [
-        "host one has its driver from a .run file; run '/usr/bin/nvidia-uninstall --silent', "
-        "or set driver_state to external"
+    assert [(one["found"], one["do"]) for one in result["findings"] if one["severity"] == "problem"] == [
+        (
+            "host one has its driver from a .run file",
+            "run '/usr/bin/nvidia-uninstall --silent', or set driver_state to external",
+        )
     ]
     ignored, _printed = act({"hostvars": hostvars}, gpu_nodes=["one", "two"], ignore=["driver-runfile@one"])
-    assert ignored["problems"] == [] and not ignored.get("failed")
+    assert ignored["problems"] == 0
     wrong, _printed = act({"hostvars": hostvars}, gpu_nodes=["one"], ignore=["nonsense"])
     assert wrong["failed"] and wrong["msg"].startswith("preflight_ignore: 'nonsense'")
 

@@ -218,6 +218,15 @@ def test_with_drift_the_file_is_copied_once(monkeypatch, local):
     assert "observed" not in calls[0][1]
 
 
+@pytest.mark.parametrize("given", ["driver.run", "~/driver.run"])
+def test_a_file_of_the_users_folder_is_found(given, monkeypatch, local):
+    path, sha256 = local
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("HOME", str(path.parent))
+    _result, calls = act(monkeypatch, arguments(given, sha256))
+    assert calls[0][1]["file"] == str(path)
+
+
 def test_the_file_is_not_copied_in_check_mode_or_without_drift_on_the_node(monkeypatch, local):
     result, calls = act(monkeypatch, arguments(*local, observed=observed(others=())), check=True)
     assert result["changed"] and len(calls) == 1

@@ -89,6 +89,7 @@ def test_each_fault_has_its_finding_and_no_other(
     assert [(one.id, one.severity, one.host) for one in found] == [(id, severity, "gpu7")]
     assert message in found[0].text and "\n" not in found[0].text
     assert found[0].found.removeprefix(f"{found[0].variable}: ").startswith("host gpu7 ") and found[0].do
+    assert "gpu7" not in found[0].bare
 
 
 # Checks whose cases are in test_preflight.py: they need no healthy node.

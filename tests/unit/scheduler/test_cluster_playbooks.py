@@ -84,7 +84,7 @@ def test_preflight_validates_nodes_outside_the_inventory(cluster, tmp_path):
     given = {"gpushare_image_delivery": "registry", "scheduler_mode": "dedicated"}
     for names, words in (
         (["gpu1", "gpu7"], "gpushare_nodes: gpu7 isn't a node of the cluster, whose nodes are gpu1"),
-        (["gpu1"], "gpushare_nodes: node gpu1 runs an unknown container runtime"),
+        (["gpu1"], "problem runtime gpu1 runs an unknown container runtime (gpushare_nodes)"),
         ([], "gpu_nodes: the group names no host, and gpushare_nodes no node"),
     ):
         rc, text = cluster.play(tmp_path, playbook, gpushare_nodes=names, **given)

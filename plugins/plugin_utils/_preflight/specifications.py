@@ -1,0 +1,86 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The variables that users may set: the roles' own argument specifications, and those of the playbooks."""
+
+from __future__ import annotations
+
+import typing as t
+from pathlib import Path
+
+import yaml
+
+from ...module_utils._core.types import JsonObject
+
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+LOCAL = "localhost"
+GPU, CONTROL = "gpu_nodes", "control_plane"
+# Where a role's variables count; they are ignored elsewhere.
+PLACES: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime"), frozenset((GPU,))),
+    **dict.fromkeys(("node_facts", "image", "gpushare", "scheduler", "verify"), frozenset((GPU, CONTROL, LOCAL))),
+    **dict.fromkeys(("preflight", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))),
+}
+# Variables of no role alone.
+SHARED: JsonObject = {
+    "gpu_backend": {"type": "str", "choices": ["gpushare"]},
+    "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
+    "gpu_node_name": {"type": "str"},
+    "uninstall_with_pods": {"type": "bool"},
+}
+# Required options that playbooks and roles set themselves.
+PASSED = frozenset(("gpushare_component", "image_reference"))
+# Variables that roles set for each other. Users don't, and they are no misspelt ones.
+FACTS = frozenset(
+    (
+        "gpu_node",
+        "node_baseline_known",
+        "node_baseline_packages",
+        "node_baseline_held",
+        "node_baseline_files",
+        "nouveau_reboot_required",
+        "scheduler_detected",
+        "scheduler_observed",
+        "verify_started",
+        "verify_second_sample_hosts",
+    )
+)
+# What decides whether a value is accepted.
+RULES = ("type", "choices", "elements", "required")
+
+
+class Option(t.NamedTuple):
+    """A variable's specification.
+
+    :param rules: as in an argument specification: ``type``, ``choices``, ``elements`` and ``required``.
+    :param places: groups of hosts on which it counts.
+    """
+
+    rules: JsonObject
+    places: frozenset[str]
+
+
+def options(folder: Path = ROLES) -> dict[str, Option]:
+    """Return every variable that a user may set, by its name.
+
+    :param folder: the collection's roles.
+    """
+    everywhere = frozenset((GPU, CONTROL, LOCAL))
+    found = {name: Option(rules, everywhere) for name, rules in SHARED.items()}
+    for path in sorted(folder.glob("*/meta/argument_specs.yml")):
+        entries = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for entry in entries["argument_specs"].values():
+            for name, spec in (entry.get("options") or {}).items():
+                rules = {rule: spec[rule] for rule in RULES if rule in spec}
+                places = PLACES[path.parts[-3]] | (found[name].places if name in found else frozenset())
+                found[name] = Option(rules, places)
+    return found
+
+
+def prefixes(folder: Path = ROLES) -> tuple[str, ...]:
+    """Return the beginnings of this collection's variables, longer ones first."""
+    roles = [path.parts[-3] for path in folder.glob("*/meta/argument_specs.yml")]
+    return tuple(sorted((f"{name}_" for name in (*roles, "gpu", "uninstall")), key=len, reverse=True))

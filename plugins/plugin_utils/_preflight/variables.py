@@ -1,0 +1,223 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Preflight of the variables: values that a role would refuse later, and names that no role knows."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import textwrap
+import typing as t
+
+from ansible.errors import AnsibleError, AnsibleUndefinedVariable
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.errors import ArgumentValueError
+
+from ...module_utils._core.types import JsonObject
+from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
+from .._actions.local_path import local_path
+from .origin import is_vaulted, where
+from .specifications import FACTS, PASSED, Option
+
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "a mapping",
+    "str": "a text",
+    "path": "a path",
+}
+ELEMENTS = {"int": "whole numbers", "str": "texts", "dict": "mappings"}
+# How much of a value or of a reason is printed, in characters.
+MOST_CHARACTERS = 60
+MOST_REASON = 200
+# As difflib measures it, 1 is equal. A name without its role's prefix is short, so that one letter counts for much.
+CLOSE_REST, CLOSE_NAME = 0.8, 0.85
+# A prefix that nobody else uses.
+OWN_PREFIX = "gpushare_"
+# Variables that name what must be there on the controller: which kind, and the variable's value for which it is used.
+SOURCES: dict[str, tuple[t.Callable[[str], bool], tuple[str, str] | None]] = {
+    "gpu_kubeconfig": (os.path.isfile, None),
+    "driver_runfile": (os.path.isfile, ("driver_source", "runfile")),
+    "driver_packages_dir": (os.path.isdir, ("driver_source", "packages")),
+    "toolkit_source_dir": (os.path.isdir, ("toolkit_source", "packages")),
+}
+
+
+class Variables:
+    """The variables of one host.
+
+    :param places: the groups of ``specifications`` that it belongs to.
+    :param effective: values by name, each evaluated when it is asked for.
+    :param raw: returns the values before their templates are evaluated, which have the tags of their places.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        places: frozenset[str],
+        effective: t.Mapping[str, t.Any],
+        raw: t.Callable[[], t.Mapping[str, t.Any]],
+    ) -> None:
+        self.host = host
+        self.places = places
+        self.effective = effective
+        self._raw = raw
+
+    def where(self, name: str, of_name: bool = False) -> str:
+        """Return where the variable is set.
+
+        :param of_name: where the name is written is enough; true, false and null have no tag of their own.
+        """
+        raw = self._raw()
+        keys = [key for key in raw if key == name] if of_name else []
+        return where(raw.get(name), *keys)
+
+    def uses(self, name: str) -> bool:
+        """Return whether another variable's template names this one."""
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        return any(key != name and word.search(text) for key, value in self._raw().items() for text in _texts(value))
+
+
+def examine(
+    options: t.Mapping[str, Option], prefixes: t.Sequence[str], hosts: t.Sequence[Variables], cluster: bool
+) -> Findings:
+    """Return all that is wrong with the variables, each finding once for all hosts that have it.
+
+    :param options: the variables that a user may set.
+    :param prefixes: beginnings of this collection's variables, longer ones first.
+    :param cluster: there is a cluster; before there is one, its kubeconfig may be missing.
+    """
+    found: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
+    for host in hosts:
+        for one in (*_values(options, host), *_missing_files(options, host, cluster), *_names(options, prefixes, host)):
+            found.setdefault((one.id, one.severity, one.text), (one, []))[1].append(host.host)
+    return Findings(
+        # What is wrong everywhere is no matter of a host.
+        Finding(one.id, one.severity, one.what, one.action, "", one.variable, one.fields, "", tuple(names))
+        if len(names) < len(hosts)
+        else one
+        for one, names in found.values()
+    )
+
+
+def _values(options: t.Mapping[str, Option], host: Variables) -> t.Iterator[Finding]:
+    for name, option in options.items():
+        if not option.places & host.places:
+            continue
+        if name not in host.effective:
+            if option.rules.get("required") and name not in PASSED:
+                yield Finding("missing-value", PROBLEM, "it isn't set", "set it", variable=name)
+            continue
+        try:
+            wanted = _wanted(name, option.rules, host.effective[name])
+        except AnsibleUndefinedVariable as error:
+            fields = {"reason": _one_line(error), "where": host.where(name)}
+            yield Finding("unknown-yet", NOTE, "it isn't known before the run: {reason}{where}", "", "", name, fields)
+        except AnsibleError as error:
+            fields = {"reason": _one_line(error), "where": host.where(name)}
+            yield Finding("wrong-value", PROBLEM, "it can't be evaluated: {reason}{where}", "", "", name, fields)
+        else:
+            if wanted:
+                yield _wrong(name, option.rules, host, wanted)
+
+
+def _wanted(name: str, rules: JsonObject, value: t.Any) -> str:
+    """Return in words what a value must be; empty where it is accepted. Roles accept what Ansible can convert."""
+    kind = rules["type"]
+    # Ansible makes a text of any list, which no role expects.
+    if kind in ("str", "path") and isinstance(value, (list, dict)):
+        return TYPES[kind]
+    errors = ArgumentSpecValidator({name: rules}).validate({name: value}).errors.errors
+    if not errors:
+        return ""
+    if any(isinstance(error, ArgumentValueError) for error in errors):
+        choices = rules["choices"]
+        return f"one of {', '.join(map(repr, map(str, choices)))}" if len(choices) > 1 else repr(choices[0])
+    return f"a list of {ELEMENTS[rules['elements']]}" if kind == "list" else TYPES[kind]
+
+
+def _wrong(name: str, rules: JsonObject, host: Variables, wanted: str) -> Finding:
+    value = host.effective[name]
+    near = difflib.get_close_matches(str(value), map(str, rules.get("choices", ())), 1)
+    fields = {
+        "value": _shown(value),
+        "wanted": wanted,
+        "where": host.where(name),
+        "nearest": near[0] if near else "",
+    }
+    action = "set it to '{nearest}'" if near else "set it to {wanted}"
+    return Finding("wrong-value", PROBLEM, "{value} isn't {wanted}{where}", action, "", name, fields)
+
+
+def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bool) -> t.Iterator[Finding]:
+    for name, (is_there, used) in SOURCES.items():
+        if not options[name].places & host.places or (name == "gpu_kubeconfig" and not cluster):
+            continue
+        try:
+            value = host.effective.get(name)
+            unused = used is not None and host.effective.get(used[0]) != used[1]
+        except AnsibleError:
+            # ``_values`` reports it.
+            continue
+        # A kubeconfig may be given as its content, or as several, of which some may be missing.
+        if unused or not isinstance(value, str) or not value or os.pathsep in value:
+            continue
+        path = local_path(value)
+        if not is_there(path):
+            fields = {"path": path, "where": host.where(name), "folder": os.getcwd()}
+            what = "there is no {path}" if is_there is os.path.isfile else "there is no directory {path}"
+            action = "" if os.path.isabs(os.path.expanduser(value)) else "a relative path begins at {folder}"
+            yield Finding("missing-file", PROBLEM, what + "{where}", action, "", name, fields)
+
+
+def _names(options: t.Mapping[str, Option], prefixes: t.Sequence[str], host: Variables) -> t.Iterator[Finding]:
+    for name in host.effective:
+        prefix = next((one for one in prefixes if name.startswith(one)), "")
+        if not prefix or name in options or name in FACTS:
+            continue
+        rests = [one.removeprefix(prefix) for one in options if one.startswith(prefix)]
+        others = [one for one in options if not one.startswith(prefix)]
+        rest = difflib.get_close_matches(name.removeprefix(prefix), rests, 1, CLOSE_REST)
+        near = [prefix + rest[0]] if rest else difflib.get_close_matches(name, others, 1, CLOSE_NAME)
+        # Others use prefixes such as image_ too, and inventories have variables that only other variables use.
+        if not (near or prefix == OWN_PREFIX) or host.uses(name):
+            continue
+        fields = {"name": name, "where": host.where(name, of_name=True), "nearest": near[0] if near else ""}
+        yield Finding(
+            "unknown-variable",
+            PROBLEM if rest else WARNING,
+            "no role has a variable of this name{where}",
+            ("write {nearest}" if near else "look for its name in the roles' documentation")
+            + ", or set preflight_ignore: [unknown-variable@{name}] if it is your own",
+            "",
+            name,
+            fields,
+        )
+
+
+def _texts(value: t.Any) -> t.Iterator[str]:
+    """Yield every template in a value."""
+    if isinstance(value, str) and "{" in value:
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for one in inner:
+        yield from _texts(one)
+
+
+def _shown(value: t.Any) -> str:
+    if is_vaulted(value):
+        return "the encrypted value"
+    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+
+
+def _one_line(error: AnsibleError) -> str:
+    return textwrap.shorten(str(error), MOST_REASON, placeholder=" …")

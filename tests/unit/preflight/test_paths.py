@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Paths that users give are relative to the working directory of ansible-playbook."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.action import preflight
+from ansible_collections.kubegpu.share.plugins.lookup.image_archive_sha256 import LookupModule
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
+from kube_api import Api, kubeconfig
+from test_images import archive
+from verify_kit import ROOT, run_playbook
+
+
+def test_a_path_becomes_absolute_and_a_kubeconfigs_content_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/she")
+    monkeypatch.setenv("PLACE", "/srv")
+    assert local_path("reader.kubeconfig") == f"{tmp_path}/reader.kubeconfig"
+    assert local_path("~/a:../b:/c:$PLACE/d") == f"/home/she/a:{tmp_path.parent}/b:/c:/srv/d"
+    content = {"clusters": []}
+    assert local_path(content) is content and local_path("") == "" and local_path(None) is None
+
+
+def test_a_relative_archive_is_found_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "image.tar", manifest_json=[{"RepoTags": ["x/y:1"]}])
+    assert list(preflight._archive("image.tar", "x/y:1")) == []
+    assert len(LookupModule().run(["image.tar"])) == 1
+
+
+def test_a_relative_kubeconfig_is_found_where_the_user_stands(tmp_path: Path) -> None:
+    api = Api()
+    api.lists = {"/api/v1/nodes": [], "/api/v1/pods": []}
+    (tmp_path / "reader.kubeconfig").write_text(json.dumps(kubeconfig(api.url)))
+    given = ["-e", "gpu_kubeconfig=reader.kubeconfig", "-e", f"ansible_python_interpreter={sys.executable}"]
+    try:
+        code, text = run_playbook(tmp_path, ROOT / "playbooks" / "inspect.yml", *given)
+    finally:
+        api.close()
+    assert code == 0, text
