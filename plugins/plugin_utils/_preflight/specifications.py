@@ -22,7 +22,9 @@ GPU, CONTROL = "gpu_nodes", "control_plane"
 PLACES: dict[str, frozenset[str]] = {
     **dict.fromkeys(("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime"), frozenset((GPU,))),
     **dict.fromkeys(("node_facts", "image", "gpushare", "scheduler", "verify"), frozenset((GPU, CONTROL, LOCAL))),
-    **dict.fromkeys(("preflight", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))),
+    **dict.fromkeys(
+        ("preflight", "plan", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))
+    ),
 }
 # Variables of no role alone.
 SHARED: JsonObject = {
