@@ -10,7 +10,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm import ARGUMENTS, NAME
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm_plan import plan_of
+from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm_plan import machines_of, plan_of
 
 # Options that the module doesn't use.
 CONTROLLER_ONLY = ("machines", "version")
@@ -26,11 +26,12 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         # Ansible's values carry tags, which the YAML library can't represent.
         params = json.loads(json.dumps(params))
+        machines = machines_of(params)
         for _attempt in range(ATTEMPTS):
             read = self._module({}, task_vars)
             if read.get("failed"):
                 return read
-            text, done = plan_of(params, read["config_map"])
+            text, done = plan_of(params, machines, read["config_map"])
             if not done["changed"] or self._task.check_mode:
                 return done
             plan = {"text": text, "resource_version": read["config_map"]["resource_version"]}

@@ -23,7 +23,7 @@ from ...module_utils._kube.refs import KINDS, Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm
 from .._actions.connection import Connection
-from .._scheduler.kubeadm_plan import plan_of
+from .._scheduler.kubeadm_plan import machines_of, plan_of
 
 K8S = "kubernetes.core.k8s"
 K8S_INFO = "kubernetes.core.k8s_info"
@@ -68,7 +68,8 @@ class ReadOnce:
 
 
 def _kubeadm_config(kube: Kube, params: JsonObject) -> JsonObject:
-    return plan_of(params, kubeadm.work({"plan": None}, kube)["config_map"])[1]
+    machines = machines_of(params)
+    return plan_of(params, machines, kubeadm.work({"plan": None}, kube)["config_map"])[1]
 
 
 Work = t.Callable[[Kube, JsonObject], JsonObject]

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import typing as t
+
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
@@ -16,16 +18,18 @@ from .form import Extender
 from .kubeadm import ExtenderFile, Reason, Result, cluster_configuration
 from .plan import Options, extender_file
 
+Machines = t.Mapping[str, ExtenderFile | None] | None
 
-def plan_of(params: JsonObject, config_map: JsonObject) -> tuple[str, JsonObject]:
+
+def plan_of(params: JsonObject, machines: Machines, config_map: JsonObject) -> tuple[str, JsonObject]:
     """Return the configuration's new text, and the task's result in check mode.
 
     :param params: the task's options.
+    :param machines: as ``machines_of`` returns them.
     :param config_map: what the module has read.
-    :raises BadInput: a machine can't be configured as requested, or the configuration can't be changed.
+    :raises BadInput: the configuration can't be changed.
     """
     present = params["state"] == "present"
-    machines = _machines(params) if present and params["machines"] else None
     before, result = str(config_map["text"] or ""), Result("", False, Reason.NO_CONFIG_MAP)
     if before:
         result = cluster_configuration(before, present, str(params["configuration"]), machines)
@@ -34,11 +38,15 @@ def plan_of(params: JsonObject, config_map: JsonObject) -> tuple[str, JsonObject
     return result.text, {**done, "kept": result.kept, "reason": result.message}
 
 
-def _machines(params: JsonObject) -> dict[str, ExtenderFile | None]:
-    """Return the file by which each machine's kube-scheduler gets the extender; None where it was not observed.
+def machines_of(params: JsonObject) -> Machines:
+    """Return the file by which each machine's kube-scheduler gets the extender, None for one that was not observed.
 
+    :param params: the task's options.
+    :returns: None where the extender is removed, or no machine is given.
     :raises BadInput: one of them can't be configured as requested.
     """
+    if params["state"] != "present" or not params["machines"]:
+        return None
     # The extender's address makes no difference here.
     options = Options(True, Extender("", 0), params["version"], str(params["configuration"]))
     found: dict[str, ExtenderFile | None] = {}
