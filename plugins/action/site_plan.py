@@ -50,9 +50,10 @@ class ActionModule(ShareAction):
             result["output"] = _write(params["output"], stats)
             self._display.display(f"The plan is in {result['output']}.")
         if plan.refusals:
-            reasons = "; ".join(f"{name}: {one['reason']}" for name, one in plan.refusals)
-            result.update(failed=True, msg=f"The run would be refused: {reasons}")
-        elif plan.empty:
+            # Without the data, which Ansible would print.
+            refused = "; ".join(dict.fromkeys(f"{one['role']}: {one['reason']}" for _name, one in plan.refusals))
+            return {"changed": False, "failed": True, "msg": f"The run would be refused, as listed above: {refused}"}
+        if plan.empty:
             # The nodes that the plan has read: without changes nothing else is there at the end.
             asked = {name: params[name] for name in auth_arguments()}
             found = cluster.predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})

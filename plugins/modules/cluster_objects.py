@@ -121,7 +121,7 @@ objects:
       name: gpushare-system
       action: unchanged
 unready:
-  description: The objects that aren't in the desired state yet, each with the reason; a run that isn't in check mode would wait for them.
+  description: The objects that don't change and aren't in the desired state yet, each with the reason; without check mode the run waits for them.
   type: list
   elements: str
   returned: in check mode with O(wait)

@@ -202,8 +202,9 @@ class ClusterObjects:
                 pending = {ref: f"{ref}: {error}" for ref in pending}
 
     def unready(self, node_resources: t.Sequence[str] = ()) -> list[str]:
-        """Return why observed objects aren't in the desired state yet, for which ``wait`` would wait."""
-        return list(self._pending(dict(self._live), node_resources).values())
+        """Return why planned objects that don't change aren't in the desired state yet."""
+        unchanged = {ref: live for ref, live in self._live.items() if self._actions.get(ref) == "unchanged"}
+        return list(self._pending(unchanged, node_resources).values())
 
     def _poll(self, pending: t.Collection[Ref], node_resources: t.Sequence[str]) -> dict[Ref, str]:
         """Read pending objects again.

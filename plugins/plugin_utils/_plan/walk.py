@@ -21,6 +21,8 @@ from ...module_utils._core.types import JsonObject
 
 COLLECTION = "kubegpu.share."
 GROUP = "group/kubegpu.share.cluster"
+# The collection whose group of modules that one extends.
+EXTENDED = "kubernetes.core."
 BUILTIN = ("ansible.builtin.", "ansible.legacy.")
 # A task's keywords that have no effect on its prediction, and those that `_task` and its helpers read.
 IGNORED = frozenset(
@@ -175,6 +177,9 @@ class Walk:
         self._predict = predict
         self._roles = roles
         self._host = {**host, "ansible_check_mode": True}
+        # The modules to which module_defaults of the group apply.
+        groups = (engine.load(f"{roles}/../meta/runtime.yml") or {}).get("action_groups") or {}
+        self._grouped = {one for one in groups.get("cluster") or [] if isinstance(one, str)}
         self.facts: JsonObject = {}
         self.steps: list[Step] = []
         self.refusal: Refusal | None = None
@@ -318,7 +323,9 @@ class Walk:
         name = self._name(task, action, variables)
         result: JsonObject | None
         try:
-            options = self._engine.template({**scope.options, **(task[action] or {})}, variables)
+            grouped = action.startswith(EXTENDED) or action.removeprefix(COLLECTION) in self._grouped
+            given = {**(scope.options if grouped else {}), **(task[action] or {})}
+            options = self._engine.template(given, variables)
             result = self._predict(action, options, variables)
         except ShareError as error:
             if task.get("failed_when") is False:

@@ -107,3 +107,5 @@ def test_a_wait_reports_what_is_pending():
     assert seen and seen[0].startswith("DaemonSet n/d")
     predicted = apply_set.ensure(kube, params, True)
     assert predicted["changed"] is False and predicted["unready"] == seen[:1]
+    # What would be created isn't waited for before.
+    assert apply_set.ensure(FakeKube(), params, True)["unready"] == []

@@ -261,11 +261,15 @@ def test_conditions_loops_blocks_and_module_defaults():
             },
             {
                 "module_defaults": {GROUP: {"name": "a"}},
-                "block": [{"kubegpu.share.x": {}, "name": "By default"}],
+                "block": [
+                    {"kubegpu.share.x": {}, "name": "By default"},
+                    {"kubegpu.share.of_no_group": {}, "name": "Not of the group"},
+                ],
             },
             {"ansible.builtin.include_tasks": "more.yml", "when": "True"},
         ],
         changed("a"),
+        **{"..__meta__runtime": {"action_groups": {"cluster": ["x"]}}},
         a__tasks__more=[{"kubegpu.share.x": {"name": "a"}, "name": "Included", "when": "ansible_check_mode"}],
     )
     assert [one.task for one in made.steps] == ["Loop", "By default", "Included"]
