@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cost of a run of site.yml without changes: module executions per host, and wall time relative to ``ansible -m ping``.
+"""Cost of a run of site.yml without changes: executions per host, tasks, and wall time relative to ``ansible -m ping``.
 
 The two commands alternate on the same hosts and medians are compared, so that other load affects both.
 There is no result unless every run reported changed=0 and failed=0.
@@ -11,13 +11,14 @@ import argparse
 import collections
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,21 +27,37 @@ class NoResult(Exception):
     """The benchmark has no result; the message has the reason."""
 
 
-def parse(
-    lines: str,
-) -> tuple[collections.Counter[str], collections.Counter[tuple[str, str]], dict[str, dict[str, int]]]:
-    """Parse the callback's file: executions by host, by host and module, and the run's sums by host."""
+class Recorded(NamedTuple):
+    """The callback's file: executions by host, by host and module, the run's sums by host, and the number of tasks."""
+
+    hosts: collections.Counter[str]
+    modules: collections.Counter[tuple[str, str]]
+    stats: dict[str, dict[str, int]]
+    tasks: int
+
+
+class Timed(NamedTuple):
+    """A command: seconds until it ended, seconds of this machine's CPU that it took, and the callback's file."""
+
+    seconds: float
+    cpu: float
+    lines: str
+
+
+def parse(lines: str) -> Recorded:
+    """Parse the callback's file."""
+    tasks = 0
     hosts: collections.Counter[str] = collections.Counter()
     modules: collections.Counter[tuple[str, str]] = collections.Counter()
     stats: dict[str, dict[str, int]] = {}
     for line in lines.splitlines():
         record = json.loads(line)
         if "stats" in record:
-            stats = record["stats"]
+            stats, tasks = record["stats"], record.get("tasks", 0)
         else:
             hosts[record["host"]] += 1
             modules[record["host"], record["module"]] += 1
-    return hosts, modules, stats
+    return Recorded(hosts, modules, stats, tasks)
 
 
 def refuse(stats: dict[str, dict[str, int]]) -> None:
@@ -59,15 +76,15 @@ def refuse(stats: dict[str, dict[str, int]]) -> None:
             raise NoResult(f"{host} reports {counts}: only a run without changes is measured; run site.yml first.")
 
 
-def timed(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
-    """Run a command; return its seconds and the callback's file.
+def timed(command: list[str], environment: dict[str, str]) -> Timed:
+    """Run a command.
 
     :raises NoResult: it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "executions"
         record.touch()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), _cpu_of_children()
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -80,29 +97,38 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
         seconds = time.perf_counter() - start
         if done.returncode != 0:
             raise NoResult(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
-        return seconds, record.read_text()
+        return Timed(seconds, _cpu_of_children() - cpu, record.read_text())
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(site: list[str], ping: list[str], environment: dict[str, str], rounds: int) -> dict[str, Any]:
     """Measure both commands alternately, after one round that fills caches and opens connections."""
     times: dict[str, list[float]] = {"site": [], "ping": []}
-    seen: list[tuple[dict[str, int], dict[str, int]]] = []
+    cpu: list[float] = []
+    seen: list[tuple[dict[str, int], dict[str, int], int]] = []
     for number in range(rounds + 1):
-        site_seconds, lines = timed(site, environment)
-        hosts, modules, stats = parse(lines)
-        refuse(stats)
-        ping_seconds, _pinged = timed(ping, environment)
+        done = timed(site, environment)
+        found = parse(done.lines)
+        refuse(found.stats)
+        pinged = timed(ping, environment)
         if number:
-            times["site"].append(site_seconds)
-            times["ping"].append(ping_seconds)
-            named = {f"{host} {module}": count for (host, module), count in sorted(modules.items())}
-            seen.append((dict(sorted(hosts.items())), named))
+            times["site"].append(done.seconds)
+            times["ping"].append(pinged.seconds)
+            cpu.append(done.cpu)
+            named = {f"{host} {module}": count for (host, module), count in sorted(found.modules.items())}
+            seen.append((dict(sorted(found.hosts.items())), named, found.tasks))
     if any(one != seen[0] for one in seen):
         raise NoResult(f"runs executed different modules: {seen}")
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "executions": seen[0][0],
         "modules": seen[0][1],
+        "tasks": seen[0][2],
+        "cpu_seconds": statistics.median(cpu),
         "seconds": times,
         "median_seconds": medians,
         "over_ping": medians["site"] / medians["ping"],
@@ -122,6 +148,8 @@ def table(found: dict[str, Any]) -> str:
         f"site.yml, nothing to do   {medians['site']:6.2f} s   median of {found['rounds']}",
         f"ansible -m ping           {medians['ping']:6.2f} s   median of {found['rounds']}",
         f"site.yml over ping        {found['over_ping']:6.2f}     on {found['cpus']} CPUs",
+        f"site.yml, this machine    {found['cpu_seconds']:6.2f} s   of CPU",
+        f"site.yml                  {found['tasks']:6}     tasks",
     ]
     return "\n".join(lines)
 

@@ -33,6 +33,7 @@ LEVELS = {
         ("_preflight", "_runtime"),
         ("_images", "_report"),
         ("_scheduler",),
+        ("_plan",),
     ),
 }
 # Standard library that reaches out of the process.

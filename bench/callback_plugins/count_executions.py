@@ -21,7 +21,8 @@ name: count_executions
 type: aggregate
 short_description: Counts module executions per host
 description:
-  - Appends a JSON line per module execution, then one with the sums, to the file that C(COUNT_EXECUTIONS_FILE) names.
+  - Appends a JSON line per module execution, then one with the sums and the number of tasks, to the
+    file that C(COUNT_EXECUTIONS_FILE) names.
 """
 
 VARIABLE = "COUNT_EXECUTIONS_FILE"
@@ -60,7 +61,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if VARIABLE not in os.environ:
             self.disabled = True
             return
+        self._tasks = 0
         ActionBase._execute_module = counted(ActionBase._execute_module)
 
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        self._tasks += 1
+
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        append({"stats": {host: stats.summarize(host) for host in stats.processed}})
+        append({"stats": {host: stats.summarize(host) for host in stats.processed}, "tasks": self._tasks})

@@ -26,3 +26,7 @@ class ActionModule(ControllerPlan):
         handed = {"runtime": planned.runtime, "files": list(planned.files), "restart": planned.restart}
         handed |= {"expected": list(planned.expected), "users_default": planned.users_default}
         return planned.plan, handed
+
+    def restarts(self, plan: JsonObject) -> list[str]:
+        # Docker reads most of its settings again without a restart.
+        return [plan["runtime"]] if plan["runtime"] != "docker" or plan["restart"] else []

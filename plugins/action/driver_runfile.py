@@ -22,13 +22,18 @@ class ActionModule(ShareAction):
     arguments = runfile.ARGUMENTS
     rules = runfile.RULES
 
+    def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
+        observed = params["observed"]
+        if not observed or not all(section in observed for section in SECTIONS):
+            return None
+        plan = runfile.plan(runfile.options(params), runfile.observed(observed))
+        return {"changed": not plan.empty, "diff": plan.diff()}
+
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         want = runfile.options(params)
-        observed = params["observed"]
-        if observed and all(section in observed for section in SECTIONS):
-            plan = runfile.plan(want, runfile.observed(observed))
-            if plan.empty:
-                return {"changed": False, "diff": []}
+        predicted = self.predict(params, task_vars)
+        if predicted is not None and not predicted["changed"]:
+            return predicted
         # The module observes the node itself.
         names = ("state", "file", "sha256", "version", "flavour")
         arguments = {name: params[name] for name in names if params[name] is not None}
@@ -38,9 +43,9 @@ class ActionModule(ShareAction):
         if not remote:
             arguments["file"] = params["file"] = local_path(params["file"])
             _require(params["file"], want.sha256)
-        predicted = self.execute_module(arguments, task_vars)
-        if predicted.get("failed") or not predicted.get("changed") or self._task.check_mode:
-            return predicted
+        checked = self.execute_module(arguments, task_vars)
+        if checked.get("failed") or not checked.get("changed") or self._task.check_mode:
+            return checked
         try:
             folder = self._make_tmp_path()
             path = self._connection._shell.join_path(folder, "driver.run")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+import typing as t
 
 from ansible.errors import AnsibleError
 from ansible.module_utils import basic
@@ -40,7 +41,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
         return {**result, "changed": False, "trouble": trouble} if trouble else {**result, **done}
 
     def _collect(self, host: str, task_vars: JsonObject | None) -> JsonObject:
-        done: JsonObject = self._execute_module(module_args=dict(self._task.args), task_vars=task_vars)
+        name, arguments = module_of(self._task.args)
+        done: JsonObject = self._execute_module(module_name=name, module_args=arguments, task_vars=task_vars)
         output = " ".join(str(done.get(name, "")) for name in ("msg", "module_stdout", "module_stderr"))
         if done.get("failed") and (TOO_OLD.search(output) or NOT_FOUND.search(output) or SYNTAX.search(output)):
             message = self._message(output, host)
@@ -82,6 +84,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
         if node.version and python_probe.numbers(node.version) >= least:
             return ""
         return python_probe.message(host, interpreter, node, least, core=".".join(core.split(".")[:2]))
+
+
+def module_of(args: t.Mapping[str, t.Any]) -> tuple[str, JsonObject]:
+    """Return the module to execute and its options: on a control plane one module collects both kinds of facts.
+
+    :param args: the task's options.
+    """
+    given = {name: value for name, value in args.items() if name != "report_trouble"}
+    with_control_plane = boolean(given.pop("control_plane", False))
+    patches = {name: given.pop(name) for name in ("patches_dir",) if name in given}
+    if not with_control_plane:
+        return "kubegpu.share.gpu_node_info", given
+    return "kubegpu.share.control_plane_info", {**patches, "node": given}
 
 
 def _one_line(text: str) -> str:

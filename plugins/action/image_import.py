@@ -15,6 +15,14 @@ class ActionModule(ShareAction):
 
     arguments = ARGUMENTS
 
+    def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
+        observed = params["observed"] or {}
+        if "images" not in observed:
+            return None
+        sha256 = params["sha256"] or images_archive.sha256(params["archive"])
+        plan = make_plan(params["reference"], sha256, observed["images"] or {})
+        return {"changed": not plan.empty, "diff": plan.diff()}
+
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         archive, reference = params["archive"], params["reference"]
         sha256 = params["sha256"] or images_archive.sha256(archive)

@@ -40,6 +40,10 @@ class ActionModule(ControllerPlan):
         self.notices = self._planned.warnings
         return self._planned.plan, self._planned.to_module()
 
+    def restarts(self, plan: JsonObject) -> list[str]:
+        name = "kube-scheduler" if plan["kind"] not in PLACES else str(plan["kind"])
+        return [name] if self._planned.restarts else []
+
     def _make_plan(self, options: Options, observed: ControlPlane, task_vars: JsonObject | None) -> SchedulerPlan:
         """Make the plan, and observe the machine again where it needs another file."""
         make_plan = embedded.make_plan if observed["kind"] in PLACES else plan.make_plan

@@ -50,9 +50,8 @@ RUNTIME = {
     "enable_cri": "runtime_enable_cri",
     "replace_default": "runtime_replace_default",
 }
-# The facts in which the roles driver and toolkit keep the results of their validation.
-DRIVER_CHOICE = "__driver_choice"
-TOOLKIT_REFUSED = "__toolkit_refused"
+# The result of the validation of the roles driver and toolkit.
+VALIDATED = "__preflight_validated"
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
 
@@ -109,9 +108,10 @@ def _plan_finding(id: str, severity: str, host: str, reason: object, subject: st
 
 def _refusals(host: str, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
     """Return what the roles driver and toolkit refuse of the host."""
-    for reason in (variables.get(DRIVER_CHOICE) or {}).get("refusals") or []:
+    validated = variables.get(VALIDATED) or {}
+    for reason in (validated.get("driver_choice") or {}).get("refusals") or []:
         yield _plan_finding("driver-refused", PROBLEM, host, reason)
-    for reason in variables.get(TOOLKIT_REFUSED) or []:
+    for reason in validated.get("toolkit_refused") or []:
         yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
 
 

@@ -57,6 +57,9 @@ options:
       - This helps pods that need something that was installed after they started. A pod keeps the container runtime with which it was created.
     type: bool
     default: false
+  status_file:
+    description: A file for what is waited for. The action plugin sets it, to print its text; don't set it yourself.
+    type: path
   field_manager:
     description:
       - The field manager for server-side apply.
@@ -117,6 +120,11 @@ objects:
       namespace: ""
       name: gpushare-system
       action: unchanged
+unready:
+  description: The objects that don't change and aren't in the desired state yet, each with the reason; without check mode the run waits for them.
+  type: list
+  elements: str
+  returned: in check mode with O(wait)
 requests:
   description: Number of requests to the API server by HTTP method.
   type: dict

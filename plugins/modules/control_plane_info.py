@@ -27,6 +27,24 @@ options:
   patches_dir:
     description: The folder that is passed to C(kubeadm upgrade --patches), if there is one.
     type: path
+  node:
+    description: Collect the node's facts, too, with these options of M(kubegpu.share.gpu_node_info).
+    type: dict
+    suboptions:
+      images:
+        description: As there.
+        type: list
+        elements: str
+        default: []
+      packages:
+        description: As there.
+        type: list
+        elements: str
+        default: []
+      baseline:
+        description: As there.
+        type: bool
+        default: false
 """
 
 EXAMPLES = r"""
@@ -36,6 +54,14 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+gpu_node:
+  description: The node's facts, as M(kubegpu.share.gpu_node_info) returns them.
+  returned: with O(node)
+  type: dict
+user:
+  description: The user that ran the module, as M(kubegpu.share.gpu_node_info) returns it.
+  returned: with O(node)
+  type: dict
 control_plane:
   description: The observed state.
   returned: success
@@ -122,14 +148,27 @@ control_plane:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem, user
+from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.control_plane import ARGUMENTS, observe
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    node: JsonObject = {"type": "dict", "options": facts.OPTIONS}
+    module = AnsibleModule(argument_spec={**ARGUMENTS, "node": node}, supports_check_mode=True)
     system = RealSystem(run_command=module.run_command)
-    run_module(module, lambda: {"changed": False, "control_plane": observe(system, **module.params)})
+    options = {name: module.params[name] for name in ARGUMENTS}
+    asked = module.params["node"]
+
+    def collect() -> JsonObject:
+        found: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
+        if asked:
+            gpu_node = facts.observe(system, asked["images"], asked["packages"], asked["baseline"])
+            found |= {"user": user(), "gpu_node": gpu_node}
+        return found
+
+    run_module(module, collect)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ options:
     type: list
     elements: str
     default: []
+  control_plane:
+    description:
+      - Collect what M(kubegpu.share.control_plane_info) collects, too, in the same execution.
+      - The action plugin reads it.
+    type: bool
+    default: false
+  patches_dir:
+    description: With O(control_plane), the option of M(kubegpu.share.control_plane_info).
+    type: path
   report_trouble:
     description:
       - Where the machine can't be reached, where the user isn't root there, or where the facts can't be collected otherwise, return RV(trouble) in place
@@ -74,6 +83,10 @@ RETURN = r"""
 user:
   description: C(uid) and C(name) of the user that the module ran as.
   returned: success
+  type: dict
+control_plane:
+  description: As M(kubegpu.share.control_plane_info) returns it.
+  returned: with O(control_plane)
   type: dict
 trouble:
   description: >-

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from _lab import Done, Lab
@@ -38,6 +39,20 @@ def test_it_changes_nothing(lab: Lab, checked: tuple[Done, Before]) -> None:
     before = checked[1]
     assert {name: node_files(lab, name) for name in lab.nodes} == {name: before[name] for name in lab.nodes}
     assert cluster_objects(lab) == before["objects"]
+
+
+def test_the_plan_names_what_check_mode_names(lab: Lab, checked: tuple[Done, Before], tmp_path: Path) -> None:
+    output = tmp_path / "plan.json"
+    done = lab.playbook("playbooks/plan.yml", "-e", f"plan_output={output}")
+    done.assert_unchanged()
+    plan = json.loads(output.read_text())
+    steps = [step for part in (*plan["hosts"].values(), plan["cluster"]) for step in part["steps"]]
+    planned = {name for step in steps for name in step["changes"]}
+    headers = set(re.findall(r"^\+\+\+ after: (.+?)\s*$", checked[0].out, re.MULTILINE))
+    # What a step removes has a header before only.
+    headers |= set(re.findall(r"^--- before: (.+?)\s*$", checked[0].out, re.MULTILINE))
+    assert planned and planned == headers
+    assert set(plan["restarts"]) == {"containerd", "kube-scheduler"} and plan["drained"] == []
 
 
 # test_20 shows that nothing else is made.

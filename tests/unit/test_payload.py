@@ -24,7 +24,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (20, 130),
     "cluster_objects": (15, 100),
     "container_runtime": (28, 135),
-    "control_plane_info": (19, 112),
+    # With the facts of the machine, which preflight wants of a control plane, too.
+    "control_plane_info": (62, 260),
     "driver_runfile": (11, 30),
     "gpu_acceptance": (29, 200),
     "gpu_allocation_check": (51, 425),

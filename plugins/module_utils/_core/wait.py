@@ -26,6 +26,8 @@ class Waiting:
     pause: float = 1.0
     sleep: t.Callable[[float], None] = time.sleep
     now: t.Callable[[], float] = time.monotonic
+    # Gets what is waited for, as text for people, after each poll.
+    status: t.Callable[[str], t.Any] = str
 
     def attempts(self) -> t.Iterator[None]:
         """Yield once for each poll: at least once, and for the last time at or after the deadline."""

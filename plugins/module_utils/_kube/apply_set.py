@@ -17,7 +17,7 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from . import objects
-from .client import Kube, auth_arguments
+from .client import Kube, auth_arguments, status_writer
 from .compare import managed_part
 from .namespace import foreign_objects
 from .refs import FIELD_MANAGER, Ref, ref_of
@@ -41,6 +41,7 @@ ARGUMENTS: JsonObject = {
     "wait_timeout": {"type": "int", "default": 300},
     "node_resources": {"type": "list", "elements": "str", "default": []},
     "replace_unready": {"type": "bool", "default": False},
+    "status_file": {"type": "path"},
     "field_manager": {"type": "str", "default": FIELD_MANAGER},
 }
 
@@ -192,12 +193,18 @@ class ClusterObjects:
             if waiting.now() >= end:
                 texts = "; ".join([*pending.values(), *self._reasons(list(pending))])
                 raise NotInEffect(f"not in effect within {waiting.timeout:g} s: {texts}")
+            waiting.status("; ".join(pending.values()))
             waiting.sleep(waiting.pause)
             try:
                 pending = self._poll(pending, node_resources)
             except ShareError as error:
                 # The API server may be unavailable for a moment.
                 pending = {ref: f"{ref}: {error}" for ref in pending}
+
+    def unready(self, node_resources: t.Sequence[str] = ()) -> list[str]:
+        """Return why planned objects that don't change aren't in the desired state yet."""
+        unchanged = {ref: live for ref, live in self._live.items() if self._actions.get(ref) == "unchanged"}
+        return list(self._pending(unchanged, node_resources).values())
 
     def _poll(self, pending: t.Collection[Ref], node_resources: t.Sequence[str]) -> dict[Ref, str]:
         """Read pending objects again.
@@ -297,8 +304,12 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     result: JsonObject = {"changed": False}
     try:
         result = run(reconciler, check)
-        if params["wait"] and not check:
-            reconciler.wait(waiting or Waiting(timeout=params["wait_timeout"]), params["node_resources"])
+        if params["wait"] and check:
+            result["unready"] = reconciler.unready(params["node_resources"])
+        elif params["wait"]:
+            status = status_writer(params.get("status_file"))
+            waiting = waiting or Waiting(timeout=params["wait_timeout"], status=status)
+            reconciler.wait(waiting, params["node_resources"])
     except ShareError as error:
         error.details.update(result, objects=reconciler.summary(), requests=dict(kube.requests))
         raise

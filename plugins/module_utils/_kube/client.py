@@ -120,6 +120,17 @@ class Kube(t.Protocol):
         """Return the API server's version (``gitVersion`` and so on)."""
 
 
+def status_writer(path: str | None) -> t.Callable[[str], None]:
+    """Return a function that replaces a file's text; it does nothing without a path or where the file isn't there."""
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError), open(path or "", "r+", encoding="utf-8") as file:
+            file.truncate()
+            file.write(text)
+
+    return write
+
+
 class RealKube:
     """A cluster through its API server."""
 

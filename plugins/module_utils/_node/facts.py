@@ -29,13 +29,19 @@ from . import baseline_query, security
 from . import gpus as gpu
 from .types import GpuNode
 
-ARGUMENTS: JsonObject = {
-    "sysroot": {"type": "path", "default": "/"},
+# What to collect beside what is always collected.
+OPTIONS: JsonObject = {
     "images": {"type": "list", "elements": "str", "default": []},
     "packages": {"type": "list", "elements": "str", "default": []},
     "baseline": {"type": "bool", "default": False},
+}
+ARGUMENTS: JsonObject = {
+    **OPTIONS,
+    "sysroot": {"type": "path", "default": "/"},
     # The action plugin's.
     "report_trouble": {"type": "bool", "default": False},
+    "control_plane": {"type": "bool", "default": False},
+    "patches_dir": {"type": "path"},
 }
 
 

@@ -36,6 +36,16 @@ class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no 
         :raises ShareError: the task fails with this message.
         """
 
+    def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
+        """Return the task's result in check mode without executing anything; None where that can't be known here.
+
+        The roles' plan calls it. ``ensure`` takes its "nothing to do" from the same functions.
+
+        :param params: the task's options, validated and with the defaults filled in.
+        :raises ShareError: the node or the options are invalid or unsupported.
+        """
+        return None
+
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
         result: JsonObject = super().run(tmp, task_vars)
         _spec, params = self.validate_argument_spec(argument_spec=self.arguments, **self.rules)

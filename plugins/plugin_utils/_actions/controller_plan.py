@@ -47,6 +47,18 @@ class ControllerPlan(ShareAction):
         arguments = {name: value for name, value in self._task.args.items() if name not in self.controller_options}
         return self.execute_module({**arguments, "plan": plan}, task_vars)
 
+    def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
+        plan, module_plan = self.make_plan(json.loads(json.dumps(params)), task_vars)
+        result: JsonObject = {"changed": not plan.empty, "diff": plan.diff(), "warnings": list(self.notices)}
+        return {**result, "restarts": self.restarts(module_plan) if not plan.empty else []}
+
+    def restarts(self, plan: JsonObject) -> list[str]:
+        """Return what the module restarts for this plan.
+
+        :param plan: the value of the module's option ``plan``.
+        """
+        return []
+
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         # Ansible's values carry tags, which the YAML library can't represent.
         params = json.loads(json.dumps(params))

@@ -54,7 +54,7 @@ class PlannedAction(ShareAction):
         """
 
     def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
-        """Return what the module returns beside ``changed`` and ``diff`` if there is nothing to do."""
+        """Return what the module returns beside ``changed`` and ``diff`` in check mode or if nothing is to do."""
         return {}
 
     def files(self, params: JsonObject) -> list[str]:
@@ -64,17 +64,23 @@ class PlannedAction(ShareAction):
         """
         return []
 
-    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+    def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
         observed: JsonObject = params.get("observed") or {}
-        planned = bool(observed) and all(section in observed for section in self.sections)
-        if planned and self.plan(params, observed).empty:
-            return {**self.unchanged(params, observed), "changed": False, "diff": []}
+        if not observed or not all(section in observed for section in self.sections):
+            return None
+        plan = self.plan(params, observed)
+        return {**self.unchanged(params, observed), "changed": not plan.empty, "diff": plan.diff()}
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        predicted = self.predict(params, task_vars)
+        if predicted is not None and not predicted["changed"]:
+            return predicted
         paths = self.files(params)
         # The module observes the node itself.
         arguments = {name: value for name, value in self._task.args.items() if name != "observed"}
         if not paths or self._task.check_mode:
             return self.execute_module(arguments, task_vars)
-        if not planned:
+        if predicted is None:
             # The files may be large: find out first whether they are needed.
             predicted = self._predict(arguments, task_vars)
             if predicted.get("failed") or not predicted.get("changed"):

@@ -22,7 +22,9 @@ EVERYWHERE = frozenset((GPU, CONTROL, LOCAL))
 # Where the variables of a role that doesn't run everywhere count; elsewhere they are ignored.
 PLACES: dict[str, frozenset[str]] = {
     **dict.fromkeys(("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime"), frozenset((GPU,))),
-    **dict.fromkeys(("preflight", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))),
+    **dict.fromkeys(
+        ("preflight", "plan", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))
+    ),
 }
 # Variables of no role alone.
 SHARED: JsonObject = {

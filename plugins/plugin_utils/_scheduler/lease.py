@@ -8,18 +8,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import typing as t
-
-from ansible.module_utils.common.parameters import remove_values
 
 from ...module_utils._core.errors import NotInEffect, ShareError
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.wait import Waiting
 from ...module_utils._kube.client import Kube, RealKube
 from ...module_utils._kube.refs import Ref
+from .._actions.connection import Connection
 
 POLL_SECONDS = 1.0
 
@@ -29,16 +26,6 @@ class Lease(t.NamedTuple):
 
     holder: str
     renewed: str
-
-
-class _Options:
-    """The authentication options of a module, as the API client reads them."""
-
-    def __init__(self, kubeconfig: str | JsonObject | None) -> None:
-        if isinstance(kubeconfig, str):
-            kubeconfig = os.path.expanduser(os.path.expandvars(kubeconfig)) or None
-        self.params: JsonObject = {"kubeconfig": kubeconfig}
-        self.no_log_values: set[str] = set()
 
 
 class SchedulerLease:
@@ -58,22 +45,14 @@ class SchedulerLease:
         now: t.Callable[[], float] = time.monotonic,
     ) -> None:
         self._ref = ref
-        self._options = _Options(kubeconfig)
-        with self._masked():
+        self._options = Connection({"kubeconfig": kubeconfig})
+        with self._options.masked():
             self._kube: Kube = kube if kube is not None else RealKube.of_module(self._options)
         self._sleep = sleep
         self._now = now
 
-    @contextlib.contextmanager
-    def _masked(self) -> t.Iterator[None]:
-        """Mask credentials in errors: Ansible masks a module's results only, not an action plugin's."""
-        try:
-            yield
-        except ShareError as error:
-            raise type(error)(str(remove_values(str(error), self._options.no_log_values)), **error.details) from None
-
     def read(self) -> Lease:
-        with self._masked():
+        with self._options.masked():
             spec = (self._kube.get(self._ref) or {}).get("spec") or {}
         return Lease(str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
 

@@ -60,16 +60,17 @@ def play(folder: Path, *arguments: str) -> str:
 
 
 def test_only_executed_modules_count(tmp_path: Path) -> None:
-    hosts, modules, stats = noop.parse(play(tmp_path))
+    hosts, modules, stats, tasks = noop.parse(play(tmp_path))
     # A ping and one looped twice; assert, set_fact, debug and the skipped task nothing; one delegated to the other.
     assert hosts == {"one": 3, "other": 4}
     assert set(modules) == {("one", "ansible.builtin.ping"), ("other", "ansible.builtin.ping")}
     noop.refuse(stats)
+    assert tasks == 8
 
 
 def test_an_action_with_two_modules_counts_twice_and_its_change_is_refused(tmp_path: Path) -> None:
     lines = play(tmp_path, "-l", "one", "-e", f"target={tmp_path}/new")
-    hosts, _modules, stats = noop.parse(lines)
+    hosts, _modules, stats, _tasks = noop.parse(lines)
     assert hosts["one"] == 3 + 2
     with pytest.raises(noop.NoResult, match="one reports changed=1"):
         noop.refuse(stats)
@@ -96,7 +97,7 @@ def scripted(folder: Path, counts: list[int]) -> list[str]:
         "record = open(os.environ['COUNT_EXECUTIONS_FILE'], 'a')\n"
         "for _ in range(counts[number]):\n"
         "    print(json.dumps({'host': 'h', 'module': 'm', 'task': ''}), file=record)\n"
-        f"print(json.dumps({{'stats': {{'h': {json.dumps(QUIET)}}}}}), file=record)\n"
+        f"print(json.dumps({{'stats': {{'h': {json.dumps(QUIET)}}}, 'tasks': 7}}), file=record)\n"
     )
     return [sys.executable, str(script)]
 
@@ -104,6 +105,7 @@ def scripted(folder: Path, counts: list[int]) -> list[str]:
 def test_measure_and_table(tmp_path: Path) -> None:
     found = noop.measure(scripted(tmp_path, [2, 2, 2]), [sys.executable, "-c", ""], dict(os.environ), rounds=2)
     assert found["executions"] == {"h": 2}
+    assert (found["tasks"], found["cpu_seconds"] > 0) == (7, True)
     assert len(found["seconds"]["site"]) == len(found["seconds"]["ping"]) == 2
     text = noop.table(found)
     assert "h     2" in text and "site.yml over ping" in text

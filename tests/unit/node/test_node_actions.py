@@ -6,8 +6,8 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from action_plugins import act
-from ansible_collections.kubegpu.share.plugins.action import nouveau, pinned_packages
+from action_plugins import act, load
+from ansible_collections.kubegpu.share.plugins.action import gpu_node_info, nouveau, pinned_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau as driver_nouveau
 from node_fakes import AptMachine
 from package_sets import KEY, apply, package_set, reconciler
@@ -71,3 +71,22 @@ def test_nouveau_without_drift_still_reports_a_needed_reboot(monkeypatch):
         result, executed = act(nouveau, {"observed": facts_of_nouveau(loaded, files)}, monkeypatch)
         assert executed == [] and result["changed"] is False and result["reboot_required"] is loaded
     assert act(nouveau, {"observed": facts_of_nouveau(False, {})}, monkeypatch)[1] == [{}]
+
+
+def test_a_control_plane_has_both_kinds_of_facts_by_one_execution(monkeypatch):
+    asked = {"images": ["a"], "packages": [], "report_trouble": False, "patches_dir": "/p"}
+    results = []
+    for control_plane in (True, False):
+        action, executed = load(gpu_node_info, {**asked, "control_plane": control_plane}), []
+
+        def execute(executed=executed, **given):
+            executed.append((given["module_name"], given["module_args"]))
+            return {"changed": False}
+
+        monkeypatch.setattr(action, "_execute_module", execute)
+        action.run(task_vars={})
+        results += executed
+    assert results == [
+        ("kubegpu.share.control_plane_info", {"patches_dir": "/p", "node": {"images": ["a"], "packages": []}}),
+        ("kubegpu.share.gpu_node_info", {"images": ["a"], "packages": []}),
+    ]

@@ -51,7 +51,7 @@ def act(result, answer, monkeypatch, interpreter="/usr/bin/python3"):
     connection.exec_command = Mock(side_effect=lambda command, **_more: (0, answer.encode(), b""))
     action = action_plugins.load(gpu_node_info, {}, connection=connection)
 
-    def execute(module_args, task_vars):
+    def execute(module_name, module_args, task_vars):
         action._used_interpreter = "#!" + interpreter
         return dict(result)
 

@@ -1,0 +1,76 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
+
+# When site.yml runs its checks.
+CHANGES, ALWAYS = "changes", "always"
+ARGUMENTS: JsonObject = {
+    **auth_arguments(),
+    "hosts": {"type": "dict", "required": True},
+    "schedulers": {"type": "list", "elements": "str", "default": []},
+    "verify": {"type": "str", "choices": [CHANGES, ALWAYS], "default": CHANGES},
+    "output": {"type": "path"},
+}
+
+
+class ActionModule(ShareAction):
+    """Plans the cluster's changes, prints the plans of all hosts as one, and writes them as data."""
+
+    _requires_connection = False
+    arguments = ARGUMENTS
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        variables = task_vars or {}
+        cluster = ClusterTasks()
+        hosts = json.loads(json.dumps(params["hosts"]))
+        made = plan_host(self, variables, cluster)
+        plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
+        data = plan.result()
+        self._display.display(plan.text().rstrip("\n"))
+        stats = {name: value for name, value in data.items() if name != "patterns"}
+        result: JsonObject = {"changed": False, "plan": data}
+        # As set_stats has it: AWX keeps it as an artifact.
+        result["ansible_stats"] = {"data": {"gpu_plan": stats}, "per_host": False, "aggregate": False}
+        if params["output"]:
+            result["output"] = _write(params["output"], stats)
+            self._display.display(f"The plan is in {result['output']}.")
+        if plan.refusals:
+            # Without the data, which Ansible would print.
+            refused = "; ".join(dict.fromkeys(f"{one['role']}: {one['reason']}" for _name, one in plan.refusals))
+            return {"changed": False, "failed": True, "msg": f"The run would be refused, as listed above: {refused}"}
+        if plan.empty:
+            # The nodes that the plan has read: without changes nothing else is there at the end.
+            asked = {name: params[name] for name in auth_arguments()}
+            found = cluster.predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
+            result["summary"] = dataclasses.asdict(summary(found["resources"], data, False)) if found else None
+        return result
+
+
+def _write(given: str, data: JsonObject) -> str:
+    """Write the plan and return the file's absolute path, also in check mode: it is what the user asked for.
+
+    :raises BadInput: the file can't be written.
+    """
+    path = os.path.abspath(given)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, sort_keys=True)
+            file.write("\n")
+    except OSError as error:
+        raise BadInput(f"plan_output: {path} can't be written: {error.strerror}") from error
+    return path

@@ -1,0 +1,167 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What the roles' tasks that talk to the cluster would do, from one connection that reads each object once."""
+
+from __future__ import annotations
+
+import collections
+import json
+import typing as t
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+from ...module_utils._allocation import stale_status
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.types import JsonObject
+from ...module_utils._kube import apply_set, client
+from ...module_utils._kube.client import Kube, RealKube, auth_arguments
+from ...module_utils._kube.refs import KINDS, Ref
+from ...module_utils._openshift import gpu_operator
+from ...module_utils._scheduler import detect, kubeadm
+from .._actions.connection import Connection
+from .._scheduler.kubeadm_plan import machines_of, plan_of
+
+K8S = "kubernetes.core.k8s"
+K8S_INFO = "kubernetes.core.k8s_info"
+
+
+class ReadOnce:
+    """A cluster of which each object and each list is requested once; it changes nothing."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._known: dict[tuple[t.Any, ...], t.Any] = {}
+        self.requests: collections.Counter[str] = kube.requests
+
+    def get(self, ref: Ref) -> JsonObject | None:
+        return t.cast("JsonObject | None", self._once(("get", ref), lambda: self._kube.get(ref)))
+
+    def list_all(
+        self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
+    ) -> list[JsonObject]:
+        asked = (api_version, kind, namespace, field_selector, label_selector)
+        return t.cast("list[JsonObject]", self._once(("list", *asked), lambda: self._kube.list_all(*asked)))
+
+    def version(self) -> JsonObject:
+        return t.cast(JsonObject, self._once(("version",), self._kube.version))
+
+    def apply(self, definition: JsonObject, manager: str) -> JsonObject:
+        raise NotImplementedError("a plan applies nothing")
+
+    def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
+        raise NotImplementedError("a plan patches nothing")
+
+    def delete(self, ref: Ref) -> None:
+        raise NotImplementedError("a plan deletes nothing")
+
+    def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
+        return self._kube.log(namespace, pod, container, lines)
+
+    def _once(self, key: tuple[t.Any, ...], read: t.Callable[[], t.Any]) -> t.Any:
+        if key not in self._known:
+            self._known[key] = read()
+        return self._known[key]
+
+
+def _kubeadm_config(kube: Kube, params: JsonObject) -> JsonObject:
+    machines = machines_of(params)
+    return plan_of(params, machines, kubeadm.work({"plan": None}, kube)["config_map"])[1]
+
+
+Work = t.Callable[[Kube, JsonObject], JsonObject]
+
+# By module: its options, and its function in check mode.
+MODULES: dict[str, tuple[JsonObject, Work]] = {
+    "cluster_info": (detect.ARGUMENTS, detect.collect),
+    "cluster_objects": (apply_set.ARGUMENTS, lambda kube, params: apply_set.ensure(kube, params, True)),
+    "gpu_operator": (gpu_operator.ARGUMENTS, lambda kube, params: gpu_operator.work(kube, params, True)),
+    "kubeadm_config": (kubeadm.ARGUMENTS, _kubeadm_config),
+    "node_announcements": (
+        {**auth_arguments(), **stale_status.ARGUMENTS},
+        lambda kube, params: stale_status.remove_stale(kube, params, True),
+    ),
+}
+
+
+def validated(arguments: JsonObject, options: JsonObject, rules: t.Mapping[str, t.Any] | None = None) -> JsonObject:
+    """Return a task's options as its module gets them.
+
+    :param arguments: the module's argument_spec.
+    :param options: the task's.
+    :param rules: ``required_if`` and the like.
+    :raises BadInput: they are invalid.
+    """
+    # Ansible's values carry tags, which the libraries for configuration files don't support.
+    result = ArgumentSpecValidator(arguments, **(rules or {})).validate(json.loads(json.dumps(options)))
+    if result.error_messages:
+        raise BadInput("; ".join(result.error_messages))
+    return t.cast(JsonObject, result.validated_parameters)
+
+
+class ClusterTasks:
+    """Predicts the tasks that talk to the cluster."""
+
+    def __init__(self, connect: t.Callable[[Connection], Kube] = RealKube.of_module) -> None:
+        self._connect = connect
+        # The modules may run by another Python than ansible-playbook.
+        self._unusable = client.MISSING
+        self._kubes: dict[str, tuple[Connection, Kube]] = {}
+
+    def predict(self, module: str, options: JsonObject) -> JsonObject | None:
+        """Return the result of a task in check mode; None where it has to be executed or another module runs.
+
+        Without the Kubernetes library in ansible-playbook's own Python, every task has to be executed.
+
+        :param module: its full name.
+        :raises ShareError: the task would fail.
+        """
+        if self._unusable:
+            return None
+        if module == K8S_INFO:
+            return self._with(options, lambda kube: _read(kube, options))
+        if module == K8S:
+            return self._with(options, lambda kube: _deleted(kube, options))
+        name = module.rpartition(".")[2]
+        if name not in MODULES:
+            return None
+        arguments, work = MODULES[name]
+        params = validated(arguments, options)
+        return self._with(params, lambda kube: work(kube, params))
+
+    def _with(self, options: JsonObject, work: t.Callable[[Kube], JsonObject | None]) -> JsonObject | None:
+        auth: JsonObject = {name: options.get(name) for name in auth_arguments()}
+        key = json.dumps(auth, sort_keys=True)
+        if key not in self._kubes:
+            connection = Connection(auth)
+            with connection.masked():
+                self._kubes[key] = (connection, ReadOnce(self._connect(connection)))
+        connection, kube = self._kubes[key]
+        with connection.masked():
+            return work(kube)
+
+
+def _read(kube: Kube, options: JsonObject) -> JsonObject | None:
+    """Return the result of k8s_info; None for a kind that the cluster may not serve."""
+    api_version, kind = options["api_version"], options["kind"]
+    if (api_version, kind) not in KINDS:
+        return None
+    namespace, selectors = options.get("namespace") or "", options.get("label_selectors") or []
+    if options.get("name"):
+        one = kube.get(Ref(api_version, kind, namespace, options["name"]))
+        found = [one] if one else []
+    else:
+        found = kube.list_all(api_version, kind, namespace, label_selector=",".join(selectors))
+    return {"changed": False, "resources": found, "api_found": True}
+
+
+def _deleted(kube: Kube, options: JsonObject) -> JsonObject | None:
+    """Return the result of k8s that deletes what a selector matches; None for its other uses."""
+    if options.get("state") != "absent" or not options.get("delete_all"):
+        return None
+    found = (_read(kube, options) or {}).get("resources") or []
+    names = [f"{one['kind']} {options.get('namespace')}/{one['metadata']['name']}" for one in found]
+    return {"changed": bool(names), "diff": [{"after_header": name} for name in names]}

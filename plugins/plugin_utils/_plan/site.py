@@ -1,0 +1,197 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The plans of all hosts as one: what restarts, what is drained, how long it takes, and which plays have work."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+import typing as t
+
+from ...module_utils._core.types import JsonObject
+from .stages import LOCALHOST, MAINTENANCE, STAGES, Stage
+
+CLUSTER = "the cluster"
+# Seconds of a step by role and module, and by module.
+SECONDS: t.Mapping[str, float] = {
+    "driver pinned_packages": 150,
+    "pinned_packages": 30,
+    "driver_runfile": 300,
+    "nouveau": 40,
+    "image_import": 10,
+    "container_runtime": 10,
+    "kube_scheduler": 20,
+    "cluster_objects": 15,
+    "k8s_drain": 60,
+    "kernel_driver": 20,
+    "reboot": 180,
+}
+# A step of another module.
+OTHER_SECONDS = 3.0
+# What verify.yml's checks of the cluster add.
+VERIFY_SECONDS = 5.0
+NAMES_SHOWN = 4
+WIDTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class SitePlan:
+    """The plan of a run of site.yml.
+
+    :param hosts: by machine, what the action ``role_plan`` returned.
+    :param cluster: the plan of the plays of localhost.
+    :param schedulers: the hosts whose kube-scheduler is configured, in this order.
+    :param verify: the checks run also where nothing changes.
+    """
+
+    hosts: t.Mapping[str, JsonObject]
+    cluster: JsonObject
+    schedulers: t.Sequence[str] = ()
+    verify: bool = False
+
+    @property
+    def _parts(self) -> dict[str, JsonObject]:
+        return {**self.hosts, CLUSTER: self.cluster}
+
+    @property
+    def steps(self) -> list[tuple[str, JsonObject]]:
+        """All steps, each with its machine or ``CLUSTER``."""
+        return [(name, step) for name, plan in self._parts.items() for step in plan["steps"]]
+
+    @property
+    def empty(self) -> bool:
+        return not self.steps
+
+    @property
+    def refusals(self) -> list[tuple[str, JsonObject]]:
+        return [(name, plan["refusal"]) for name, plan in self._parts.items() if plan["refusal"]]
+
+    @property
+    def restarts(self) -> dict[str, list[str]]:
+        """The hosts on which each service is restarted."""
+        found: dict[str, list[str]] = {}
+        for host, step in self.steps:
+            for name in step["restarts"]:
+                found[name] = [*(one for one in found.get(name, []) if one != host), host]
+        return found
+
+    @property
+    def drained(self) -> list[str]:
+        return [host for host, plan in self.hosts.items() if MAINTENANCE in plan["groups"]]
+
+    @property
+    def seconds(self) -> float:
+        """About how long the run takes: machines at once, or one after another where the play does that."""
+        total = 0.0
+        for stage in STAGES:
+            by_host = [sum(map(seconds_of, _of(plan, [stage]))) for plan in self._parts.values()]
+            total += sum(by_host) if stage.serial else max(by_host, default=0.0)
+        return total + VERIFY_SECONDS if total else 0.0
+
+    def patterns(self) -> dict[str, str | list[str]]:
+        """Return, for each play, the hosts that it has to run on; a pattern that matches none where there are none.
+
+        Whatever follows a change is entered, too: only the role knows then whether it has something to do. In the
+        cluster that is every play after the first change anywhere.
+        """
+        found: dict[str, str | list[str]] = {}
+        for number, stage in enumerate(STAGES):
+            until = STAGES[: number + 1]
+            if not stage.groups:
+                hosts = [LOCALHOST] if any(_of(plan, until) for plan in self._parts.values()) else []
+            elif stage.serial and MAINTENANCE not in stage.groups:
+                hosts = [host for host in self.schedulers if host in self.hosts and _of(self.hosts[host], until)]
+            else:
+                hosts = [host for host, plan in self.hosts.items() if _of(plan, until)]
+            found[stage.name] = hosts or f"{stage.groups[0] if stage.groups else LOCALHOST}:!all"
+        found["verify"] = [LOCALHOST] if self.verify or not self.empty else f"{LOCALHOST}:!all"
+        return found
+
+    def result(self) -> JsonObject:
+        """Return the plan as data."""
+        return {
+            "changes": not self.empty,
+            "seconds": math.ceil(self.seconds),
+            "restarts": self.restarts,
+            "drained": self.drained,
+            "hosts": {host: _shown(plan) for host, plan in self.hosts.items()},
+            "cluster": _shown(self.cluster),
+            "patterns": self.patterns(),
+        }
+
+    def text(self) -> str:
+        """Return the plan for people."""
+        lines: list[str] = []
+        for name, plan in self._parts.items():
+            lines += _lines(name, plan)
+        if self.empty and not self.refusals:
+            lines.append(f"Nothing to change: {counted(len(self.hosts), 'machine')} and {CLUSTER} are as configured.")
+        for name, hosts in self.restarts.items():
+            lines.append(f"Restarts {name} on {', '.join(hosts)}.")
+        if self.drained:
+            lines.append(f"Drains, one after another: {', '.join(self.drained)}.")
+        if self.steps and not self.refusals:
+            machines = counted(len([plan for plan in self.hosts.values() if plan["steps"]]), "machine")
+            inside = len(self.cluster["steps"])
+            where = f"{len(self.steps) - inside} on {machines}, {inside} in {CLUSTER}"
+            lines.append(f"{counted(len(self.steps), 'step')} ({where}); {about(self.seconds)}.")
+        return "\n".join(lines) + "\n"
+
+
+def seconds_of(step: t.Mapping[str, t.Any]) -> float:
+    """Return about how many seconds a step takes."""
+    module = str(step["module"]).rpartition(".")[2]
+    return SECONDS.get(f"{step['role']} {module}", SECONDS.get(module, OTHER_SECONDS))
+
+
+def about(seconds: float) -> str:
+    """Return a duration as words."""
+    return f"about {math.ceil(seconds)} s" if seconds < 60 else f"about {math.ceil(seconds / 60)} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _of(plan: JsonObject, stages: t.Sequence[Stage]) -> list[JsonObject]:
+    """Return the steps of a plan in these stages."""
+    names = {stage.name for stage in stages}
+    return [step for step in plan["steps"] if step["stage"] in names]
+
+
+def _shown(plan: JsonObject) -> JsonObject:
+    return {name: plan[name] for name in ("steps", "refusal", "notes")}
+
+
+def _lines(name: str, plan: JsonObject) -> list[str]:
+    lines = [f"{name}:"] if plan["steps"] or plan["refusal"] or plan["notes"] else []
+    for note in dict.fromkeys(plan["notes"]):
+        lines += _wrapped(f"note: {note}", "  ")
+    for step in plan["steps"]:
+        may = "" if step["certain"] or step["waits"] else " (decided when it runs)"
+        lines += _wrapped(f"{step['role']}: {step['task']}{may}", "  ")
+        names = [*step["changes"], *(f"waits for {one}" for one in step["waits"])]
+        more = f"; and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        if names:
+            lines += _wrapped("; ".join(names[:NAMES_SHOWN]) + more, "      ")
+    if plan["refusal"]:
+        refused = plan["refusal"]
+        lines += _wrapped(f"REFUSED by {refused['role']}: {refused['reason']}", "  ")
+    return lines
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

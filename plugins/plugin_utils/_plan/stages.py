@@ -1,0 +1,122 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The stages of site.yml: which roles each of its plays runs on which machines; a test compares the two."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .walk import Step, Walk
+
+if t.TYPE_CHECKING:
+    from ...module_utils._core.types import JsonObject
+
+LOCALHOST = "localhost"
+MAINTENANCE = "kubegpu_maintenance"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A role in a play.
+
+    :param given: its parameters there.
+    :param when: its condition; empty for none.
+    :param tasks: the name of its file of tasks.
+    """
+
+    role: str
+    given: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    when: str = ""
+    tasks: str = "main"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A play.
+
+    :param groups: the groups of its hosts; empty for localhost.
+    :param serial: its hosts are changed one after another.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    serial: bool = False
+
+    @property
+    def everybody(self) -> str:
+        """The pattern of all hosts that the play may run on."""
+        return ":".join(self.groups) or LOCALHOST
+
+
+STAGES = (
+    Stage(
+        "driver",
+        ("gpu_nodes",),
+        (Entry("node_baseline"), Entry("nouveau"), Entry("driver"), Entry("maintenance", tasks="unfinished")),
+    ),
+    # Its hosts are those that the stage before adds to its group.
+    Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
+    Stage("runtime", ("gpu_nodes",), (Entry("toolkit"), Entry("runtime"))),
+    Stage("image", ("gpu_nodes", "control_plane"), (Entry("gpushare", {"gpushare_component": "image"}),)),
+    Stage(
+        "extender",
+        (),
+        (
+            Entry("scheduler", {"scheduler_step": "openshift_access"}, "scheduler_detected.mode == 'openshift'"),
+            Entry(
+                "gpushare",
+                {"gpushare_component": "extender"},
+                "scheduler_detected.on_machines or scheduler_detected.takes_policy",
+            ),
+        ),
+    ),
+    Stage("scheduler", ("kubegpu_schedulers",), (Entry("scheduler"),), serial=True),
+    Stage("cluster_scheduler", (), (Entry("scheduler", {"scheduler_step": "cluster"}),)),
+    Stage(
+        "device_plugin",
+        (),
+        (
+            Entry("gpushare", {"gpushare_component": "gpu_operator"}, "scheduler_detected.mode == 'openshift'"),
+            Entry("gpushare", {"gpushare_component": "device_plugin"}),
+        ),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageStep:
+    """A step and the stage to which it belongs."""
+
+    stage: str
+    step: Step
+
+    def result(self) -> JsonObject:
+        """Return the step as data."""
+        return {"stage": self.stage, **self.step.result()}
+
+
+def walk_stages(
+    walk: Walk, groups: t.Collection[str], cluster: bool, trusted: t.Callable[[str], str]
+) -> list[StageStep]:
+    """Plan the stages of a host.
+
+    :param walk: of the host.
+    :param groups: the inventory's groups in which the host is.
+    :param cluster: plan the stages of localhost.
+    :param trusted: marks a condition as one that may be evaluated.
+    """
+    found: list[StageStep] = []
+    for stage in STAGES:
+        if not (cluster if not stage.groups else (set(groups) | walk.groups) & set(stage.groups)):
+            continue
+        before = len(walk.steps)
+        for entry in stage.entries:
+            walk.role(entry.role, entry.given, trusted(entry.when) if entry.when else None, entry.tasks)
+        found += [StageStep(stage.name, step) for step in walk.steps[before:]]
+    return found

@@ -1,0 +1,72 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What a run of site.yml leaves: the nodes that share cards, what was changed, and the next command. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from ...module_utils._allocation.nodes import node_unit
+from ...module_utils._contracts import gpushare as contract
+from ...module_utils._core.types import JsonObject
+from .site import counted
+
+NEXT = "ansible-playbook kubegpu.share.acceptance"
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The cluster after a run.
+
+    :param nodes: nodes that announce cards.
+    :param units: the memory that they share, in ``unit``.
+    :param unit: ``GiB`` or ``MiB``; empty where the nodes differ or none shares a card.
+    :param steps: steps of the plan; None where no plan was made.
+    :param check: nothing was changed.
+    """
+
+    nodes: int
+    cards: int
+    units: int
+    unit: str
+    steps: int | None
+    check: bool
+
+    def text(self) -> str:
+        """Return the summary for people."""
+        what = "No node shares a card"
+        if self.nodes:
+            shared = f"{self.units} {self.unit}" if self.unit else counted(self.units, "unit")
+            what = f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared"
+        if self.steps is None:
+            return f"{what}; next: {NEXT}"
+        if not self.steps:
+            return f"{what}; nothing changed; next: {NEXT}"
+        if self.check:
+            return f"{what}; {counted(self.steps, 'step')} would be done; next: the same command without --check"
+        return f"{what}; {counted(self.steps, 'step')} done; next: {NEXT}"
+
+
+def summary(nodes: t.Iterable[JsonObject], plan: JsonObject | None, check: bool) -> Summary:
+    """Return the summary.
+
+    :param nodes: the API's Node objects.
+    :param plan: the plan with which the run began, as ``SitePlan.result`` returns it; None without one.
+    :param check: the run was in check mode.
+    """
+    sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
+    units = {node_unit(cards) for cards in sharing}
+    steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
+    return Summary(
+        nodes=len(sharing),
+        cards=sum(map(len, sharing)),
+        units=sum(card.units for cards in sharing for card in cards),
+        unit=(units.pop() or "") if len(units) == 1 else "",
+        steps=steps,
+        check=check,
+    )

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The roles' plan in one process: real templates, lookups and action plugins, on facts of simulated machines."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+from ansible.parsing.dataloader import DataLoader
+from ansible.playbook.play_context import PlayContext
+from ansible.playbook.task import Task
+from ansible.plugins import loader as loaders
+from ansible.template import Templar, trust_as_template
+from ansible_collections.kubegpu.share.plugins.action import role_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import ROLES, AnsibleEngine, TaskPredictions
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import Walk
+from node_trees import TreeSystem, load
+
+
+def action(**args):
+    """Return the action role_plan, whose connection must not be used."""
+    connection = Mock()
+    connection._shell.tmpdir = "/tmp"
+    loader = DataLoader()
+    task = Task.load({"name": "x", "ansible.builtin.ping": {}}, loader=loader)
+    task.args, task.check_mode = args, False
+    return role_plan.ActionModule(
+        task=task,
+        connection=connection,
+        play_context=PlayContext(),
+        loader=loader,
+        templar=Templar(loader=loader),
+        shared_loader_obj=loaders,
+    )
+
+
+def facts(tree, tmp_path, images=()):
+    """The facts of a simulated machine."""
+    return observe(TreeSystem(tmp_path / tree, load(tree)), images)
+
+
+def trusted(value):
+    if isinstance(value, dict):
+        return {name: trusted(one) for name, one in value.items()}
+    return trust_as_template(value) if isinstance(value, str) else value
+
+
+def host(name, groups=("gpu_nodes",), others=None, **variables):
+    """A host's variables."""
+    own = {"inventory_hostname": name, **trusted(variables)}
+    hostvars = {"localhost": {}, **(others or {}), name: own}
+    return {**own, "hostvars": hostvars, "groups": {one: [name] for one in groups}}
+
+
+def walk(variables, cluster=None):
+    one = action()
+    return Walk(AnsibleEngine(one), TaskPredictions(one, cluster), ROLES, variables)
+
+
+def planned(variables, **args):
+    """The action's result."""
+    one = action(**args)
+    return one.run(task_vars=variables)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""plan.yml and site.yml by the real ansible-playbook on a real API server; its nodes are no hosts."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
+from own_cluster import ROOT, controllers, own_api_server, run_playbook
+from real_apiserver import MERGE
+
+PLAYBOOKS = ROOT / "playbooks"
+# A managed cluster: its scheduler stays, and a dedicated one is added.
+GIVEN = {
+    "gpushare_nodes": ["gpu1"],
+    "scheduler_mode": "dedicated",
+    "gpushare_image_delivery": "registry",
+    "preflight_ignore": ["runtime"],
+    "gpushare_wait_timeout": 5,
+    "scheduler_replicas": 1,
+    "scheduler_dedicated_timeout": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def api():
+    with own_api_server() as server, controllers(server, "daemonset", "deployment"):
+        server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
+        amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+        status = {"status": {"capacity": amounts, "allocatable": amounts}}
+        server.request("PATCH", "/api/v1/nodes/gpu1/status", status, MERGE)
+        yield server
+
+
+def play(api, folder, name, *words, **variables):
+    return run_playbook(folder, PLAYBOOKS / name, *words, gpu_kubeconfig=str(api.kubeconfig), **GIVEN, **variables)
+
+
+def objects(api):
+    paths = ("/api/v1/namespaces", "/apis/apps/v1/daemonsets", "/apis/apps/v1/deployments", "/api/v1/nodes")
+    return {
+        path: [
+            (one["metadata"]["uid"], one["metadata"]["resourceVersion"]) for one in api.request("GET", path)["items"]
+        ]
+        for path in paths
+    }
+
+
+def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_path):
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nshow_custom_stats = True\n")
+    before = objects(api)
+    done = play(api, tmp_path, "plan.yml", "-e", "plan_output=plan.json")
+    assert done.rc == 0 and done.changed == 0, done.text
+    # What AWX keeps as an artifact.
+    assert '"gpu_plan": {' in done.text.partition("CUSTOM STATS")[2]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert f"The plan is in {tmp_path / 'plan.json'}." in done.text
+    made = {name for one in plan["cluster"]["steps"] for name in one["changes"]}
+    checked = play(api, tmp_path, "site.yml", "--check", "--diff")
+    assert checked.rc == 0, checked.text
+    headers = set(re.findall(r"^\+\+\+ after: (.+)$", checked.text, re.MULTILINE))
+    assert headers and headers == made
+    assert objects(api) == before
+    assert plan["changes"] is True and "PLAY [Deploy the device plugin" in checked.text
+    assert "would be done; next: the same command without --check" in " ".join(checked.text.split())
+
+
+def hosts_of_plays(folder, planned):
+    """Return the hosts of each play that follows the plan, by its name, with this result of the plan.
+
+    The plays have their own hosts, and one task that does nothing.
+    """
+    empty = {"gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "here"}}]}
+    plays = [play for name in ("nodes", "site") for play in yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text())]
+    # The first play of nodes.yml is for its use alone.
+    plays = [{"name": play["name"], "hosts": play["hosts"], **empty} for play in plays[1:] if "hosts" in play]
+    groups = {
+        "gpu_nodes": ["gpu1", "gpu2"],
+        "control_plane": ["cp1"],
+        "kubegpu_schedulers": ["cp1"],
+        "here": ["localhost"],
+    }
+    known = {"ansible.builtin.set_fact": {"site_planned": planned}} if planned else {"ansible.builtin.meta": "noop"}
+    begin = {"name": "Plan", "hosts": "localhost", "gather_facts": False, "tasks": [known]}
+    done = run_playbook(folder, [begin, *plays], groups=groups)
+    assert done.rc == 0, done.text
+    found = {play["name"]: [] for play in plays}
+    for part in done.text.split("\nPLAY [")[1:]:
+        name = part.partition("] ***")[0]
+        if name in found:
+            found[name] = sorted(re.findall(r"^ok: \[(\S+)\]", part, re.MULTILINE))
+    return found
+
+
+def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path):
+    step = {"stage": "runtime", "restarts": [], "role": "runtime", "module": "m", "certain": True}
+    plan = {"steps": [step], "groups": [], "refusal": None, "notes": []}
+    empty = {**plan, "steps": []}
+    unchanged = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty}, empty).patterns()}})
+    assert [name for name, hosts in unchanged.items() if hosts] == ["Print what there is now"]
+    one = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty, "gpu2": plan}, empty).patterns()}})
+    assert one["Install the container toolkit and configure the container runtime"] == ["gpu2"]
+    assert one["Install the NVIDIA driver on the GPU nodes"] == []
+    assert one["Check that scheduler, kubelet and GPUs agree"] == ["localhost"]
+    whole = hosts_of_plays(tmp_path, None)
+    assert whole["Install the NVIDIA driver on the GPU nodes"] == ["gpu1", "gpu2"]
+    assert whole["Import the servers' image on the machines"] == ["cp1", "gpu1", "gpu2"]
+    assert whole["Configure kube-scheduler to use the extender, one machine at a time, the leader last"] == ["cp1"]

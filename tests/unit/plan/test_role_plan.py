@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of the roles, made from their own tasks: what it finds, and that it can read every task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import test_driver_role as driver
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import (
+    GROUP,
+    LATER,
+    Undefined,
+    Walk,
+    action_of,
+    listed,
+)
+from plan_kit import facts, host, planned, walk
+
+ROOT = Path(__file__).resolve().parents[3]
+REGISTRY = {"gpushare_image_delivery": "registry", "driver_repo_url": "http://repo.example.org/"}
+
+
+def tasks_of(entries):
+    for one in entries:
+        if "block" in one:
+            for part in ("block", "rescue", "always"):
+                yield from tasks_of(one.get(part) or [])
+        else:
+            yield one
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "roles").glob("*/tasks/*.yml")), ids=lambda path: f"{path.parts[-3]}-{path.stem}"
+)
+def test_every_task_has_keywords_that_the_plan_knows(path):
+    for task in tasks_of(yaml.safe_load(path.read_text())):
+        assert action_of(task)
+        assert set(task.get("module_defaults") or {}) <= {GROUP}
+        assert set(task.get("loop_control") or {}) <= {"label", "loop_var"}
+
+
+def test_the_stages_are_the_plays_of_the_playbooks():
+    plays = [
+        play for name in ("nodes", "site") for play in yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text())
+    ]
+    named = {}
+    for play in plays:
+        for stage in stages.STAGES:
+            pattern = (
+                f"groups['{stages.MAINTENANCE}']" if stage.name == "maintenance" else f"plan.patterns.{stage.name} "
+            )
+            if pattern in str(play.get("hosts")):
+                named[stage.name] = play
+    assert list(named) == [stage.name for stage in stages.STAGES]
+    for stage in stages.STAGES:
+        play = named[stage.name]
+        entries = []
+        for one in play.get("roles", []):
+            role = one if isinstance(one, dict) else {"role": one}
+            given = {key: value for key, value in role.items() if key not in ("role", "when")}
+            entries.append(stages.Entry(role["role"].rpartition(".")[2], given, role.get("when", "")))
+        for task in play.get("post_tasks", []):
+            (included,) = [value for key, value in task.items() if key.endswith("include_role")]
+            entries.append(stages.Entry(included["name"].rpartition(".")[2], tasks=included["tasks_from"]))
+        assert tuple(entries) == stage.entries
+        assert (play.get("serial") == 1) == stage.serial
+
+
+def steps(found):
+    return [(one["stage"], one["role"], one["task"]) for one in found["steps"]]
+
+
+def test_a_fresh_node_is_planned_to_the_end(tmp_path):
+    found = planned(host("fresh", gpu_node=facts("debian-12-bare", tmp_path), **REGISTRY))
+    by_role = {}
+    for one in found["steps"]:
+        by_role.setdefault(one["role"], []).extend(one["changes"])
+    assert list(by_role) == ["node_baseline", "nouveau", "driver", "toolkit"], found
+    assert "package nvidia-driver-cuda" in by_role["driver"] and "package libnvidia-container1" in by_role["toolkit"]
+    assert all(one["certain"] for one in found["steps"])
+    # The simulated machine has no container runtime: the refusal is that of role runtime.
+    assert found["refusal"]["role"] == "runtime" and "no container runtime is installed" in found["refusal"]["reason"]
+
+
+def plan_driver(name):
+    return walk_driver(name, driver.HOSTS[name])
+
+
+def walk_driver(name, variables):
+    made = walk(host(name, **variables))
+    made.role("driver")
+    return made
+
+
+@pytest.mark.parametrize("name", driver.UNTOUCHED)
+def test_the_plan_is_empty_where_the_role_changes_nothing(name):
+    made = plan_driver(name)
+    assert (made.steps, made.refusal) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("external-broken", "has 1 NVIDIA cards on PCI and nvidia-smi lists 0."),
+        ("wrong-cards", "has 2 NVIDIA cards on PCI and nvidia-smi lists 1."),
+        ("conflict", "has its driver from the GPU operator (/run/nvidia/driver): set driver_state to"),
+        ("loaded-never", "Host loaded-never has driver 570.133.20 loaded"),
+        ("gentoo", "Host gentoo runs gentoo 2.17, which role driver has no packages for"),
+    ],
+)
+def test_what_the_role_refuses_the_plan_refuses(name, message):
+    made = plan_driver(name)
+    assert made.refusal is not None and message in made.refusal.reason and made.steps == []
+
+
+def test_the_plan_of_a_bare_node_is_the_diff_of_check_mode():
+    made = plan_driver("fresh")
+    [step] = [one for one in made.steps if one.task == driver.INSTALL]
+    names = ("nvidia-driver-cuda", "nvidia-persistenced", "nvidia-kernel-open-dkms")
+    packages = [f"package {name}" for name in names]
+    assert list(step.changes) == ["/etc/apt/keyrings/kubegpu-cuda.asc", *driver.FACTS["apt"]["files"], *packages]
+
+
+def test_a_node_that_has_to_be_drained_joins_the_group_and_its_maintenance_is_planned():
+    drained = plan_driver("loaded-drain")
+    assert drained.groups == {"kubegpu_maintenance"} and drained.steps == []
+    facts_of_another = driver.host(kernel=driver.OWN_KERNEL, driver=driver.OLD, packages={})
+    inside = walk_driver("d", {**facts_of_another, "gpu_maintenance": "drain", "driver_in_maintenance": True})
+    assert driver.INSTALL in [one.task for one in inside.steps]
+
+
+def test_the_maintenance_of_a_node_is_planned_as_far_as_that_is_possible(tmp_path):
+    node = facts("ubuntu-24.04-cuda-repo", tmp_path)
+    node["driver"].update(dict.fromkeys(("module_version", "version", "library_version"), "570.133.20"))
+    found = planned(host("d", gpu_node=node, gpu_maintenance="drain", maintenance_cluster=False, **REGISTRY))
+    assert found["groups"] == ["kubegpu_maintenance"]
+    inside = [(one["task"], one["certain"]) for one in found["steps"] if one["stage"] == "maintenance"]
+    assert inside[0] == ("Unload the driver", False) and inside[-1] == (LATER, False)
+    assert (driver.INSTALL, True) in inside
+    assert driver.INSTALL not in [one["task"] for one in found["steps"] if one["stage"] == "driver"]
+
+
+# ---------------------------------------------------------------- the interpreter
+
+
+class Roles:
+    """An engine whose files are given, whose conditions are Python and whose templates are the values themselves."""
+
+    def __init__(self, **files):
+        self.files = {f"/r/{name.replace('__', '/')}.yml": value for name, value in files.items()}
+
+    def template(self, value, variables):
+        if isinstance(value, dict):
+            return {key: self.template(one, variables) for key, one in value.items()}
+        if isinstance(value, str) and value.startswith("$"):
+            if value[1:] not in variables:
+                raise Undefined(value[1:])
+            return self.template(variables[value[1:]], variables)
+        return value
+
+    def holds(self, condition, variables):
+        try:
+            return bool(eval(condition, {}, dict(variables)))
+        except NameError as error:
+            raise Undefined(str(error)) from error
+
+    def found(self, terms, variables):
+        return terms
+
+    def load(self, path):
+        return self.files.get(path)
+
+
+def run(tasks, predict=lambda module, options, variables: None, host_variables=None, **files):
+    made = Walk(Roles(a__tasks__main=tasks, **files), predict, "/r", host_variables or {})
+    made.role("a")
+    return made
+
+
+def changed(*names):
+    def predict(module, options, variables):
+        return {"changed": options.get("name") in names, "diff": [{"after_header": options.get("name")}]}
+
+    return predict
+
+
+def test_a_module_that_has_to_be_executed_may_change_something_and_ends_what_depends_on_it():
+    made = run(
+        [
+            {"name": "Copy", "ansible.builtin.copy": {}, "register": "copied"},
+            {"name": "Needs it", "kubegpu.share.x": {"name": "$path"}, "vars": {"path": "$copied_path"}},
+            {"name": "Not reached", "kubegpu.share.x": {}},
+        ]
+    )
+    assert [(one.task, one.certain) for one in made.steps] == [("Copy", False), (LATER, False)]
+    assert made.refusal is None
+
+
+def test_a_read_that_has_to_be_executed_is_no_step():
+    made = run([{"name": "Read", "ansible.builtin.command": {}, "changed_when": False}])
+    assert made.steps == []
+
+
+def test_a_failure_ends_the_host_and_is_its_refusal():
+    def predict(module, options, variables):
+        raise BadInput("file: it isn't there")
+
+    made = run([{"name": "Do", "kubegpu.share.x": {}}, {"name": "After", "kubegpu.share.x": {}}], predict)
+    assert made.refusal.result() == {"role": "a", "task": "Do", "reason": "file: it isn't there"}
+    assert not made.role("b")
+    tolerated = run([{"name": "Do", "kubegpu.share.x": {}, "failed_when": False}], predict)
+    assert tolerated.refusal is None
+
+
+def test_variables_have_ansibles_precedence():
+    seen = []
+
+    def predict(module, options, variables):
+        seen.append(options)
+        return {"changed": False}
+
+    read = {"x": "$x", "y": "$y", "z": "$z", "role": "$role_name"}
+    made = Walk(
+        Roles(
+            a__defaults__main={"x": "default", "y": "default", "z": "default"},
+            a__vars__main={"z": "own"},
+            a__tasks__main=[
+                {"kubegpu.share.m": read},
+                {"kubegpu.share.m": read, "vars": {"z": "task"}},
+                {"ansible.builtin.set_fact": {"z": "fact"}},
+                {"kubegpu.share.m": read, "vars": {"z": "task"}},
+                {"ansible.builtin.include_role": {"name": "kubegpu.share.b"}, "vars": {"z": "given"}},
+                {"kubegpu.share.m": read},
+            ],
+            b__defaults__main={"x": "other"},
+            b__tasks__main=[{"kubegpu.share.m": read}],
+        ),
+        predict,
+        "/r",
+        {"y": "host"},
+    )
+    made.role("a")
+    assert [one["z"] for one in seen] == ["own", "task", "fact", "given", "fact"]
+    assert {(one["x"], one["y"]) for one in seen if one["role"] == "a"} == {("default", "host")}
+    assert [one["x"] for one in seen if one["role"] == "b"] == ["other"]
+
+
+def test_conditions_loops_blocks_and_module_defaults():
+    made = run(
+        [
+            {"kubegpu.share.x": {"name": "$item"}, "loop": ["a", "b", "c"], "when": "item != 'b'", "name": "Loop"},
+            {"kubegpu.share.x": {"name": "c"}, "loop": "$nowhere", "when": ["False", "nowhere"], "name": "Skipped"},
+            {
+                "when": "False",
+                "block": [{"kubegpu.share.x": {"name": "a"}, "name": "In a block"}],
+                "rescue": [{"kubegpu.share.x": {"name": "a"}, "name": "In its rescue"}],
+            },
+            {
+                "module_defaults": {GROUP: {"name": "a"}},
+                "block": [
+                    {"kubegpu.share.x": {}, "name": "By default"},
+                    {"kubegpu.share.of_no_group": {}, "name": "Not of the group"},
+                ],
+            },
+            {"ansible.builtin.include_tasks": "more.yml", "when": "True"},
+        ],
+        changed("a"),
+        **{"..__meta__runtime": {"action_groups": {"cluster": ["x"]}}},
+        a__tasks__more=[{"kubegpu.share.x": {"name": "a"}, "name": "Included", "when": "ansible_check_mode"}],
+    )
+    assert [one.task for one in made.steps] == ["Loop", "By default", "Included"]
+
+
+def test_a_wait_is_a_step_though_nothing_changes():
+    made = run(
+        [{"name": "Deploy", "kubegpu.share.x": {}}],
+        lambda module, options, variables: {"changed": False, "unready": ["DaemonSet a: 1 of 2"]},
+    )
+    [step] = made.steps
+    assert step.waits == ("DaemonSet a: 1 of 2",) and step.changes == ()
+
+
+def test_one_condition_is_a_list_of_one():
+    assert (listed(None), listed("a"), listed(["a"])) == ([], ["a"], ["a"])
+
+
+def test_preflight_gets_the_validation_of_both_roles_from_one_task():
+    """A refusal of the driver doesn't hide the toolkit's."""
+    sections = {"toolkit": {"operator": False, "version": None}, "runtimes": {}}
+    facts_of_gentoo = {**driver.HOSTS["gentoo"], "gpu_node": {**driver.HOSTS["gentoo"]["gpu_node"], **sections}}
+    found = planned(host("g", toolkit_version="latest", **facts_of_gentoo), validate=True)
+    assert [one for one in found["driver_choice"]["refusals"] if "which role driver has no packages for" in one]
+    assert any("toolkit_version is latest" in one for one in found["toolkit_refused"])

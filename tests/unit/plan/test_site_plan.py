@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plans of all hosts as one, and the summary of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from action_plugins import load
+from ansible_collections.kubegpu.share.plugins.action import site_plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, about
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import NEXT, summary
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import Refusal, Step
+
+EMPTY = {"steps": [], "refusal": None, "groups": [], "notes": []}
+
+
+def plan(*steps, groups=(), refusal=None, notes=()):
+    """A host's plan of steps, each a stage and a ``Step``."""
+    made = [{"stage": stage, **step.result()} for stage, step in steps]
+    return {"steps": made, "refusal": refusal, "groups": list(groups), "notes": list(notes)}
+
+
+RUNTIME = (
+    "runtime",
+    Step("runtime", "Configure it", "kubegpu.share.container_runtime", ("/etc/a.toml",), restarts=("containerd",)),
+)
+PACKAGES = ("driver", Step("driver", "Install it", "kubegpu.share.pinned_packages", tuple("abcdefg")))
+SCHEDULER = (
+    "scheduler",
+    Step("scheduler", "Configure it", "kubegpu.share.kube_scheduler", ("m",), restarts=("kube-scheduler",)),
+)
+PLUGIN = (
+    "device_plugin",
+    Step("gpushare", "Deploy it", "kubegpu.share.cluster_objects", waits=("DaemonSet p: 1 of 2",), certain=False),
+)
+
+
+def test_no_play_runs_where_nothing_changes():
+    made = SitePlan({"gpu1": EMPTY, "cp1": EMPTY}, EMPTY, ["cp1"])
+    assert made.empty and made.seconds == 0
+    assert {str(pattern).endswith(":!all") for pattern in made.patterns().values()} == {True}
+    assert SitePlan({"gpu1": EMPTY}, EMPTY, verify=True).patterns()["verify"] == ["localhost"]
+    assert made.text() == "Nothing to change: 2 machines and the cluster are as configured.\n"
+
+
+def test_a_play_runs_where_its_stage_or_an_earlier_one_of_the_host_changes():
+    hosts = {"gpu1": plan(PACKAGES), "gpu2": plan(RUNTIME), "cp1": plan(SCHEDULER), "cp2": EMPTY}
+    made = SitePlan(hosts, EMPTY, ["cp2", "cp1"]).patterns()
+    assert made["driver"] == ["gpu1"]
+    assert made["runtime"] == made["image"] == ["gpu1", "gpu2"]
+    assert made["scheduler"] == ["cp1"]
+    # The cluster's plays may have something to do once a machine has changed.
+    assert made["extender"] == made["cluster_scheduler"] == made["device_plugin"] == made["verify"] == ["localhost"]
+    late = SitePlan({"gpu1": EMPTY}, plan(PLUGIN)).patterns()
+    assert late["device_plugin"] == ["localhost"]
+    assert (late["driver"], late["extender"]) == ("gpu_nodes:!all", "localhost:!all")
+
+
+def test_schedulers_keep_their_order():
+    hosts = {"cp1": plan(SCHEDULER), "cp2": plan(SCHEDULER)}
+    assert SitePlan(hosts, EMPTY, ["cp2", "cp1"]).patterns()["scheduler"] == ["cp2", "cp1"]
+
+
+def test_machines_take_their_time_at_once_and_schedulers_one_after_another():
+    one = SitePlan({"cp1": plan(SCHEDULER), "gpu1": plan(PACKAGES)}, EMPTY).seconds
+    assert SitePlan({"cp1": plan(SCHEDULER), "gpu1": plan(PACKAGES), "gpu2": plan(PACKAGES)}, EMPTY).seconds == one
+    assert SitePlan({"cp1": plan(SCHEDULER), "cp2": plan(SCHEDULER), "gpu1": plan(PACKAGES)}, EMPTY).seconds > one
+    assert [about(seconds) for seconds in (0.5, 59, 61, 130)] == [
+        "about 1 s",
+        "about 59 s",
+        "about 2 min",
+        "about 3 min",
+    ]
+
+
+def test_the_text_says_what_restarts_and_is_drained():
+    hosts = {
+        "gpu1": plan(PACKAGES, RUNTIME, groups=["kubegpu_maintenance"], notes=["Mind this."]),
+        "gpu2": plan(RUNTIME),
+    }
+    lines = SitePlan(hosts, plan(PLUGIN)).text().splitlines()
+    assert lines[:6] == [
+        "gpu1:",
+        "  note: Mind this.",
+        "  driver: Install it",
+        "      a; b; c; d; and 3 more",
+        "  runtime: Configure it",
+        "      /etc/a.toml",
+    ]
+    assert "the cluster:" in lines and "      waits for DaemonSet p: 1 of 2" in lines
+    assert lines[-3:-1] == ["Restarts containerd on gpu1, gpu2.", "Drains, one after another: gpu1."]
+    assert lines[-1].startswith("4 steps (3 on 2 machines, 1 in the cluster); about ")
+
+
+def test_a_refusal_fails_the_task_and_the_data_is_written_nevertheless(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    hosts = {"gpu1": plan(refusal=Refusal("runtime", "Configure it", "no runtime").result())}
+    monkeypatch.setattr(site_plan, "plan_host", lambda action, variables, cluster: EMPTY)
+    action = load(site_plan, {"hosts": hosts, "output": "p.json"})
+    result = action.run(task_vars={"inventory_hostname": "localhost"})
+    assert result["failed"] and result["msg"] == "The run would be refused, as listed above: runtime: no runtime"
+    written = json.loads((tmp_path / "p.json").read_text())
+    assert written["hosts"]["gpu1"]["refusal"]["role"] == "runtime"
+    assert "plan" not in result
+
+
+def node(memory, count):
+    amounts = {"aliyun.com/gpu-mem": memory, "aliyun.com/gpu-count": count}
+    return {"metadata": {"name": "n"}, "status": {"capacity": amounts, "allocatable": amounts}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "steps", "check", "text"),
+    [
+        (
+            [node("32", "2"), node("32", "2")],
+            3,
+            False,
+            f"2 nodes, 4 cards, 64 GiB shared; 3 steps done; next: {NEXT}",
+        ),
+        ([node("32", "2")], 0, False, f"1 node, 2 cards, 32 GiB shared; nothing changed; next: {NEXT}"),
+        ([node("32768", "1")], None, False, f"1 node, 1 card, 32768 MiB shared; next: {NEXT}"),
+        ([node("32768", "1"), node("32", "1")], None, False, f"2 nodes, 2 cards, 32800 units shared; next: {NEXT}"),
+        (
+            [{"metadata": {"name": "n"}}],
+            1,
+            True,
+            "No node shares a card; 1 step would be done; next: the same command without --check",
+        ),
+    ],
+)
+def test_the_summary_says_what_there_is(nodes, steps, check, text):
+    made = None if steps is None else SitePlan({"h": plan(*[PACKAGES] * steps)}, EMPTY).result()
+    assert summary(nodes, made, check).text() == text
