@@ -22,7 +22,8 @@ class ActionModule(ShareAction):
         validate(params)
         with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder:
             sources = os.path.join(folder, "sources.tar")
-            arguments = {**params, "sources": pack(sources)}
+            # The folder as it was given: its ~ is the home of the user who builds.
+            arguments = {**params, "folder": self._task.args["folder"], "sources": pack(sources)}
             predicted = self.execute_module(arguments, task_vars)
             if predicted.get("failed") or not predicted.get("changed") or self._task.check_mode:
                 return predicted

@@ -16,6 +16,7 @@ from .._allocation import memory_limit as limits
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
+from .._images import delivery
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import node as machines
@@ -24,7 +25,6 @@ from .node import Machine, NodeOptions
 
 BACKENDS = ("gpushare",)
 PLACEMENTS = ("binpack", "spread")
-DELIVERIES = ("import", "registry")
 # As nodes name them in their status.
 RUNTIMES = ("containerd", "docker", "cri-o")
 # Without these the run can't go on, and they can't be ignored.
@@ -35,6 +35,7 @@ INPUT = {
     "twin-nodes": "Two hosts have the same node name.",
     "coreos": "The machine runs OpenShift's own system, in which nothing may be changed over SSH.",
     "image-archive": "The servers' image is to be imported, and its archive is missing or holds another image.",
+    "image-build": "A machine lacks the servers' image, and the machine that is to build it can't.",
 }
 # Findings about the cluster, and of the roles' own plans. The user may ignore them.
 CLUSTER = {
@@ -151,7 +152,7 @@ def _values(options: Options) -> t.Iterator[Finding]:
         ("gpu_backend", options.backend, BACKENDS),
         ("gpushare_memory_unit", options.memory_unit, tuple(contract.MIB_PER_UNIT)),
         ("gpushare_placement", options.placement, PLACEMENTS),
-        ("gpushare_image_delivery", options.image_delivery, DELIVERIES),
+        ("gpushare_image_delivery", options.image_delivery, delivery.DELIVERIES),
         ("gpushare_memory_limit", options.memory_limit, limits.MODES),
     ):
         if value not in known:
@@ -246,10 +247,10 @@ def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.It
     if runtime not in RUNTIMES:
         what = "runs " + ("{runtime}" if node["runtime"] else "an unknown container runtime")
         yield finding("runtime", what, "what can be set up is {known}")
-    elif options.image_delivery == "import" and runtime != "containerd":
+    elif options.image_delivery in delivery.IMPORTED and runtime != "containerd":
         what = "runs {name}, and images are imported into containerd only"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
-    elif options.image_delivery == "import" and not host.is_machine:
+    elif options.image_delivery in delivery.IMPORTED and not host.is_machine:
         what = "is no host of the inventory, and only hosts import images"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
     if foreign and shared:
