@@ -125,9 +125,10 @@ def test_ansible_builder_finds_the_requirements(tools, tarball, tmp_path):
 def test_the_execution_environment_for_users_is_one_that_ansible_builder_takes(tools, tarball, tmp_path):
     with tarfile.open(tarball) as archive:
         archive.extract("execution-environment.yml", tmp_path, filter="data")
-    run(tools, tmp_path, "ansible-builder", "create", "--container-runtime", "podman", "--context", "made")
+    run(tools, tmp_path, "ansible-builder", "create", "--context", "made")
     assert "kubegpu.share" in (tmp_path / "made/_build/requirements.yml").read_text()
-    assert (tmp_path / "made/Containerfile").is_file()
+    # Dockerfile where there is no podman.
+    assert len(list((tmp_path / "made").glob("*file"))) == 1
 
 
 @pytest.mark.long
