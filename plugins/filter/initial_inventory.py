@@ -50,7 +50,8 @@ RETURN = r"""
 _value:
   description:
     - C(gpu_nodes) and C(control_plane), the address of each machine by its name, empty if its name is to be resolved.
-    - C(gpushare_nodes), names of nodes that aren't reached over SSH; C(assumed), whether nothing showed which nodes have GPUs.
+    - C(gpushare_nodes), names of nodes that aren't reached over SSH.
+    - C(assumed), whether nothing showed which nodes have GPUs.
   type: dict
 """
 
