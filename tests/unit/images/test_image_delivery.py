@@ -199,8 +199,10 @@ def test_preflight_names_the_ways_out_where_nothing_can_build(nodes):
     # Building on the controller needs no other user's rights.
     nodes.tool("sudo", "#!/bin/sh\nexit 1\n")
     for words, more in ((("--become",), {}), ((), {"ansible_become": True})):
-        done = nodes.play(*words, tasks=VALIDATE, image_build_engine="podman", **more)
-        assert findings(predicted_by(done)) == []
+        done = nodes.play(*words, tasks=VALIDATE, image_build_engine="podman", image_build_folder="out", **more)
+        prediction = predicted_by(done)
+        assert findings(prediction) == []
+        assert prediction["archives"]["linux/amd64"] == str(nodes.folder / "out/gpushare-1.0.0-amd64.tar")
     assert nodes.builds() == []
     nodes.tool("podman", '#!/bin/sh\n[ "$1" = --version ] || { echo no rights >&2; exit 1; }\n')
     [finding] = findings(predicted_by(nodes.play(tasks=VALIDATE, image_build_engine="podman")))
