@@ -24,8 +24,8 @@ class ActionModule(ShareAction):
         if self._connection.transport == "local":
             params["folder"] = folder = local_path(folder)
         validate(params)
-        with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder:
-            sources = os.path.join(folder, "sources.tar")
+        with tempfile.TemporaryDirectory(prefix="kubegpu-") as temporary:
+            sources = os.path.join(temporary, "sources.tar")
             # On another machine as it was given: its ~ is the home of the user who builds there.
             arguments = {**params, "folder": folder, "sources": pack(sources)}
             predicted = self.execute_module(arguments, task_vars)
