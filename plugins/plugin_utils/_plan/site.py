@@ -108,8 +108,8 @@ class SitePlan:
                 hosts = [host for host in self.schedulers if host in self.hosts and _of(self.hosts[host], until)]
             else:
                 hosts = [host for host, plan in self.hosts.items() if _of(plan, until)]
-            found[stage.name] = hosts or f"{stage.groups[0] if stage.groups else LOCALHOST}:!all"
-        found["verify"] = [LOCALHOST] if self.verify or not self.empty else f"{LOCALHOST}:!all"
+            found[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
+        found["verify"] = [LOCALHOST] if self.verify or not self.empty else nobody(LOCALHOST)
         return found
 
     def result(self) -> JsonObject:
@@ -141,6 +141,11 @@ class SitePlan:
             where = f"{len(self.steps) - inside} on {machines}, {inside} in {CLUSTER}"
             lines.append(f"{counted(len(self.steps), 'step')} ({where}); {about(self.seconds)}.")
         return "\n".join(lines) + "\n"
+
+
+def nobody(pattern: str) -> str:
+    """Return a pattern that matches no host; `all` wouldn't exclude a localhost that isn't in the inventory."""
+    return f"{pattern}:!{pattern}"
 
 
 def seconds_of(step: t.Mapping[str, t.Any]) -> float:
