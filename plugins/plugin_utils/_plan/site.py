@@ -110,8 +110,8 @@ class SitePlan:
                 # An earlier play may have changed machines that aren't in this one's groups.
                 inside = {host for host, plan in self.hosts.items() if set(plan["groups"]) & set(stage.groups)}
                 hosts = [host for host, plan in self.hosts.items() if host in inside and _of(plan, until)]
-            found[stage.name] = hosts or f"{stage.groups[0] if stage.groups else LOCALHOST}:!all"
-        found["verify"] = [LOCALHOST] if self.verify or not self.empty else f"{LOCALHOST}:!all"
+            found[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
+        found["verify"] = [LOCALHOST] if self.verify or not self.empty else nobody(LOCALHOST)
         return found
 
     def result(self) -> JsonObject:
@@ -143,6 +143,11 @@ class SitePlan:
             where = f"{len(self.steps) - inside} on {machines}, {inside} in {CLUSTER}"
             lines.append(f"{counted(len(self.steps), 'step')} ({where}); {about(self.seconds)}.")
         return "\n".join(lines) + "\n"
+
+
+def nobody(pattern: str) -> str:
+    """Return a pattern that matches no host; `all` wouldn't exclude a localhost that isn't in the inventory."""
+    return f"{pattern}:!{pattern}"
 
 
 def seconds_of(step: t.Mapping[str, t.Any]) -> float:
