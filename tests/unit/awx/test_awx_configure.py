@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 
 import pytest
 import yaml
-from awx_kit import ROOT, changed, configure, recap, variables
-from awx_stand_in import StandIn
+from awx_kit import ROOT, awx_collection, changed, configure, recap, variables
+from awx_stand_in import VERSION, StandIn
 
 PAGE = (ROOT / "docs" / "awx.md").read_text()
 COMMANDS = [
@@ -66,6 +67,11 @@ def test_the_page_has_each_job_template_and_artifact():
     assert roots == {name: one.get("become", False) for name, one in TEMPLATES.items()}
 
 
+def test_the_modules_are_of_the_release_that_the_stand_in_has():
+    [wanted] = yaml.safe_load((ROOT / "awx" / "requirements.yml").read_text())["collections"]
+    assert wanted == {"name": "awx.awx", "version": VERSION}
+
+
 def test_the_playbooks_exist_and_those_without_root_connect_to_no_machine():
     for name, template in TEMPLATES.items():
         playbook = ROOT / "playbooks" / f"{name}.yml"
@@ -75,6 +81,7 @@ def test_the_playbooks_exist_and_those_without_root_connect_to_no_machine():
         assert bool(template.get("become")) == any(play.get("hosts") != "localhost" for play in plays), name
 
 
+@pytest.mark.long
 def test_what_is_missing_is_named_before_anything_is_created(stand_in, folder):
     rc, text = configure(stand_in, folder, "-e", "awx_ee_image=a")
     assert rc == 2 and "awx_inventory_url, awx_kubeconfig: not set." in text and not stand_in.controller.written, text
@@ -84,6 +91,8 @@ def test_what_is_missing_is_named_before_anything_is_created(stand_in, folder):
 def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, folder):
     first, again, reader = runs()
     controller = stand_in.controller
+    manifest = json.loads((awx_collection() / "ansible_collections/awx/awx/MANIFEST.json").read_text())
+    assert manifest["collection_info"]["version"] == VERSION
     rc, text = configure(stand_in, folder, *first)
     assert rc == 0 and recap(text)["changed"] == 13, text
 

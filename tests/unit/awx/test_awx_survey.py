@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import sys
 
 import pytest
 import yaml
@@ -13,22 +13,16 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from awx_kit import ROOT, variables
 from awx_stand_in import Controller
 
+sys.path.insert(0, str(ROOT / "awx" / "filter_plugins"))
+
+from awx_filters import awx_survey
+
 ROLES = ROOT / "roles"
 TEMPLATES = variables()["awx_job_templates"]
 EVERY = {one["option"]: one for template in TEMPLATES.values() for one in template["survey"]}
 ASKED = [pytest.param(one, id=name) for name, one in EVERY.items()]
 # Values that somebody may type.
 TYPED = {"text": ["a", "a,b"], "integer": [0, 600]}
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("awx_filters", ROOT / "awx" / "filter_plugins" / "awx_filters.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-FILTERS = load()
 
 
 def option(asked):
@@ -44,7 +38,7 @@ def answers(question):
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_role_takes_each_answer_and_none_replaces_the_inventorys_value(asked):
-    [question] = FILTERS.awx_survey([asked], str(ROLES))["spec"]
+    [question] = awx_survey([asked], str(ROLES))["spec"]
     # AWX passes a survey's defaults as extra variables.
     assert "default" not in question and question["required"] is False
     specified = option(asked)
@@ -81,7 +75,7 @@ def test_an_answer_sets_another_variable_only_where_the_option_defaults_to_it(as
 
 
 def test_awx_accepts_the_surveys():
-    Controller([]).check_survey(FILTERS.awx_survey(list(EVERY.values()), str(ROLES)))
+    Controller([]).check_survey(awx_survey(list(EVERY.values()), str(ROLES)))
 
 
 def test_a_question_has_the_options_type_choices_and_default(tmp_path):
@@ -96,7 +90,7 @@ def test_a_question_has_the_options_type_choices_and_default(tmp_path):
     specs = {"argument_specs": {"main": {"options": options}, "other": {}}}
     (folder / "argument_specs.yml").write_text(yaml.safe_dump(specs))
     ask = [{"role": "one", "option": name} for name in ("one_a", "one_b", "one_c")]
-    first, second, third = FILTERS.awx_survey(ask, str(tmp_path))["spec"]
+    first, second, third = awx_survey(ask, str(tmp_path))["spec"]
     assert first == {
         "variable": "one_a",
         "question_name": "one_a: Which x, one_b=2 (default: x)",
@@ -107,8 +101,8 @@ def test_a_question_has_the_options_type_choices_and_default(tmp_path):
     }
     assert (second["type"], second["question_name"]) == ("integer", "one_b: Seconds; e.g. 3.5 of it)")
     assert (third["choices"], third["question_name"]) == (["true", "false"], "one_c: Whether (default: false)")
-    assert FILTERS.awx_survey([], str(tmp_path)) == {}
+    assert awx_survey([], str(tmp_path)) == {}
     with pytest.raises(AnsibleFilterError, match="role one has no option one_z"):
-        FILTERS.awx_survey([{"role": "one", "option": "one_z"}], str(tmp_path))
+        awx_survey([{"role": "one", "option": "one_z"}], str(tmp_path))
     with pytest.raises(AnsibleFilterError, match="one_d is of type dict"):
-        FILTERS.awx_survey([{"role": "one", "option": "one_d"}], str(tmp_path))
+        awx_survey([{"role": "one", "option": "one_d"}], str(tmp_path))
