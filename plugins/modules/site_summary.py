@@ -31,7 +31,7 @@ author:
 EXAMPLES = r"""
 - name: Print what there is now
   kubegpu.share.site_summary:
-    planned: "{{ site_planned }}"
+    planned: "{{ plan_site }}"
 """
 
 RETURN = r"""

@@ -83,7 +83,7 @@ def hosts_of_plays(folder, planned):
         "kubegpu_schedulers": ["cp1"],
         "here": ["localhost"],
     }
-    known = {"ansible.builtin.set_fact": {"site_planned": planned}} if planned else {"ansible.builtin.meta": "noop"}
+    known = {"ansible.builtin.set_fact": {"plan_site": planned}} if planned else {"ansible.builtin.meta": "noop"}
     begin = {"name": "Plan", "hosts": "localhost", "gather_facts": False, "tasks": [known]}
     done = run_playbook(folder, [begin, *plays], groups=groups)
     assert done.rc == 0, done.text
