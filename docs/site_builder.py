@@ -98,6 +98,8 @@ def relinked(text: str, page: Path, staged: set[str], home: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         path = os.path.normpath(page.parent / match[1])
+        if path == INDEX:
+            return f"]({os.path.relpath('index.md', page.parent)})"
         if path in staged or not (ROOT / path).exists():
             return match[0]
         if f"{path}/index.rst" in staged:
