@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs bench bench-servers bench-allocation build
+.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-servers bench-allocation build release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -43,9 +43,13 @@ lint unit: setup  ## run one stage of the tests
 lab-test: lab-up  ## run the lab's tests on a lab that is up and that nothing has touched, and keep it
 	@$(PY) -m pytest tests/lab -v -p no:cacheprovider -m "not long"
 
-docs: setup  ## regenerate docs/reference and docs/layers.svg
+docs: setup  ## regenerate docs/reference and the pictures
 	@$(PY) docs/generate.py
 	@$(PY) docs/layers.py
+	@$(PY) docs/pictures.py
+
+docs-site: setup  ## build the documentation as a site, in .cache/docs-site/html
+	@$(PY) docs/site_builder.py
 
 bench: setup  ## measure a run with nothing to do (the lab must be up, after make demo)
 	@$(PY) bench/noop.py
@@ -58,3 +62,6 @@ bench-allocation: setup  ## compare gpu_allocation_info with a plain list, on a 
 
 build: setup  ## build the collection's tarball
 	@.venv/bin/ansible-galaxy collection build --force
+
+release: setup  ## make a release in dist/ (ARGS="--dry-run --without-images" tries it and changes nothing)
+	@$(PY) .ci/release.py $(ARGS)

@@ -3,28 +3,35 @@
 with 100,000 pods.
 
 ``gpu_allocation_info`` and ``gpu_allocation_check`` as whole processes, as Ansible starts them, and for the first size
-a plain full list of the same nodes and pods by the same Python client: seconds, maximum memory of the process, and
-requests. For comparison, on a machine of two cores kubectl-inspect-gpushare took 2.3 to 4.4 s and 310 MB for the first
-size.
+a plain full list of the same nodes and pods by the same Python client: seconds, seconds of a processor, maximum memory
+of the process, requests, and bytes received. All of them run in turn, so that their ratios hold on a busy machine, too.
 
-    python bench/allocation.py [--nodes N] [--pods N] [--factor N] [--rounds N] [--clients N]
+With ``--inspect`` also ``kubectl-inspect-gpushare -d``, whose source is
+https://github.com/AliyunContainerService/gpushare-device-plugin; in its folder in a GOPATH it is built by
+``GO111MODULE=off go build ./cmd/inspect``. The goals are then a quarter of its time and a tenth of its memory.
+
+    python bench/allocation.py [--nodes N] [--pods N] [--factor N] [--rounds N] [--clients N] [--inspect PROGRAM]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ansible
+import yaml
 from processes import ROOT, NoResult, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
@@ -32,7 +39,10 @@ from gpushare.api.client import Kube, KubeError, connect  # isort: skip
 from real_apiserver import ApiServer, Missing  # isort: skip
 
 CARDS, CARD_UNITS, UNITS = 8, 80, 2
-SECONDS, MEGABYTES = 1.5, 103.0
+# Of the module, without another program to compare with.
+SECONDS, MEGABYTES = 1.2, 56.0
+# Shares of kubectl-inspect-gpushare.
+OF_TIME, OF_MEMORY = 1 / 4, 1 / 10
 MODULES = "ansible_collections.kubegpu.share.plugins.modules"
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 PLAIN = f"""
@@ -48,7 +58,7 @@ print(json.dumps({{"nodes": len(nodes), "pods": len(pods), "requests": {{"GET": 
 MEASURE = """
 import json, os, sys, time
 began = time.perf_counter()
-pid = os.posix_spawn(sys.executable, [sys.executable, *sys.argv[2:]], os.environ)
+pid = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
 _pid, status, used = os.wait4(pid, 0)
 used_by = {"seconds": time.perf_counter() - began, "cpu": used.ru_utime + used.ru_stime, "kib": used.ru_maxrss}
 open(sys.argv[1], "w").write(json.dumps({**used_by, "status": os.waitstatus_to_exitcode(status)}))
@@ -60,7 +70,6 @@ class Cost:
     seconds: float
     cpu: float
     megabytes: float
-    requests: int
     answer: dict[str, Any]
 
 
@@ -207,10 +216,46 @@ def fill(kube: Kube, nodes: range, pods: range, clients: int) -> None:
 # --------------------------------------------------------------------------- measurement
 
 
-def cost(command: list[str], text: str) -> Cost:
-    """Run a process and measure it with its children."""
+class Counter:
+    """Forwards connections to the API server, and counts them and the bytes that it sends.
+
+    :param url: the API server's.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.bytes = self.connections = 0
+        host, _colon, port = url.partition("//")[2].partition(":")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"https://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, args=((host, int(port)),), daemon=True).start()
+
+    def _accept(self, address: tuple[str, int]) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, server = self._server.accept()[0], socket.create_connection(address)
+                self.connections += 1
+                for way in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=self._copy, args=way, daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, count: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.bytes += len(data) if count else 0
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def cost(command: list[str], text: str, kubeconfig: Path) -> Cost:
+    """Run a program and measure it with its children; the answer is its output, if that is JSON.
+
+    :param text: its standard input.
+    :param kubeconfig: for a program that takes it from the environment.
+    """
     packages = [str(ROOT / ".collections"), str(Path(ansible.__file__).parents[1])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "KUBECONFIG": str(kubeconfig)}
     with (
         tempfile.TemporaryFile("w+") as given,
         tempfile.TemporaryFile("w+") as out,
@@ -226,30 +271,60 @@ def cost(command: list[str], text: str) -> Cost:
         output = out.read()
     if measured_cost["status"]:
         raise NoResult(f"{command[-1]} ends with {measured_cost['status']}: {output[-500:]}")
-    answer = json.loads(output)
-    requests = sum(answer["requests"].values())
+    answer = json.loads(output) if output.lstrip().startswith("{") else {"text": output}
     megabytes = measured_cost["kib"] * 1024 / 1e6
-    return Cost(measured_cost["seconds"], measured_cost["cpu"], megabytes, requests, answer)
+    return Cost(measured_cost["seconds"], measured_cost["cpu"], megabytes, answer)
 
 
-def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool = True) -> Cost:
-    """Measure all methods alternately; return the module's median cost.
+def ways(kubeconfig: Path, plain: bool, inspect: str) -> dict[str, tuple[list[str], str]]:
+    """Return the command and the standard input of each program.
 
-    :param plain: measure a plain list too, which takes ten gigabytes for 100,000 pods.
+    :param plain: with a plain list, which takes ten gigabytes for 100,000 pods.
+    :param inspect: the path of kubectl-inspect-gpushare; empty without it.
     """
     arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {"kubeconfig": str(kubeconfig)}})
-    ways = {
-        "gpu_allocation_info": (["-m", f"{MODULES}.gpu_allocation_info"], arguments),
+    found = {
+        "gpu_allocation_info": ([sys.executable, "-m", f"{MODULES}.gpu_allocation_info"], arguments),
         # Without evidence of the machines: only the cost of the API.
-        "gpu_allocation_check": (["-m", f"{MODULES}.gpu_allocation_check"], arguments),
+        "gpu_allocation_check": ([sys.executable, "-m", f"{MODULES}.gpu_allocation_check"], arguments),
     }
     if plain:
-        ways["plain list"] = (["-c", PLAIN, str(kubeconfig)], "")
+        found["plain list"] = ([sys.executable, "-c", PLAIN, str(kubeconfig)], "")
+    if inspect:
+        found["kubectl inspect"] = ([inspect, "-d"], "")
+    return found
+
+
+def traffic(kubeconfig: Path, name: str, plain: bool, inspect: str) -> tuple[int, int]:
+    """Run a program once more, and return its connections and the bytes that it receives."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    counter = Counter(config["clusters"][0]["cluster"]["server"])
+    try:
+        config["clusters"][0]["cluster"]["server"] = counter.url
+        with tempfile.TemporaryDirectory() as own:
+            file = Path(own) / "kubeconfig"
+            file.write_text(yaml.safe_dump(config))
+            cost(*ways(file, plain, inspect)[name], file)
+    finally:
+        counter.close()
+    return counter.connections, counter.bytes
+
+
+def compared(
+    kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool = True, inspect: str = ""
+) -> dict[str, Cost]:
+    """Measure all programs alternately; return the median cost of each.
+
+    :param nodes: how many there are, as for pods.
+    :param rounds: how often each program runs.
+    :param plain: see ``ways``, as for ``inspect``.
+    """
+    programs = ways(kubeconfig, plain, inspect)
     print(f"\n{nodes:,} nodes x {CARDS} cards, {pods:,} pods")
-    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    costs: dict[str, list[Cost]] = {name: [] for name in programs}
     for _round in range(rounds):
-        for name, way in ways.items():
-            costs[name].append(cost(*way))
+        for name, way in programs.items():
+            costs[name].append(cost(*way, kubeconfig))
     found = costs["gpu_allocation_info"][0].answer
     counted = len(found["nodes"]), found["used"], found["total"]
     if counted != (nodes, pods * UNITS, nodes * CARDS * CARD_UNITS):
@@ -258,20 +333,23 @@ def compared(kubeconfig: Path, nodes: int, pods: int, rounds: int, plain: bool =
         listed = costs["plain list"][0].answer
         if (listed["nodes"], listed["pods"]) != (nodes, pods):
             raise NoResult(f"the plain list has {listed['nodes']} nodes and {listed['pods']} pods.")
+    if inspect and str(pods * UNITS) not in costs["kubectl inspect"][0].answer["text"].rpartition("Cluster")[2]:
+        raise NoResult("kubectl inspect prints another sum.")
     medians = {}
     for name, each in costs.items():
         one = medians[name] = Cost(
             statistics.median(run.seconds for run in each),
             statistics.median(run.cpu for run in each),
             statistics.median(run.megabytes for run in each),
-            each[0].requests,
             {},
         )
+        requests = sum(each[0].answer.get("requests", {}).values())
+        connections, received = traffic(kubeconfig, name, plain, inspect)
         print(
             f"  {name:<22} {one.seconds:6.2f} s  {one.cpu:6.2f} s of a processor  {one.megabytes:7.1f} MB "
-            f"{one.requests:4} requests"
+            f"{requests or '?':>4} requests  {connections:3} connections  {received / 1e6:7.1f} MB received"
         )
-    return medians["gpu_allocation_info"]
+    return medians
 
 
 def main() -> int:
@@ -280,6 +358,7 @@ def main() -> int:
     parser.add_argument("--pods", type=int, default=20000)
     parser.add_argument("--factor", type=int, default=5, help="of the second size to the first; 1 omits it")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--inspect", default="", help="path of kubectl-inspect-gpushare, to compare with it")
     parser.add_argument("--clients", type=int, default=16, help="parallel requests that create the objects")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
@@ -288,15 +367,18 @@ def main() -> int:
             kube = connect(api.url, str(api.service_account(api.folder / "account")), 120.0)
             kube.post("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "training"}})
             fill(kube, range(options.nodes), range(options.pods), options.clients)
-            small = compared(api.kubeconfig, options.nodes, options.pods, options.rounds)
+            medians = compared(api.kubeconfig, options.nodes, options.pods, options.rounds, inspect=options.inspect)
+            small, other = medians["gpu_allocation_info"], medians.get("kubectl inspect")
+            seconds = SECONDS if other is None else other.seconds * OF_TIME
+            megabytes = MEGABYTES if other is None else other.megabytes * OF_MEMORY
             goals = [
-                (f"under {SECONDS} s: {small.seconds:.2f}", small.seconds < SECONDS),
-                (f"under {MEGABYTES:.0f} MB: {small.megabytes:.0f}", small.megabytes < MEGABYTES),
+                (f"under {seconds:.2f} s: {small.seconds:.2f}", small.seconds < seconds),
+                (f"under {megabytes:.0f} MB: {small.megabytes:.0f}", small.megabytes < megabytes),
             ]
             if options.factor > 1:
                 nodes, pods = options.nodes * options.factor, options.pods * options.factor
                 fill(kube, range(options.nodes, nodes), range(options.pods, pods), options.clients)
-                large = compared(api.kubeconfig, nodes, pods, options.rounds, plain=False)
+                large = compared(api.kubeconfig, nodes, pods, options.rounds, plain=False)["gpu_allocation_info"]
                 for what, first, second in (
                     ("time", small.seconds, large.seconds),
                     ("memory", small.megabytes, large.megabytes),

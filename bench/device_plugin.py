@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from processes import ROOT, NoResult, Server, cpu, cpu_for, every, memory, p99, percentiles, service_account, verdict
+from processes import ROOT, NoResult, Server, cpu, cpu_for, memory, p99, percentiles, service_account, verdict
 
 sys.path += [
     str(ROOT / "tests" / "unit" / folder) for folder in ("servers", "servers/plugin", "servers/extender", "kubelet")
@@ -39,7 +39,7 @@ from plugin_fakes import NODE, FakeKube, FakeKubelet, make_pod, seen
 from unix_http import ask_socket
 
 from lab.packages import compile_driver
-from lab.shell import LabError
+from lab.shell import LabError, every
 
 ALLOCATE_MS, MEMORY_MB, REST = 5.0, 60.0, 0.005
 DRIVER = "580.95.05"

@@ -139,7 +139,7 @@ def serve(options: argparse.Namespace) -> ThreadingHTTPServer:
             split = urlsplit(self.path)
             query = parse_qs(split.query)
             if "watch" in query:
-                watch_without_events(self)
+                return watch_without_events(self)
             if not split.path.endswith(("/nodes", "/pods")):
                 # The pending pods don't exist.
                 self.send_error(404)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ sys.path[:0] = [str(SOURCE), str(ROOT), str(ROOT / "tests" / "unit")]
 
 from gpushare.shared._core.types import JsonObject  # noqa: E402
 from real_apiserver import ApiServer, _Authority  # noqa: E402
+
+# A program behind these ends with this script, even if that is killed.
+TIED = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 
 
 class NoResult(Exception):
@@ -42,6 +45,7 @@ class Server:
         self.began = time.perf_counter()
         self._process = subprocess.Popen(
             [
+                *TIED,
                 *(sys.executable, "-m", module, "--log-format=json"),
                 *(f"--api-server={url}", f"--service-account={account}", *flags),
             ],
@@ -109,10 +113,13 @@ def watch_without_events(handler: BaseHTTPRequestHandler) -> None:
     """Answer a watch of recorded lists: bookmarks alone, without which the extender's state counts as outdated."""
     handler.send_response(200)
     handler.end_headers()
-    while True:
-        handler.wfile.write(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n')
-        handler.wfile.flush()
-        time.sleep(30)
+    # Until the client ends.
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n')
+            handler.wfile.flush()
+            time.sleep(30)
+    handler.close_connection = True
 
 
 def check_filtered(answer: bytes) -> None:
@@ -148,24 +155,6 @@ def cpu_for(pid: int, seconds: float) -> float:
     before, began = cpu(pid), time.perf_counter()
     time.sleep(seconds)
     return (cpu(pid) - before) / (time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function periodically in the background."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(seconds):
-            act()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def percentiles(times: Sequence[float]) -> str:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Pods bound per second by the real kube-scheduler, with and without our extender, alternately in one run.
 
-50 nodes of kwok with 8 cards of 80 GiB each, and 500 pods of 1 GiB that exist before the scheduler runs: it is stopped
+50 nodes with 8 cards of 80 GiB each, and 500 pods of 1 GiB that exist before the scheduler runs: it is stopped
 (SIGSTOP) while they are created, and the time is measured from its SIGCONT to the last pod that a watch shows as bound.
 ``--preload`` first binds other pods, which stay: the largest cluster that is aimed at has 5,000 nodes and 100,000 pods.
-etcd, kube-apiserver, kube-scheduler, kwok and the extender share this machine, so the CPU time of each per pod is
-reported too. Every run with the extender is verified: each pod has a card, and no card is overbooked.
+The nodes are objects only: without a controller manager they stay ready, and bound pods needn't run. etcd,
+kube-apiserver, kube-scheduler and the extender share this machine, so the CPU time of each per pod is reported too.
+Every run with the extender is verified: each pod has a card, and no card is overbooked.
 
 The scheduler's own client isn't limited (``--qps``): by default it writes 50 times a second, which is less than the
 extender binds with its own client.
@@ -19,7 +20,6 @@ import argparse
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -38,23 +38,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from processes import NoResult, Server, account_of, cpu, end_process, memory, verdict
+from processes import TIED, NoResult, Server, account_of, cpu, end_process, memory, verdict
 
 from gpushare.shared._contracts import gpushare as contract  # isort: skip
 from gpushare.api.client import KubeApi, KubeError, Stream, connect
 from gpushare.shared._core.types import JsonObject
 from real_apiserver import ApiServer, Missing
 
-from lab import build
-from lab.shell import LabError
-
 # Of the rate without an extender, binds a second, filter's 99th percentile, and the extender's largest memory.
 SHARE, BINDS, FILTER_SECONDS, MEMORY_MB = 0.9, 300.0, 0.005, 250.0
 CARDS, CARD_UNITS = 8, 80
 LONGEST = 300.0
-KWOK = build.ToolSet("kwok", "sigs.k8s.io/kwok", ("kwok",), "-X sigs.k8s.io/kwok/pkg/consts.Version={version}")
-# The stages that kwok simulates.
-STAGES = sorted(Path(__file__).with_name("kwok").glob("*.yml"))
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 PRELOADED = "preloaded"
@@ -65,11 +59,9 @@ class Program:
 
     def __init__(self, folder: Path, name: str, *command: str) -> None:
         self.name, self._log = name, folder / f"{name}.log"
-        # It ends with this script, even if that is killed.
-        tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*tied, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                [*TIED, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     @property
@@ -77,7 +69,7 @@ class Program:
         return self._process.pid
 
     def wait(self, ready: Any, what: str) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + LONGEST
         while not ready():
             if self._process.poll() is not None or time.monotonic() > end:
                 raise NoResult(f"{what}; {self.log_end()}")
@@ -181,7 +173,8 @@ class Bench:
                 contract.RESOURCE_MEMORY: str(CARDS * CARD_UNITS),
                 contract.RESOURCE_COUNT: str(CARDS),
             }
-            status = {"status": {"capacity": resources, "allocatable": resources}}
+            ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "simulated"}
+            status = {"status": {"capacity": resources, "allocatable": resources, "conditions": [ready]}}
             self.kube.patch(f"/api/v1/nodes/{name}/status", status)
 
         with ThreadPoolExecutor(8) as pool:
@@ -202,22 +195,11 @@ class Bench:
             self.kube.post(f"/api/v1/namespaces/{PRELOADED}/pods", pod)
             return node, index
 
+        began = time.perf_counter()
         with ThreadPoolExecutor(8) as pool:
             self.preloaded.update(pool.map(make, range(self.options.preload)))
-
-    def kwok(self, program: Path) -> Program:
-        stages = [f"--config={path}" for path in STAGES]
-        flags = [f"--kubeconfig={self.api.kubeconfig}", *stages, "--manage-all-nodes=true"]
-        started = Program(self.folder, "kwok", str(program), *flags)
-        started.wait(self._all_ready, "kwok doesn't make the nodes ready")
-        return started
-
-    def _all_ready(self) -> bool:
-        nodes = self.kube.get("/api/v1/nodes")["items"]
-        return all(
-            any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"].get("conditions", ()))
-            for node in nodes
-        )
+        rate = self.options.preload / (time.perf_counter() - began)
+        print(f"{self.options.preload} other pods, created at {rate:.0f} a second", flush=True)
 
     @cached_property
     def account(self) -> Path:
@@ -386,7 +368,6 @@ def main() -> int:
     rates: dict[bool, list[float]] = {False: [], True: []}
     costs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     try:
-        kwok = build.built(KWOK) / "kwok"
         # Without a controller manager nothing would remove the taints of nodes that aren't ready yet.
         server = ApiServer(["--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"])
         with server as api, tempfile.TemporaryDirectory(prefix="kubegpu-bench-") as folder:
@@ -394,27 +375,26 @@ def main() -> int:
             bench.nodes()
             if options.preload:
                 bench.preload()
-            with running(bench.kwok(kwok)) as simulator:
-                bench.standing = {"kwok": simulator.pid, **api_processes(api)}
-                print(
-                    f"{options.pods} pods of 1 GiB on {options.nodes} nodes with {options.preload} others; "
-                    f"scheduler's client {options.qps} a second; "
-                    f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}\n"
-                )
-                # The first run fills caches and isn't counted.
-                bench.run(True)
-                for turn in range(options.rounds):
-                    for with_extender in (False, True) if turn % 2 == 0 else (True, False):
-                        rate, taken, asked = bench.run(with_extender)
-                        rates[with_extender].append(rate)
-                        costs[with_extender].append(taken)
-                        spent = ", ".join(f"{name} {cost:.1f}" for name, cost in sorted(taken.items()))
-                        what = "with extender" if with_extender else "without"
-                        print(f"{what:<14} {rate:6.0f} pods/s   ms of CPU per pod: {spent}", flush=True)
-                        if asked:
-                            counts = ", ".join(f"{what} {count:.2f}" for what, count in sorted(asked.items()))
-                            print(f"{'':<23}requests of the extender per pod: {counts}", flush=True)
-    except (NoResult, KubeError, LabError, Missing) as error:
+            bench.standing = api_processes(api)
+            print(
+                f"{options.pods} pods of 1 GiB on {options.nodes} nodes with {options.preload} others; "
+                f"scheduler's client {options.qps} a second; "
+                f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}\n"
+            )
+            # The first run fills caches and isn't counted.
+            bench.run(True)
+            for turn in range(options.rounds):
+                for with_extender in (False, True) if turn % 2 == 0 else (True, False):
+                    rate, taken, asked = bench.run(with_extender)
+                    rates[with_extender].append(rate)
+                    costs[with_extender].append(taken)
+                    spent = ", ".join(f"{name} {cost:.1f}" for name, cost in sorted(taken.items()))
+                    what = "with extender" if with_extender else "without"
+                    print(f"{what:<14} {rate:6.0f} pods/s   ms of CPU per pod: {spent}", flush=True)
+                    if asked:
+                        counts = ", ".join(f"{what} {count:.2f}" for what, count in sorted(asked.items()))
+                        print(f"{'':<23}requests of the extender per pod: {counts}", flush=True)
+    except (NoResult, KubeError, Missing) as error:
         print(f"no result: {error}", file=sys.stderr)
         return 2
     without, with_it = statistics.median(rates[False]), statistics.median(rates[True])

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write a page per module and role from their own documentation, or check that the pages are current."""
+"""Write a page per module and role from their own documentation, and those of ``code_tables``.
+
+With ``--check`` nothing is written, and a page that isn't current is an error.
+"""
 
 from __future__ import annotations
 
 import argparse
 import filecmp
-import importlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import code_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -41,29 +45,6 @@ def generate(folder: Path) -> None:
     )
 
 
-FINDINGS = """\
-Findings of preflight
-+++++++++++++++++++++
-
-Each has an id. Those of the first table say that something was asked for that can't be served. Those of the second
-may be known to you better than to preflight: ``preflight_ignore: [boot-full, card-lost@gpu7]`` goes on despite them.
-
-{}
-May be ignored
---------------
-
-{}"""
-
-
-def findings(folder: Path) -> None:
-    """Write the page of what preflight can find, from the checks themselves."""
-    sys.path.insert(0, str(ROOT / ".collections"))
-    preflight = importlib.import_module("ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate")
-    groups = (preflight.INPUT, preflight.described())
-    tables = ["".join(f"``{id}``\n    {meaning}\n\n" for id, meaning in group.items()) for group in groups]
-    (folder / "preflight_findings.rst").write_text(FINDINGS.format(*tables))
-
-
 def differences(old: Path, new: Path) -> list[str]:
     """Return the names of pages that aren't the same in both folders."""
     names = {path.name for folder in (old, new) if folder.is_dir() for path in folder.iterdir()}
@@ -83,7 +64,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         new = Path(name)
         generate(new)
-        findings(new)
+        for file, page in code_tables.PAGES.items():
+            (new / file).write_text(page())
         stale = differences(PAGES, new)
         if check:
             verdict = f"not current: {', '.join(stale)}; run `make docs`" if stale else "current"

@@ -33,22 +33,40 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def step(text: str, every: float = 30.0) -> Iterator[None]:
-    """Print a step's name, its progress every ``every`` seconds, and its duration."""
-    began, done = time.monotonic(), threading.Event()
+def in_background(loop: Callable[[], object], stop: threading.Event, seconds: float | None = None) -> Iterator[None]:
+    """Run a function in a thread while the body runs; ``stop`` is set at its end.
 
-    def remind() -> None:
-        while not done.wait(every):
-            say(f"{text}: still running after {time.monotonic() - began:.0f} s")
-
-    say(text)
-    reminder = threading.Thread(target=remind, daemon=True)
-    reminder.start()
+    :param seconds: how long the function may still take then; None: as long as it takes.
+    """
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        done.set()
-        reminder.join()
+        stop.set()
+        thread.join(seconds)
+
+
+@contextmanager
+def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call a function periodically while the body runs."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(seconds):
+            act()
+
+    with in_background(loop, stop):
+        yield
+
+
+@contextmanager
+def step(text: str, pause: float = 30.0) -> Iterator[None]:
+    """Print a step's name, its progress every ``pause`` seconds, and its duration."""
+    began = time.monotonic()
+    say(text)
+    with every(pause, lambda: say(f"{text}: still running after {time.monotonic() - began:.0f} s")):
+        yield
     if time.monotonic() - began >= 5:
         say(f"{text}: done in {time.monotonic() - began:.0f} s")
 

@@ -63,6 +63,31 @@ class Broken(Exception):
     """The collection can't be built, installed or used from where it was installed; what the tools said."""
 
 
+def build(folder: Path) -> Path:
+    """Build the collection.
+
+    :returns: the tarball in this folder.
+    """
+    done = run("ansible-galaxy", "collection", "build", "--output-path", str(folder), cwd=ROOT)
+    tarballs = list(folder.glob("kubegpu-share-*.tar.gz"))
+    if done.returncode or len(tarballs) != 1:
+        raise Broken(done.stdout + done.stderr)
+    return tarballs[0]
+
+
+def install(tarball: Path, folder: Path) -> Path:
+    """Install a tarball into a folder of collections.
+
+    :returns: the collection's folder there.
+    """
+    command = ("ansible-galaxy", "collection", "install", "--no-deps", "--offline", str(tarball), "-p", str(folder))
+    done = run(*command, cwd=tarball.parent)
+    share = folder / "ansible_collections/kubegpu/share"
+    if done.returncode or not share.is_dir():
+        raise Broken(done.stdout + done.stderr)
+    return share
+
+
 @contextmanager
 def installed() -> Iterator[tuple[Path, str]]:
     """The collection, built and installed elsewhere, with nothing but what it needs at run time.
@@ -71,15 +96,7 @@ def installed() -> Iterator[tuple[Path, str]]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        built = run("ansible-galaxy", "collection", "build", "--output-path", name, cwd=ROOT)
-        tarballs = list(folder.glob("kubegpu-share-*.tar.gz"))
-        if built.returncode or len(tarballs) != 1:
-            raise Broken(built.stdout + built.stderr)
-        install = ("ansible-galaxy", "collection", "install", "--no-deps", "--offline", str(tarballs[0]))
-        done = run(*install, "-p", str(folder / "collections"), cwd=folder)
-        share = folder / "collections/ansible_collections/kubegpu/share"
-        if done.returncode or not share.is_dir():
-            raise Broken(done.stdout + done.stderr)
+        share = install(build(folder), folder / "collections")
         strangers = unknown_to_git(share)
         if strangers:
             raise Broken(f"files that git doesn't know: {strangers}")

@@ -48,7 +48,8 @@ def files_by_name() -> dict[str, Path]:
         found |= {_dotted(path, ROOT): path for path in (ROOT / folder).rglob("*.py")}
     found |= {COLLECTION + name: path for name, path in found.items() if name.startswith("plugins.")}
     # conftest.py puts these folders on the path: helpers are imported by their bare names.
-    for path in (*UNIT.rglob("*.py"), *(ROOT / "tests" / "lab").glob("*.py"), *(ROOT / "bench").glob("*.py")):
+    folders = (ROOT / "tests" / "lab", ROOT / "bench", ROOT / "awx" / "filter_plugins")
+    for path in (*UNIT.rglob("*.py"), *(path for folder in folders for path in folder.glob("*.py"))):
         found.setdefault(path.stem, path)
     return {name: path.resolve() for name, path in found.items()}
 

@@ -59,6 +59,7 @@ ADAPTERS = frozenset(
         "module_utils/_host/http_probe",
         "module_utils/_images/archives",
         "module_utils/_kube/client",
+        "module_utils/_kube/direct",
         "module_utils/_kubelet/source",
         "module_utils/_nvml/worker",
         "module_utils/_nvml/binding",

@@ -180,6 +180,9 @@ def lint(count: Count) -> None:
     check(count, "ansible-lint", "ansible-lint", "--strict", ANSIBLE_INVENTORY=str(ROOT / "inventories" / "example"))
     check(count, "docs/reference is current", "python", "docs/generate.py", "--check")
     check(count, "docs/layers.svg is current", "python", "docs/layers.py", "--check")
+    check(count, "the other pictures are current", "python", "docs/pictures.py", "--check")
+    check(count, "the documentation's site", "python", "docs/site_builder.py")
+    check(count, "changelog fragments", "antsibull-changelog", "lint")
     check(count, "built collection", "python", "tests/built_collection.py")
 
 

@@ -37,7 +37,9 @@ class ActionModule(ShareAction):
             if predicted.get("failed") or not predicted.get("changed"):
                 return predicted
             plan = make_plan(reference, sha256, {})
-        images_archive.require(archive, reference)
+        # In check mode, one that is identified otherwise may be one that the run would build first.
+        if not (self._task.check_mode and params["sha256"]):
+            images_archive.require(archive, reference)
         if self._task.check_mode:
             return {"changed": True, "diff": plan.diff()}
         return self.execute_with_files(

@@ -14,6 +14,7 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
@@ -54,6 +55,8 @@ RUNTIME = {
 VALIDATED = "__preflight_validated"
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
+# The prediction of role image_build, where a machine lacks the servers' image.
+IMAGE_BUILT = "__image_build_done"
 
 
 class ActionModule(ShareAction):
@@ -70,8 +73,10 @@ class ActionModule(ShareAction):
         limit = memory_limit.mode(params["memory_limit"])
         options = Options(**{**{name: params[name] for name in OPTIONS}, "memory_limit": limit})
         found = examine(options, params["cluster"], hosts, params["ignore"])
-        if params["cluster"] is not None and params["image_delivery"] == "import":
+        if params["cluster"] is not None and params["image_delivery"] == delivery.IMPORT:
             found += _archive(params["image_archive"], params["image"])
+        if params["image_delivery"] == delivery.BUILD:
+            found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, found)
 
 
@@ -92,6 +97,23 @@ def _archive(archive: str, image: str) -> t.Iterator[Finding]:
         except BadInput as error:
             # Its text begins with the name of the option.
             yield Finding("image-archive", PROBLEM, "gpushare_{reason}", fields={"reason": str(error)})
+
+
+def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
+    """Report that the servers' image can't be built; there is no prediction where no machine lacks the image."""
+    predicted = next((one for one in predictions if one and not one.get("skipped")), None)
+    # Only a build that can be done names its archives.
+    if predicted and "archives" not in predicted:
+        yield Finding(
+            "image-build",
+            PROBLEM,
+            "the servers' image can't be built: {reason}",
+            "install podman, buildah or docker there, or name another machine in image_build_host. Where none can "
+            "build: run playbook kubegpu.share.build_images elsewhere, and set gpushare_image_archive to its archive, "
+            "or gpushare_image to the name under which it was pushed to a registry",
+            variable="gpushare_image_delivery",
+            fields={"reason": str(predicted.get("msg") or "unknown")},
+        )
 
 
 def _host(name: str, source: str, variables: t.Mapping[str, t.Any]) -> Host:

@@ -21,7 +21,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   memory_unit:
     description:

@@ -22,7 +22,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   definitions:
     description:

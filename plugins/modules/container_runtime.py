@@ -26,6 +26,7 @@ description:
     restarted only where a reload isn't sufficient; for C(features.cdi) alone only where a restart stops no container (C(live-restore),
     or none runs)."
   - "B(CRI-O): a drop-in, C(crio.conf.d/99-zz-kubegpu-nvidia.conf), with all settings of the default runtime, including its monitor.
+    Before 1.25.1 CRI-O deletes the runtime C(runc) where a file sets another default; C(99-zz-kubegpu-runc.conf) has its table again.
     Where the toolkit wouldn't find CRI-O's crun or runc by name, its path is added to the toolkit's C(config.toml). CRI-O is restarted;
     running pods keep running."
   - "B(k3s) and B(RKE2): their own setting C(default-runtime) in C(config.yaml.d/99-kubegpu-nvidia.yaml). They detect NVIDIA's runtime

@@ -41,7 +41,6 @@ description:
   - A result of V(FAIL) doesn't fail the module; the play decides.
 extends_documentation_fragment:
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 attributes:
   check_mode:
     support: full

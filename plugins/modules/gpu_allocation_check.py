@@ -23,7 +23,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   scope:
     description:
@@ -110,6 +109,12 @@ options:
     type: list
     elements: str
     default: []
+  exempt_namespaces:
+    description:
+      - Namespaces of nodes' own components, whose privileged pods aren't reported. Device plugins and exporters of the known stacks never are.
+    type: list
+    elements: str
+    default: [kube-system, gpu-operator, nvidia-gpu-operator, gpushare-system]
   schedulers:
     description: Names of schedulers that call gpushare's extender.
     type: list

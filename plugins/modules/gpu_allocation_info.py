@@ -25,7 +25,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   tables:
     description:
@@ -38,6 +37,8 @@ requirements:
   - python >= 3.9
   - kubernetes >= 24.2.0
 notes:
+  - A kubeconfig whose user has a token or a certificate is read without the Kubernetes client, whose start takes longer than the lists of a
+    small cluster. The client is used for everything else, such as exec plugins, passwords, proxies and impersonation.
   - Large clusters are read faster if C(orjson) is installed for the Python that runs the module.
 author:
   - The kubegpu.share authors (@kubegpu)
@@ -210,6 +211,16 @@ waiting:
     problem:
       description: Which data of any pod is malformed or implausible; empty without a problem.
       type: str
+cluster:
+  description: URL of the API server.
+  type: str
+  returned: success
+  sample: https://192.0.2.1:6443
+time:
+  description: When the allocation was read, in UTC.
+  type: str
+  returned: success
+  sample: '2026-11-22T12:00:00Z'
 table:
   description: The allocation as a table.
   type: str
@@ -226,17 +237,21 @@ requests:
     GET: 2
 """
 
+import datetime
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import TABLES, collect
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import TABLES, report
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 
 def main() -> None:
     tables = {"type": "list", "elements": "str", "choices": list(TABLES), "default": ["table"]}
     module = AnsibleModule(argument_spec={**auth_arguments(), "tables": tables}, supports_check_mode=True)
-    run_module(LargeResult(module), lambda: collect(RealKube.of_module(module), module.params["tables"]))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    run_module(LargeResult(module), lambda: report(connect(module), module.params["tables"], now))
 
 
 if __name__ == "__main__":

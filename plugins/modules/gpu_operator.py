@@ -24,7 +24,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   state:
     description: Whether gpushare allocates the cards of the nodes, or the operator as before.

@@ -37,7 +37,8 @@ options:
     type: dict
   html:
     description:
-      - Path of the HTML page. It is one file without scripts that loads nothing, for a screen, a phone and paper.
+      - Path of the HTML page. It is one file that loads nothing, for a screen, a phone and paper. Its only script is a filter; without
+        scripts the page is complete.
       - In large clusters the nodes are folded, except for the first ones with a problem.
     type: path
   json:

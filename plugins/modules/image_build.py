@@ -16,6 +16,7 @@ description:
     pushed to a registry, as one reference.
   - The same sources, base and O(epoch) give the same bytes with the same engine, if the base is a digest.
   - A record beside the archives has the digests of their inputs. If nothing differs, nothing is built and nothing pushed.
+  - In check mode it fails where something differs and nothing on the machine can build it.
 author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
@@ -27,8 +28,8 @@ options:
     required: true
   engine:
     description:
-      - The build tool. V(auto) is the first one on the machine, in the order of the choices.
-      - V(docker) needs BuildKit to build for another platform than its own.
+      - The build tool. V(auto) is the first one that works on the machine, in the order of the choices.
+      - V(docker) needs its plugin buildx to build for another platform than its own.
     type: str
     choices: [auto, podman, buildah, docker]
     default: auto
@@ -43,7 +44,7 @@ options:
     type: str
     default: docker.io/library/python:3.13-slim-bookworm
   folder:
-    description: Folder for the archives, their bills of materials and the record, on the machine that builds.
+    description: Folder for the archives, their bills of materials and the record, on the machine that builds, where C(~) is its user's home.
     type: path
     required: true
   push:

@@ -12,7 +12,7 @@ version_added: 1.0.0
 description:
   - Imports a Docker or OCI archive of the controller into containerd's image store for Kubernetes, unless the store has the image from the same
     archive.
-  - Labels the image with the archive's SHA-256 (C(kubegpu.share/archive)), and pins it, so that kubelet's garbage collection doesn't remove an image
+  - Labels the image with O(sha256) (C(kubegpu.share/archive)), and pins it, so that kubelet's garbage collection doesn't remove an image
     that can't be pulled again.
   - Copies the archive only to a node that needs it, into Ansible's temporary folder, and removes it afterwards.
 author:
@@ -32,7 +32,9 @@ options:
     description: Facts of the node from M(kubegpu.share.gpu_node_info), preferably with this image among its O(kubegpu.share.gpu_node_info#module:images).
     type: dict
   sha256:
-    description: SHA-256 of the archive. By default the action plugin computes it.
+    description:
+      - What identifies the image's content, as the label on the node. By default the SHA-256 of the archive.
+      - If set, the archive is read only where the image has to be imported.
     type: str
   remote_path:
     description: Path of the archive on the node. Set by the action plugin.

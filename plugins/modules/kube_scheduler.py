@@ -50,7 +50,7 @@ options:
   configuration:
     description:
       - The form of the extender's configuration. V(auto) is a Policy before 1.19 and where kube-scheduler already has one, and a
-        C(KubeSchedulerConfiguration) otherwise. kube-scheduler reads a Policy up to 1.22.
+        C(KubeSchedulerConfiguration) otherwise, as where kube-scheduler 1.18 already has one of C(v1alpha2). kube-scheduler reads a Policy up to 1.22.
     type: str
     choices: [auto, policy, config]
     default: auto

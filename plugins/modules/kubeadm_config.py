@@ -33,7 +33,6 @@ author:
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   state:
     description: Whether kubeadm's configuration has the change.

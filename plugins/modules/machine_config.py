@@ -20,7 +20,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   state:
     description: Whether the nodes are configured.

@@ -19,7 +19,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   nodes:
     description: Names of the nodes. Nodes that aren't in the cluster are skipped.

@@ -26,7 +26,7 @@ description:
   - A run that was interrupted is completed by the next, with either O(state).
 extends_documentation_fragment:
   - kubegpu.share.attributes
-  - kubernetes.core.k8s_auth_options
+  - kubegpu.share.attributes.cluster
 options:
   method:
     description: How the scheduler gets the extender.

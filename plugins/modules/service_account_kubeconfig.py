@@ -18,7 +18,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   path:
     description: Path of the kubeconfig. Its content is JSON, which every YAML parser accepts.

@@ -24,6 +24,8 @@ from pathlib import Path
 import urllib3
 import yaml
 
+from lab.shell import in_background
+
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / ".lab"
 LOGS = ROOT / "tests" / "output" / "lab"
@@ -242,21 +244,6 @@ class Done:
         assert self.rc == 0, self.out[-6000:]
         assert self.recap, self.out[-6000:]
         assert {host: sums["changed"] for host, sums in self.recap.items() if sums["changed"]} == {}, self.out[-12000:]
-
-
-@contextlib.contextmanager
-def in_background(loop: Callable[[], object], stop: threading.Event, seconds: float | None = None) -> Iterator[None]:
-    """Run a function in a thread while the body runs; ``stop`` is set at its end.
-
-    :param seconds: how long the function may still take then; None: as long as it takes.
-    """
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(seconds)
 
 
 class Commands:

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import urllib3
-from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, in_background, indices_of, until
+from _lab import RESOURCE, Api, ApiError, JsonObject, Lab, indices_of, until
 from _pods import MERGE, body, shares_of
+
+from lab.shell import in_background
 
 LABEL = "lab-cards"
 # So many pods may wait: more would take minutes to be bound once no more come.

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import urllib3
 import yaml
-from _lab import Api, ApiError, JsonObject, Lab, in_background, until
+from _lab import Api, ApiError, JsonObject, Lab, until
 
 from lab import engine as engines
+from lab.shell import in_background
 
 MANIFESTS = "/etc/kubernetes/manifests"
 SCHEDULER = f"{MANIFESTS}/kube-scheduler.yaml"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from _lab import REPORT, Done, Lab, in_background, until
+from _lab import REPORT, Done, Lab, until
 from _schedulers import (
     API_SERVER,
     CONFIG,
@@ -35,6 +35,7 @@ from _schedulers import (
 from _snapshot import BASELINE
 
 from lab import engine as engines
+from lab.shell import in_background
 
 SITE = "playbooks/site.yml"
 CHANGE = "tests/lab/change_scheduler.yml"
@@ -154,6 +155,7 @@ def edit(lab: Lab, node: str, script: str) -> None:
     lab.ssh(node, f"cp -p {SCHEDULER} {aside} && {script} {aside} && mv {aside} {SCHEDULER}")
 
 
+@pytest.mark.long
 def test_a_configuration_that_the_scheduler_rejects(lab: Lab, planes: dict[str, ControlPlane]) -> None:
     """The image's tag has no version and the variable a wrong one, so that the API version isn't supported."""
     plane = leading(lab, planes)

@@ -112,6 +112,7 @@ PLAYS: dict[str, Callable[[Scene], JsonObject]] = {
     "share, /dev": lambda scene: scene.pod(True, mount=("/dev", DEV)),
     "env: all, SYS_ADMIN": lambda scene: scene.pod(False, {VISIBLE: "all"}, context=ADMIN),
     "share, env: all, SYS_ADMIN": lambda scene: scene.pod(True, {VISIBLE: "all"}, context=ADMIN),
+    "privileged": lambda scene: scene.pod(False, context={"privileged": True}),
     "share, privileged": lambda scene: scene.pod(True, context={"privileged": True}),
 }
 MAPS = {"all": {VISIBLE: "all"}, "legacy": {LEGACY: CUDA}, "limit": {LIMIT: TOO_MUCH}}

@@ -90,6 +90,37 @@ def test_a_pod_that_sees_every_card_gets_no_foreign_memory_or_the_node_says_so(l
         delete_pods(lab, namespace, ["greedy"])
 
 
+@pytest.mark.long
+def test_scenario_g_memory_taken_at_the_start_is_reported_or_the_node_is_not_enforced(lab: Lab, namespace: str) -> None:
+    """The pod's first process allocates on every card, maybe before the plugin's first look; no limit frees that."""
+    node = lab.gpu_nodes[0]
+    at_once = "for i in 0 1 2 3 4 5 6 7; do nvidia-smi simulated-allocation 64 -i $i & done; exec sleep 1000000"
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    create(lab, namespace, body("early", container(lab, 2, env=env, command=["sh", "-c", at_once]), node=node))
+    try:
+        pod = until(lambda: started(lab, namespace, "early"), "early runs", 60)
+        (own,) = indices_of(pod)
+        if re.fullmatch(f"unenforced: ({WHY})", summary(lab, node)[LIMIT]):
+            assert {card["limit"] for card in lab.cards(node)} == {"MemoryLimitUnavailable"}
+            return
+
+        def decided() -> bool:
+            """Return whether every other card is closed to the pod, or is reported with what the pod holds of it."""
+            others = {card["limit"] for card in lab.cards(node) if card["index"] != own}
+            reported = all(
+                lab.events(space, name, "GpuMemoryExceeded")
+                for space, name in ((namespace, "early"), ("default", node))
+            )
+            closed = others <= {"enforced"} and bool(lab.events(namespace, "early", "GpuCardNotGiven"))
+            held = "ForeignMemoryHeld" in others and summary(lab, node)[LIMIT].startswith("unenforced: Foreign")
+            return closed or (held and reported)
+
+        until(decided, "the cards of others are closed, or what is held of them is reported", 60)
+    finally:
+        delete_pods(lab, namespace, ["early"])
+    until(lambda: {card["limit"] for card in lab.cards(node)} <= {"enforced", "MemoryLimitUnavailable"}, "ended", 90)
+
+
 def test_fault_20_required_is_refused_before_anything_changes(lab: Lab) -> None:
     done = lab.playbook("playbooks/site.yml", "-e", "gpushare_memory_limit=required")
     assert done.rc != 0

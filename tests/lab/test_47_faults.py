@@ -361,8 +361,13 @@ def test_a_force_deleted_pods_memory_is_given_when_its_process_has_ended(lab: La
     with pods(lab, namespace, *wanted) as (first, _beside):
         assert left()
         path = f"/api/v1/namespaces/{namespace}/pods/stubborn"
-        # The device plugin has to have seen the container.
-        time.sleep(10)
+
+        def recorded() -> bool:
+            lines = lab.log(plugin(lab, node)).splitlines()
+            return any("container recorded" in line and f"{namespace}/stubborn" in line for line in lines)
+
+        # The device plugin only keeps the memory of containers that it has seen running.
+        until(recorded, "the device plugin has seen the container", 30)
         lab.api.call("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
         # No other card has the units.
         with pods(lab, namespace, body("next", container(lab, 12), node=node)) as (after,):

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from _lab import ApiError, JsonObject, Lab, in_background, until
+from _lab import ApiError, JsonObject, Lab, until
 from _pods import MERGE, body, container, delete_pods, is_announced, restart_plugin, wait_empty, wait_settled
+
+from lab.shell import in_background
 
 # Tolerated by the device plugin, so that it comes back to a tainted node.
 TAINT = "nvidia.com/gpu"

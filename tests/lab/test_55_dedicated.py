@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, in_background, until
+from _lab import REPORT, RESOURCE, ApiError, JsonObject, Lab, until
 from _schedulers import Inside, processes
 from _snapshot import cluster_objects
+
+from lab.shell import in_background
 
 # It is brought up, killed and taken away; without kubelet the unit tests do that too.
 pytestmark = pytest.mark.long

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real etcd and kube-apiserver 1.36 on loopback, which validate objects and policies; ended by their process ids.
+"""A real etcd and kube-apiserver (1.36, or 1.29) on loopback, which validate objects and policies; ended by their IDs.
 
 A folder of tests imports the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
 ``__all__`` that names it; one server serves the whole test run. A test that stops the server, or adds objects that
@@ -37,6 +37,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from lab import build
 from lab.shell import LabError
 
+# Programs of a release whose annotations no policy protects. The tag leaves out cloud providers, whose module is gone.
+KUBERNETES_1_29 = build.ToolSet(
+    "kubernetes-1.29",
+    build.SETS["kubernetes"].module,
+    ("kube-apiserver", "kube-scheduler"),
+    build.SETS["kubernetes"].ldflags,
+    tags="providerless",
+)
 START = 90.0
 # A port may be taken between its choice and the start.
 TRIES = 3
@@ -48,17 +56,22 @@ class Missing(Exception):
 
 
 @cache
-def programs() -> dict[str, str]:
+def programs(old: bool = False) -> dict[str, str]:
     """The paths of etcd and of every program of Kubernetes 1.36: LAB_BIN's or the cache's, built if they are missing.
 
+    :param old: take those of Kubernetes 1.29 that are pinned in lab/go.
     :raises Missing: they can't be built, because Go or the modules are missing.
     """
     try:
-        return {
+        found = {
             program: str(build.binaries(tools) / program)
             for tools in ("etcd", "kubernetes")
             for program in build.SETS[tools].binaries
         }
+        if old:
+            folder = build.built(KUBERNETES_1_29)
+            found |= {program: str(folder / program) for program in KUBERNETES_1_29.binaries}
+        return found
     except (LabError, OSError) as error:
         raise Missing(f"no kube-apiserver: {error}") from None
 
@@ -146,12 +159,13 @@ class _Authority:
 class ApiServer:
     """One API server with its etcd; their data is in ``folder``, which is removed at the end."""
 
-    def __init__(self, flags: t.Sequence[str] = ()) -> None:
+    def __init__(self, flags: t.Sequence[str] = (), old: bool = False) -> None:
         """
         :param flags: more arguments for kube-apiserver; the later one of two wins.
+        :param old: run Kubernetes 1.29.
         :raises Missing: the programs are unavailable.
         """
-        self.programs = programs()
+        self.programs = programs(old)
         self.folder = Path(tempfile.mkdtemp(prefix="kubegpu-api-"))
         self._authority = _Authority(self.folder / "pki")
         self._authority.sign("serving", "kube-apiserver", server=True)

@@ -68,7 +68,7 @@ def test_the_action_group_holds_the_modules_that_connect_to_the_cluster():
     connecting = [
         path.stem
         for path in sorted((ROOT / "plugins/modules").glob("*.py"))
-        if "kubernetes.core.k8s_auth_options" in path.read_text()
+        if "kubegpu.share.attributes.cluster" in path.read_text()
     ]
     assert group[1:] == connecting
     assert group[0]["metadata"]["extend_group"] == ["kubernetes.core.k8s"]

@@ -12,8 +12,11 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
-from .._kube.client import Kube
 from .nodes import node_unit
+
+if t.TYPE_CHECKING:
+    # Its import takes long, and DirectLists may do without it.
+    from .._kube.client import Kube
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 # Annotations of GPU sharing stacks; others can be large and are dropped.

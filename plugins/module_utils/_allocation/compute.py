@@ -73,13 +73,10 @@ def columns(rows: t.Sequence[t.Sequence[str]], right: t.Container[int] = ()) -> 
 
     :param right: columns whose cells are aligned to the right.
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        places = enumerate(zip(row, widths))
-        cells = [cell.rjust(width) if at in right else cell.ljust(width) for at, (cell, width) in places]
-        lines.append("  ".join(cells).rstrip() + "\n")
-    return "".join(lines)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    justify = [str.rjust if at in right else str.ljust for at in range(len(widths))]
+    lines = ("  ".join([side(cell, width) for side, cell, width in zip(justify, row, widths)]) for row in rows)
+    return "".join([f"{line.rstrip()}\n" for line in lines])
 
 
 def _add(node: Node, claim: Claim) -> None:
@@ -109,10 +106,10 @@ def _add(node: Node, claim: Claim) -> None:
             entry["cores"], entry["slots"] = held.cores, held.slots
             card["cores_used"] += held.cores
             card["slots_used"] += held.slots
-    resources = {one["name"]: one for one in part.resources}
-    for name, count in (claim.entry.get("resources") or {}).items():
-        if name in resources:
-            resources[name]["used"] += count
+    asked = claim.entry.get("resources")
+    if asked:
+        for one in part.resources:
+            one["used"] += asked.get(one["name"], 0)
 
 
 def _waiting(claim: Claim) -> PodEntry:

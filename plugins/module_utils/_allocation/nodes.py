@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing as t
 
 from .._contracts import gpushare as contract
@@ -208,7 +209,7 @@ def _card(index: int, uuid: str, model: str, memory_mib: int, total: int, health
     return {
         "index": index,
         "uuid": uuid,
-        "model": model,
+        "model": sys.intern(model),
         "memory_mib": memory_mib,
         "healthy": healthy,
         "reason": reason,

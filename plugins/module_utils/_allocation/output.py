@@ -48,7 +48,8 @@ class LargeResult:
         if _has_warnings() or (
             secrets and any(_contains(secret, part) for part in _parts(kwargs) for secret in secrets)
         ):
-            return self._module.exit_json(**kwargs)
+            whole = {key: "".join(value) if isinstance(value, tuple) else value for key, value in kwargs.items()}
+            return self._module.exit_json(**whole)
         self._module.do_cleanup_files()
         sys.stdout.write("\n")
         sys.stdout.writelines(_parts({"changed": False, **kwargs}))
@@ -57,12 +58,16 @@ class LargeResult:
 
 
 def _parts(result: t.Mapping[str, t.Any]) -> t.Iterator[str]:
-    """Return the JSON text of a result row by row, so that it isn't in memory twice."""
+    """Return the JSON text of a result in parts, so that it isn't in memory twice."""
     before = "{"
     for key, value in result.items():
         yield f"{before}{json.dumps(key)}: "
         before = ", "
-        if isinstance(value, list) and value:
+        if isinstance(value, tuple):
+            yield '"'
+            yield from (json.dumps(text)[1:-1] for text in value)
+            yield '"'
+        elif isinstance(value, list) and value:
             yield "["
             for number, row in enumerate(value):
                 yield (", " if number else "") + json.dumps(row)

@@ -55,12 +55,19 @@ class Claim(t.NamedTuple):
         return sum(share.mib for _card, share in self.shares)
 
 
+# The containers that request gpushare's units, with these, and every requested resource.
+Requests = tuple[list[tuple[str, int]], frozenset[str]]
+# Lists of containers whose requests are kept at a time.
+MOST_LISTS = 1000
+
+
 class PodReader:
     """Parses pods one by one; equal lists of many pods are stored once."""
 
     def __init__(self) -> None:
         self._lists: dict[tuple[tuple[str, int], ...], list[ContainerUnits]] = {}
         self._shares: dict[tuple[tuple[int, ...], int], Shares] = {}
+        self._requested: dict[int, tuple[t.Any, Requests]] = {}
 
     def __call__(self, pod: t.Any) -> list[Claim]:
         """Parse a pod's claims; none if it has ended or requests no GPU."""
@@ -72,11 +79,9 @@ class PodReader:
     def _claims(self, pod: JsonObject) -> t.Iterator[Claim]:
         if contract.finished(pod):
             return
-        requested = _requested(pod)
-        if contract.RESOURCE_MEMORY in requested:
-            shared = contract.gpu_containers(pod)
-            if shared:
-                yield self._gpushare(pod, shared)
+        shared, requested = self._requests(pod)
+        if shared:
+            yield self._gpushare(pod, shared)
         annotations = pod["metadata"].get("annotations") or {}
         if annotations.get(hami.POD_NODE) or annotations.get(hami.POD_ALLOCATED):
             yield self._hami(pod, annotations)
@@ -88,6 +93,20 @@ class PodReader:
             counts, named = nvidia.pod_counts(pod)
             if counts:
                 yield self._nvidia(pod, counts, named)
+
+    def _requests(self, pod: JsonObject) -> Requests:
+        """Return what a pod's containers request; computed once for pods that share one list of containers."""
+        spec = pod["spec"]
+        if spec.get("initContainers"):
+            return contract.gpu_containers(pod), _requested(pod)
+        containers = spec.get("containers")
+        # The list is kept too, so that no other one gets its number.
+        known = self._requested.get(id(containers))
+        if known is None:
+            if len(self._requested) >= MOST_LISTS:
+                self._requested = {}
+            known = self._requested[id(containers)] = containers, (contract.gpu_containers(pod), _requested(pod))
+        return known[1]
 
     # ----------------------------------------------------------------- backends
 
@@ -178,7 +197,7 @@ class PodReader:
             "assigned": given,
             "terminating": leaving,
             "uid": str(metadata.get("uid", "")),
-            "containers": self._list(named) if all(units <= MOST for _name, units in named) else [],
+            "containers": self._list(named),
             "state": state,
             "problem": problem,
         }
@@ -186,7 +205,8 @@ class PodReader:
     def _list(self, named: t.Sequence[tuple[str, int]]) -> list[ContainerUnits]:
         key = tuple(named)
         if key not in self._lists:
-            self._lists[key] = [{"name": name, "units": units} for name, units in named]
+            plausible = all(units <= MOST for _name, units in named)
+            self._lists[key] = [{"name": name, "units": units} for name, units in named] if plausible else []
         return self._lists[key]
 
     def _unreadable(self, pod: t.Any) -> list[Claim]:
@@ -207,7 +227,7 @@ def _held(units: int) -> hami.Held:
     return hami.Held(units, 0, 0)
 
 
-def _requested(pod: JsonObject) -> set[str]:
+def _requested(pod: JsonObject) -> frozenset[str]:
     """Return every resource that a container requests."""
     spec, found = pod["spec"], t.cast("set[str]", set())
     for field in ("containers", "initContainers"):
@@ -216,7 +236,7 @@ def _requested(pod: JsonObject) -> set[str]:
             if resources:
                 found.update(resources.get("limits") or ())
                 found.update(resources.get("requests") or ())
-    return found
+    return frozenset(found)
 
 
 def _too_much(units: int) -> str:

@@ -8,16 +8,21 @@
 
 from __future__ import annotations
 
+import datetime
 import typing as t
 
 from .._core.types import JsonObject
-from .._kube.client import Kube
 from .._kube.stream import Streams, Wanted, listed, uncollected
 from .cluster import UNFINISHED
 from .compute import assemble, columns, percent
 from .nodes import read_node
 from .pods import HAMI, MARKERS, NVIDIA, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
+
+if t.TYPE_CHECKING:
+    # Its import takes long, and DirectLists may do without it.
+    from .._kube.client import Kube, RealKube
+    from .._kube.direct import DirectLists
 
 NO_NODES = (
     "No node advertises shared GPU memory (aliyun.com/gpu-mem): nothing is installed yet, or no device plugin runs.\n"
@@ -29,15 +34,24 @@ LONGEST = 48
 TOTALS_OF = {HAMI: "GPU memory of HAMi's nodes", NVIDIA: "GPUs of NVIDIA's plugin", "": "GPU memory of the cluster"}
 
 
+def report(kube: DirectLists | RealKube, tables: t.Sequence[str], now: datetime.datetime) -> JsonObject:
+    """Read the allocation, and say of which cluster and when.
+
+    :param tables: names of ``TABLES``.
+    :param now: the time, in UTC.
+    """
+    return {**collect(kube, tables), "cluster": kube.server, "time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
 def collect(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> JsonObject:
-    """Read the allocation from the cluster, as data and as tables.
+    """Read the allocation from the cluster, as data and as tables, each a tuple of texts to print in this order.
 
     :param tables: names of ``TABLES``.
     """
     with uncollected():
-        nodes, claims = listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS))
-        found = assemble(nodes, claims)
-        formatted = {name: table(found, wide=name == "wide") for name in TABLES if name in tables}
+        # Without a name for the claims, they are freed before the tables are made.
+        found = assemble(*listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS)))
+        formatted = {name: blocks(found, wide=name == "wide") for name in TABLES if name in tables}
     return {**found, **formatted, "requests": dict(kube.requests)}
 
 
@@ -46,11 +60,17 @@ def table(found: Allocation, wide: bool = False) -> str:
 
     :param wide: include UUIDs, states and containers, and truncate nothing.
     """
+    return "".join(blocks(found, wide))
+
+
+def blocks(found: Allocation, wide: bool) -> tuple[str, ...]:
+    """Return the table in parts, which in a large cluster are too much to be in memory twice."""
     if not found["nodes"]:
-        return NO_NODES + _waiting(found["waiting"])
-    blocks = ["".join(_blocks(node, wide)) for node in found["nodes"]]
-    rule = "-" * max(len(line) for block in blocks for line in block.splitlines())
-    return f"{rule}\n".join([*blocks, _waiting(found["waiting"]) + "".join(_totals(found))])
+        return (NO_NODES, _waiting(found["waiting"]))
+    parts = ["".join(_blocks(node, wide)) for node in found["nodes"]]
+    rule = "-" * max(max(map(len, part.splitlines())) for part in parts) + "\n"
+    ruled = (text for part in parts for text in (part, rule))
+    return (*ruled, _waiting(found["waiting"]), *_totals(found))
 
 
 def draw_bar(used: int, total: int) -> str:

@@ -142,6 +142,8 @@ COMMON_CHECKS = {
             "are unknown",
             "set_and_privileged": "container {container} sets {variable} to {value} and is privileged, so it has "
             "access to every GPU",
+            "privileged": "container {container} is privileged, so it has access to every GPU of its node, whatever "
+            "the pod requests",
             "overrides_allocation": "container {container} sets {variable} to {value}, so it has access to other GPUs "
             "than those allocated to it",
             "without_request": "container {container} sets {variable} to {value} and requests no GPU; runtime class "
@@ -157,6 +159,8 @@ COMMON_CHECKS = {
         },
         {
             "no_data": OBSERVE,
+            "privileged": "remove securityContext.privileged (Pod Security's baseline refuses it); add the namespace "
+            "of nodes' own components to gpushare_admission_exempt_namespaces",
             "other_devices": "find what names them: its environment, its image's (NVIDIA_VISIBLE_DEVICES, "
             "CUDA_VERSION), a mount or an annotation; toolkit_accept_unprivileged: false stops environments and images",
             "resource_claim": "compare the pod's ResourceClaims with the GPUs",

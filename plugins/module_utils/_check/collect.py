@@ -35,6 +35,7 @@ PROCESSES = (
     "Xorg",
     "gnome-shell",
 )
+EXEMPT_NAMESPACES = ("kube-system", "gpu-operator", "nvidia-gpu-operator", "gpushare-system")
 SCHEDULERS = ("default-scheduler", "gpushare-scheduler", "secondary-scheduler")
 HAMI_SCHEDULERS = ("hami-scheduler",)
 GRACE_SECONDS = 30
@@ -59,6 +60,7 @@ ARGUMENTS: JsonObject = {
     "extender": {"type": "dict"},
     "allowed_processes": {"type": "list", "elements": "str", "default": list(PROCESSES)},
     "allowed_pods": {"type": "list", "elements": "str", "default": []},
+    "exempt_namespaces": {"type": "list", "elements": "str", "default": list(EXEMPT_NAMESPACES)},
     "schedulers": {"type": "list", "elements": "str", "default": list(SCHEDULERS)},
     "hami_schedulers": {"type": "list", "elements": "str", "default": list(HAMI_SCHEDULERS)},
     "grace_seconds": {"type": "int", "default": GRACE_SECONDS},
@@ -105,7 +107,8 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
 def _options(params: JsonObject) -> Options:
     names = ("allowed_processes", "allowed_pods", "schedulers", "hami_schedulers")
     lists = {name: tuple(params[name]) for name in names}
-    return Options(**lists, grace_seconds=params["grace_seconds"], extender=params["extender"])
+    exempt = tuple(params["exempt_namespaces"])
+    return Options(**lists, exempt=exempt, grace_seconds=params["grace_seconds"], extender=params["extender"])
 
 
 def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject]) -> Servers | None:

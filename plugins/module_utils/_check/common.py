@@ -158,10 +158,14 @@ def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> No
         if not pod.active or is_exempt(pod, snapshot.options.allowed_pods):
             continue
         result.count()
+        reported = has_gpus(node) and pod.key.partition("/")[0] not in snapshot.options.exempt
         for one in pod.containers:
             if one.init and pod.phase == "Running":
                 continue
-            _check_environment(node, pod, one, result)
+            named = _check_environment(node, pod, one, result)
+            if reported and one.privileged and not named:
+                api = f"securityContext.privileged; the pod requests {'a' if requests_gpu(pod) else 'no'} GPU"
+                result.warn("privileged", pod=pod, container=one.name, key="privileged", api=api)
             if one.device_mounts:
                 paths = join(shorten(path, 100) for path in one.device_mounts)
                 result.warn(
@@ -172,20 +176,21 @@ def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> No
             _check_device_nodes(node, pod, result)
 
 
-def _check_environment(node: Node, pod: Pod, container: Container, result: CheckResult) -> None:
+def _check_environment(node: Node, pod: Pod, container: Container, result: CheckResult) -> bool:
+    """Report a container whose variables name GPUs that it wasn't allocated; return whether it is one."""
     requesting = bool(gpu_requests(container.requests))
     # With a request the device plugin sets VISIBLE.
     variable = LEGACY if VISIBLE not in container.env and not requesting else VISIBLE
     value = container.env.get(variable, "")
     if value in (("",) if variable == LEGACY else NO_GPUS):
-        return
+        return False
     entries = [one for one in entries_of(node, pod) if one.container == container.name]
     if requesting and any(one.cdi for one in entries):
         # The runtime applies CDI devices after the specification's variable.
-        return
+        return False
     allocated = {uuid for one in entries for uuid in entry_gpus(node, one).uuids or ()}
     if value is not None and requesting and allocated and set(value.split(",")) <= allocated:
-        return
+        return False
     shown = "a value from elsewhere" if value is None else repr(shorten(value))
     privileged = "; privileged" if container.privileged else ""
     details = {
@@ -206,6 +211,7 @@ def _check_environment(node: Node, pod: Pod, container: Container, result: Check
         result.fail("without_request", **details)
     else:
         result.warn("default_runtime", **details)
+    return True
 
 
 def _check_device_nodes(node: Node, pod: Pod, result: CheckResult) -> None:

@@ -22,11 +22,11 @@ import typing as t
 from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
-from .._host.system import System
+from .._host.system import Done, System
 from . import archives
+from .delivery import PLATFORMS
 
 ENGINES = ("podman", "buildah", "docker")
-PLATFORMS = ("linux/amd64", "linux/arm64")
 CONTAINERFILE = "images/gpushare/Containerfile"
 BILL = "opt/gpushare/sbom.cdx.json"
 # Marks the first layer of the collection in the image's history; those before it are of the base.
@@ -87,10 +87,15 @@ def record_of(params: JsonObject) -> str:
     return re.sub(r"-[^-]*\.tar$", ".json", archive_of(params, "linux/any"))
 
 
+def identity_of(params: JsonObject) -> str:
+    """Return the digest of what the image is built from; machines have it as a label on the image they imported."""
+    parts = [params["sources"], params["base"], params["epoch"], params["reference"]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def key_of(params: JsonObject, platform: str) -> str:
     """Return the digest of a platform's inputs."""
-    parts = [params["sources"], params["base"], params["epoch"], params["reference"], platform]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return hashlib.sha256(f"{identity_of(params)} {platform}".encode()).hexdigest()
 
 
 def validate(params: JsonObject) -> None:
@@ -157,7 +162,7 @@ class ImageBuild:
         return make_plan(self._params, state)
 
     def apply(self, state: JsonObject, plan: Plan) -> None:
-        engine = self.engine()
+        engine = self.engine(plan)
         context = posixpath.join(posixpath.dirname(self._params["context"]), "sources")
         self._do(["mkdir", "-p", context])
         self._do(["tar", "-xf", self._params["context"], "-C", context])
@@ -174,16 +179,31 @@ class ImageBuild:
                     self._push_list(engine)
                 self._write_record("pushed", self._params["reference"], change.step.key)
 
-    def engine(self) -> str:
-        """Return the first engine that is installed.
+    def engine(self, plan: Plan) -> str:
+        """Return the first engine that works here and can build what is planned.
 
-        :raises BadInput: none is.
+        :raises BadInput: there is none.
         """
         wanted = ENGINES if self._params["engine"] == "auto" else (self._params["engine"],)
+        foreign = {one.step.platform for one in plan.changes if isinstance(one.step, Build)} - {self._native()}
+        refused = []
         for name in wanted:
-            if self._system.run([name, "--version"], timeout=30).rc == 0:
+            if self._system.run([name, "--version"], timeout=30).rc != 0:
+                continue
+            # Its daemon may be down, or this user may have no right to it.
+            question = "version" if name == "docker" else "info"
+            answer = self._system.run([name, question], timeout=60)
+            if answer.rc != 0:
+                refused.append(f"{name} {question} failed: {_last_lines(answer, 1)}")
+            elif name == "docker" and foreign and self._system.run([name, "buildx", "version"]).rc != 0:
+                refused.append(f"docker builds for {', '.join(sorted(foreign))} only with its plugin buildx")
+            else:
                 return name
-        raise BadInput(f"image_build_engine: this machine has no {', no '.join(wanted)}")
+        reason = "; ".join(refused) or f"this machine has no {', no '.join(wanted)}"
+        raise BadInput(f"image_build_engine: {reason}")
+
+    def _native(self) -> str:
+        return MACHINES.get(self._system.run(["uname", "-m"]).out.strip(), "")
 
     def _write_record(self, section: str, name: str, value: t.Any) -> None:
         self._record.setdefault(section, {})[name] = value
@@ -195,7 +215,7 @@ class ImageBuild:
         self._system.remove(fresh)
         self._do(["mkdir", "-p", params["folder"]])
         arguments = {"BASE": params["base"], "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
-        native = MACHINES.get(self._system.run(["uname", "-m"]).out.strip(), "")
+        native = self._native()
         if engine == "docker":
             # Its old builder doesn't set this argument.
             arguments["BUILDPLATFORM"] = native
@@ -257,16 +277,27 @@ class ImageBuild:
     def _do(self, command: list[str], timeout: float = 60) -> None:
         done = self._system.run(command, timeout=timeout)
         if done.rc != 0:
-            lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
-            why = " | ".join(lines[-3:]) if done.rc != 124 else f"it didn't finish within {timeout:g} s"
+            why = _last_lines(done, 3) if done.rc != 124 else f"it didn't finish within {timeout:g} s"
             raise NotInEffect(f"{' '.join(command[:2])} failed: {why}")
 
 
+def _last_lines(done: Done, count: int) -> str:
+    lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
+    return " | ".join(lines[-count:])
+
+
 def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:
-    """Build and push what differs; without ``context`` only predict it."""
+    """Build and push what differs; without ``context`` only predict it.
+
+    :raises BadInput: an option is invalid, or nothing on this machine can build what differs.
+    """
     validate(params)
     if not params["sources"]:
         raise BadInput("sources: the module runs only through its action plugin, which sets this option")
-    result = run(ImageBuild(system, params), check_mode or not params["context"])
+    build = ImageBuild(system, params)
+    predict = check_mode or not params["context"]
+    result = run(build, predict)
+    if predict and result["changed"]:
+        build.engine(build.plan(build.observe()))
     paths = {platform: archive_of(params, platform) for platform in params["platforms"]}
     return {**result, "archives": paths, "bills": {platform: bill_of(path) for platform, path in paths.items()}}

@@ -23,19 +23,27 @@ from urllib.parse import quote
 
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
+from .errors import (
+    KUBECONFIG,
+    TIMEOUT,
+    KubeError,
+    KubeUnusable,
+    cause_of,
+    not_kubernetes,
+    one_line,
+    refused,
+    unreachable,
+)
+from .options import AUTH_ARG_SPEC, auth_arguments, hide_credentials
 from .refs import KINDS, Ref, ref_of
 
 try:
-    from ansible_collections.kubernetes.core.plugins.module_utils.args_common import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
-        AUTH_ARG_SPEC,
-    )
     from ansible_collections.kubernetes.core.plugins.module_utils.k8s import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
         client as core,
     )
 
     MISSING = ""
 except ImportError as error:
-    AUTH_ARG_SPEC = {}
     MISSING = str(error)
 
 try:
@@ -45,54 +53,19 @@ try:
 except ImportError as error:
     MISSING = MISSING or str(error)
 
-# Time limits in seconds to connect and to get a response.
-TIMEOUT = (5.0, 30.0)
+__all__ = [
+    "AUTH_ARG_SPEC",
+    "MISSING",
+    "TIMEOUT",
+    "Kube",
+    "KubeError",
+    "KubeUnusable",
+    "RealKube",
+    "api_errors",
+    "auth_arguments",
+    "hide_credentials",
+]
 PAGE = 500
-KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
-
-
-def _credentials(kubeconfig: JsonObject) -> set[str]:
-    """Return every text in the users of a kubeconfig: keys, tokens, passwords, environment of plugins."""
-
-    def texts(value: t.Any) -> t.Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            for one in value.values():
-                yield from texts(one)
-        elif isinstance(value, list):
-            for one in value:
-                yield from texts(one)
-
-    users = kubeconfig.get("users")
-    entries = [one.get("user") for one in users if isinstance(one, dict)] if isinstance(users, list) else []
-    return {text for entry in entries for text in texts(entry) if text}
-
-
-def hide_credentials(module: t.Any) -> None:
-    """Register the credentials of a kubeconfig that is a dictionary as values that Ansible never prints."""
-    if isinstance(module.params.get("kubeconfig"), dict):
-        module.no_log_values.update(_credentials(module.params["kubeconfig"]))
-
-
-class KubeError(ShareError):
-    """A request that the API server refused or did not answer.
-
-    :ivar status: the HTTP status; 0 when there was no answer.
-    :ivar reason: the API's own reason, such as ``NotFound``, ``Conflict`` or ``TooManyRequests``; empty without one.
-        See the constants ``StatusReason`` in apimachinery's ``pkg/apis/meta/v1/types.go``, v0.36.0.
-    :ivar message: the API's own message.
-    """
-
-    def __init__(self, text: str, status: int = 0, reason: str = "", message: str = "", **details: t.Any) -> None:
-        super().__init__(text, **details)
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-
-class KubeUnusable(KubeError, BadInput):
-    """The connection options reach no API server, or one that rejects their credentials; the user has to fix them."""
 
 
 class _Request(t.NamedTuple):
@@ -158,11 +131,6 @@ def status_writer(path: str | None) -> t.Callable[[str], None]:
     return write
 
 
-def auth_arguments() -> JsonObject:
-    """Return kubernetes.core's connection options."""
-    return dict(AUTH_ARG_SPEC)
-
-
 class RealKube:
     """A cluster through its API server."""
 
@@ -176,6 +144,11 @@ class RealKube:
     def api_client(self) -> t.Any:
         """The client library's own client, for requests that aren't plain JSON over HTTP (exec)."""
         return self._client.client
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._host
 
     @classmethod
     def of_module(cls, module: t.Any) -> RealKube:
@@ -323,7 +296,7 @@ class RealKube:
         try:
             return t.cast(JsonObject, json.loads(self._send(request)) or {})
         except ValueError as error:
-            raise _not_kubernetes(self._host) from error
+            raise not_kubernetes(self._host) from error
 
     def _find(self, request: _Request) -> JsonObject | None:
         """Return the answer; None if the API server doesn't have what is requested."""
@@ -372,45 +345,12 @@ def api_errors(host: str, subject: str) -> t.Iterator[None]:
     try:
         yield
     except kubernetes.client.rest.ApiException as error:
-        raise _api_error(error, host, subject) from error
+        status = int(error.status or 0)
+        if not status:
+            raise unreachable(host, one_line(error.reason)) from error
+        raise refused(status, error.reason, error.body, host, subject) from error
     except urllib3.exceptions.HTTPError as error:
-        raise _unreachable(host, _reason(error)) from error
-
-
-def _api_error(error: t.Any, host: str, subject: str) -> KubeError:
-    """Convert the API server's Status object."""
-    status = int(error.status or 0)
-    if not status:
-        return _unreachable(host, _one_line(error.reason))
-    try:
-        answer = json.loads(error.body)
-        message = _one_line(answer["message"] or error.reason)
-        reason = str(answer.get("reason") or "")
-    except (ValueError, TypeError, KeyError, AttributeError):
-        if status == 404:
-            return _not_kubernetes(host, status)
-        message, reason = _one_line(error.reason), ""
-    if status == 401:
-        text = (
-            f"{KUBECONFIG}: the API server at {host} doesn't accept these credentials (401 Unauthorized): "
-            "they are wrong or have expired"
-        )
-        return KubeUnusable(text, status, reason, message)
-    if status == 403:
-        text = f"{KUBECONFIG}: its user lacks a permission: {message}"
-    elif status == 404:
-        text = f"{subject}: {message} (404)"
-    else:
-        text = f"{subject}: the API server rejected the request: {message} ({status})"
-    return KubeError(text, status, reason, message)
-
-
-def _unreachable(host: str, why: str) -> KubeError:
-    return KubeUnusable(f"{KUBECONFIG}: the API server at {host} can't be reached: {why}", message=why)
-
-
-def _not_kubernetes(host: str, status: int = 0) -> KubeError:
-    return KubeUnusable(f"{KUBECONFIG}: the server at {host} isn't a Kubernetes API server", status)
+        raise unreachable(host, _reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:
@@ -420,16 +360,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(getattr(cause, "__cause__", None), BaseException):
         cause = t.cast(BaseException, cause.__cause__)
     # Up to Python 3.9, socket.timeout is no TimeoutError.
-    if isinstance(cause, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError)):
-        return f"no answer within {TIMEOUT[0]:g} s"
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror.lower()
-    return _one_line(cause)
-
-
-def _one_line(value: t.Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 400 else text[:400] + "…"
+    return cause_of(cause, isinstance(cause, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError)))
 
 
 def _unusable(module: t.Any, error: Exception) -> str:
@@ -437,8 +368,8 @@ def _unusable(module: t.Any, error: Exception) -> str:
     if isinstance(given, str) and os.pathsep not in given and not os.path.isfile(os.path.expanduser(given)):
         return "isn't a file"
     if isinstance(error, (kubernetes.config.ConfigException, OSError)):
-        return f"can't be used: {_one_line(error)}"
-    return f"isn't a kubeconfig ({_one_line(error)})"
+        return f"can't be used: {one_line(error)}"
+    return f"isn't a kubeconfig ({one_line(error)})"
 
 
 def _where(module: t.Any) -> str:

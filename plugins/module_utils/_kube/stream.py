@@ -8,8 +8,8 @@
 
 kube-apiserver writes each item as ``{"metadata":{"…`` directly after the previous one, and quotes inside strings are
 escaped. So the bytes between two items can be found without parsing the items: items without the wanted words are
-skipped, and long fields without use here are cut out before parsing. Lists in another format are parsed completely,
-which takes longer.
+skipped, long fields without use here are cut out before parsing, and containers that many pods have in common are
+parsed once. Lists in another format are parsed completely, which takes longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .client import Kube, KubeError
+from .errors import KubeError
+
+if t.TYPE_CHECKING:
+    from .client import Kube
 
 _loads: t.Callable[[bytes], t.Any] = json.loads
 with contextlib.suppress(ImportError):
@@ -38,20 +41,31 @@ with contextlib.suppress(ImportError):
 PAGE = 10000
 # The API server's status for a ``continue`` that etcd has compacted away.
 GONE = 410
-# Bytes in memory at a time.
-CHUNK = 256 * 1024
+# Bytes in memory at a time; more would leave the processor's cache.
+CHUNK = 64 * 1024
 # etcd limits objects to 1.5 MiB; anything longer than this isn't an object.
 LONGEST = 16 * 1024 * 1024
 
 _ITEMS = re.compile(rb'"items"\s*:\s*(\[|null)')
 _START = b'{"metadata":{"'
 _BETWEEN = b"}," + _START
-# Start and end of long fields without use here. Each is a list in which only the end has this form. If a string in
-# it does, too, the rest is no longer JSON, because the quote that ends the string then starts one.
-_MANAGED = (b',"managedFields":[', b'}]},"spec":')
-_LISTS = tuple((b',"%s":[{' % name, b"}]") for name in (b"images", b"env", b"tolerations"))
+# Start and end of long fields without use here, in the order in which kube-apiserver writes them. Each is a list in
+# which only the end has this form. If a string in it does, too, the rest is no longer JSON, because the quote that ends
+# the string then starts one.
+_CONDITIONS = b',"conditions":[{'
+_CUT = (
+    (b',"managedFields":[', b'}]},"spec":'),
+    *((b',"%s":[{' % name, b"}]") for name in (b"env", b"volumeMounts", b"tolerations")),
+    (_CONDITIONS, b"}]"),
+    (b',"images":[{', b"}]"),
+    (b',"containerStatuses":[{', b'}],"qosClass":'),
+)
 # The conditions of an unscheduled pod have the reason.
-_CONDITIONS, _BOUND = (b',"conditions":[{', b"}]"), b'"nodeName":"'
+_BOUND = b',"nodeName":"'
+# A pod's containers end before its restart policy.
+_CONTAINERS, _AFTER = b'"containers":[{', b'}],"restartPolicy":"'
+# Different lists of containers that are kept at a time.
+MOST_SHARED = 1000
 
 
 @t.runtime_checkable
@@ -93,8 +107,9 @@ class Wanted(t.NamedTuple):
 
     :param keep: returns the values to keep of an item, which may be any JSON.
     :param words: items with none of these may be skipped; without words all items are parsed.
-    :param whole: parse whole items; otherwise without managedFields, images, environment and tolerations, and without
-        the conditions of pods on a node.
+    :param whole: parse whole items; otherwise without managedFields, images, tolerations and containerStatuses, without
+        environment and mounts of the first container, and without the conditions of pods on a node. Pods with equal
+        containers then have the same list of them, so ``keep`` must not change it.
     """
 
     kind: str
@@ -212,11 +227,12 @@ def items(
     # If the list's fields aren't before its items, they are after them.
     with contextlib.suppress(ShareError):
         about.update(_envelope(head + b'"items":[]}'))
+    shared = None if whole else _Shared()
     while not exact:
         # A short list arrives in one chunk.
         end = text.rfind(_BETWEEN)
         if end > 0:
-            yield from _parse_fast(text[: end + 1], words, whole)
+            yield from _parse_fast(text[: end + 1], words, shared)
             text = text[end + 2 :]
         elif len(text) > 4 * 1024 * 1024:
             break
@@ -227,8 +243,11 @@ def items(
     yield from _parse_exactly(text, chunks, head, about)
 
 
-def _parse_fast(text: bytes, words: t.Sequence[bytes], whole: bool) -> list[t.Any]:
-    """Parse items in kube-apiserver's format, without the brackets around them."""
+def _parse_fast(text: bytes, words: t.Sequence[bytes], shared: _Shared | None) -> list[t.Any]:
+    """Parse items in kube-apiserver's format, without the brackets around them.
+
+    :param shared: for items that aren't needed whole.
+    """
     pieces = text[:-1].split(_BETWEEN)
     if not pieces[0].startswith(_START):
         raise _Odd
@@ -237,10 +256,9 @@ def _parse_fast(text: bytes, words: t.Sequence[bytes], whole: bool) -> list[t.An
         pieces = [piece for piece in pieces if any(word in piece for word in words)]
     if not pieces:
         return []
-    for leave_out in (bytes,) if whole else (_shortened, bytes):
-        short = b"},".join([_START + leave_out(piece) for piece in pieces])
+    for parse in (_parse,) if shared is None else (shared.parse, _parse):
         try:
-            read = t.cast("list[t.Any]", _loads(b"[" + short + b"}]"))
+            read = parse(pieces)
             # With another order of fields, more than managedFields may have been cut out.
             if all(item["metadata"].get("name") for item in read):
                 return read
@@ -249,17 +267,59 @@ def _parse_fast(text: bytes, words: t.Sequence[bytes], whole: bool) -> list[t.An
     raise _Odd
 
 
+def _parse(pieces: t.Sequence[bytes]) -> list[t.Any]:
+    text = b"[%s%s}]" % (_START, (b"}," + _START).join(pieces))
+    return t.cast("list[t.Any]", _loads(text))
+
+
+class _Shared:
+    """Parses items without long fields, and equal containers once, since a workload's pods have the same ones."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._lists: list[t.Any] = []
+
+    def parse(self, pieces: t.Sequence[bytes]) -> list[t.Any]:
+        """Parse items.
+
+        :raises ValueError: they aren't in kube-apiserver's format.
+        """
+        if len(self._lists) > MOST_SHARED:
+            self._numbers, self._lists = {}, []
+        parted = [self._part(_shortened(piece)) for piece in pieces]
+        read = _parse([piece for piece, _number in parted])
+        if len(read) != len(parted):
+            raise ValueError("an item isn't one object")
+        for item, (_piece, number) in zip(read, parted):
+            if number is not None:
+                item["spec"]["containers"] = self._lists[number]
+        return read
+
+    def _part(self, piece: bytes) -> tuple[bytes, int | None]:
+        """Return an item with null for its containers, and the number of their list."""
+        begin = piece.find(_CONTAINERS)
+        end = piece.find(_AFTER, begin) if begin >= 0 else -1
+        if end < 0:
+            return piece, None
+        begin, end = begin + len(_CONTAINERS) - 2, end + 2
+        text = piece[begin:end]
+        number = self._numbers.get(text)
+        if number is None:
+            self._lists.append(_loads(text))
+            number = self._numbers[text] = len(self._lists) - 1
+        return b"%snull%s" % (piece[:begin], piece[end:]), number
+
+
 def _shortened(piece: bytes) -> bytes:
-    piece = _without(piece, *_MANAGED)
-    for first, last in _LISTS:
-        piece = _without(piece, first, last)
-    return _without(piece, *_CONDITIONS) if _BOUND in piece else piece
-
-
-def _without(piece: bytes, first: bytes, last: bytes) -> bytes:
-    begin = piece.find(first)
-    end = piece.find(last, begin) if begin >= 0 else -1
-    return piece[:begin] + piece[end + 2 :] if end >= 0 else piece
+    """Return an item without long fields; each is searched only behind the one before."""
+    kept, at = [], 0
+    for first, last in _CUT:
+        begin = piece.find(first, at)
+        end = piece.find(last, begin) if begin >= 0 else -1
+        if end >= 0 and (first is not _CONDITIONS or piece.rfind(_BOUND, 0, begin) >= 0):
+            kept.append(piece[at:begin])
+            at = end + 2
+    return b"".join([*kept, piece[at:]])
 
 
 def _parse_exactly(text: bytes, chunks: t.Iterator[bytes], head: bytes, about: JsonObject) -> t.Iterator[t.Any]:

@@ -15,6 +15,7 @@ import typing as t
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
+from .._images import delivery
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import node as machines
@@ -35,6 +36,7 @@ INPUT = {
     "twin-nodes": "Two hosts have the same node name.",
     "coreos": "The machine runs OpenShift's own system, in which nothing may be changed over SSH.",
     "image-archive": "The servers' image is to be imported, and its archive is missing or holds another image.",
+    "image-build": "A machine lacks the servers' image, and the machine that is to build it can't.",
 }
 # Findings about the cluster, and of the roles' own plans. The user may ignore them.
 CLUSTER = {
@@ -259,10 +261,10 @@ def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.It
     if runtime not in RUNTIMES:
         what = "runs " + ("{runtime}" if node["runtime"] else "an unknown container runtime")
         yield finding("runtime", what, "what can be set up is {known}")
-    elif options.image_delivery == "import" and runtime != "containerd":
+    elif options.image_delivery in delivery.IMPORTED and runtime != "containerd":
         what = "runs {name}, and images are imported into containerd only"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
-    elif options.image_delivery == "import" and not host.is_machine:
+    elif options.image_delivery in delivery.IMPORTED and not host.is_machine:
         what = "is no host of the inventory, and only hosts import images"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
     if foreign and shared:

@@ -47,8 +47,8 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: st
         found.append(f"default_runtime_name is {seen.default_runtime!r}")
     if not wanted.default and users_default not in (None, RUNTIME_NAME) and seen.default_runtime == RUNTIME_NAME:
         found.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
-    # A copy of any runtime; of itself, where no other is configured.
-    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() else [])
+    # A copy of any runtime; of itself, where no other is configured, or where it is the user's default.
+    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() or users_default == RUNTIME_NAME else [])
     found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
     if wanted.cdi and seen.cdi is False:
         found.append("enable_cdi is false")

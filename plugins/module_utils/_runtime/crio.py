@@ -26,6 +26,8 @@ MAIN = "/etc/crio/crio.conf"
 FOLDER = "/etc/crio/crio.conf.d"
 # Sorts after 99-nvidia.toml of nvidia-ctk, 99-nvidia.conf of the GPU Operator, and OpenShift's 99-*.
 DROP_IN_NAME = "99-zz-kubegpu-nvidia.conf"
+# Read after ours: the table of runc, which releases before 1.25.1 delete where a file sets another default.
+KEPT_NAME = "99-zz-kubegpu-runc.conf"
 PENDING_PATH = "/var/lib/kubegpu-share/crio.json"
 SOCKET = "/var/run/crio/crio.sock"
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
@@ -116,7 +118,7 @@ def losses(before: CrioConfig, after: CrioConfig) -> list[Loss]:
     """List the user's settings that a change removed or altered.
 
     A change of one value turns the others of its table from comments into values. What is a comment on one side and
-    missing on the other isn't the user's: releases before 1.26 drop their own runc where the default is another one.
+    missing on the other isn't the user's: releases before 1.25.1 drop their own runc where another one is the default.
     """
 
     def theirs(path: tuple[str, ...]) -> bool:

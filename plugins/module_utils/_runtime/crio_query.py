@@ -92,12 +92,12 @@ def config_of_daemon(system: System, daemon: Unit) -> str:
 def masks(system: System, daemon: Unit) -> Masks:
     """Build the placeholders from every text that the plan uses.
 
-    Our own file comes last: all its credentials are copies.
+    Our own files come last: all their credentials are copies.
     """
     main, folder = paths_of(daemon)
     texts = read_files(system, main, folder)
-    ours = texts.pop(posixpath.join(folder, crio.DROP_IN_NAME), "")
-    return Masks([*texts.values(), system.read(crio.TOOLKIT_CONFIG) or "", config_of_daemon(system, daemon), ours])
+    ours = [texts.pop(posixpath.join(folder, name), "") for name in (crio.DROP_IN_NAME, crio.KEPT_NAME)]
+    return Masks([*texts.values(), system.read(crio.TOOLKIT_CONFIG) or "", config_of_daemon(system, daemon), *ours])
 
 
 def observe(system: System) -> CrioState | None:

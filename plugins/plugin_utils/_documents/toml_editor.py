@@ -167,6 +167,17 @@ class Document:
         elif there.path == path:
             self.delete(path)
 
+    def restore_all(self, roots: t.Container[str] | None = None) -> None:
+        """Remove all marked tables, and restore all marked keys.
+
+        :param roots: the first parts of the keys' paths to restore; None for all.
+        """
+        for one in reversed(self.places() if MARK in self.text else []):
+            if one.header and self.comment(one.path) == MARK:
+                self.delete(one.path)
+            elif not one.header and (roots is None or one.path[0] in roots):
+                self.restore(one.path)
+
     def item(self, literal: str) -> Literal:
         """Parse a value as it was written."""
         try:

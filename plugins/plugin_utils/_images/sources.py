@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import tarfile
+import typing as t
 from pathlib import Path
 
 from ...module_utils._core.errors import BadInput
@@ -39,11 +40,37 @@ def pack(target: str, collection: Path = COLLECTION) -> str:
     :returns: SHA-256 of the archive, in hexadecimal.
     :raises BadInput: the collection was installed without the sources.
     """
+    with open(target, "wb") as file:
+        return _write(file, collection)
+
+
+def digest(collection: Path = COLLECTION) -> str:
+    """Return the SHA-256 of the archive that ``pack`` would write, in hexadecimal.
+
+    :raises BadInput: the collection was installed without the sources.
+    """
+    return _write(None, collection)
+
+
+class _Sink:
+    """Compute the digest of what is written, and pass it on."""
+
+    def __init__(self, file: t.IO[bytes] | None) -> None:
+        self.sha256 = hashlib.sha256()
+        self._file = file
+
+    def write(self, chunk: bytes) -> int:
+        self.sha256.update(chunk)
+        return self._file.write(chunk) if self._file else len(chunk)
+
+
+def _write(file: t.IO[bytes] | None, collection: Path) -> str:
     if not (collection / FOLDER / "Containerfile").is_file():
         raise BadInput(f"image_build: the collection in {collection} has no {FOLDER}, the sources of the image")
     paths = sorted(path for path in (collection / FOLDER).rglob("*") if path.is_symlink() or path.is_file())
     names = [path.relative_to(collection).as_posix() for path in [*paths, *(collection / one for one in SHARED)]]
-    with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
+    sink = _Sink(file)
+    with tarfile.open(mode="w|", fileobj=t.cast(t.IO[bytes], sink), format=tarfile.PAX_FORMAT) as archive:
         for name in names:
             if any(part in name for part in EXCLUDED):
                 continue
@@ -56,4 +83,4 @@ def pack(target: str, collection: Path = COLLECTION) -> str:
             content = path.read_bytes()
             member.size, member.mode = len(content), 0o755 if os.access(path, os.X_OK) else 0o644
             archive.addfile(member, io.BytesIO(content))
-    return hashlib.sha256(Path(target).read_bytes()).hexdigest()
+    return sink.sha256.hexdigest()

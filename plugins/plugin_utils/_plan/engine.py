@@ -136,6 +136,6 @@ def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks |
     return {
         "steps": [one.result() for one in steps],
         "refusal": walk.refusal.result() if walk.refusal else None,
-        "groups": sorted(walk.groups),
+        "groups": sorted({*groups, *walk.groups}),
         "notes": walk.notes,
     }

@@ -109,7 +109,9 @@ class SitePlan:
             elif stage.serial and MAINTENANCE not in stage.groups:
                 hosts = [host for host in self.schedulers if host in self.hosts and _of(self.hosts[host], until)]
             else:
-                hosts = [host for host, plan in self.hosts.items() if _of(plan, until)]
+                # An earlier play may have changed machines that aren't in this one's groups.
+                inside = {host for host, plan in self.hosts.items() if set(plan["groups"]) & set(stage.groups)}
+                hosts = [host for host, plan in self.hosts.items() if host in inside and _of(plan, until)]
             found[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
         found["verify"] = [LOCALHOST] if self.verify or not self.empty else nobody(LOCALHOST)
         return found

@@ -55,6 +55,7 @@ class Stage:
 
 
 STAGES = (
+    Stage("image", ("gpu_nodes", "control_plane"), (Entry("gpushare", {"gpushare_component": "image"}),)),
     Stage(
         "driver",
         ("gpu_nodes",),
@@ -63,7 +64,6 @@ STAGES = (
     # Its hosts are those that the stage before adds to its group.
     Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
     Stage("runtime", ("gpu_nodes",), (Entry("toolkit"), Entry("runtime"))),
-    Stage("image", ("gpu_nodes", "control_plane"), (Entry("gpushare", {"gpushare_component": "image"}),)),
     Stage(
         "extender",
         (),

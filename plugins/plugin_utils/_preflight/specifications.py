@@ -18,10 +18,10 @@ from ...module_utils._core.types import JsonObject
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 LOCAL = "localhost"
 GPU, CONTROL = "gpu_nodes", "control_plane"
-# Where a role's variables count; they are ignored elsewhere.
+EVERYWHERE = frozenset((GPU, CONTROL, LOCAL))
+# Where the variables of a role that doesn't run everywhere count; elsewhere they are ignored.
 PLACES: dict[str, frozenset[str]] = {
     **dict.fromkeys(("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime"), frozenset((GPU,))),
-    **dict.fromkeys(("node_facts", "image", "gpushare", "scheduler", "verify"), frozenset((GPU, CONTROL, LOCAL))),
     **dict.fromkeys(
         ("preflight", "plan", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))
     ),
@@ -70,14 +70,13 @@ def options(folder: Path = ROLES) -> dict[str, Option]:
 
     :param folder: the collection's roles.
     """
-    everywhere = frozenset((GPU, CONTROL, LOCAL))
-    found = {name: Option(rules, everywhere) for name, rules in SHARED.items()}
+    found = {name: Option(rules, EVERYWHERE) for name, rules in SHARED.items()}
     for path in sorted(folder.glob("*/meta/argument_specs.yml")):
         entries = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         for entry in entries["argument_specs"].values():
             for name, spec in (entry.get("options") or {}).items():
                 rules = {rule: spec[rule] for rule in RULES if rule in spec}
-                places = PLACES[path.parts[-3]] | (found[name].places if name in found else frozenset())
+                places = PLACES.get(path.parts[-3], EVERYWHERE) | (found[name].places if name in found else frozenset())
                 found[name] = Option(rules, places)
     return found
 

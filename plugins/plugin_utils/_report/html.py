@@ -4,28 +4,44 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Render a report as one HTML page without scripts or further files; the template is ``page.html.j2``."""
+"""Render a report as one complete HTML page; the template is ``page.html.j2``.
+
+Its only script is the filter of ``page_filter.js``; the page's policy allows it by its hash, and without it the page
+shows everything.
+"""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
+import hashlib
 import typing as t
 from pathlib import Path
 
 import jinja2
 
+from ...module_utils._allocation.compute import natural
 from . import model
 from .html_bars import COLORS, OTHER, Bar, Segment, bars
-from .values import amount, mib, percent, plural
+from .values import amount, mib, number, percent, plural
 
 # Beside this file, in a checkout and in an installed collection.
 TEMPLATE = Path(__file__).with_name("page.html.j2")
+FILTER = Path(__file__).with_name("page_filter.js")
 # Nodes are folded if a cluster has more cards than this, except for the first few with a problem.
 MANY_CARDS = 64
 OPEN_DESPITE = 8
 # Findings of a level that are shown; the others are folded.
 MANY_FINDINGS = 40
+# Namespaces that are shown; more are folded.
+MANY_NAMESPACES = 12
+# Marks of what a device plugin announces about memory limits.
+LIMITS = {
+    "enforced": ("PASS", "limits enforced"),
+    "unenforced": ("WARN", "limits not enforced"),
+    "off": ("none", "limits off"),
+}
 SOURCES = {
     "api": "Kubernetes API",
     "kubelet": "kubelet",
@@ -70,10 +86,19 @@ class CardBox:
     over: bool
     foreign: bool
     reason: str
-    bars: tuple[Bar, Bar]
+    bars: tuple[Bar, ...]
     rows: list[Row]
-    unit: str
     measured: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Namespace:
+    """What the pods of a namespace hold together."""
+
+    name: str
+    pods: int
+    claimed: str
+    used: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +116,18 @@ class NodeBox:
     problem: str
     about: list[str]
     pending: list[Row]
-    unit: str
     cards: list[CardBox]
 
 
 def render(view: model.View) -> str:
     """Return the page."""
+    script = _lines(FILTER.read_text(encoding="utf-8"))
     page = _template().render(
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode(),
+        namespaces=_namespaces(view),
+        many_namespaces=MANY_NAMESPACES,
+        anchors={check.id: f"check-{at}" for at, check in enumerate(view.checks)},
         view=view,
         sources=SOURCES,
         levels=model.FINDING_LEVELS,
@@ -106,10 +136,15 @@ def render(view: model.View) -> str:
         tiles=list(_tiles(view)),
         findings=_findings(view),
         nodes=_nodes(view),
-        places={node.name: f"node-{number}" for number, node in enumerate(view.nodes)},
+        places={node.name: f"node-{at}" for at, node in enumerate(view.nodes)},
         many=_many(view),
     )
-    return "".join(f"{line}\n" for line in page.splitlines() if line)
+    return _lines(page)
+
+
+def _lines(text: str) -> str:
+    """Return a text without its empty lines."""
+    return "".join(f"{line}\n" for line in text.splitlines() if line)
 
 
 @functools.cache
@@ -129,6 +164,7 @@ def _facts(view: model.View) -> list[tuple[str, str]]:
     facts = [
         ("Cluster", view.cluster),
         ("Time", view.time),
+        ("Memory", f"in {view.unit}" if any(node.cards or node.pending for node in view.nodes) else ""),
         ("Samples", two if view.samples == 2 else str(view.samples or "")),
         ("Gone in the second sample", str(view.transient) if view.transient else ""),
     ]
@@ -151,16 +187,38 @@ def _tiles(view: model.View) -> t.Iterator[Tile]:
     count, kind = (len(cards), "card") if cards else (len(view.nodes), "node")
     on_nodes = f" on {plural(len(view.nodes), 'node')}" if cards else ""
     yield Tile(f"{count:,}", f"{kind}{'s' * (count != 1)}{on_nodes}, held by {plural(len(pods), 'pod')}")
-    total = _claimed_bar(view.nodes)
+    total = _claimed_bar(view.nodes, view.unit)
     if total.known:
-        yield Tile(total.share, f"claimed of {mib(_total(cards))} GPU memory", drawn=total)
+        yield Tile(total.share, f"claimed of {mib(_total(cards), view.unit)} GPU memory", drawn=total)
 
 
 def _total(cards: t.Iterable[model.Card]) -> int:
     return sum(card.total or 0 for card in cards if card.unit == "MiB")
 
 
-def _claimed_bar(nodes: t.Sequence[model.Node]) -> Bar:
+def _namespaces(view: model.View) -> list[Namespace]:
+    """Return the sums of each namespace, in the order of their names."""
+    pods: dict[str, list[model.Pod]] = {}
+    for node in view.nodes:
+        for pod in [*(pod for card in node.cards for pod in card.pods), *node.pending]:
+            pods.setdefault(pod.name.partition("/")[0] if "/" in pod.name else "", []).append(pod)
+    return [_namespace(name, pods[name], view) for name in sorted(pods, key=natural)]
+
+
+def _namespace(name: str, pods: t.Sequence[model.Pod], view: model.View) -> Namespace:
+    claimed: dict[str, int] = {}
+    for pod in pods:
+        claimed[pod.unit] = claimed.get(pod.unit, 0) + (pod.claimed or 0)
+    used = [pod.used_mib for pod in pods if pod.used_mib is not None]
+    return Namespace(
+        name=name or "?",
+        pods=len({pod.name for pod in pods}),
+        claimed=", ".join(amount(claimed[unit], unit, view.unit) for unit in sorted(claimed)),
+        used=mib(sum(used), view.unit) if len(used) == len(pods) else "unknown" if view.checked else "",
+    )
+
+
+def _claimed_bar(nodes: t.Sequence[model.Node], shown: str) -> Bar:
     """Draw the claimed memory of nodes, also by pods without a card; unknown without a total."""
     cards = [card for node in nodes for card in node.cards]
     total = _total(cards)
@@ -168,7 +226,7 @@ def _claimed_bar(nodes: t.Sequence[model.Node]) -> Bar:
     claimed += sum(pod.claimed or 0 for node in nodes for pod in node.pending if pod.unit == "MiB")
     if not total:
         return Bar("Claimed", "unknown", "", False, ())
-    text = f"{mib(claimed)} of {mib(total)}"
+    text = f"{mib(claimed, shown)} of {mib(total, shown)}"
     width = f"{min(100.0, claimed * 100 / total):.2f}"
     return Bar("Claimed", text, percent(claimed, total), True, (Segment("p0", "", text, width),) if claimed else ())
 
@@ -194,40 +252,48 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
         levels = found.setdefault(finding.node, {})
         levels[finding.level] = levels.get(finding.level, 0) + 1
     many, opened = _many(view), 0
-    for number, node in enumerate(view.nodes):
+    for at, node in enumerate(view.nodes):
         levels = found.get(node.name, {})
         bad = sum(card.healthy is False for card in node.cards)
         wrong = bool(bad or levels.get("FAIL"))
         opened += wrong
         resources = [_resource_bar(one) for one in node.resources]
-        claimed = _claimed_bar([node])
+        claimed = _claimed_bar([node], view.unit)
         parts = [plural(len(node.cards), "card")] if node.cards or not resources else []
         parts += [f"{claimed.text} claimed"] if claimed.known else []
         parts += [f"{one.label} {one.text}" for one in resources]
         yield NodeBox(
             name=node.name,
-            place=f"node-{number}",
+            place=f"node-{at}",
             backend=node.backend,
             found=[(level, levels[level]) for level in model.FINDING_LEVELS if level in levels],
             marks=[("FAIL", plural(bad, "unhealthy card"))] * bool(bad)
-            + [("UNKNOWN", "not checked")] * int(view.checked and not node.checked),
+            + [("UNKNOWN", "not checked")] * int(view.checked and not node.checked)
+            + ([_limit(node.limit)] if node.limit else []),
             open=not many or (wrong and opened <= OPEN_DESPITE),
             text=" · ".join(parts),
             drawn=resources[0] if resources and not claimed.known else claimed,
             problem=node.problem,
-            about=[f"{one.name}: {one.about or 'its cards are unknown'}" for one in node.resources],
-            pending=[_row(n, pod) for n, pod in enumerate(node.pending)],
-            # Each row has its own unit if they differ.
-            unit="MiB" if all(pod.unit == "MiB" for pod in node.pending) else "",
-            cards=[_card(card) for card in node.cards],
+            about=[f"{one.name}: {one.about or 'its cards are unknown'}" for one in node.resources]
+            + ([f"Memory limit: {node.limit}"] if ":" in node.limit else []),
+            pending=[_row(n, pod, view.unit) for n, pod in enumerate(node.pending)],
+            cards=[_card(card, view) for card in node.cards],
         )
 
 
-def _card(card: model.Card) -> CardBox:
-    claimed, used = bars(card)
-    rows = [_row(number, pod) for number, pod in enumerate(card.pods)]
+def _limit(announced: str) -> tuple[str, str]:
+    """Return the mark of a node's memory limits: whether its pods are kept to their shares."""
+    # A reason follows the state of a node that can't enforce them.
+    return LIMITS.get(announced.partition(":")[0], ("UNKNOWN", "limits unknown"))
+
+
+def _card(card: model.Card, view: model.View) -> CardBox:
+    claimed, used = bars(card, view.unit)
+    rows = [_row(place, pod, view.unit) for place, pod in enumerate(card.pods)]
     if card.foreign_mib:
-        rows.append(Row(OTHER, "", "others", "processes of none of these pods", "", f"{card.foreign_mib:,}"))
+        rows.append(
+            Row(OTHER, "", "others", "processes of none of these pods", "", number(card.foreign_mib, view.unit))
+        )
     return CardBox(
         index="?" if card.index is None else card.index,
         model=card.model,
@@ -236,22 +302,23 @@ def _card(card: model.Card) -> CardBox:
         over=card.claimed is not None and card.total is not None and card.claimed > card.total,
         foreign=bool(card.foreign_mib),
         reason="" if card.healthy else card.reason,
-        bars=(claimed, used),
+        # An allocation alone measures nothing.
+        bars=(claimed, used) if view.checked or used.known else (claimed,),
         rows=rows,
-        unit=card.unit,
         measured=used.known,
     )
 
 
-def _row(number: int, pod: model.Pod) -> Row:
+def _row(place: int, pod: model.Pod, shown: str) -> Row:
     over = pod.used_mib is not None and pod.claimed is not None and pod.unit == "MiB" and pod.used_mib > pod.claimed
-    claimed = f"{pod.claimed:,}" if pod.claimed is not None and pod.unit == "MiB" else amount(pod.claimed, pod.unit)
+    memory = pod.claimed is not None and pod.unit == "MiB"
+    claimed = number(pod.claimed or 0, shown) if memory else amount(pod.claimed, pod.unit)
     return Row(
-        kind=f"p{number % COLORS}",
-        key=str(number + 1),
+        kind=f"p{place % COLORS}",
+        key=str(place + 1),
         name=pod.name,
         note=pod.note,
         claimed=claimed,
-        used="unknown" if pod.used_mib is None else f"{pod.used_mib:,}",
-        over=f"{(pod.used_mib or 0) - (pod.claimed or 0):,} more than claimed" if over else "",
+        used="unknown" if pod.used_mib is None else number(pod.used_mib, shown),
+        over=f"{number((pod.used_mib or 0) - (pod.claimed or 0), shown)} more than claimed" if over else "",
     )

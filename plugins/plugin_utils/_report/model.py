@@ -93,6 +93,7 @@ class Node:
     :param pending: pods whose card is unknown.
     :param problem: which data of the node is unreadable or implausible.
     :param checked: it is in the report, not only in the allocation.
+    :param limit: whether NVIDIA's driver enforces its pods' shares, as its device plugin announces it, or empty.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Node:
     resources: tuple[Resource, ...] = ()
     problem: str = ""
     checked: bool = False
+    limit: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,7 @@ class View:
     """The whole report.
 
     :param checked: False if there is only an allocation.
+    :param unit: the nodes' unit of memory, ``MiB`` or ``GiB``; of several the larger one.
     """
 
     checked: bool
@@ -177,6 +180,7 @@ class View:
     findings: tuple[Finding, ...] = ()
     nodes: tuple[Node, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    unit: str = "MiB"
 
     def found(self, level: str) -> int:
         """Return the number of findings of a level, also those that only a check's counts contain."""

@@ -29,11 +29,22 @@ NAME = 260
 
 def view(report: JsonObject | None, allocation: JsonObject | None) -> model.View:
     """Parse a report, an allocation, or both; with both, cards come from the report, which measured them."""
-    given = [_allocated_node(node) for node in items(mapping(allocation).get("nodes"))]
+    allocated, checked = items(mapping(allocation).get("nodes")), items(mapping(report).get("nodes"))
+    given = [_allocated_node(node) for node in allocated]
     unit = text(mapping(allocation).get("unit"))
-    waiting = tuple(_waiting(pod, contract.MIB_PER_UNIT.get(unit)) for pod in items(mapping(allocation).get("waiting")))
+    parts = [*checked, *(part for node in allocated for part in [node, *items(node.get("also"))])]
+    shown = "GiB" if "GiB" in {text(part.get("unit")) for part in parts} else "MiB"
+    factor = contract.MIB_PER_UNIT.get(unit)
+    waiting = tuple(_waiting(pod, factor, shown) for pod in items(mapping(allocation).get("waiting")))
     if report is None:
-        return model.View(checked=False, nodes=_sorted(given), waiting=waiting)
+        return model.View(
+            checked=False,
+            time=text(mapping(allocation).get("time"), 60),
+            cluster=text(mapping(allocation).get("cluster"), NAME),
+            nodes=_sorted(given),
+            waiting=waiting,
+            unit=shown,
+        )
     findings = tuple(sorted((_finding(one) for one in items(report.get("findings"))), key=_finding_order))
     checks = _checks(items(report.get("checks")), findings)
     declared = text(report.get("result"))
@@ -48,8 +59,9 @@ def view(report: JsonObject | None, allocation: JsonObject | None) -> model.View
         transient=whole(report.get("transient")),
         checks=checks,
         findings=findings,
-        nodes=_sorted(_both([_checked_node(node) for node in items(report.get("nodes"))], given)),
+        nodes=_sorted(_both([_checked_node(node) for node in checked], given)),
         waiting=waiting,
+        unit=shown,
     )
 
 
@@ -165,6 +177,7 @@ def _allocated_node(node: JsonObject) -> model.Node:
         tuple(pending),
         tuple(resources),
         text(node.get("problem")),
+        limit=text(node.get("memory_limit")),
     )
 
 
@@ -208,10 +221,10 @@ def _allocated_pod(pod: JsonObject, factor: int | None, unit: str) -> model.Pod:
     return model.Pod(_pod_name(pod), _times(whole(pod.get("units")), factor), note=note, unit=unit)
 
 
-def _waiting(pod: JsonObject, factor: int | None) -> model.Waiting:
-    """Parse a pod without a node; in MiB if all nodes have the same unit."""
+def _waiting(pod: JsonObject, factor: int | None, shown: str) -> model.Waiting:
+    """Parse a pod without a node; in memory if all nodes have the same unit."""
     units = _times(whole(pod.get("units")), factor)
-    requests = "" if units is None else amount(units, "MiB" if factor else "units")
+    requests = "" if units is None else amount(units, "MiB" if factor else "units", shown)
     return model.Waiting(_pod_name(pod), requests, text(pod.get("reason")))
 
 
@@ -230,6 +243,7 @@ def _both(checked: list[model.Node], given: list[model.Node]) -> list[model.Node
                 pending=tuple(pod for pod in other.pending if pod.name not in placed),
                 resources=other.resources,
                 problem=other.problem,
+                limit=other.limit,
             )
         merged.append(node)
     return merged + list(known.values())

@@ -64,18 +64,34 @@ def mapping(value: t.Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def mib(amount: int | None) -> str:
-    """Format an amount of memory (MiB); exact for whole GiB, else to a tenth."""
+def mib(amount: int | None, shown: str = "") -> str:
+    """Format an amount of memory (MiB); exact for whole GiB, else to a tenth.
+
+    :param shown: the unit, ``MiB`` or ``GiB``; by default GiB from 1 GiB on.
+    """
     if amount is None:
         return "unknown"
-    if amount < 1024:
-        return f"{amount} MiB"
-    return f"{amount // 1024:,} GiB" if amount % 1024 == 0 else f"{amount / 1024:,.1f} GiB"
+    unit = shown or ("GiB" if amount >= 1024 else "MiB")
+    return f"{number(amount, unit) if shown or unit == 'GiB' else amount} {unit}"
 
 
-def amount(value: int | None, unit: str) -> str:
-    """Format an amount in a card's unit."""
-    return mib(value) if unit == "MiB" or value is None else plural(value, unit.removesuffix("s"))
+def number(amount: int, unit: str) -> str:
+    """Format an amount of memory (MiB) in a unit (``MiB`` or ``GiB``), without the unit."""
+    if unit != "GiB":
+        return f"{amount:,}"
+    if 0 < amount < 103:
+        # A tenth would be 0.0, or look exact.
+        return "<0.1"
+    return f"{amount // 1024:,}" if amount % 1024 == 0 else f"{amount / 1024:,.1f}"
+
+
+def amount(value: int | None, unit: str, shown: str = "") -> str:
+    """Format an amount in a card's unit.
+
+    :param unit: ``MiB``, or what is counted.
+    :param shown: the unit of memory, see ``mib``.
+    """
+    return mib(value, shown) if unit == "MiB" or value is None else plural(value, unit.removesuffix("s"))
 
 
 def percent(part: int | None, of: int | None) -> str:

@@ -189,11 +189,11 @@ class _Edit:
         plain = _without_ours(theirs)
         self.users_default, named = self._users_default(plain, version)
         self.replacement = self._check_replacement(seen)
-        settings = runtime_settings(seen, self._options.binary, self._model(seen, named))
+        settings = runtime_settings(seen, self._options.binary, self._model(seen, named, plain))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
-                _unmark(document)
+                document.restore_all(SECTIONS)
             self._note_moved({path: one.tree for path, one in plain.items()})
             self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
             ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
@@ -295,16 +295,21 @@ class _Edit:
         done = self.effective.default_runtime == RUNTIME_NAME
         return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
 
-    def _model(self, seen: EffectiveConfig, named: set[str]) -> str:
+    def _model(self, seen: EffectiveConfig, named: set[str], plain: Documents) -> str:
         """Return the runtime that ours is a copy of.
 
         :param named: runtimes of the user's files.
+        :param plain: these files without our settings.
         """
-        own = self.users_default == RUNTIME_NAME and RUNTIME_NAME in named
-        if own and not named & set(seen.models()):
-            # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
-            return RUNTIME_NAME
-        return seen.model(str(self.users_default))
+        model = seen.model(str(self.users_default))
+        if self.users_default == RUNTIME_NAME and RUNTIME_NAME in named:
+            if not named & set(seen.models()):
+                # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
+                return RUNTIME_NAME
+            if _by_systemd(plain) and not seen.runtime(model).get(("options", "SystemdCgroup")):
+                # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
+                return RUNTIME_NAME
+        return model
 
     def _holder(self, documents: Documents, key: toml.Path) -> str:
         """Return the file that sets a key of the CRI plugin."""
@@ -457,7 +462,7 @@ class _Edit:
         self._unimport(self._documents.get(self._main))
         after: dict[str, str | None] = {}
         for path, document in self._documents.items():
-            _unmark(document)
+            document.restore_all(SECTIONS)
             self._disable_cri(path, document)
             mark = document.comment(("version",))
             # Plugins' settings that somebody added meanwhile need the version that we set.
@@ -520,6 +525,21 @@ def _parse(path: str, text: str) -> toml.Document:
         raise
 
 
+def _by_systemd(plain: Documents) -> bool:
+    """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
+    found = [
+        document.get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
+        for document in plain.values()
+        for name in CRI_PLUGIN.values()
+    ]
+    return any(
+        key.lower() == "systemdcgroup" and value is True
+        for one in found
+        if isinstance(one, dict)
+        for key, value in one.items()
+    )
+
+
 def _dotted(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
 
@@ -557,15 +577,7 @@ def _without_ours(documents: Documents) -> Documents:
         plain[path] = document
         if toml.MARK in document.text:
             unmarked = toml.Document(path, document.checked())
-            _unmark(unmarked)
+            # Other marked keys have their own rules.
+            unmarked.restore_all(SECTIONS)
             plain[path] = toml.Document(path, unmarked.checked())
     return plain
-
-
-def _unmark(document: toml.Document) -> None:
-    """Remove all marked tables and keys of the sections; other marked keys have their own rules."""
-    for one in reversed(document.places() if toml.MARK in document.text else []):
-        if one.header and document.comment(one.path) == toml.MARK:
-            document.delete(one.path)
-        elif not one.header and one.path[0] in SECTIONS:
-            document.restore(one.path)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
+import re
 import tomllib
 import typing as t
 
@@ -48,6 +49,10 @@ NOT_COPIED = ("runtime_path", "runtime_config_path", "platform_runtime_paths", "
 OCI = ("", "oci", "pod")
 # Before, runc is the default runtime where no file names one.
 CRUN_SINCE = (1, 31)
+# Before, a file that sets another default deletes the table of runc, also one of an earlier file.
+# https://github.com/cri-o/cri-o/blob/v1.25.0/pkg/config/config.go
+KEEPS_RUNC_SINCE = (1, 25, 1)
+RUNC = "runc"
 # The toolkit's list of low-level runtimes.
 LOW_LEVEL = ("nvidia-container-runtime", "runtimes")
 
@@ -60,7 +65,8 @@ def make_plan(wanted: Options, observed: CrioState | None) -> RuntimePlan:
     if not observed:
         return refuse_missing("CRI-O", wanted)
     drop_in = posixpath.join(observed["folder"], crio.DROP_IN_NAME)
-    texts, warnings = _present(wanted, observed, drop_in) if wanted.present else (_absent(observed, drop_in), ())
+    ours = (drop_in, posixpath.join(observed["folder"], crio.KEPT_NAME))
+    texts, warnings = _present(wanted, observed, *ours) if wanted.present else (_absent(observed, *ours), ())
     before = {**observed["files"], crio.TOOLKIT_CONFIG: observed["toolkit_config"]}
     files = [FileChange(path, before.get(path), text) for path, text in texts.items()]
     changed = observed["pending"] or any(one.before != one.after for one in files)
@@ -143,7 +149,7 @@ def model(tree: JsonObject, observed: CrioState, copied: JsonObject | None = Non
     tables = known(tree, observed)
     first = users_default(tree, observed)
     if copied and first not in tables:
-        # The daemon is stopped, or a release before 1.26 dropped its built-in runtime.
+        # The daemon is stopped, or a release before 1.25.1 dropped its built-in runtime.
         return "", copied
     for name in (first, "crun", "runc", *sorted(runtimes(tree))):
         table = tables.get(name, {})
@@ -178,10 +184,17 @@ def settings(table: JsonObject, binary: str) -> JsonObject:
     }
 
 
-def _present(wanted: Options, observed: CrioState, drop_in: str) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return the files' texts, and warnings."""
+def _present(
+    wanted: Options, observed: CrioState, drop_in: str, kept: str
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Return the files' texts, and warnings.
+
+    :param drop_in: the path of our drop-in.
+    :param kept: the path of the one with the table of runc that old releases would delete.
+    """
     trees = {path: toml.parse(path, text) for path, text in observed["files"].items()}
-    theirs = merged(tree for path, tree in trees.items() if path != drop_in)
+    others = [tree for path, tree in trees.items() if path not in (drop_in, kept)]
+    theirs = merged(others)
     mine = trees.get(drop_in, {})
     warnings = _refuse(wanted, observed, theirs, default_runtime(mine) == RUNTIME_NAME)
     name, table = model(theirs, observed, runtimes(mine).get(RUNTIME_NAME))
@@ -202,8 +215,14 @@ def _present(wanted: Options, observed: CrioState, drop_in: str) -> tuple[dict[s
             f"runtime_name: {', '.join(names)} is read after {crio.DROP_IN_NAME} and overrides {' and '.join(wrong)}; "
             "remove these settings or rename the file so that it sorts before"
         )
-    # The toolkit has to know its low-level runtime before CRI-O starts a container with it.
-    return {**_low_level(observed, program), drop_in: text}, warnings
+    deleted = _deleted_runc(observed, others, trees.get(kept, {})) if wanted.default else None
+    again: dict[str, str | None] = {}
+    if deleted:
+        document = toml.Document("", HEADER)
+        _add_runtime(document, RUNC, deleted)
+        again[kept] = document.checked()
+    # The toolkit has to know its low-level runtime before CRI-O starts a container with it, and runc is never missing.
+    return {**_low_level(observed, program), **again, drop_in: text, kept: again.get(kept)}, warnings
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool) -> tuple[str, ...]:
@@ -234,16 +253,40 @@ def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool
     return check_replacement("CRI-O", default, lost, wanted, done)
 
 
+def _deleted_runc(observed: CrioState, trees: t.Sequence[JsonObject], mine: JsonObject) -> JsonObject | None:
+    """Return the table of runc, the user's or the built-in one, that CRI-O would delete once ours is the default.
+
+    :param trees: the files without ours, in CRI-O's order.
+    :param mine: our copy of it on the node, for a stopped daemon.
+    :returns: None where it stays, is gone already, or is unknown.
+    """
+    if _patch(observed["version"]) >= KEEPS_RUNC_SINCE:
+        return None
+    kept = True
+    for tree in trees:
+        kept = kept or RUNC in runtimes(tree)
+        kept = kept and default_runtime(tree) in ("", RUNC)
+    return known(merged(trees), observed).get(RUNC, runtimes(mine).get(RUNC)) if kept else None
+
+
+def _patch(version: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in re.findall("[0-9]+", version)[:3])
+
+
 def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
     document = toml.Document("", HEADER)
     if wanted.default:
         document.add_table(("crio", "runtime"), {"default_runtime": RUNTIME_NAME})
-    table = (*crio.RUNTIMES, RUNTIME_NAME)
-    document.add_table(table, {key: value for key, value in ours.items() if not isinstance(value, dict)})
-    for key, value in ours.items():
+    _add_runtime(document, RUNTIME_NAME, ours)
+    return document.checked()
+
+
+def _add_runtime(document: toml.Document, name: str, settings: JsonObject) -> None:
+    table = (*crio.RUNTIMES, name)
+    document.add_table(table, {key: value for key, value in settings.items() if not isinstance(value, dict)})
+    for key, value in settings.items():
         if isinstance(value, dict):
             document.add_table((*table, key), value)
-    return document.checked()
 
 
 def _low_level(observed: CrioState, program: str) -> dict[str, str | None]:
@@ -278,5 +321,5 @@ def _without_low_level(text: str | None) -> str | None:
     return document.checked() or None
 
 
-def _absent(observed: CrioState, drop_in: str) -> dict[str, str | None]:
-    return {drop_in: None, crio.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}
+def _absent(observed: CrioState, drop_in: str, kept: str) -> dict[str, str | None]:
+    return {drop_in: None, kept: None, crio.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}

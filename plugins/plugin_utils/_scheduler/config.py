@@ -21,8 +21,9 @@ from ...module_utils._core.types import JsonObject
 from ...module_utils._scheduler.constants import CONFIG
 from ...module_utils._scheduler.control_plane import INSECURE_PORT
 from .decode import Decoded, Source
+from .extenders import BESIDE
 from .form import Extender, Form, FormName
-from .schema import CONFIGURATION, KNOWN_UP_TO
+from .schema import ALPHA_CONFIGURATION, CONFIGURATION, KNOWN_UP_TO
 from .validate import validate
 
 GROUP = "kubescheduler.config.k8s.io"
@@ -38,6 +39,9 @@ API_VERSIONS: tuple[tuple[int, str, tuple[str, ...]], ...] = (
     (19, "v1beta1", ("v1beta1",)),
 )
 CONFIG_SINCE = API_VERSIONS[-1][0]
+# Its v1alpha2 holds extenders too, as a Policy has them: a user's own file gets ours, and a new file is a Policy.
+# https://github.com/kubernetes/kubernetes/blob/v1.18.19/staging/src/k8s.io/kube-scheduler/config/v1alpha2/types.go
+ALPHA_MINOR, ALPHA = 18, "v1alpha2"
 NO_POLICY_SINCE = 23
 LIVEZ_SINCE = 31
 # Up to here kube-scheduler also has a port without TLS.
@@ -186,7 +190,14 @@ def _typed(field: str, flag: str, text: str) -> t.Any:
 class Config(Form):
     """A KubeSchedulerConfiguration."""
 
-    name, flag, path, kind, fold = "config", "config", CONFIG, KIND, False
+    name, flag, path, kind = "config", "config", CONFIG, KIND
+
+    def like_policy(self, text: str) -> bool:
+        try:
+            return ALPHA in text and Source("", text).top("apiVersion") == f"{GROUP}/{ALPHA}"
+        except BadInput:
+            # Whoever edits the file reports that.
+            return False
 
     def new(self, minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
         return generate(minor, {**from_flags(flags), **insecure_addresses(minor, flags)}, extender, HEAD)
@@ -197,10 +208,13 @@ class Config(Form):
         minor = API_VERSIONS[0][0] if minor is None else minor
         given = source.top("apiVersion")
         group, _slash, version = str(given).partition("/")
-        _write, reads = api_versions(minor)
+        if minor == ALPHA_MINOR and given == f"{GROUP}/v1alpha1":
+            raise BadInput(f"{path}: {given} has no extenders; convert it to {ALPHA}, or {BESIDE}")
+        reads = (ALPHA,) if minor == ALPHA_MINOR else api_versions(minor)[1]
         if group != GROUP or version not in reads:
             raise BadInput(f"{path}: kube-scheduler 1.{minor} doesn't read {given}; it reads {', '.join(reads)}")
-        return source.decode(CONFIGURATION, minor, version, strict=True) if minor <= KNOWN_UP_TO else None
+        shape = ALPHA_CONFIGURATION if version == ALPHA else CONFIGURATION
+        return source.decode(shape, minor, version, strict=True) if minor <= KNOWN_UP_TO else None
 
     def validate(self, decoded: Decoded, minor: int | None) -> None:
         version = str(decoded.tree["apiVersion"]).partition("/")[2]

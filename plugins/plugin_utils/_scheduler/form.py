@@ -19,6 +19,7 @@ from . import extenders
 from .decode import Decoded
 
 FormName = t.Literal["config", "policy"]
+NANOSECONDS = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,23 +68,27 @@ class Extender:
             "managedResources": [dict(extenders.RESOURCE)],
         }
 
+    def policy_entry(self) -> JsonObject:
+        """Return the extender as a Policy has it, and a KubeSchedulerConfiguration of v1alpha2."""
+        names = {"enableHTTPS": "enableHttps"}
+        found = {names.get(key, key): value for key, value in self.entry().items()}
+        return {**found, "httpTimeout": self.timeout_seconds * NANOSECONDS}
+
 
 class Form(abc.ABC):
     """One form: its names, its rules, and how the extender gets into a file and out of it.
 
-    ``flag`` is kube-scheduler's flag without dashes, ``path`` the collection's own file, and with ``fold`` keys may be
-    written in lower and upper case.
+    ``flag`` is kube-scheduler's flag without dashes, and ``path`` the collection's own file.
     """
 
     name: FormName
     flag: str
     path: str
     kind: str
-    fold: bool
 
-    def entry(self, extender: Extender) -> JsonObject:
-        """Return the extender as this form has it."""
-        return extender.entry()
+    @abc.abstractmethod
+    def like_policy(self, text: str) -> bool:
+        """Return whether a file has extenders as a Policy has them: their keys may be written in any case."""
 
     @abc.abstractmethod
     def new(self, minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
@@ -120,8 +125,8 @@ class Form(abc.ABC):
         :raises BadInput: another extender binds pods, or kube-scheduler would refuse the file.
         """
         self.decode(path, text, minor)
-        edited = extenders.Extenders(path, text, fold=self.fold)
-        edited.put_in(self.entry(extender))
+        edited = self._extenders(path, text)
+        edited.put_in(self._entry(text, extender))
         self.check(path, text, minor)
         after = edited.checked()
         self.check(path, after, minor)
@@ -129,7 +134,7 @@ class Form(abc.ABC):
 
     def without(self, path: str, text: str) -> str:
         """Return the user's file without our extender."""
-        edited = extenders.Extenders(path, text, fold=self.fold)
+        edited = self._extenders(path, text)
         edited.remove()
         return edited.checked()
 
@@ -139,16 +144,22 @@ class Form(abc.ABC):
         :param path: of the file, for messages.
         :param before: the file before ours was merged; it was edited since then.
         """
-        edited = extenders.Extenders(path, text, fold=self.fold)
-        edited.undo(extenders.Extenders(path, before, fold=self.fold), extender.url)
+        edited = self._extenders(path, text)
+        edited.undo(self._extenders(path, before), extender.url)
         return edited.checked()
 
     def has(self, path: str, text: str | None, extender: Extender) -> bool:
         """Return whether the file has an extender that can only be ours."""
         try:
-            return text is not None and extenders.Extenders(path, text, fold=self.fold).has(self.entry(extender))
+            return text is not None and self._extenders(path, text).has(self._entry(text, extender))
         except BadInput:
             return False
+
+    def _extenders(self, path: str, text: str) -> extenders.Extenders:
+        return extenders.Extenders(path, text, fold=self.like_policy(text))
+
+    def _entry(self, text: str, extender: Extender) -> JsonObject:
+        return extender.policy_entry() if self.like_policy(text) else extender.entry()
 
     def require_kind(self, path: str, kind: t.Any) -> None:
         """Refuse a file of another kind.

@@ -429,18 +429,25 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
             "changed here; give it a file (--policy-config-file or --config)"
         )
     users = {one.name: flags[one.flag] for one in FORMS.values() if flags.get(one.flag, one.path) != one.path}
-    if options.configuration == "auto" and "policy" in users and minor < config.NO_POLICY_SINCE:
-        form: FormName = "policy"
+    if "config" in users and minor < config.CONFIG_SINCE:
+        # Beside a configuration these releases ignore a policy's flag.
+        users.pop("policy", None)
+    wanted = options.configuration
+    form: FormName
+    if wanted == "auto" and "policy" in users and minor < config.NO_POLICY_SINCE:
+        form = "policy"
+    elif wanted != "policy" and "config" in users and minor == config.ALPHA_MINOR:
+        form = "config"
     else:
-        form = config.form_of(minor, options.configuration)
+        form = config.form_of(minor, wanted)
     other: FormName = "policy" if form == "config" else "config"
     both = form == "policy" and form in users and minor >= config.CONFIG_SINCE
     if other in users and not both:
         # A user's configuration is never given up for the extender.
-        if config.CONFIG_SINCE <= minor < config.NO_POLICY_SINCE:
+        if config.ALPHA_MINOR <= minor < config.NO_POLICY_SINCE:
             way_out = f"set scheduler_configuration: {other}"
         elif other == "config":
-            way_out = f"1.{config.CONFIG_SINCE} is the first whose configuration file holds extenders too"
+            way_out = f"1.{config.ALPHA_MINOR} is the first whose configuration file holds extenders too; {BESIDE}"
         else:
             way_out = f"1.{config.NO_POLICY_SINCE} has removed that flag: move its settings to a configuration file"
         raise BadInput(

@@ -219,6 +219,26 @@ CONFIGURATION = Struct(
     }
 )
 
+# v1alpha2 of 1.18: no arguments of plugins are decoded with the file, and extenders are those of a Policy.
+_ALPHA_POINTS = ("queueSort", "preFilter", "filter", "preScore", "score", "reserve", "permit", "preBind", "bind")
+_ALPHA_PROFILE = Struct(
+    {
+        "schedulerName": "string",
+        "plugins": Struct(_fields(_PLUGIN_SET, *_ALPHA_POINTS, "postBind", "unreserve")),
+        "pluginConfig": ListOf(Struct({"name": "string", "args": "any"})),
+    }
+)
+ALPHA_CONFIGURATION = Struct(
+    {
+        **{name: field for name, field in CONFIGURATION.fields.items() if name != "parallelism"},
+        **_fields("string", "healthzBindAddress", "metricsBindAddress"),
+        "disablePreemption": "bool",
+        "bindTimeoutSeconds": "int64",
+        "profiles": ListOf(_ALPHA_PROFILE),
+        "extenders": ListOf(_extender("enableHttps", "int64", True)),
+    }
+)
+
 # --------------------------------------------------------------------------- Policy
 
 _PREDICATE = {

@@ -145,7 +145,7 @@ def _queue_sort(profile: JsonObject, version: str) -> list[str]:
     asked = ((profile.get("plugins") or {}).get("queueSort") or {}).get("enabled") or []
     names = [str((one or {}).get("name")) for one in asked]
     # Up to v1beta2 the list contains the default plugin.
-    return names or (["PrioritySort"] if version in ("v1beta1", "v1beta2") else [])
+    return names or (["PrioritySort"] if version in ("v1alpha2", "v1beta1", "v1beta2") else [])
 
 
 def _plugins(config: Decoded, here: str, profile: JsonObject, minor: int) -> None:

@@ -104,3 +104,46 @@ def given(allocated, on="n1", phase="success"):
 
 def nvidia_node(name="n1", labels=None, **announced):
     return node(name, None, {f"nvidia.com/{key}": value for key, value in (labels or {}).items()}, **announced)
+
+
+# ----------------------------------------------------------------- all of them
+
+
+def mixed_cluster():
+    """Lists of nodes and pods of every back end and in every state, as kube-apiserver writes their fields."""
+    nodes = [ours("n1"), upstream("n2"), hami_node(name="n3"), node("n4", shared=4, mig=2), node("n5"), ours("n10")]
+    nodes[0]["status"]["images"] = [{"names": ["x"]}]
+    nodes.append(node("n6", {contract.NODE_CARDS: "{"}, mem=3))
+    made = [
+        pod("a", [asks(mem=10)], annotations=booked(1, 10)),
+        pod("leaves", [asks(mem=1)], annotations=booked(0, 1), deletionTimestamp="2026-01-01T00:00:00Z"),
+        pod("two", [asks("x", mem=2), asks("y"), asks("z", mem=3)], annotations=booked(0, 5), inits=[asks("i", mem=1)]),
+        pod("both", [asks(mem=4)], "n10", {**booked(0, 4), contract.POD_INDICES: "0,1"}),
+        pod("lost", [asks(mem=1)], annotations=booked(7, 1)),
+        pod("starts", [asks(mem=2)], "n2", booked(0, 2, "false"), "Pending"),
+        pod("done", [asks(mem=9)], annotations=booked(0, 9), phase="Succeeded"),
+        pod("given", [asks(gpu=2)], "n3", given(f"{T4},NVIDIA,3000,30:{V100},NVIDIA,1000,10:;", "n3")),
+        pod("bare", [asks(gpu=1, gpumem=500)], "n3"),
+        pod("wrong", [asks(gpu=1)], "n3", given("x", "n3")),
+        pod("shares", [asks(shared=2)], "n4"),
+        pod("slice", [asks(mig=1)], "n4", phase="Pending"),
+        pod("stray", [asks(mem=1)], "n5"),
+        pod("w", [asks(mem=99)], None, phase="Pending"),
+        pod("none", [asks()]),
+        *(pod(f"p{at}", [asks(mem=1)], annotations=booked(at % 2, 1)) for at in range(12)),
+        *(pod(f"q-{at}", [asks(mem=2)], "n2", booked(at % 2, 2)) for at in range(3)),
+    ]
+    for at, one in enumerate(made):
+        one["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:spec": {}}}]
+        for each in one["spec"]["containers"]:
+            each["env"] = [{"name": "A", "value": f"}} {at}"}]
+            each["volumeMounts"] = [{"name": f"kube-api-access-{at}", "mountPath": "/x"}]
+        bound = one["spec"].pop("nodeName", None)
+        one["spec"] |= {
+            "restartPolicy": "Always",
+            **({"nodeName": bound} if bound else {}),
+            "tolerations": [{"key": "a"}],
+        }
+        reason = {"type": "PodScheduled", "status": "True" if bound else "False", "message": "no card has so much"}
+        one["status"] |= {"conditions": [reason], "containerStatuses": [{"name": "main"}], "qosClass": "Guaranteed"}
+    return {"/api/v1/nodes": nodes, "/api/v1/pods": made}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -10,14 +11,14 @@ from pathlib import Path
 
 import ansible
 import pytest
-from allocation_snapshots import asks, booked, given, hami_node, ours, pod
+from allocation_snapshots import asks, booked, given, hami_node, mixed_cluster, ours, pod
 from ansible.module_utils.common import warnings
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult, _parts
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect, report
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import stream
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import direct, stream
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
-from kube_api import SECRET, Api, connect, forget_environment, kubeconfig
+from kube_api import SECRET, Api, connect, forget_environment, kubeconfig, module
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,10 +39,14 @@ def api():
     server.close()
 
 
-@pytest.fixture
-def kube(api, monkeypatch, tmp_path):
+@pytest.fixture(params=["direct", "client"])
+def kube(api, monkeypatch, tmp_path, request):
     forget_environment(monkeypatch, tmp_path)
-    return connect(api.url)
+    if request.param == "client":
+        return connect(api.url)
+    found = direct.connect(module(kubeconfig=kubeconfig(api.url)))
+    assert isinstance(found, direct.DirectLists)
+    return found
 
 
 def test_two_requests_whatever_the_number_of_pods(api, kube):
@@ -52,7 +57,21 @@ def test_two_requests_whatever_the_number_of_pods(api, kube):
     assert api.asked[1][1]["fieldSelector"] == "status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
     assert "fieldSelector" not in api.asked[0][1]
     assert [(each["name"], each["used"]) for each in found["nodes"]] == [("n1", 10), ("n2", 3000)]
-    assert found["table"] and "wide" not in found
+    assert "".join(found["table"]).startswith("NAME:") and "wide" not in found
+
+
+def test_the_result_is_that_of_version_1(api, kube):
+    # Made by the version before the lists were read without the Kubernetes client.
+    api.lists = mixed_cluster()
+    expected = json.loads((Path(__file__).parent / "mixed_cluster.json").read_text())
+    found = collect(kube, ("table", "wide"))
+    assert json.loads("".join(_parts(found))) == expected
+
+
+def test_the_result_says_of_which_cluster_and_when(api, kube):
+    now = datetime.datetime(2026, 11, 26, 3, 5, 7, tzinfo=datetime.UTC)
+    found = report(kube, (), now)
+    assert (found["cluster"], found["time"], found["total"]) == (api.url, "2026-11-26T03:05:07Z", 32)
 
 
 def test_all_pages_are_read(api, kube, monkeypatch):
@@ -114,6 +133,15 @@ class Module:
 
     def do_cleanup_files(self):
         self.cleaned += 1
+
+
+def test_a_long_text_is_printed_in_its_parts(capsys):
+    with pytest.raises(SystemExit):
+        LargeResult(Module()).exit_json(table=("é\n", '"two"'), nothing=())
+    assert json.loads(capsys.readouterr().out) == {"changed": False, "table": 'é\n"two"', "nothing": ""}
+    module = Module("two")
+    LargeResult(module).exit_json(table=("one ", "two"))
+    assert module.slow == {"table": "one two"}
 
 
 RESULT = {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -50,7 +51,7 @@ def test_json(play):
         ("n2", "hami", 0),
     ]
     assert [each["name"] for each in shown["waiting"]] == ["w"]
-    assert set(shown) == {"unit", "total", "used", "totals", "nodes", "waiting"}
+    assert set(shown) == {"cluster", "time", "unit", "total", "used", "totals", "nodes", "waiting"}
 
 
 def test_html(play, tmp_path):
@@ -58,4 +59,7 @@ def test_html(play, tmp_path):
     assert rc == 0, text
     page = (tmp_path / "page.html").read_text()
     assert "NVIDIA T4" in page and "n2" in page
+    # Which cluster, and when.
+    assert re.search(r"<dt>Cluster</dt><dd>http://127\.0\.0\.1:[0-9]+</dd>", page)
+    assert re.search(r"<dt>Time</dt><dd>20[0-9-]+T[0-9:]+Z</dd>", page)
     assert f"The page is {tmp_path}/page.html." in text

@@ -120,6 +120,25 @@ def test_long_fields_without_use_are_dropped_before_they_are_parsed(bound):
     assert last == made[2]
 
 
+def test_equal_containers_are_parsed_once_and_others_stay_apart(monkeypatch):
+    monkeypatch.setattr(stream, "MOST_SHARED", 2)
+
+    def of(name, image):
+        spec = {"containers": [{"name": "main", "image": image, "env": [{"name": name}]}], "restartPolicy": "Always"}
+        return {"metadata": {"name": name}, "spec": spec}
+
+    # More different lists than are kept, each for two pods in turn.
+    made = [of(f"p{at}", f"image-{at % 5}") for at in range(30)]
+    for size in (50, 700, 100000):
+        found = list(stream.items(chunks_of(written([*made, pod("last")]), size), {}))[:-1]
+        assert [one["spec"]["containers"][0]["image"] for one in found] == [f"image-{at % 5}" for at in range(30)]
+    first, *_rest = found
+    assert first["spec"]["containers"] is found[5]["spec"]["containers"]
+    # A number in place of the containers is the item's own.
+    odd = [{"metadata": {"name": "a"}, "spec": {"containers": 0}}, of("b", "x"), of("c", "x")]
+    assert next(stream.items(chunks_of(written(odd), 100000), {}))["spec"]["containers"] == 0
+
+
 @given(st.lists(st.text(alphabet='}]{[",:\\ae', max_size=12), min_size=1, max_size=3), st.integers(20, 300))
 def test_brackets_in_strings_end_no_list(values, size):
     made = [{"metadata": {"name": name}, "spec": {"containers": [container(*values)], "x": values}} for name in "abc"]

@@ -256,6 +256,9 @@ breaks("C8", "nvidia_exclusive", "a pod of NVIDIA's runtime class names GPUs and
 breaks("C8", "ours_cdi", "a privileged pod names all GPUs", "set_and_privileged", level="WARN")(
     lambda w: w["pods"].append(pod(60, [container("main", env=ALL_GPUS, securityContext={"privileged": True})]))
 )
+breaks("C8", "ours_envvar", "a pod is privileged and requests no GPU", "privileged", level="WARN")(
+    lambda w: w["pods"].append(pod(60, [container("main", securityContext={"privileged": True})]))
+)
 
 
 def has_devices(world: JsonObject, pod_: JsonObject, *minors: int) -> None:

@@ -116,12 +116,18 @@ def test_cdi_devices_override_the_pods_own_environment() -> None:
     clean(world)
 
 
-def test_a_pods_own_device_node_and_a_privileged_pods_are_its_right() -> None:
+def test_a_pods_own_device_node_and_those_of_a_nodes_own_component_are_its_right() -> None:
     world = recorded("ours_envvar")
     has_devices(world, the_pod(world), 0)
-    world["pods"].append(pod(60, [container("main", securityContext={"privileged": True})]))
-    has_devices(world, world["pods"][-1], 0, 1)
-    clean(world)
+    component = pod(60, [container("main", securityContext={"privileged": True})])
+    component["metadata"]["namespace"] = "storage"
+    world["pods"].append(component)
+    has_devices(world, component, 0, 1)
+    clean(world, exempt=("storage",))
+    mine = only(world, "WARN", "C8", "privileged")
+    assert (mine["pod"], mine["node"]) == (contract.pod_key(component), NODE)
+    # One that is exempt for its name, as NVIDIA's exporter, needs no namespace.
+    clean(world, allowed_pods=("storage/*",))
 
 
 def test_device_nodes_that_were_not_read_are_unknown() -> None:

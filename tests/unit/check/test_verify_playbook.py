@@ -99,7 +99,8 @@ def test_findings_of_both_samples_fail_the_run(stage):
 def test_unknown_takes_no_second_sample_and_fails_only_with_verify_strict(stage):
     """With an empty inventory the scheduler is unknown, and so are the servers."""
     stage.returns("cluster_info", {"fail": "control_plane: this group is empty, and scheduler_mode is static_pod"})
-    stage.returns("gpu_allocation_check", {"report": report(finding("UNKNOWN", "C2"), finding("WARN", "S5", ""))})
+    lasting = finding("WARN", "S5", ""), finding("WARN", "C8", cause="privileged")
+    stage.returns("gpu_allocation_check", {"report": report(finding("UNKNOWN", "C2"), *lasting)})
     rc, text = stage.play(hosts={})
     assert rc == 0 and "Pausing for" not in text, text
     assert len(stage.calls("gpu_allocation_check")) == 1

@@ -87,7 +87,12 @@ def test_findings_are_reported_despite_an_unwritable_file_and_a_second_run_has_n
     stage.returns("gpu_acceptance", ended)
     lists = ["verify_allowed_processes='Xorg, dcgm,'", "verify_allowed_pods='monitoring/*'", "verify_hami_schedulers="]
     lists += ["verify_nodes='gpu1, gpu3'", "verify_canary_allocate_command='python3 /probe.py'", "verify_canary=yes"]
-    lists += ["verify_grace=1", "verify_html=out/a.html", "verify_servers=yes"]
+    lists += [
+        "gpushare_admission_exempt_namespaces='storage, kube-system'",
+        "verify_grace=1",
+        "verify_html=out/a.html",
+        "verify_servers=yes",
+    ]
     (stage.folder / "out").mkdir()
     # The folder exists in the first run only.
     gone = {"ansible.builtin.file": {"path": str(stage.folder / "out"), "state": "absent"}, "check_mode": False}
@@ -107,6 +112,7 @@ def test_findings_are_reported_despite_an_unwritable_file_and_a_second_run_has_n
     problems = {node: one["problem"] for node, one in evidence(first).items()}
     assert problems["gpu1"] == "" and "wasn't observed" in problems["gpu2"]
     assert first["allowed_processes"] == ["Xorg", "dcgm"] and first["allowed_pods"] == ["monitoring/*"]
+    assert first["exempt_namespaces"] == ["storage", "kube-system", "gpushare-system"]
     assert first["hami_schedulers"] is None and first["schedulers"] is None
     assert first["servers"]["problem"] == "control_plane: this group is empty"
     # The second run has no state of the first one.

@@ -41,7 +41,8 @@ module.exit_json(**answer)
 """
 
 AUTH = {"kubeconfig": "raw"}
-LISTS = dict.fromkeys(("allowed_processes", "allowed_pods", "schedulers", "hami_schedulers"), "list")
+OPTIONS = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers", "hami_schedulers")
+LISTS = dict.fromkeys(OPTIONS, "list")
 NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "runtime_class"), "str")
 TAKES = {
     "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict"},
@@ -58,10 +59,10 @@ TAKES = {
 }
 
 
-def finding(level: str, check: str = "G6", node: str = "gpu1") -> dict[str, t.Any]:
+def finding(level: str, check: str = "G6", node: str = "gpu1", cause: str = "any") -> dict[str, t.Any]:
     what = f"{check} of {node} is {level}"
     place = {"card": 0, "uuid": "", "pod": "", "container": "", "evidence": {"api": "a"}, "seen": 1}
-    return {"check": check, "level": level, "node": node, "what": what, "do": "Look.", **place}
+    return {"check": check, "cause": cause, "level": level, "node": node, "what": what, "do": "Look.", **place}
 
 
 def report(*findings: dict[str, t.Any], samples: int = 1) -> dict[str, t.Any]:

@@ -15,7 +15,7 @@ def rendered(*names, **variables):
         "gpushare_image_pull_policy": "Never",
         "gpushare_nodes": [],
         "gpushare_openshift": False,
-        "__gpushare_archive_sha256": "",
+        "__gpushare_image_sha256": "",
         **variables,
     }
     return role_templates.objects("gpushare", *names, **given)

@@ -281,11 +281,23 @@ def test_upstream_images_get_upstream_commands_and_permissions():
     assert container["command"] == ["gpushare-device-plugin-v2", "-logtostderr", "--v=5", "--memory-unit=MiB"]
 
 
-def test_a_new_archive_recreates_the_pods():
+def test_another_image_of_the_same_name_recreates_the_pods(tmp_path):
+    archive = tmp_path / "image.tar"
+    computed = {"__gpushare_image_sha256": role_templates.variables_of("gpushare", "vars")["__gpushare_image_sha256"]}
+
+    def annotations(name, **variables):
+        return pod_of(name, **computed, **variables)["metadata"].get("annotations") or {}
+
     for name in OURS:
-        assert "annotations" not in pod_of(name)["metadata"]
-        annotated = pod_of(name, __gpushare_archive_sha256="ab12")["metadata"]["annotations"]
-        assert annotated == {"kubegpu.share/image-archive-sha256": "ab12"}
+        built = annotations(name)
+        assert len(built["kubegpu.share/image-archive-sha256"]) == 64
+        assert annotations(name, image_build_base="docker.io/library/debian:13") != built
+        archive.write_text("one")
+        imported = annotations(name, gpushare_image_archive=str(archive))
+        assert imported != built
+        archive.write_text("another")
+        assert annotations(name, gpushare_image_archive=str(archive)) not in ({}, imported)
+        assert annotations(name, gpushare_image="registry.example.org/gpushare:1") == {}
 
 
 def test_pull_secrets_are_in_the_pods():

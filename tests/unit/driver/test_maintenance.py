@@ -126,6 +126,8 @@ def played(tmp_path_factory):
             (path / "plugins/modules" / f"{name}.py").write_text("")
     # The roles set the kubeconfig for a group of modules.
     (collections / "kubegpu/share/meta").symlink_to(ROOT / "meta")
+    for name in ("filter", "module_utils", "plugin_utils"):
+        (collections / "kubegpu/share/plugins" / name).symlink_to(ROOT / "plugins" / name)
     group = {"requires_ansible": ">=2.19.0", "action_groups": {"k8s": list(MODULES["kubernetes.core"])}}
     (collections / "kubernetes/core/meta").mkdir()
     (collections / "kubernetes/core/meta/runtime.yml").write_text(yaml.safe_dump(group))

@@ -137,9 +137,9 @@ def test_a_foreign_image_is_refused(tmp_path):
 class Machine(RealSystem):
     """A machine with simulated engines, which write the archives of ``saved``."""
 
-    def __init__(self, folder, engines=("buildah",), machine="x86_64", fails=""):
+    def __init__(self, folder, engines=("buildah",), machine="x86_64", fails="", buildx=True):
         super().__init__()
-        self.folder, self.engines, self.machine, self.fails = folder, engines, machine, fails
+        self.folder, self.engines, self.machine, self.fails, self.buildx = folder, engines, machine, fails, buildx
         self.ran, self.builds = [], 0
 
     def run(self, argv, timeout=60, stdin=None):
@@ -151,9 +151,13 @@ class Machine(RealSystem):
             return Done(0, f"{self.machine}\n", "")
         if argv[0] not in self.engines:
             return Done(127, "", "not found")
-        self.ran.append(line)
         if self.fails and self.fails in line:
             return Done(1, "", "first\nsecond\nthird\nthe end\n")
+        if line.endswith((" --version", " info", "docker version")):
+            return Done(0, "", "")
+        if line.endswith(" buildx version"):
+            return Done(int(not self.buildx), "", "")
+        self.ran.append(line)
         if argv[1] == "save":
             self._save(argv[2].partition("=")[2])
         elif argv[1] == "push" and argv[-1].startswith("docker-archive:"):
@@ -253,7 +257,7 @@ def test_all_platforms_are_pushed_as_one_reference(tmp_path, engine):
     machine.ran.clear()
     assert work(machine, given)["changed"], "only the push is missing"
     name, out = f"{REFERENCE}-list", f"{tmp_path}/out/gpushare-1.0.0"
-    assert machine.ran[1:] == [
+    assert machine.ran == [
         f"{engine} manifest rm {name}",
         f"{engine} manifest create {name}",
         f"{engine} manifest add {name} docker-archive:{out}-amd64.tar",
@@ -298,6 +302,34 @@ def test_invalid_options_are_refused(tmp_path, wrong, message):
     assert machine.ran == []
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        ({"engines": []}, "this machine has no podman, no buildah, no docker"),
+        ({"engines": ["docker"], "fails": "docker version"}, "docker version failed: the end"),
+        ({"engines": ["docker"], "buildx": False}, "docker builds for linux/arm64 only with its plugin buildx"),
+    ],
+)
+def test_a_machine_that_cannot_build_is_refused(tmp_path, machine, message, check):
+    made = Machine(tmp_path, **machine)
+    with pytest.raises(BadInput, match=f"^image_build_engine: {re.escape(message)}$"):
+        work(made, params(tmp_path), check)
+    assert made.ran == [] and not (tmp_path / "out").exists()
+
+
+def test_an_engine_that_does_not_work_is_passed_over(tmp_path):
+    made = Machine(tmp_path, ["podman", "docker"], fails="podman info", buildx=False)
+    work(made, params(tmp_path, platforms=["linux/amd64"]))
+    assert made.builds == 1 and all(line.startswith("docker ") for line in made.ran)
+
+
+def test_an_existing_archive_needs_no_engine(tmp_path):
+    given = params(tmp_path)
+    work(Machine(tmp_path), given)
+    assert not work(Machine(tmp_path, []), given)["changed"]
+
+
 def test_an_image_without_bill_of_materials_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(FILES, subject.BILL, b"")
     with pytest.raises(NotInEffect, match=r"has no opt/gpushare/sbom\.cdx\.json"):
@@ -306,7 +338,8 @@ def test_an_image_without_bill_of_materials_is_refused(tmp_path, monkeypatch):
 
 def test_the_packed_sources_are_reproducible_and_complete(tmp_path):
     first, second = (images_sources.pack(str(tmp_path / name)) for name in ("a.tar", "b.tar"))
-    assert first == second
+    assert first == second == images_sources.digest()
+    assert first == hashlib.sha256((tmp_path / "a.tar").read_bytes()).hexdigest()
     with tarfile.open(tmp_path / "a.tar") as archive:
         names = archive.getnames()
         for one in images_sources.SHARED:

@@ -37,7 +37,7 @@ def given(**variables):
         "scheduler_extender_metrics_namespaces": own["gpushare_metrics_namespaces"],
         "gpushare_image_pull_policy": "IfNotPresent",
         "gpushare_openshift": True,
-        "__gpushare_archive_sha256": "",
+        "__gpushare_image_sha256": "",
         "__scheduler_certificates": CERTIFICATES,
         **variables,
     }

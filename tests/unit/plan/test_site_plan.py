@@ -12,15 +12,17 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import Si
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import NEXT, summary
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import Refusal, Step
 
-EMPTY = {"steps": [], "refusal": None, "groups": [], "notes": []}
+MACHINES = ("gpu_nodes", "control_plane")
+EMPTY = {"steps": [], "refusal": None, "groups": MACHINES, "notes": []}
 
 
-def plan(*steps, groups=(), refusal=None, notes=()):
+def plan(*steps, groups=MACHINES, refusal=None, notes=()):
     """A host's plan of steps, each a stage and a ``Step``."""
     made = [{"stage": stage, **step.result()} for stage, step in steps]
     return {"steps": made, "refusal": refusal, "groups": list(groups), "notes": list(notes)}
 
 
+IMAGE = ("image", Step("image", "Import it", "kubegpu.share.image_import", ("gpushare:1.0.0",)))
 RUNTIME = (
     "runtime",
     Step("runtime", "Configure it", "kubegpu.share.container_runtime", ("/etc/a.toml",), restarts=("containerd",)),
@@ -50,13 +52,22 @@ def test_a_play_runs_where_its_stage_or_an_earlier_one_of_the_host_changes():
     hosts = {"gpu1": plan(PACKAGES), "gpu2": plan(RUNTIME), "cp1": plan(SCHEDULER), "cp2": EMPTY}
     made = SitePlan(hosts, EMPTY, ["cp2", "cp1"]).patterns()
     assert made["driver"] == ["gpu1"]
-    assert made["runtime"] == made["image"] == ["gpu1", "gpu2"]
+    assert made["runtime"] == ["gpu1", "gpu2"]
+    assert made["image"] == "gpu_nodes:!gpu_nodes"
     assert made["scheduler"] == ["cp1"]
     # The cluster's plays may have something to do once a machine has changed.
     assert made["extender"] == made["cluster_scheduler"] == made["device_plugin"] == made["verify"] == ["localhost"]
     late = SitePlan({"gpu1": EMPTY}, plan(PLUGIN)).patterns()
     assert late["device_plugin"] == ["localhost"]
     assert (late["driver"], late["extender"]) == ("gpu_nodes:!gpu_nodes", "localhost:!localhost")
+
+
+def test_a_machine_joins_no_play_of_other_groups_because_an_earlier_one_changed_it():
+    hosts = {"gpu1": plan(IMAGE, groups=["gpu_nodes"]), "cp1": plan(IMAGE, groups=["control_plane"])}
+    made = SitePlan(hosts, EMPTY, ["cp1"]).patterns()
+    assert made["image"] == ["gpu1", "cp1"]
+    assert made["driver"] == made["runtime"] == ["gpu1"]
+    assert made["scheduler"] == ["cp1"]
 
 
 def test_schedulers_keep_their_order():

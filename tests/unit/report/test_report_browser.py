@@ -82,7 +82,8 @@ def test_the_page_fits_and_loads_nothing(browser, pages, name, size, scheme):
 
 def test_the_policy_blocks_scripts_and_images(browser, pages):
     browser.open(pages["attack"], *SCREEN)
-    assert browser.run("document.scripts.length + document.images.length") == 0
+    # The page's own filter.
+    assert browser.run("document.scripts.length + document.images.length") == 1
     assert EVIL.partition(" ")[0] in browser.run("document.body.innerText")
     # The policy blocks even a script and an image that are added to the page.
     inside = """(() => { window.ran = false; const s = document.createElement('script');
@@ -252,3 +253,52 @@ def test_a_large_cluster_opens(browser, tmp_path):
     # A link of a finding leads to its node, which unfolds.
     browser.run("document.querySelector('#node-500 summary').click()")
     assert browser.run("document.querySelector('#node-500 .card .bar i').getBoundingClientRect().width") > 10
+
+
+TYPE = """(words => { const field = document.getElementById('words'); field.value = words;
+    field.dispatchEvent(new Event('input')); })"""
+SHOWN = (
+    """[...document.querySelectorAll('%s')].filter(e => e.checkVisibility()).map(e => e.innerText.split('\\n')[0])"""
+)
+
+
+def test_the_filter_shows_what_has_every_word(browser, pages):
+    browser.open(pages["trouble"], *PHONE)
+    every = {name: browser.run(SHOWN % name) for name in (".node h3", ".card h4", ".finding h3", ".sums tbody th")}
+    assert every[".node h3"] == ["gpu1", "gpu2", "gpu3", "gpu10"]
+    # A pod of one card: its card, its node, its namespace isn't named so, and the findings that name it.
+    browser.run(f"{TYPE}('NOTEBOOK research')")
+    assert browser.run(SHOWN % ".node h3") == ["gpu1"] and browser.run(SHOWN % ".card h4") == ["GPU 1"]
+    assert len(browser.run(SHOWN % ".finding h3")) == 2
+    assert browser.run("document.querySelector('#filter output').innerText") == "3 shown"
+    # A node with all of its cards.
+    browser.run(f"{TYPE}('gpu3')")
+    assert browser.run(SHOWN % ".node h3") == ["gpu3"] and len(browser.run(SHOWN % ".card h4")) == 1
+    browser.run(f"{TYPE}('nothing-has-this')")
+    assert browser.run(SHOWN % ".node h3") == browser.run(SHOWN % ".finding h3") == []
+    assert browser.run("document.querySelector('#filter output').innerText") == "0 shown"
+    browser.run(f"{TYPE}('')")
+    assert {name: browser.run(SHOWN % name) for name in every} == every
+    assert browser.complaints() == []
+
+
+def test_without_scripts_the_page_is_complete_and_has_no_filter(browser, pages):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(pages["trouble"], *PHONE)
+        assert browser.run("document.getElementById('words').checkVisibility()") is False
+        assert browser.run(SHOWN % ".node h3") == ["gpu1", "gpu2", "gpu3", "gpu10"]
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.mark.long
+def test_the_filter_of_a_large_cluster_answers_at_once(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(html.render(view(large(1000), None)))
+    browser.open(page, *SCREEN)
+    took = browser.run(
+        f"(() => {{ {TYPE}('x'); const t = performance.now(); {TYPE}('gpu-77'); return performance.now() - t }})()"
+    )
+    assert browser.run("document.querySelectorAll('.node:not([hidden])').length") == 11
+    assert took < 5000, "milliseconds, on a busy machine"

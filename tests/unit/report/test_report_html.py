@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from html.parser import HTMLParser
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import html
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import html_bars as bars
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.model import Card, Pod
@@ -17,8 +21,10 @@ ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "main", "footer", "article", "section"),
     *("h1", "h2", "h3", "h4", "p", "span", "b", "a", "div", "dl", "dt", "dd", "ul", "li", "i", "u", "br"),
     *("details", "summary", "table", "thead", "tbody", "tr", "th", "td"),
+    *("label", "input", "output", "script"),
 }
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
+SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 
 
 class Page(HTMLParser):
@@ -73,7 +79,8 @@ def test_values_of_the_cluster_are_escaped(given, allocation):
     assert {tag for tag, _attributes in found.elements} <= ELEMENTS
     attributes = {(tag, name) for tag, given in found.elements for name in given}
     assert not [one for one in attributes if one[1].startswith("on") or one[1] in ("src", "srcset", "formaction")]
-    assert all(link.startswith("#node-") for link in found.links)
+    assert all(link.startswith(("#node-", "#check-")) for link in found.links)
+    assert sum(tag == "script" for tag, _given in found.elements) == 1
     styles = [given["style"] for _tag, given in found.elements if "style" in given]
     assert all(one.replace(".", "").rstrip("%").split(":")[-1].isdigit() for one in styles if "width" in one)
     assert "<script>alert(1)</script>" in "".join(found.text)
@@ -84,13 +91,19 @@ def test_the_attack_in_keys_and_sources():
     wrong = finding("C2", evidence={EVIL: EVIL, "nvml": {EVIL: [EVIL]}})
     found = page(report([check("C2", "FAIL")], [wrong], []))
     assert {tag for tag, _attributes in found.elements} <= ELEMENTS
+    assert sum(tag == "script" for tag, _given in found.elements) == 1
 
 
-def test_the_policy_forbids_everything_but_style_and_comes_first():
+def test_the_policy_allows_style_and_the_filter_only_and_comes_first():
     text = html.render(view(TROUBLE, None))
-    assert "default-src 'none'; style-src 'unsafe-inline'" in text
+    (script,) = SCRIPT.findall(text)
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'" in text
+    # No data of the cluster is in the script.
+    assert SCRIPT.findall(html.render(view({}, poisoned(ALLOCATION)))) == [script]
     assert text.index("Content-Security-Policy") < text.index("<style>")
-    assert "http" not in text.replace("http-equiv", "").replace("https://192.0.2.10:6443", "")
+    licence = "https://www.gnu.org/licenses/gpl-3.0.txt"
+    assert "http" not in text.replace("http-equiv", "").replace("https://192.0.2.10:6443", "").replace(licence, "")
     assert "url(" not in text and "@import" not in text
 
 
@@ -98,6 +111,28 @@ def test_ids_are_unique_and_links_have_targets():
     found = page(TROUBLE, ALLOCATION)
     assert len(found.ids) == len(set(found.ids))
     assert found.links and {link[1:] for link in found.links} <= set(found.ids)
+    # Each finding leads to its check, which says what holds where it passes.
+    checks = re.findall(
+        r'<tr id="(check-[0-9]+)"><th scope="row"><b>([^<]+)</b> ([^<]+) <', html.render(view(TROUBLE, None))
+    )
+    assert [name for _anchor, name, _title in checks] == [one["id"] for one in TROUBLE["checks"]]
+    anchors = {name: anchor for anchor, name, _title in checks}
+    assert {f"#{anchors[one['check']]}" for one in TROUBLE["findings"]} <= set(found.links)
+
+
+OLD = {**ALLOCATION["nodes"][1], "memory_limit": "unenforced: the driver is too old"}
+NAMED = {
+    **{**ALLOCATION, "cluster": "https://192.0.2.1:6443", "time": "2026-11-26T03:00:00Z"},
+    "nodes": [OLD, {**ALLOCATION["nodes"][0], "memory_limit": "off"}],
+}
+IN_MIB: JsonObject = json.loads(
+    json.dumps({**ALLOCATION, "unit": "MiB", "nodes": [ALLOCATION["nodes"][1]]}).replace('"GiB"', '"MiB"'),
+    # Sizes and shares of the samples are in GiB.
+    object_hook=lambda one: {
+        key: value * 1024 if key in ("total", "used", "units") and isinstance(value, int) else value
+        for key, value in one.items()
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -107,17 +142,61 @@ def test_ids_are_unique_and_links_have_targets():
         ({}, None, ["No check ran", "UNKNOWN", "No finding is listed.", "No node shares a GPU."]),
         (None, ALLOCATION, ["nothing was checked", "ECC errors", "b/late", "b/big", "no card has so much"]),
         (None, ALLOCATION, ["1 card · 14 GiB of 16 GiB claimed", "45 % claimed of 31 GiB GPU memory"]),
+        (None, ALLOCATION, ["Memoryin GiB", "Namespaces NamespacePodsClaimed a2 12 GiB b1 2 GiB", "limits enforced"]),
+        (None, NAMED, ["Clusterhttps://192.0.2.1:6443Time2026-11-26T03:00:00Z", "limits not enforced", "limits off"]),
+        (None, NAMED, ["Memory limit: unenforced: the driver is too old"]),
+        (None, IN_MIB, ["Memoryin MiB", "14,336 MiB of 16,384 MiB claimed", "b/bigno card has so much 65,536 MiB"]),
         (None, NVIDIA, ["nvidia.com/gpu.shared 3 of 8 shares", "NVIDIA-H200, 140.4 GiB, 2 cards", "its label"]),
         (None, NVIDIA, ["a/two it asks twice", "2 shares", "1 node, held by 2 pods"]),
         (None, {}, ["No node shares a GPU."]),
-        (TROUBLE, ALLOCATION, ["overbooked", "foreign use", "2,114 more than claimed", "not checked"]),
+        (TROUBLE, ALLOCATION, ["overbooked", "foreign use", "2.1 more than claimed", "not checked"]),
     ],
-    ids=["healthy", "empty", "allocation", "sums", "counted", "pods", "nothing", "trouble"],
+    ids=[
+        "healthy",
+        "empty",
+        "allocation",
+        "sums",
+        "spaces",
+        "named",
+        "why",
+        "MiB",
+        "counted",
+        "pods",
+        "nothing",
+        "trouble",
+    ],
 )
 def test_the_text_of_each_page(given, allocation, texts):
     shown = " ".join("".join(page(given, allocation).text).split())
     assert [one for one in texts if one not in shown] == []
     assert ("Findings" in shown) == (given is not None)
+
+
+def test_all_memory_of_a_page_has_one_unit():
+    shown = "".join(page(TROUBLE, ALLOCATION).text)
+    own = [one for one in re.findall("[0-9] ([MG]iB)", shown.partition("Nodes and cards")[2]) if one != "GiB"]
+    assert own == [], "the findings' evidence is the check's own text"
+    (box,) = [one for one in html._nodes(view(report([check("G6")], [], [SMALL]), None))]
+    assert [(row.claimed, row.used) for row in box.cards[0].rows] == [("1", "<0.1"), ("0.5", "0"), ("2.4", "unknown")]
+
+
+SMALL = node("gpu1", card(0, pod("a/x", 1024, 20), pod("a/y", 512, 0), pod("b/z", 2500), used_mib=20))
+
+
+def test_namespaces_are_summed_over_cards_and_units():
+    both = {**NVIDIA["nodes"][0], "also": [ALLOCATION["nodes"][1]]}
+    found = html._namespaces(view(None, {"nodes": [both]}))
+    assert [(one.name, one.pods, one.claimed, one.used) for one in found] == [
+        ("a", 2, "12 GiB, 3 shares", ""),
+        ("b", 1, "2 GiB", ""),
+    ]
+    # A pod of two cards is one pod, with the sum of both; what wasn't measured is unknown.
+    two = node("gpu1", card(0, pod("a/x", 1024, 512)), card(1, pod("a/x", 1024, 512), pod("b/y", 512)))
+    found = html._namespaces(view(report([check("G6")], [], [two]), None))
+    assert [(one.name, one.pods, one.claimed, one.used) for one in found] == [
+        ("a", 1, "2 GiB", "1 GiB"),
+        ("b", 1, "0.5 GiB", "unknown"),
+    ]
 
 
 def test_a_healthy_card_has_no_reason():
@@ -135,7 +214,8 @@ def test_a_large_cluster_is_folded():
     assert sum(one.endswith(" open>") for one in nodes) == html.OPEN_DESPITE
     # Findings beyond the first ones are folded.
     assert text.count("<article") == 100
-    assert len(details) == 1001
+    # And so are forty namespaces.
+    assert len(details) == 1002
 
 
 def test_a_small_cluster_is_open():

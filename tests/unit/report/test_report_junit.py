@@ -96,6 +96,11 @@ def test_without_a_check_nothing_passes():
     assert outcomes(parsed({})) == {("none", "cluster"): "skipped"}
 
 
+def test_a_report_that_says_worse_than_its_checks_fails():
+    root = parsed(report([check("G6")], [finding("G6", "")], [], "FAIL"))
+    assert root.get("failures") == "1"
+
+
 def test_characters_that_xml_forbids_are_replaced():
     evil = "]]></failure><x a='&\"\x00\x0b\ud800\uffff\x1b[31m"
     root = parsed(report([check(evil, "FAIL", title=evil)], [finding(evil, what=evil, node=evil)], []))

@@ -58,6 +58,27 @@ SystemdCgroup = false
 """
 
 
+@pytest.mark.parametrize("release", real_containerd.USUAL)
+def test_users_default_nvidia_keeps_systemds_cgroups_that_runc_hasnt(release: str, tmp_path: Path) -> None:
+    """``containerd config dump`` of a node whose files name nvidia alone has the built-in runc beside it."""
+    base = 'plugins."io.containerd.grpc.v1.cri".containerd'
+    nvidia = f'[{base}.runtimes.nvidia.options]\nBinaryName = "/opt/old"\nSystemdCgroup = true\n'
+    text = f'version = 2\n[{base}]\ndefault_runtime_name = "nvidia"\n[{base}.runtimes.nvidia]\n'
+    text += f'runtime_type = "io.containerd.runc.v2"\n{nvidia}[{base}.runtimes.runc]\n'
+    text += 'runtime_type = "io.containerd.runc.v2"\n'
+    text += f"[{base}.runtimes.runc.options]\nSystemdCgroup = false\nNoNewKeyring = true\n"
+    binary, config = real_containerd.of(release), tmp_path / "config.toml"
+    config.write_text(text)
+    real_containerd.apply(make_plan(PRESENT, real_containerd.observe(binary, config)).files)
+    seen = containerd.effective(str(real_containerd.observe(binary, config)["dump"]))
+    ours = seen.runtime("nvidia")
+    assert ours[("options", "BinaryName")] == PRESENT.binary and ours[("options", "SystemdCgroup")] is True
+    assert unmet_requirements(seen, PRESENT, "nvidia") == []
+    assert make_plan(PRESENT, real_containerd.observe(binary, config)).plan.empty
+    real_containerd.apply(make_plan(ABSENT, real_containerd.observe(binary, config)).files)
+    assert config.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("release", "text"),
     [

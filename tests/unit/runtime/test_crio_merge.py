@@ -152,7 +152,7 @@ def test_built_in_values_are_compared_with_those_that_are_printed_for_ours() -> 
 
 
 def test_a_built_in_runtime_that_is_dropped_isnt_the_users() -> None:
-    """Releases before 1.26 delete runc where another default is set."""
+    """Releases before 1.25.1 delete runc where another default is set."""
     before, after = (crio.parse_config(text.replace("crun", "runc")) for text in (WITHOUT_A_TABLE, WITH_OURS))
     dropped = crio.parse_config(WITH_OURS.replace(CRUN.replace("# ", ""), "").replace("crun", "runc"))
     assert crio.losses(before, dropped) == crio.losses(dropped, before) == []

@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import make_plan, merged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import default_runtime, make_plan, merged
 from fake_node import FakeNode
 from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
@@ -81,9 +81,21 @@ class Daemon:
         self.read: dict[str, t.Any] = {}
         self.rejects: t.Callable[[dict[str, t.Any]], bool] = lambda tree: False
 
+    @property
+    def deletes_runc(self) -> bool:
+        return self.version <= "1.25.0"
+
     def files(self) -> dict[str, t.Any]:
         paths = [runtime_crio.MAIN, *sorted(one for one in self.node.files if one.startswith(f"{FOLDER}/"))]
-        return merged(tomllib.loads(self.node.files[one]) for one in paths if one in self.node.files)
+        done: dict[str, t.Any] = {}
+        for path in paths:
+            if path not in self.node.files:
+                continue
+            tree = tomllib.loads(self.node.files[path])
+            done = merged([done, tree])
+            if self.deletes_runc and default_runtime(tree) not in ("", "runc"):
+                done["crio"]["runtime"].get("runtimes", {}).pop("runc", None)
+        return done
 
     def restart(self) -> int:
         tree = self.files()
@@ -106,8 +118,8 @@ class Daemon:
         crio = tree.get("crio", {})
         runtime = crio.get("runtime", {})
         default = runtime.get("default_runtime", own)
-        # Old releases keep their own runtime only as the default one.
-        kept = {} if self.version < "1.26" and default != own else self.built_in
+        # Up to 1.25.0 a file with another default deletes runc, whose table an earlier file or this one may have.
+        kept = {} if self.deletes_runc and default != own else self.built_in
         tables = {**kept, **runtime.get("runtimes", {})}
         lines = ["# The CRI-O configuration file", "[crio]", "[crio.runtime]"]
         lines += [f'{comment if default == own else ""}default_runtime = "{default}"']
@@ -116,7 +128,8 @@ class Daemon:
         sign = comment if tables == self.built_in else ""
         for name, table in sorted(tables.items()):
             lines.append(f"{sign}[crio.runtime.runtimes.{name}]")
-            for key, value in table.items():
+            # Keys that a file doesn't set are printed too.
+            for key, value in {"runtime_path": "", "monitor_path": "", **table}.items():
                 if isinstance(value, list):
                     lines += [f"{sign}{key} = [", *(f'{sign}\t"{one}",' for one in value), f"{sign}]"]
                 else:
@@ -240,7 +253,7 @@ def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: st
 
 
 @pytest.mark.parametrize(
-    ("version", "own", "other"), [("1.25.4", "runc", "crun"), ("1.30.8", "runc", "crun"), ("1.31.2", "crun", "runc")]
+    ("version", "own", "other"), [("1.24.6", "runc", "crun"), ("1.30.8", "runc", "crun"), ("1.31.2", "crun", "runc")]
 )
 def test_our_own_default_doesnt_decide_what_ours_is_a_copy_of(version: str, own: str, other: str) -> None:
     handler = f'[crio.runtime.runtimes.{other}]\nruntime_path = "/usr/bin/{other}"\nmonitor_cgroup = "pod"\n'
@@ -312,6 +325,35 @@ def test_built_in_runtimes_that_are_printed_as_comments_are_no_loss(text: str) -
     assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
     assert made.files == before and observe(made)["default_runtime"] == "crun"
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "again"),
+    [
+        ("1.24.6", PACKAGED.replace('default_runtime = "crun"', ""), True),
+        ("1.25.0", "# nothing\n", True),
+        # The user's own default has deleted it already.
+        ("1.24.6", PACKAGED, False),
+        ("1.25.1", PACKAGED.replace('default_runtime = "crun"', ""), False),
+    ],
+)
+def test_runc_that_an_old_release_deletes_is_there_again(version: str, text: str, again: bool) -> None:
+    """A file that sets another default deletes runc's table in releases before 1.25.1, also the user's."""
+    made, daemon = node({f"{FOLDER}/10-crio.conf": text})
+    daemon.version, daemon.built_in = version, {"runc": {**BUILT_IN["crun"], "runtime_root": "/run/runc"}}
+    daemon.restart()
+    before, runc = dict(made.files), observe(made)["runtimes"].get("runc")
+    run(made, PRESENT)
+    assert observe(made)["runtimes"].get("runc") == runc and observe(made)["default_runtime"] == "nvidia"
+    assert (f"{FOLDER}/{runtime_crio.KEPT_NAME}" in made.files) == again
+    assert run(made, PRESENT) == {"changed": False}
+    daemon.pid = 0
+    assert make_plan(PRESENT, observe(made)).files == ()
+    daemon.restart()
+    run(made, AVAILABLE)
+    assert f"{FOLDER}/{runtime_crio.KEPT_NAME}" not in made.files
+    run(made, ABSENT)
+    assert made.files == before
 
 
 def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> None:

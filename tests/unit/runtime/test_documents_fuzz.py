@@ -129,11 +129,7 @@ def toml_edit(text: str, edits: list[tuple[tuple[str, ...], t.Any]]) -> str:
 
 def toml_remove(text: str) -> str:
     document = toml.Document("/c", text)
-    for one in reversed(document.places()):
-        if one.header and document.comment(one.path) == toml.MARK:
-            document.delete(one.path)
-        elif not one.header:
-            document.restore(one.path)
+    document.restore_all()
     return document.checked()
 
 

@@ -166,11 +166,7 @@ def test_tables_in_any_order_and_indentation_are_edited_and_restored(tables: lis
 def removed(text: str) -> str:
     """Remove all that is marked."""
     document = toml.Document("/c", text)
-    for one in reversed(document.places()):
-        if one.header and document.comment(one.path) == toml.MARK:
-            document.delete(one.path)
-        elif not one.header:
-            document.restore(one.path)
+    document.restore_all()
     return document.checked()
 
 

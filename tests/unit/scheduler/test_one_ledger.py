@@ -12,7 +12,7 @@ from gpushare.extender import command, ledger
 SIDE = {"authority": "a", "certificate": "b", "key": "c"}
 # Variables that tasks compute, without namespaces.
 GIVEN = {
-    "__gpushare_archive_sha256": "",
+    "__gpushare_image_sha256": "",
     "gpushare_nodes": [],
     "gpushare_openshift": False,
     "scheduler_detection": {"mode": "dedicated"},

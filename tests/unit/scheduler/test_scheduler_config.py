@@ -94,7 +94,7 @@ def test_policy_or_configuration(minor: int, wanted: str, form: str) -> None:
     ("minor", "wanted", "words"),
     [
         (23, "policy", r"^scheduler_configuration: kube-scheduler 1\.23 reads no Policy"),
-        (18, "config", r"^scheduler_configuration: kube-scheduler 1\.18 takes extenders from a Policy only"),
+        (17, "config", r"^scheduler_configuration: kube-scheduler 1\.17 takes extenders from a Policy only"),
     ],
 )
 def test_form_refused(minor: int, wanted: str, words: str) -> None:

@@ -233,6 +233,29 @@ def with_policy(minor: int) -> str:
     )
 
 
+def with_config(minor: int) -> str:
+    """Return a manifest with a configuration, beside which 1.18 ignores its policy's flag."""
+    manifest = manifests.kubeadm(minor).replace("    image: ", "    - --policy-config-file=/ignored\n    image: ")
+    return manifests.mounted(manifest, "--config=/etc/scheduler/config.yaml", "/etc/scheduler", "/srv/scheduler")
+
+
+# The user's other extender is spelled as 1.18 reads it: in any case, with nanoseconds.
+ALPHA = """\
+# ours
+apiVersion: kubescheduler.config.k8s.io/v1alpha2
+kind: KubeSchedulerConfiguration
+bindTimeoutSeconds: 600
+disablePreemption: false
+profiles:
+- schedulerName: default-scheduler
+  plugins: {unreserve: {disabled: [{name: "*"}]}}
+  pluginConfig: [{name: NodeResourcesMostAllocated, args: {any: 1}}]
+extenders:
+- URLPrefix: http://127.0.0.1:9000 # the licences'
+  FilterVerb: filter
+  httpTimeout: 5000000000
+"""
+
 USERS_PATH, USERS_POLICY_PATH = "/srv/scheduler/config.yaml", "/srv/policy/p.json"
 USERS_POLICY = """\
 {
@@ -286,9 +309,20 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
         (with_policy(19), WITH_COMMENT, r"kube-scheduler 1\.19 has no field ours"),
         # The message suggests what is possible in this version.
         (
-            flagged("--config=/c", OLD),
+            flagged("--config=/c", OLD.replace("v1.18.9", "v1.17.9")),
             {},
-            r"1\.18 has --config=/c, .* a policy file .* combined; 1\.19 is the first whose configuration file",
+            r"1\.17 has --config=/c, .* a policy file .* combined; 1\.18 is the first .*; scheduler_mode: dedicated",
+        ),
+        (flagged("--config=/c", OLD), "policy", r"1\.18 has --config=/c, .* set scheduler_configuration: config$"),
+        (
+            with_config(18),
+            {"config_path": USERS_PATH, "config": ALPHA.replace("v1alpha2", "v1alpha1")},
+            "v1alpha1 has no extenders; convert it to v1alpha2, or scheduler_mode: dedicated",
+        ),
+        (
+            with_config(18),
+            {"config_path": USERS_PATH, "config": f"{ALPHA}hardPodAffinitySymmetricWeight: 3\n"},
+            r"1\.18 has no field hard",
         ),
         (flagged("--policy-config-file=/p"), {}, r"has --policy-config-file=/p, with .* combined; 1\.23 has removed"),
         (flagged("--config=/c", manifests.kubeadm(20)), "policy", r"combined; set scheduler_configuration: config$"),
@@ -298,6 +332,23 @@ def test_refused(manifest: str | None, changes: dict[str, t.Any] | str, words: s
     configuration, changes = (changes, {}) if isinstance(changes, str) else ("auto", changes)
     with pytest.raises(BadInput, match=words):
         make_plan(dataclasses.replace(PRESENT, configuration=configuration), static_pod(manifest, **changes))
+
+
+@pytest.mark.parametrize("configuration", ["auto", "config"])
+def test_users_v1alpha2_configuration_gets_the_extender(configuration: str) -> None:
+    machine = Machine(with_config(18), **{USERS_PATH: ALPHA})
+    options = dataclasses.replace(PRESENT, configuration=configuration)
+    before = machine.left()
+    assert machine.run(options).config == "/etc/scheduler/config.yaml"
+    text = machine.files[USERS_PATH]
+    assert text is not None and text.startswith(ALPHA)
+    ours = yaml.safe_load(text)["extenders"][1]
+    assert ours["urlPrefix"] == EXTENDER.url and ours["enableHttps"] is False
+    assert ours["httpTimeout"] == EXTENDER.timeout_seconds * 10**9
+    assert machine.plan(options).plan.empty
+    machine.files[USERS_PATH] = text.replace("600", "300")
+    machine.run(ABSENT)
+    assert machine.left() == {**before, USERS_PATH: ALPHA.replace("600", "300")}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +410,7 @@ def test_policy_or_configuration_by_version(manifest: str, form: str) -> None:
     assert (planned.config, planned.policy) == ((CONFIG, "") if form == "config" else ("", POLICY))
 
 
-@pytest.mark.parametrize(("minor", "configuration"), [(20, "auto"), (22, "policy")])
+@pytest.mark.parametrize(("minor", "configuration"), [(17, "auto"), (20, "auto"), (22, "policy")])
 def test_users_policy_is_merged(minor: int, configuration: str) -> None:
     options = dataclasses.replace(PRESENT, configuration=configuration)
     machine = Machine(with_policy(minor), **{USERS_POLICY_PATH: USERS_POLICY})

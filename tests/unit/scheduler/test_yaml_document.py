@@ -228,7 +228,10 @@ def test_the_work_grows_with_the_text_only(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_text_that_would_take_minutes_is_refused() -> None:
     with pytest.raises(BadInput, match=r"^/c has more than 1 MiB, too much for a configuration; it is left as it is$"):
         Document("/c", "a: 1\n" + "#" * (1 << 20))
-    # One of nearly that size, of comments as real ones are.
+    dense = "a: 1\n" + "".join(f"k{number}: {{x: [1, 2]}} # c\n" for number in range(12_000))
+    with pytest.raises(BadInput, match=r"^/c has more than 128 KiB without its comments, too much for a config"):
+        Document("/c", dense)
+    # One of nearly the first size, of comments as real ones are.
     text = "a: 1\n" + "# a comment\n" * 80_000
     assert edited(text, ("set", ("a",), 2)) == text.replace("1", "2", 1)
 

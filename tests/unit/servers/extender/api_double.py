@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import json
 import re
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -415,6 +416,15 @@ def merge(into: JsonObject, patch: JsonObject) -> None:
 # --------------------------------------------------------------------------- over HTTP
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that ends closes its connections, whatever it still waits for.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextlib.contextmanager
 def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[str]:
     """The double behind real HTTP, for the real client; its address. ``token`` gives the one that is accepted now."""
@@ -482,8 +492,7 @@ def served(api: ApiDouble, token: Callable[[], str] | None = None) -> Iterator[s
             self.close_connection = True
             return None
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

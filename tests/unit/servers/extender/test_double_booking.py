@@ -47,8 +47,11 @@ class Auditor:
         self.events = 0
         self.lock = threading.Lock()
         self._used = {name: dict.fromkeys(range(len(cards)), 0) for name, cards in nodes.items()}
-        self._version = server.request("GET", "/api/v1/pods")["metadata"]["resourceVersion"]
         self.failed = ""
+        listed = server.request("GET", "/api/v1/pods")
+        self._version = listed["metadata"]["resourceVersion"]
+        for pod in listed["items"]:
+            self._take("ADDED", pod)
 
     def follow(self) -> None:
         try:
@@ -69,6 +72,8 @@ class Auditor:
             with self.lock:
                 self._take(event["type"], event["object"])
                 self.events += 1
+        # The API server ends the watch of a client that doesn't keep up.
+        self.failed = "the watch has ended"
 
     def _take(self, kind: str, pod: JsonObject) -> None:
         uid = contract.pod_uid(pod)
@@ -102,7 +107,9 @@ class Auditor:
 
 
 class Process:
-    """An extender that can be killed, stopped, and started again."""
+    """An extender that can be killed, stopped, and started again; ``program`` are Python's arguments."""
+
+    program: tuple[str, ...] = (str(HERE / "hasty_extender.py"),)
 
     def __init__(self, *options: str) -> None:
         self.options, self.port = options, 0
@@ -110,7 +117,7 @@ class Process:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, str(HERE / "hasty_extender.py"), *self.options, "--port=0", "--log-format=json"]
+        command = [sys.executable, *self.program, *self.options, "--port=0", "--log-format=json"]
         self.process = process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
 

@@ -11,6 +11,8 @@ from gpushare.nvml.limits import MESSAGES, MIB, UNLIMITED, Limit, Refusal
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
+# Versions of the driver with and without limits.
+R615, R580 = "615.71.09", "580.95.05"
 FIRST, SECOND = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
 CARDS = (
     contract.Card(0, FIRST, 0, 16384, 16, model="Simulated"),

@@ -294,6 +294,20 @@ def outlives(node: Node) -> dict[str, t.Any]:
     return report
 
 
+def lifted(node: Node) -> dict[str, t.Any]:
+    """A container with every privilege removes its limit, as these processes have them."""
+    node.start()
+    one = node.create("one", 2)
+    report: dict[str, t.Any] = {"events": node.once(), "limit": node.limit("one")}
+    words = ("--soft-limit", "0", "--hard-limit", "max", "-i", "0")
+    one.run(str(DRIVER / "nvidia-smi"), "memory-limits", "--set", "-n", str(one.folder), *words).wait()
+    report["lifted"] = node.limit("one")
+    report["holds"] = one.hold(5000)
+    report["events after"] = node.once()
+    report["state"], report["more"] = node.enforcer.state, one.hold(100)
+    return report
+
+
 def impossible(node: Node) -> dict[str, t.Any]:
     """Something is missing: the plugin requests nothing, so NVIDIA's hook can't fail."""
     enforcer = node.start()
@@ -310,6 +324,7 @@ SCENARIOS = {
     "late": retries,
     "without a share": without_a_share,
     "outlives": outlives,
+    "lifted": lifted,
     "impossible": impossible,
 }
 

@@ -39,7 +39,8 @@ def leftovers(clock: Clock | None = None) -> tuple[Leftovers, FakeCgroups]:
     return Leftovers(cgroups, clock, clock.sleep), cgroups
 
 
-def test_a_container_is_left_over_until_its_processes_have_ended() -> None:
+def test_a_container_is_left_over_until_its_processes_have_ended(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     clock = Clock()
     left, cgroups = leftovers(clock)
     cgroups.outlived.add(folder_of(ONE))
@@ -57,6 +58,7 @@ def test_a_container_is_left_over_until_its_processes_have_ended() -> None:
     assert left.observe([again], [entry("a", x=ids(FIRST, 3, 3))]) == (holder,)
     cgroups.outlived.clear()
     assert left.observe([again], [entry("a", x=ids(FIRST, 3, 3))]) == ()
+    assert caplog.messages == ["container recorded"] * 2
 
 
 def test_a_pod_that_has_failed_may_be_left_over() -> None:

@@ -210,7 +210,7 @@ def account(server: ApiServer, folder: Path, violations: str) -> Kube:
             "gpushare_image_pull_policy": "Never",
             "gpushare_nodes": [],
             "gpushare_openshift": False,
-            "__gpushare_archive_sha256": "",
+            "__gpushare_image_sha256": "",
             "gpushare_memory_limit_violation": violations,
         },
     )

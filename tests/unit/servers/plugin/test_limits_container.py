@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from gpushare.plugin import limits
-from limit_fakes import FIRST
-from test_limits_real import CARD_LINES, HERE, R580, R615, drivers, hook, namespaces
-
-__all__ = ["drivers"]
+from limit_fakes import FIRST, R580, R615
+from test_limits_real import CARD_LINES, HERE, hook, namespaces
 
 # The plugin's process on the same node, which has one pod with 3 GiB of the first card.
 ENFORCER = """

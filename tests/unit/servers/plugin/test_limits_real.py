@@ -18,12 +18,11 @@ from pathlib import Path
 
 import pytest
 from gpushare.shared._contracts import gpushare as contract
-from limit_fakes import FIRST, SECOND
+from limit_fakes import FIRST, R615, SECOND
 
-from lab import build, packages
+from lab import build
 from lab.shell import LabError
 
-R615, R580 = "615.71.09", "580.95.05"
 HERE = Path(__file__).resolve().parent
 CARD_LINES = f"""\
 card 0 uuid={FIRST} minor=1 memory=16384 bus=0000:3b:00.0 name=Simulated_NVIDIA_GPU_16GiB
@@ -47,22 +46,6 @@ def namespaces() -> None:
     done = subprocess.run(["unshare", "-m", "sh", "-c", VERSION_2], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no cgroup version 2 on this machine: {done.stderr.strip()}")
-
-
-@pytest.fixture(scope="session")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    if not shutil.which("gcc"):
-        pytest.skip("no gcc on this machine to compile the simulated driver with")
-    found = {}
-    for version in (R615, R580):
-        root = tmp_path_factory.mktemp(f"driver-{version}")
-        packages.compile_driver(root, version)
-        libraries = root / "usr" / "lib64"
-        libraries.mkdir(parents=True)
-        (root / f"libnvidia-ml.so.{version}").rename(libraries / f"libnvidia-ml.so.{version}")
-        (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
-        found[version] = root
-    return found
 
 
 def play(
@@ -168,6 +151,15 @@ def test_a_process_that_ignores_sigterm_keeps_its_memory_from_others(drivers: di
     assert report["held again"] == "holding 1500 MiB"
     assert (report["at first"], report["left"], report["taken"]) == (0, [["default/one", 3]], 3)
     assert report["after its end"] == [0, 0]
+
+
+def test_what_a_container_holds_after_it_lifted_its_limit_is_reported(drivers: dict[str, Path], tmp_path: Path) -> None:
+    report = play("lifted", drivers[R615], tmp_path)
+    assert report["events"] == [] and report["limit"] == [0, 2048, 0]
+    assert report["lifted"] is None and report["holds"] == "holding 5000 MiB"
+    (event,) = report["events after"]
+    assert event.startswith("GpuMemoryExceeded: MemoryLimitExceeded: container x of pod default/one holds 5000 MiB")
+    assert report["state"].startswith("unenforced: MemoryLimitExceeded") and report["more"] == "Insufficient Memory"
 
 
 IMPOSSIBLE = {

@@ -48,11 +48,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Process:
-    """The plugin's process, and all that is around it."""
+    """The plugin's process, and all that is around it.
 
-    def __init__(self, root: Path, library: Path) -> None:
+    :param library: the folder of the simulated driver's library, of this version.
+    """
+
+    def __init__(self, root: Path, library: Path, driver: str = "580.95.05") -> None:
         self.node = Node(root)
-        self._library = library
+        self._library, self._driver = library, driver
         self._cards = root / "cards"
         self._log = root / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +72,7 @@ class Process:
             for one in self.node.nvml.found
         ]
         rows += [f"fault {one}" for one in faults] + [f"xid {one}" for one in xids]
-        text = "\n".join(["driver 580.95.05", "cuda 13000", *rows, ""])
+        text = "\n".join([f"driver {self._driver}", "cuda 13000", *rows, ""])
         # In place and by one write, as the simulated library requires.
         with self._cards.open("r+b" if self._cards.exists() else "wb") as file:
             file.truncate(file.write(text.encode()))
@@ -93,12 +96,7 @@ class Process:
                     *("--kubelet-dir", str(self.node.kubelet.root), *self._account),
                     *("--cdi-folders", str(self.node.specifications), *arguments),
                 ],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(Path(gpushare.__file__).parents[1]),
-                    "LD_LIBRARY_PATH": str(self._library),
-                    "KUBEGPU_SIM_CARDS": str(self._cards),
-                },
+                env={**self.driver_environment, "PYTHONPATH": str(Path(gpushare.__file__).parents[1])},
                 stderr=stream,
             )
         if "--cleanup" not in arguments:
@@ -112,6 +110,12 @@ class Process:
         self._process = None
         self._log.write_text("")
         return code
+
+    @property
+    def driver_environment(self) -> dict[str, str]:
+        """The environment of a program that uses the simulated driver."""
+        paths = {"LD_LIBRARY_PATH": str(self._library), "KUBEGPU_SIM_CARDS": str(self._cards)}
+        return {"PATH": os.environ["PATH"], **paths}
 
     @property
     def log(self) -> str:

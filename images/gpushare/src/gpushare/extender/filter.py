@@ -105,6 +105,7 @@ def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> FilterR
     share, count, by_model = demand.share, demand.count, bool(demand.models or demand.excluded)
     chosen: dict[str, _Choice] = {}
     texts: dict[tuple[int, int, int, int, str], str] = {}
+    no_model = str(NO_MATCHING_MODEL)
     for name in names:
         node = view(name)
         if node is None:
@@ -115,6 +116,9 @@ def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> FilterR
             choice = chosen.get(node.kinds)
             if choice is None:
                 choice = chosen[node.kinds] = _choice(node.kinds, demand)
+            if not choice and node.largest_card > 0:
+                unresolvable[name] = no_model
+                continue
             if choice is not ALL:
                 capacity = _selected(node, choice)
         free, sizes = capacity
@@ -123,9 +127,6 @@ def _evaluate_cards(names: Iterable[str], view: View, demand: Demand) -> FilterR
             continue
         if node.largest_card <= 0:
             unresolvable[name] = str(refusal(node, demand))
-            continue
-        if not free:
-            unresolvable[name] = str(NO_MATCHING_MODEL)
             continue
         # In large clusters many nodes have the same message; it is built once for all that it depends on.
         unplaced = node.unplaced

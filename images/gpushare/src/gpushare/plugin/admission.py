@@ -70,7 +70,10 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
 
     def containers(field: str) -> list[JsonObject]:
         return [
-            {key: one[key] for key in ("name", "restartPolicy", "resources") if key in one}
+            {
+                **{key: one[key] for key in ("name", "restartPolicy", "resources") if key in one},
+                **({"securityContext": {"privileged": True}} if pod_facts.privileged(one) else {}),
+            }
             for one in spec.get(field) or []
         ]
 
@@ -84,6 +87,7 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
                 "nodeName": spec.get("nodeName", ""),
                 "initContainers": containers("initContainers"),
                 "containers": containers("containers"),
+                "ephemeralContainers": containers("ephemeralContainers"),
             },
             "status": {
                 "phase": status.get("phase", ""),

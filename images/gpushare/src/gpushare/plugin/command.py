@@ -102,7 +102,7 @@ class Options:
     :param injection: ``auto``, ``cdi`` or ``envvar``.
     :param memory_limit: ``auto``, ``required`` or ``off``.
     :param evict: whether a pod is evicted that holds memory of others and can't be limited.
-    :param exempt: namespaces whose pods without a share aren't limited.
+    :param exempt: namespaces whose pods without a share aren't limited, and whose privileged pods aren't reported.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
@@ -199,6 +199,7 @@ class Plugin:
             self.events,
             self.metrics,
             options.resync,
+            options.exempt,
         )
         status = {**common(self.unready, registry), ("GET", "/healthz"): self._healthz}
         self.servers: list[Service] = []
@@ -465,7 +466,8 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
     "exempt-namespaces": (
         str,
         EXEMPT,
-        "namespaces, with commas, whose pods without a share aren't limited, as NVIDIA's own mustn't be",
+        "namespaces, with commas, whose pods without a share aren't limited, as NVIDIA's own mustn't be, and whose "
+        "privileged pods aren't reported",
     ),
     "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
     "log-format": (str, "text", "text or json"),

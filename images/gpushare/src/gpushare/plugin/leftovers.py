@@ -12,6 +12,7 @@ pod is gone; its memory is then found as memory of no share.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 import typing as t
@@ -21,6 +22,8 @@ from gpushare.plugin import limits, pod_facts, steering
 from gpushare.plugin.cgroups import Cgroups
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
+
+log = logging.getLogger("gpushare.leftovers")
 
 # Seconds that processes of a gone pod are given to end: kubelet kills those of a forced deletion after two. Nothing is
 # reported before, and a call for their IDs waits so long at most.
@@ -92,6 +95,7 @@ class Leftovers:
             if identifier in folders:
                 key, uid = pod_facts.key(pod), contract.pod_uid(pod)
                 holders[identifier] = Holder(key, uid, name, folders[identifier], ids)
+                log.info("container recorded", extra={"data": {"pod": key, "container": name, "units": len(ids)}})
         ended = {
             one for one, holder in holders.items() if one not in running and not self._cgroups.populated(holder.folder)
         }

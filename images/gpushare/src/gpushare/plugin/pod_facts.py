@@ -66,6 +66,19 @@ def steps(pod: JsonObject) -> tuple[Step, ...]:
     return tuple(step for step in found if step.units > 0)
 
 
+def privileged(container: JsonObject) -> bool:
+    return bool((container.get("securityContext") or {}).get("privileged"))
+
+
+@kept
+def privileged_containers(pod: JsonObject) -> tuple[str, ...]:
+    """Return the names of the privileged containers that may run; plain init containers have ended."""
+    spec = pod.get("spec") or {}
+    inits = [one for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+    everything = [*inits, *(spec.get("containers") or []), *(spec.get("ephemeralContainers") or [])]
+    return tuple(str(one.get("name", "")) for one in everything if privileged(one))
+
+
 @kept
 def visible_units(pod: JsonObject) -> int:
     """Return the units of the containers that PodResources show."""

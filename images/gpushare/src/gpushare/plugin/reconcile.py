@@ -228,6 +228,7 @@ class Reconciler:
     :param node_cache: the mirror of this node.
     :param granted: returns the cards of recently allocated pods.
     :param resync: seconds between two passes at the most.
+    :param exempt: namespaces whose privileged pods aren't reported.
     """
 
     def __init__(
@@ -242,6 +243,7 @@ class Reconciler:
         events: Events,
         metrics: Metrics,
         resync: float,
+        exempt: t.Container[str] = (),
     ) -> None:
         self._node = node
         self._kube = kube
@@ -260,6 +262,7 @@ class Reconciler:
         self._matches: set[str] = set()
         self._unhealthy: dict[str, str] = {}
         self._warned: set[tuple[str, str, str]] = set()
+        self._exempt, self._exposed = exempt, set[tuple[str, tuple[str, ...]]]()
         # The state of the memory limits, of the node and of a card (UUID); a card's units of deleted pods that aren't
         # released; and a callback for what a pass has read.
         self.limit: t.Callable[[], str] = lambda: contract.LIMIT_OFF
@@ -316,6 +319,8 @@ class Reconciler:
         pods = pod_facts.by_key(self._pods.items())
         self._metrics.cards(cards, steering.held_units(cards, listing))
         self._report_health(cards, pods, listing)
+        if cards:
+            self._report_privileged(pods.values())
         self.on_reconciled(list(pods.values()), listing)
         self._matches &= {contract.pod_uid(pod) for pod in pods.values()}
         for correction in corrections(cards, pods, listing, granted, time.time_ns()):
@@ -403,6 +408,24 @@ class Reconciler:
                     warned.add(key)
         self._unhealthy = {card.uuid: card.reason for card in cards if not card.healthy}
         self._warned = warned
+
+    def _report_privileged(self, pods: t.Iterable[JsonObject]) -> None:
+        """Post an Event on each pod that sees every card of the node whatever it requests, once for its containers."""
+        exposed: set[tuple[str, tuple[str, ...]]] = set()
+        for pod in pods:
+            names, namespace = pod_facts.privileged_containers(pod), pod_facts.key(pod).partition("/")[0]
+            if not names or namespace in self._exempt or not pod_facts.started(pod) or contract.finished(pod):
+                continue
+            which = f"container {names[0]} is" if len(names) == 1 else f"containers {', '.join(names)} are"
+            text = (
+                f"{which} privileged in pod {pod_facts.key(pod)}, which therefore sees every card of node "
+                f"{self._node} and can lift memory limits: remove securityContext.privileged; if it is a part of the "
+                f"node's system, add {namespace} to gpushare_admission_exempt_namespaces"
+            )
+            one = contract.pod_uid(pod), names
+            if one in self._exposed or self.post(pod, "GpuCardsExposed", text):
+                exposed.add(one)
+        self._exposed = exposed
 
     def _is_due(self, what: str, wanted: t.Any, have: t.Any) -> bool:
         """Return whether a patch has to be sent: not if it was sent a moment ago and the mirror doesn't show it yet."""

@@ -1,0 +1,93 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Filters for configure.yml: an AWX survey from the argument specifications of roles, and paths of files to read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleFilterError
+
+# What a survey can ask, by an option's type. The answer for a list is text with commas, which the asked roles split.
+TYPES = {"str": "text", "path": "text", "int": "integer", "float": "float", "bool": "multiplechoice", "list": "text"}
+MARKUP = re.compile(r"\b[A-Z]+\(((?:\\.|[^\\)])*)\)")
+
+
+def _plain(description: str | Sequence[str]) -> str:
+    """Return a description without Ansible's markup, as one paragraph."""
+    text = description if isinstance(description, str) else " ".join(description)
+    return " ".join(MARKUP.sub(lambda found: re.sub(r"\\(.)", r"\1", found[1]), text).split())
+
+
+def _shown(default: Any) -> str:
+    """Return a default as a person reads it; empty for none."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ", ".join(map(str, default)) if isinstance(default, list) else str(default)
+
+
+def _question(name: str, option: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the question about one option.
+
+    It is optional and has no default: what AWX presets in a survey is an extra variable, which takes precedence over
+    the inventory. So the inventory's value applies, or else the role's default, until somebody answers.
+
+    :param name: the variable that the answer sets.
+    """
+    kind = option["type"]
+    if kind not in TYPES:
+        raise AnsibleFilterError(f"awx_survey: {name} is of type {kind}, for which AWX has no question")
+    text = _plain(option["description"])
+    first = re.split(r"(?<!e\.g)\.(?:\s|$)", text)[0]
+    default = _shown(option.get("default", ""))
+    question: dict[str, Any] = {
+        "variable": name,
+        "question_name": f"{name}: {first}" + (f" (default: {default})" if default else ""),
+        "question_description": text,
+        "required": False,
+        "type": TYPES[kind],
+    }
+    choices = ["true", "false"] if kind == "bool" else option.get("choices", [])
+    if choices:
+        question |= {"type": "multiplechoice", "choices": [str(one) for one in choices if one != ""]}
+    return question
+
+
+def awx_survey(asked: Sequence[Mapping[str, str]], roles: str) -> dict[str, Any]:
+    """Make a survey, as AWX's API takes it.
+
+    :param asked: the questions in their order: ``role``, ``option`` and, where the answer sets another variable that
+        the option defaults to, ``variable``.
+    :param roles: the folder of the roles.
+    :returns: the survey; ``{}``, which removes a survey, if nothing is asked.
+    :raises AnsibleFilterError: a role has no such option, or AWX can't ask for it.
+    """
+    questions = []
+    for one in asked:
+        role, option = one["role"], one["option"]
+        text = (Path(roles) / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
+        entries = yaml.safe_load(text)["argument_specs"].values()
+        found = [entry["options"][option] for entry in entries if option in entry.get("options", {})]
+        if not found:
+            raise AnsibleFilterError(f"awx_survey: role {role} has no option {option}")
+        questions.append(_question(one.get("variable", option), found[0]))
+    return {"name": "", "description": "", "spec": questions} if questions else {}
+
+
+def awx_path(path: str) -> str:
+    """Return a path as absolute; Ansible's lookups would take a relative one from the playbook's folder."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+class FilterModule:
+    """Announce the filters to Ansible."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"awx_survey": awx_survey, "awx_path": awx_path}

@@ -1,0 +1,119 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Ansible wants imports behind the documentation.
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: initial_inventory
+short_description: Groups of a new inventory
+version_added: 1.0.0
+description:
+  - Returns the machines of a new inventory, as they are named or as the cluster has them.
+  - In a cluster, nodes with GPUs are those that labels of NVIDIA or of the Node Feature Discovery show, or resources.
+    Where no node has any of these, all but the control plane's nodes are taken.
+  - Nodes whose system must not be changed over SSH, as OpenShift's CoreOS, are named in C(gpushare_nodes) instead.
+options:
+  _input:
+    description: Nodes of the cluster, from M(kubegpu.share.cluster_info). Not read if O(gpu_nodes) isn't empty.
+    type: list
+    elements: dict
+    required: true
+  gpu_nodes:
+    description: The machines with GPUs, each as C(NAME) or C(NAME=ADDRESS), in a list or separated by commas.
+    type: list
+    elements: str
+    default: []
+  control_plane:
+    description: The machines of the control plane, in the same form.
+    type: list
+    elements: str
+    default: []
+  ssh:
+    description: Whether the machines are reached over SSH.
+    type: bool
+    default: true
+author:
+  - The kubegpu.share authors (@kubegpu)
+"""
+
+EXAMPLES = r"""
+- name: Print the groups of two machines
+  ansible.builtin.debug:
+    msg: "{{ [] | kubegpu.share.initial_inventory(gpu_nodes=['gpu1=192.0.2.11'], control_plane=['cp1']) }}"
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - C(gpu_nodes) and C(control_plane), the address of each machine by its name, empty if its name is to be resolved.
+    - C(gpushare_nodes), names of nodes that aren't reached over SSH.
+    - C(assumed), whether nothing showed which nodes have GPUs.
+  type: dict
+"""
+
+import typing as t
+
+# Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
+GPU_LABELS = (
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "gpushare",
+)
+GPU_RESOURCES = ("nvidia.com/gpu", "aliyun.com/gpu-mem")
+CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+UNCHANGEABLE = ("CoreOS", "Bottlerocket", "Talos", "Flatcar", "Container-Optimized OS")
+
+
+def _named(machines: str | t.Sequence[str]) -> dict[str, str]:
+    # A variable of the command line is a text.
+    words = machines.split(",") if isinstance(machines, str) else machines
+    pairs = (one.partition("=") for one in words if one.strip())
+    return {name.strip(): address.strip() for name, _equals, address in pairs}
+
+
+def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:
+    labelled = any(node["labels"].get(label) == "true" for label in GPU_LABELS)
+    return labelled or any(node["capacity"].get(resource, "0") != "0" for resource in GPU_RESOURCES)
+
+
+def initial_inventory(
+    nodes: t.Sequence[t.Mapping[str, t.Any]],
+    gpu_nodes: str | t.Sequence[str] = (),
+    control_plane: str | t.Sequence[str] = (),
+    ssh: bool = True,
+) -> dict[str, t.Any]:
+    """Return the groups of a new inventory; see the documentation of the filter.
+
+    :param nodes: as ``cluster_info`` returns them.
+    :param gpu_nodes: ``NAME`` or ``NAME=ADDRESS`` of each; empty to take them from ``nodes``.
+    :param control_plane: the same for the control plane.
+    :param ssh: whether machines are reached over SSH.
+    """
+    assumed = False
+    if gpu_nodes:
+        gpus, planes, closed = _named(gpu_nodes), _named(control_plane), set[str]()
+    else:
+        masters = [node for node in nodes if any(label in node["labels"] for label in CONTROL_PLANE_LABELS)]
+        found = [node for node in nodes if _has_gpu(node)]
+        assumed = not found
+        gpus = {node["name"]: node["address"] for node in found or [one for one in nodes if one not in masters]}
+        planes = {node["name"]: node["address"] for node in masters}
+        closed = {node["name"] for node in nodes if any(system in node["os"] for system in UNCHANGEABLE)}
+    over_api = [name for name in gpus if name in closed or not ssh]
+    return {
+        "gpu_nodes": {name: address for name, address in gpus.items() if name not in over_api},
+        "control_plane": {name: address for name, address in planes.items() if ssh and name not in closed},
+        "gpushare_nodes": over_api,
+        "assumed": assumed,
+    }
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {"initial_inventory": initial_inventory}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The surveys of awx/vars.yml are made from the roles' argument specifications, and the roles take each answer."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from awx_kit import ROOT, variables
+from awx_stand_in import Controller
+
+sys.path.insert(0, str(ROOT / "awx" / "filter_plugins"))
+
+from awx_filters import awx_survey
+
+ROLES = ROOT / "roles"
+TEMPLATES = variables()["awx_job_templates"]
+EVERY = {one["option"]: one for template in TEMPLATES.values() for one in template["survey"]}
+ASKED = [pytest.param(one, id=name) for name, one in EVERY.items()]
+# Values that somebody may type.
+TYPED = {"text": ["a", "a,b"], "integer": [0, 600]}
+
+
+def option(asked):
+    entries = yaml.safe_load((ROLES / asked["role"] / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    return next(
+        one["options"][asked["option"]] for one in entries.values() if asked["option"] in one.get("options", {})
+    )
+
+
+def answers(question):
+    return question["choices"] if question["type"] == "multiplechoice" else TYPED[question["type"]]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_role_takes_each_answer_and_none_replaces_the_inventorys_value(asked):
+    [question] = awx_survey([asked], str(ROLES))["spec"]
+    # AWX passes a survey's defaults as extra variables.
+    assert "default" not in question and question["required"] is False
+    specified = option(asked)
+    validator = ArgumentSpecValidator({asked["option"]: {k: v for k, v in specified.items() if k != "description"}})
+    for answer in answers(question):
+        assert not validator.validate({asked["option"]: answer}).error_messages, answer
+    assert not re.search(r"\b[A-Z]\(", question["question_description"])
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_role_uses_an_answer_as_text(asked):
+    """AWX's answers are text, also "false" and "a,b", while role argument validation doesn't convert variables."""
+    name, kind = asked["option"], option(asked)["type"]
+    if kind not in ("bool", "list"):
+        return
+    uses = {
+        "bool": rf"\b{name} \| bool\b|^\s*\w+: \"\{{\{{ {name} \}}\}}\"$",
+        "list": rf"\({name}\.split\(','\) if {name} is string else {name}\)",
+    }
+    found = 0
+    for path in (*(ROLES / asked["role"] / "tasks").glob("*.yml"), *(ROLES / asked["role"] / "vars").glob("*.yml")):
+        text = path.read_text()
+        found += len(re.findall(uses[kind], text, re.MULTILINE))
+        rest = re.sub(uses[kind], "", text, flags=re.MULTILINE)
+        # What a message or a comment says is no use.
+        assert not re.search(rf"\{{\{{[^}}]*\b{name}\b|^\s*- {name}\b|when: .*\b{name}\b", rest, re.MULTILINE), path
+    assert found
+
+
+@pytest.mark.parametrize("asked", [one for one in EVERY.values() if "variable" in one])
+def test_an_answer_sets_another_variable_only_where_the_option_defaults_to_it(asked):
+    default = yaml.safe_load((ROLES / asked["role"] / "defaults" / "main.yml").read_text())[asked["option"]]
+    assert default.startswith(f"{{{{ {asked['variable']} | default(")
+
+
+def test_awx_accepts_the_surveys():
+    Controller([]).check_survey(awx_survey(list(EVERY.values()), str(ROLES)))
+
+
+def test_a_question_has_the_options_type_choices_and_default(tmp_path):
+    folder = tmp_path / "one" / "meta"
+    folder.mkdir(parents=True)
+    options = {
+        "one_a": {"type": "str", "choices": ["x", ""], "default": "x", "description": "Which V(x), O(one_b=2). More."},
+        "one_b": {"type": "int", "description": ["Seconds; e.g. 3.5 of C(it\\)).", "Next."]},
+        "one_c": {"type": "bool", "default": False, "description": "Whether."},
+        "one_d": {"type": "dict", "description": "Labels."},
+    }
+    specs = {"argument_specs": {"main": {"options": options}, "other": {}}}
+    (folder / "argument_specs.yml").write_text(yaml.safe_dump(specs))
+    ask = [{"role": "one", "option": name} for name in ("one_a", "one_b", "one_c")]
+    first, second, third = awx_survey(ask, str(tmp_path))["spec"]
+    assert first == {
+        "variable": "one_a",
+        "question_name": "one_a: Which x, one_b=2 (default: x)",
+        "question_description": "Which x, one_b=2. More.",
+        "required": False,
+        "type": "multiplechoice",
+        "choices": ["x"],
+    }
+    assert (second["type"], second["question_name"]) == ("integer", "one_b: Seconds; e.g. 3.5 of it)")
+    assert (third["choices"], third["question_name"]) == (["true", "false"], "one_c: Whether (default: false)")
+    assert awx_survey([], str(tmp_path)) == {}
+    with pytest.raises(AnsibleFilterError, match="role one has no option one_z"):
+        awx_survey([{"role": "one", "option": "one_z"}], str(tmp_path))
+    with pytest.raises(AnsibleFilterError, match="one_d is of type dict"):
+        awx_survey([{"role": "one", "option": "one_d"}], str(tmp_path))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook init by real ansible-playbook, and the inventory that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.filter.initial_inventory import initial_inventory
+from own_cluster import own_api_server
+from real_apiserver import MERGE
+
+ROOT = Path(__file__).resolve().parents[3]
+BIN = Path(sys.executable).parent
+EXAMPLE = (
+    "init_gpu_nodes=gpu-node-1=192.0.2.11,gpu-node-2=192.0.2.12",
+    "init_control_plane=control-plane-1=192.0.2.1",
+)
+
+
+def ansible(folder, *command):
+    """Run a command of Ansible in a folder, with the collection and nothing else of this process."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
+    environment |= {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_HOME": str(folder / "home")}
+    environment |= {"HOME": str(folder / "home"), "ANSIBLE_NOCOLOR": "1"}
+    environment |= {"KUBECONFIG": "", "K8S_AUTH_KUBECONFIG": ""}
+    done = subprocess.run(
+        [BIN / command[0], *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def init(folder, *variables, words=()):
+    extra = [word for one in variables for word in ("-e", one)]
+    return ansible(folder, "ansible-playbook", "kubegpu.share.init", *extra, *words)
+
+
+def listed(folder, inventory="inventory"):
+    rc, text = ansible(folder, "ansible-inventory", "-i", inventory, "--list")
+    assert rc == 0, text
+    return json.loads(text[text.index("{") : text.rindex("}") + 1])
+
+
+def test_the_example_inventory_is_what_init_writes(tmp_path):
+    assert init(tmp_path, *EXAMPLE, words=("--check",))[0] == 0
+    assert not (tmp_path / "inventory").exists()
+    rc, text = init(tmp_path, *EXAMPLE)
+    assert rc == 0, text
+    for name in ("hosts.yml", "group_vars/all.yml"):
+        assert (tmp_path / "inventory" / name).read_text() == (ROOT / "inventories/example" / name).read_text(), name
+    read = listed(tmp_path)
+    assert read["gpu_nodes"]["hosts"] == ["gpu-node-1", "gpu-node-2"]
+    variables = read["_meta"]["hostvars"]["gpu-node-1"]
+    assert variables == {"ansible_host": "192.0.2.11", "ansible_user": "root", "gpu_kubeconfig": "~/.kube/config"}
+    rc, text = init(tmp_path, "init_gpu_nodes=gpu1")
+    assert rc != 0 and f"init_folder: {tmp_path}/inventory/hosts.yml and" in " ".join(text.split()), text
+    assert "gpu1" not in (tmp_path / "inventory/hosts.yml").read_text()
+
+
+def test_options_are_written_as_valid_yaml(tmp_path):
+    given = {
+        "init_folder": "inventories/prod",
+        "init_kubeconfig": "admin #1.conf",
+        "init_gpu_nodes": ["on", "1e5=gpu.example.org"],
+        "init_user": "ada",
+        "init_ssh_key": "~/.ssh/gpu",
+    }
+    rc, text = init(tmp_path, json.dumps(given))
+    assert rc == 0 and "ansible-playbook -i inventories/prod kubegpu.share.preflight" in text, text
+    read = listed(tmp_path, "inventories/prod")
+    assert read["gpu_nodes"]["hosts"] == ["on", "1e5"]
+    assert read["_meta"]["hostvars"]["1e5"] == {
+        "ansible_become": True,
+        "ansible_host": "gpu.example.org",
+        "ansible_ssh_private_key_file": "~/.ssh/gpu",
+        "ansible_user": "ada",
+        "gpu_kubeconfig": f"{tmp_path}/admin #1.conf",
+    }
+
+
+def test_without_a_cluster_the_ways_to_name_machines_are_reported(tmp_path):
+    rc, text = init(tmp_path, "init_kubeconfig=none.conf")
+    text = " ".join(text.split())
+    assert rc != 0 and f"{tmp_path}/none.conf isn't a file" in text, text
+    assert "-e init_gpu_nodes=NAME=ADDRESS" in text and not (tmp_path / "inventory").exists()
+
+
+def node(name, address="", labels=(), capacity=None, os="Debian GNU/Linux 12"):
+    return {
+        "name": name,
+        "address": address,
+        "labels": dict.fromkeys(labels, "true"),
+        "capacity": capacity or {},
+        "os": os,
+    }
+
+
+PLANE = node("cp1", "192.0.2.1", ["node-role.kubernetes.io/control-plane"])
+COREOS = "Red Hat Enterprise Linux CoreOS 9.6"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "gpus", "planes", "over_api", "assumed"),
+    [
+        ([PLANE, node("w1", "192.0.2.2"), node("w2")], {}, ["w1", "w2"], ["cp1"], [], True),
+        ([PLANE, node("w1"), node("w2", labels=["nvidia.com/gpu.present"])], {}, ["w2"], ["cp1"], [], False),
+        ([PLANE, node("w1", capacity={"aliyun.com/gpu-mem": "16"}), node("w2")], {}, ["w1"], ["cp1"], [], False),
+        ([node("w1", capacity={"nvidia.com/gpu": "0"})], {}, ["w1"], [], [], True),
+        ([PLANE, node("w1")], {"ssh": False}, [], [], ["w1"], True),
+        ([{**PLANE, "os": COREOS}, node("w1", os=COREOS), node("w2")], {}, ["w2"], [], ["w1"], True),
+        ([PLANE], {"gpu_nodes": "a=1.2.3.4, b", "control_plane": ["c"]}, ["a", "b"], ["c"], [], False),
+    ],
+)
+def test_machines_are_those_of_the_cluster_or_named(nodes, options, gpus, planes, over_api, assumed):
+    found = initial_inventory(nodes, **options)
+    assert (list(found["gpu_nodes"]), list(found["control_plane"])) == (gpus, planes)
+    assert (found["gpushare_nodes"], found["assumed"]) == (over_api, assumed)
+
+
+def test_an_inventory_is_made_from_a_real_api_server(tmp_path):
+    with own_api_server() as api:
+        for name, address, labels in (
+            ("cp1", "192.0.2.1", {"node-role.kubernetes.io/control-plane": ""}),
+            ("gpu1", "192.0.2.11", {"feature.node.kubernetes.io/pci-10de.present": "true"}),
+            ("worker1", "192.0.2.12", {}),
+        ):
+            api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+            status = {"status": {"addresses": [{"type": "InternalIP", "address": address}]}}
+            api.request("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE)
+        rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}")
+        assert rc == 0, text
+    hosts = yaml.safe_load((tmp_path / "inventory/hosts.yml").read_text())
+    assert hosts["gpu_nodes"]["hosts"] == {"gpu1": {"ansible_host": "192.0.2.11"}}
+    assert hosts["control_plane"]["hosts"] == {"cp1": {"ansible_host": "192.0.2.1"}}
+
+
+def test_every_commented_option_exists_and_shows_its_default():
+    specs = [yaml.safe_load(path.read_text()) for path in (ROOT / "roles").glob("*/meta/argument_specs.yml")]
+    options = {
+        name: one
+        for spec in specs
+        for entry in spec["argument_specs"].values()
+        for name, one in entry.get("options", {}).items()
+    }
+    paragraphs = (ROOT / "inventories/example/group_vars/all.yml").read_text().split("\n\n")
+    named = set()
+    for paragraph in paragraphs:
+        example = False
+        for line in paragraph.splitlines():
+            found = re.fullmatch(r"# ([a-z]+_\w+): (.*)", line)
+            if not found or found[1].startswith("ansible_"):
+                example = "(e.g.)" in line if line.startswith("#") else example
+                continue
+            name = found[1]
+            named.add(name)
+            # Of the whole collection, and described with the roles that take it.
+            if name in ("gpu_maintenance",):
+                assert found[2] == "never"
+            elif not example:
+                assert yaml.safe_load(found[2]) == options[name].get("default"), name
+            else:
+                assert name in options, name
+    assert {"gpushare_memory_unit", "driver_version", "image_build_host", "preflight_ignore"} <= named

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the pages name exists: variables, playbooks, ids; and what exists is found on the pages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
+import code_tables  # noqa: E402
+import pictures  # noqa: E402
+import site_builder  # noqa: E402
+
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("roles/*/README.md"), *ROOT.glob("*.md")])
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
+# A variable of a role begins with its name; those of several roles with gpu.
+VARIABLE = re.compile(rf"`((?:gpu|{'|'.join(ROLES)}|uninstall)_[a-z0-9_]+)(?:: [^`]*|=[^`]*)?`")
+SET = re.compile(r"-e '?\{?\"?([a-z][a-z0-9_]+)[=\"]")
+ROLE_VARIABLE = re.compile(r"\b(?:gpu|uninstall)_[a-z_]+\b")
+
+
+def options():
+    """Every option of the roles' argument specifications, and what playbooks, roles and the controller read besides."""
+    found = set()
+    for path in ROOT.glob("roles/*/meta/argument_specs.yml"):
+        for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
+            found |= set(entry.get("options") or {})
+    readers = ("playbooks/*.yml", "roles/*/defaults/main.yml", "plugins/plugin_utils/*/*.py")
+    for path in (path for pattern in readers for path in ROOT.glob(pattern)):
+        found |= set(ROLE_VARIABLE.findall(path.read_text()))
+    return found
+
+
+def others():
+    """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, metrics."""
+    names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.py"))}
+    names |= {path.stem for path in ROOT.glob("playbooks/*.yml")} | set(ROLES)
+    for path in ROOT.glob("roles/*/tasks/*.yml"):
+        text = path.read_text()
+        # Facts and artifacts that a role sets, and names of its result.
+        names |= set(re.findall(r"^ +([a-z_]+):", text, re.MULTILINE))
+    for check in code_tables.code("module_utils._check.registry").CHECKS:
+        names |= set(check.documentation.messages)
+    text = (ROOT / "docs" / "monitoring.md").read_text()
+    return names | set(re.findall(r"`(gpushare_\w+)`? \|", text)) | {"gpu_nodes", "gpu_node"}
+
+
+def named(text):
+    return set(VARIABLE.findall(text)) | set(SET.findall(text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_variable_of_a_page_exists(page):
+    known = options() | others()
+    # kubespray's and Ansible's own variables have other prefixes.
+    assert {name for name in named(page.read_text()) if not name.startswith("ansible_")} <= known
+
+
+def test_a_misspelt_variable_is_found():
+    found = named(
+        "`driver_versoin`, `gpushare_memory_limit: required`, -e gpu_maintanance=drain, -e '{\"verify_x\": 1}'"
+    )
+    assert found == {"driver_versoin", "gpushare_memory_limit", "gpu_maintanance", "verify_x"}
+    assert found - options() - others() == {"driver_versoin", "gpu_maintanance", "verify_x"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_playbook_of_a_page_exists(page):
+    text = page.read_text()
+    names = re.findall(r"\b(?:ansible-playbook|import_playbook:)[^\n`]*? kubegpu\.share\.(\w+)", text)
+    names += re.findall(r"\bplaybooks/(\w+)\.yml", text)
+    assert {name for name in names if not (ROOT / "playbooks" / f"{name}.yml").exists()} == set()
+
+
+def test_every_page_is_in_the_index():
+    _text, listed = site_builder.index()
+    own = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert own - listed == {site_builder.INDEX}
+
+
+def test_every_id_is_on_the_page_of_symptoms():
+    page = code_tables.troubleshooting()
+    for check in code_tables.code("module_utils._check.registry").CHECKS:
+        section = page.partition(f"\n### {check.id}\n")[2].partition("\n### ")[0]
+        assert check.documentation.title in section
+        assert [cause for cause in check.documentation.messages if f"| `{cause}` |" not in section] == []
+        assert f"[{check.id}](#{check.id.lower()})" in page, "a symptom, or the list of other ids, leads there"
+    reasons = code_tables.code("module_utils._contracts.gpushare").Reason
+    assert [code for code in reasons if f"`{code}`" not in page] == []
+    assert set(code_tables.reason_codes()) == {str(code) for code in reasons}
+
+
+def test_a_symptom_with_an_unknown_id_is_refused(monkeypatch):
+    for field in ("checks", "codes", "findings"):
+        wrong = code_tables.Symptom("Nothing works", "Look.", **{field: ("Z99",)})
+        monkeypatch.setattr(code_tables, "SYMPTOMS", (wrong,))
+        with pytest.raises(KeyError, match="Z99"):
+            code_tables.troubleshooting()
+
+
+def test_the_picture_of_a_run_has_the_plays_of_site_in_their_order():
+    found = list(pictures.plays("site.yml"))
+    own = [play["name"] for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) if "hosts" in play]
+    assert [play.name for play in found if play.name in own] == own
+    assert any(play.serial and play.lanes == ("control_plane",) for play in found)
+    drawn = pictures.order_of_site()
+    assert all(f"<title>{pictures.escape(play.name)}</title>" in drawn for play in found)
+
+
+def test_links_out_of_the_site_lead_to_the_repository():
+    page, staged = Path("docs/howto/a.md"), {"docs/b.md", "docs/reference/index.rst"}
+    text = "[b](../b.md#x) [r](../reference) [i](../../images/gpushare/alerts.yml#L1) [n](none.md) [w](https://e.org/x)"
+    assert site_builder.relinked(text, page, staged, "https://example.org/1") == (
+        "[b](../b.md#x) [r](../reference/index.rst) [i](https://example.org/1/images/gpushare/alerts.yml#L1) "
+        "[n](none.md) [w](https://e.org/x)"
+    )
