@@ -33,6 +33,8 @@ def options():
     readers = ("playbooks/*.yml", "roles/*/defaults/main.yml", "plugins/plugin_utils/*/*.py")
     for path in (path for pattern in readers for path in ROOT.glob(pattern)):
         found |= set(ROLE_VARIABLE.findall(path.read_text()))
+    for path in ROOT.glob("awx/*.yml"):
+        found |= set(re.findall(r"\bawx_\w+", path.read_text()))
     return found
 
 

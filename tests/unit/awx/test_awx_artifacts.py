@@ -63,7 +63,7 @@ def test_readonly_access_leaves_the_account_and_no_token(tmp_path, api_server):
 def test_no_variable_has_an_artifacts_name():
     """AWX gives a job's artifacts to the later jobs of a workflow as extra variables, which take precedence."""
     texts = {path: path.read_text() for path in FILES}
-    names = set(re.findall(r"^\| \w+ \| `(\w+)` \|", (ROOT / "docs" / "awx.md").read_text(), re.MULTILINE))
+    names = set(re.findall(r"^\| \w+ \| `(\w+)` \|", (ROOT / "docs" / "howto" / "awx.md").read_text(), re.MULTILINE))
     found = {name for text in texts.values() for name in re.findall(r"set_stats:\n\s+data:\n\s+(\w+):", text)}
     # plan.yml's is set by an action plugin.
     assert names == found | {"gpu_plan"}

@@ -86,8 +86,6 @@ def test_preflight_passes_or_says_why_not(job):
 
 @pytest.mark.parametrize("template", ["plan", "site"])
 def test_site_in_check_mode_and_plan(job, template):
-    if not (ROOT / "playbooks" / f"{template}.yml").exists():
-        pytest.skip("this checkout has no such playbook")
     done = job(template, EMPTY, *(["--check"] if template == "site" else []))
     assert done.rc == 0, done.output
     assert ("gpu_plan" in done.artifacts) or template == "site", done.output

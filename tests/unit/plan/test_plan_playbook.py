@@ -97,7 +97,7 @@ def hosts_of_plays(folder, planned):
 
 def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path):
     step = {"stage": "runtime", "restarts": [], "role": "runtime", "module": "m", "certain": True}
-    plan = {"steps": [step], "groups": [], "refusal": None, "notes": []}
+    plan = {"steps": [step], "groups": ["gpu_nodes"], "refusal": None, "notes": []}
     empty = {**plan, "steps": []}
     unchanged = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty}, empty).patterns()}})
     assert [name for name, hosts in unchanged.items() if hosts] == ["Print what there is now"]
@@ -107,5 +107,5 @@ def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path
     assert one["Check that scheduler, kubelet and GPUs agree"] == ["localhost"]
     whole = hosts_of_plays(tmp_path, None)
     assert whole["Install the NVIDIA driver on the GPU nodes"] == ["gpu1", "gpu2"]
-    assert whole["Import the servers' image on the machines"] == ["cp1", "gpu1", "gpu2"]
+    assert whole["Build and import the servers' image where a machine lacks it"] == ["cp1", "gpu1", "gpu2"]
     assert whole["Configure kube-scheduler to use the extender, one machine at a time, the leader last"] == ["cp1"]
