@@ -43,6 +43,7 @@ OUTSIDE = {
         "community.okd.k8s_auth",
     ),
     "ansible_configuration_settings": ("reference_appendices/config.html", "Ansible configuration settings"),
+    "callback_plugins": ("plugins/callback.html", "Callback plugins"),
     "common_return_values": ("reference_appendices/common_return_values.html", "Common return values"),
 }
 CONFIGURATION = {

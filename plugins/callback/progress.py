@@ -16,7 +16,7 @@ description:
   - Prints to standard error which task still runs, on which hosts and for how long, every ten seconds.
   - A module can't print while it runs, so that the installation of a driver is silent for minutes otherwise.
 requirements:
-  - enabled by C(callbacks_enabled = kubegpu.share.progress) in ansible.cfg, or by E(ANSIBLE_CALLBACKS_ENABLED)
+  - enabled by C(callbacks_enabled = kubegpu.share.progress) in ansible.cfg, or by C(ANSIBLE_CALLBACKS_ENABLED)
 options:
   interval:
     description: Seconds after which, and between which, a running task is printed.
