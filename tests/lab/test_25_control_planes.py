@@ -413,6 +413,7 @@ def test_removal_restores_kubeadms_manifest(lab: Lab, planes: dict[str, ControlP
     changed_back(lab, planes, before)
 
 
+@pytest.mark.long
 def test_every_pod_was_scheduled_throughout(lab: Lab, watch: Watch, probe: SchedulingProbe) -> None:
     until(lambda: not probe.unscheduled()[:-3], "the last pods are scheduled", LONGEST)
     REPORT.append(summary(watch, probe))

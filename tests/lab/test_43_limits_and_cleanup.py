@@ -126,8 +126,8 @@ def test_fault_20_required_is_refused_before_anything_changes(lab: Lab) -> None:
     assert done.rc != 0
     assert not any(sums["changed"] for sums in done.recap.values()), done.recap
     said = " ".join(done.out.split())
-    for node in lab.gpu_nodes:
-        assert f"host {node} can't limit pods to their shares" in said, done.out[-4000:]
+    found = f"problem memory-limit {', '.join(lab.gpu_nodes)} can't limit pods to their shares"
+    assert found in said, done.out[-4000:]
     assert "gpushare_memory_limit" in said
 
 

@@ -124,8 +124,9 @@ def test_healthy_cluster_and_report_files(lab: Lab, namespace: str, verify: Run)
     assert used[f"{NAMESPACE}/fine-0"] == 700, card
     page = files["html"].read_text()
     assert f"{NAMESPACE}/fine-0" in page
-    # It loads nothing and runs nothing.
-    assert not re.search(r"<script|<link|<img|src=|url\(|href=[\"']?http", page)
+    # It loads nothing; the policy lets the filter's script run and no other.
+    assert not re.search(r"<link|<img|src=|url\(|href=[\"']?http", page)
+    assert page.count("<script") == 1 and "script-src 'sha256-" in page
     suites = ElementTree.parse(files["junit"]).getroot()
     assert list(suites.iter("testcase")) and not list(suites.iter("failure"))
     assert "kubegpu_card_memory_claimed" in files["prometheus"].read_text()
