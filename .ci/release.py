@@ -26,9 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 ENGINES = ("podman", "buildah", "docker")
 SUMS = "SHA256SUMS"
-# The Python packages that the controller needs: a file of the collection, or a part of the file of all.
-REQUIREMENTS = ("meta/ee-requirements.txt", "requirements.txt")
-CONTROLLER, DEVELOPMENT = "# What the collection needs on the controller.", "# What working on it needs."
+# The Python packages that the controller needs.
+REQUIREMENTS = "meta/ee-requirements.txt"
 # Every other place that names the version, which users see there.
 VERSIONS = {
     "images/gpushare/src/gpushare/__init__.py": r'__version__ = "(.*)"',
@@ -158,19 +157,17 @@ def images(tree: Path, out: Path) -> None:
 
 def requirements(text: str) -> list[tuple[str, str]]:
     """Return name and installed version of the Python packages that the controller needs."""
-    part = text.rpartition(CONTROLLER)[2].partition(DEVELOPMENT)[0]
-    names = sorted({match[1].lower() for match in re.finditer(r"^([A-Za-z0-9][\w.-]*)\s*[=<>~!]", part, re.MULTILINE)})
+    names = sorted({match[1].lower() for match in re.finditer(r"^([A-Za-z0-9][\w.-]*)\s*[=<>~!]", text, re.MULTILINE)})
     return [(name, metadata.version(name)) for name in names]
 
 
 def bill(package: Path, tree: Path, version: str) -> str:
     """Return the collection's bill of materials (CycloneDX 1.6, JSON): the tarball and what it needs beside it."""
     galaxy = yaml.safe_load((tree / "galaxy.yml").read_text())
-    listed = next(tree / name for name in REQUIREMENTS if (tree / name).exists())
     own = f"pkg:generic/kubegpu.share@{version}"
     python = [
         {"type": "library", "name": name, "version": installed, "purl": f"pkg:pypi/{name}@{installed}"}
-        for name, installed in requirements(listed.read_text())
+        for name, installed in requirements((tree / REQUIREMENTS).read_text())
     ]
     collections = [
         {"type": "library", "name": name, "version": wanted, "purl": f"pkg:generic/{name}"}
