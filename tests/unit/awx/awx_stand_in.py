@@ -68,6 +68,11 @@ class Field:
         return ""
 
 
+def exactly(value: object, kind: type) -> bool:
+    """Whether a value is of a type; true and false are no numbers, though Python counts them as such."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
 def text(required: bool = False, choices: tuple[str, ...] = ()) -> Field:
     return Field("str", "", required, choices)
 
@@ -579,7 +584,7 @@ class Controller:
         }
         if missing := sorted(set(known) - set(values)):
             raise Refused(400, {"__all__": [f"Missing required fields for Notification Configuration: {missing}."]})
-        if wrong := [name for name, (kind, _default) in known.items() if type(values[name]) is not kind]:
+        if wrong := [name for name, (kind, _default) in known.items() if not exactly(values[name], kind)]:
             raise Refused(400, {"__all__": [f"Configuration field '{wrong}' incorrect type."]})
 
     def check_survey(self, survey: Object) -> None:
@@ -591,7 +596,7 @@ class Controller:
         seen = set()
         for question in survey["spec"]:
             kinds = {"type": str, "question_name": str, "variable": str, "required": bool}
-            wrong = [name for name, kind in kinds.items() if type(question.get(name)) is not kind]
+            wrong = [name for name, kind in kinds.items() if not exactly(question.get(name), kind)]
             if wrong or question["variable"] in seen:
                 raise Refused(
                     400, {"error": f"{wrong or 'variable'} in survey question {question} missing or duplicated"}
@@ -694,7 +699,7 @@ class Controller:
         ids = self.lists.setdefault((endpoint, stored["id"], name), [])
         if method == "GET":
             return 200, self._page(path, query, [self.data[to][one] for one in ids], to)
-        if method != "POST" or type(body.get("id")) is not int or not set(body) <= {"id", "disassociate"}:
+        if method != "POST" or not exactly(body.get("id"), int) or not set(body) <= {"id", "disassociate"}:
             raise Refused(400, {"detail": f"not an association: {method} {body}"})
         other = self.data[to].get(body["id"])
         if other is None:

@@ -32,7 +32,10 @@ class Client:
     def project(self):
         project = self.add("projects", name="p", organization=self.organization, scm_type="git", scm_url="https://a")
         update = self.ask("GET", f"projects/{project}/")["summary_fields"]["current_update"]["id"]
-        assert [self.ask("GET", f"project_updates/{update}/")["status"] for _ in range(2)] == ["running", "successful"]
+        assert [self.ask("GET", f"project_updates/{update}/")["status"] for _n in range(2)] == [
+            "running",
+            "successful",
+        ]
         return project
 
     def template(self, **more):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import METRICS_NAME
 from gpushare_objects import rendered
-from real_apiserver import ApiServer, api_server  # noqa: F401
+from real_apiserver import ApiServer, api_server  # noqa: F401  # pylint: disable=unused-import
 
 FOLDER = Path(__file__).parents[3] / "images" / "gpushare"
 FILES = ("monitors.yml", "monitors-dedicated.yml")

@@ -76,16 +76,15 @@ def test_nouveau_without_drift_still_reports_a_needed_reboot(monkeypatch):
 def test_a_control_plane_has_both_kinds_of_facts_by_one_execution(monkeypatch):
     asked = {"images": ["a"], "packages": [], "report_trouble": False, "patches_dir": "/p"}
     results = []
+
+    def execute(**given):
+        results.append((given["module_name"], given["module_args"]))
+        return {"changed": False}
+
     for control_plane in (True, False):
-        action, executed = load(gpu_node_info, {**asked, "control_plane": control_plane}), []
-
-        def execute(executed=executed, **given):
-            executed.append((given["module_name"], given["module_args"]))
-            return {"changed": False}
-
+        action = load(gpu_node_info, {**asked, "control_plane": control_plane})
         monkeypatch.setattr(action, "_execute_module", execute)
         action.run(task_vars={})
-        results += executed
     assert results == [
         ("kubegpu.share.control_plane_info", {"patches_dir": "/p", "node": {"images": ["a"], "packages": []}}),
         ("kubegpu.share.gpu_node_info", {"images": ["a"], "packages": []}),

@@ -176,7 +176,7 @@ def test_all_memory_of_a_page_has_one_unit():
     shown = "".join(page(TROUBLE, ALLOCATION).text)
     own = [one for one in re.findall("[0-9] ([MG]iB)", shown.partition("Nodes and cards")[2]) if one != "GiB"]
     assert own == [], "the findings' evidence is the check's own text"
-    (box,) = [one for one in html._nodes(view(report([check("G6")], [], [SMALL]), None))]
+    (box,) = html._nodes(view(report([check("G6")], [], [SMALL]), None))
     assert [(row.claimed, row.used) for row in box.cards[0].rows] == [("1", "<0.1"), ("0.5", "0"), ("2.4", "unknown")]
 
 
