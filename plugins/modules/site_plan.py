@@ -18,7 +18,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   hosts:
     description: The result of M(kubegpu.share.role_plan) of each machine.

@@ -16,7 +16,6 @@ description:
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
   - kubegpu.share.attributes.cluster
-  - kubernetes.core.k8s_auth_options
 options:
   planned:
     description: The result of M(kubegpu.share.site_plan) with which the run began. Without changes its nodes aren't read again.
