@@ -33,6 +33,9 @@ class Done:
 
 # Linux follows as many symbolic links in a row.
 MAX_LINKS = 40
+# Comes before the seconds of a command's time limit. Without pipelining Ansible gives a module a terminal, and the
+# kernel stops whoever sets its modes from timeout's own process group, as apt-get does. A new session has none.
+LIMITED = ("setsid", "--wait", "timeout", "--kill-after=5")
 # Prefix of temporary files, which replace the old ones when they are complete.
 TEMPORARY = ".kubegpu-"
 
@@ -161,7 +164,7 @@ class RealSystem:
             raise ShareError(f"{argv[0]}: commands can't run without run_command")
         # run_command has no time limit; coreutils' timeout exits with 124 after it, and with 127 for a missing command.
         rc, out, err = self._run_command(
-            ["timeout", "--kill-after=5", f"{timeout:g}", *argv],
+            [*LIMITED, f"{timeout:g}", *argv],
             data=stdin,
             environ_update={"LC_ALL": "C", "LANGUAGE": "C", "DEBIAN_FRONTEND": "noninteractive"},
         )

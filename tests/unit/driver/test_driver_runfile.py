@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.action import driver_runfile
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import runfile
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.runfile_apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import LIMITED, RealSystem
 
 VERSION = "580.95.05"
 
@@ -52,7 +52,7 @@ class Machine:
         self.system = RealSystem(str(root), self.run_command)
 
     def run_command(self, argv, data=None, environ_update=None):
-        command = list(argv)[3:]
+        command = list(argv)[len(LIMITED) + 1 :]
         self.ran.append(" ".join(command))
         if command[0] == "dpkg-query":
             return 0, "".join(f"ii \t{name}\n" for name in self.packages), ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -84,3 +85,18 @@ class Clock:
 def test_a_time_in_the_future_hides_no_other_change(changed: tuple[float, ...], found: bool | None) -> None:
     paths = [str(number) for number in range(len(changed))]
     assert systemd.changed_since_start(Clock(1500, *changed), 1, paths, 1) is found  # type: ignore[arg-type]
+
+
+def test_a_command_that_sets_the_modes_of_the_modules_terminal_runs_to_its_end() -> None:
+    """Without pipelining a module has a terminal; who sets its modes from another process group is stopped."""
+
+    def in_terminal(argv: list[str], **_: Any) -> tuple[int, str, str]:
+        # The shell stays, as Ansible's does; what it becomes would lead the session.
+        kept = f"{shlex.join(argv)}; exit $?"
+        inside = ["script", "--quiet", "--return", "--command", kept, "/dev/null"]
+        done = subprocess.run(inside, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=8)
+        return done.returncode, done.stdout, done.stderr
+
+    assert RealSystem(run_command=in_terminal).run(["sh", "-c", "tty && stty sane && echo set"]).rc == 0
+    assert RealSystem(run_command=in_terminal).run(["no-such-command"]).rc == 127
+    assert RealSystem(run_command=in_terminal).run(["sleep", "9"], timeout=0.1).rc == 124
