@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from limited import without_limit
 
 from lab.aptsources import read_machine
 from lab.paths import cache_root, made_once
@@ -139,7 +140,7 @@ class Machine(RealSystem):
                 path.unlink()
 
     def _inside(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
-        words = list(argv[3:])
+        words = without_limit(argv)
         if self.killed_by and words[0] == self.killed_by[1] and any(self.killed_by[0] in line for line in self.ran):
             raise KeyboardInterrupt
         self.ran.append(" ".join(words))

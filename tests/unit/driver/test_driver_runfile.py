@@ -13,7 +13,8 @@ from ansible_collections.kubegpu.share.plugins.action import driver_runfile
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import runfile
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.runfile_apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import LIMITED, RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from limited import without_limit
 
 VERSION = "580.95.05"
 
@@ -52,7 +53,7 @@ class Machine:
         self.system = RealSystem(str(root), self.run_command)
 
     def run_command(self, argv, data=None, environ_update=None):
-        command = list(argv)[len(LIMITED) + 1 :]
+        command = without_limit(argv)
         self.ran.append(" ".join(command))
         if command[0] == "dpkg-query":
             return 0, "".join(f"ii \t{name}\n" for name in self.packages), ""

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import LIMITED, RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from limited import without_limit
 
 from lab.aptsources import read_machine
 from lab.paths import cache_root, made_once
@@ -121,7 +122,7 @@ class Tree:
     def _run_command(
         self, argv: Sequence[str], data: str | None = None, environ_update: dict[str, str] | None = None
     ) -> tuple[int, str, str]:
-        self.ran.append(" ".join(argv[len(LIMITED) + 1 :] if tuple(argv[: len(LIMITED)]) == LIMITED else argv))
+        self.ran.append(" ".join(without_limit(argv)))
         done = subprocess.run(
             self._inside(argv),
             input=data,

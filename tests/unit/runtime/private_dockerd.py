@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import real_dockerd
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from limited import without_limit
 
 # What an engine makes outside of the folders that it is given.
 TRACES = ("/etc/docker/key.json", "/etc/docker", "/opt/containerd", "/run/docker")
@@ -123,7 +124,7 @@ class Machine(RealSystem):
         return super()._real(path)
 
     def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
-        words = [str(one) for one in argv[3:]]
+        words = without_limit(argv)
         self.log.append(" ".join(words))
         if words[0] == "systemctl":
             return self._systemctl(words)

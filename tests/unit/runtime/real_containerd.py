@@ -14,6 +14,7 @@ import pytest
 import real_parts
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
+from limited import without_limit
 
 _SOURCES: dict[str, Callable[[], Path]] = {
     "1.6": lambda: real_parts.debian("bookworm") / "containerd",
@@ -92,8 +93,8 @@ class Machine(RealSystem):
             return 0, self._unit, ""
         if list(argv[-1:]) == ["--version"]:
             return 0, f"containerd c {version(self._binary)} x\n", ""
-        # Behind the time limit.
-        command = [os.path.basename(argv[3]), *argv[4:]]
+        program, *arguments = without_limit(argv)
+        command = [os.path.basename(program), *arguments]
         if command[0] in ("ctr", "journalctl"):
             return 0, "io.containerd.grpc.v1 cri linux/amd64 ok\n", ""
         if command[0] == "stat":
