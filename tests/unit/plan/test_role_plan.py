@@ -11,6 +11,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import (
+    BLOCK,
     GROUP,
     LATER,
     Undefined,
@@ -27,7 +28,8 @@ REGISTRY = {"gpushare_image_delivery": "registry", "driver_repo_url": "http://re
 def tasks_of(entries):
     for one in entries:
         if "block" in one:
-            for part in ("block", "rescue", "always"):
+            assert set(one) <= BLOCK
+            for part in ("block", "rescue"):
                 yield from tasks_of(one.get(part) or [])
         else:
             yield one
@@ -174,9 +176,6 @@ class Roles:
             return bool(eval(condition, {}, dict(variables)))
         except NameError as error:
             raise Undefined(str(error)) from error
-
-    def found(self, terms, variables):
-        return terms
 
     def load(self, path):
         return self.files.get(path)
