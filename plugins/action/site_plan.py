@@ -12,7 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
@@ -55,9 +55,8 @@ class ActionModule(ShareAction):
             return {"changed": False, "failed": True, "msg": f"The run would be refused, as listed above: {refused}"}
         if plan.empty:
             # The nodes that the plan has read: without changes nothing else is there at the end.
-            asked = {name: params[name] for name in auth_arguments()}
-            found = cluster.predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
-            result["summary"] = dataclasses.asdict(summary(found["resources"], data, False)) if found else None
+            nodes = cluster.nodes(params)
+            result["summary"] = None if nodes is None else dataclasses.asdict(summary(nodes, data, False))
         return result
 
 
