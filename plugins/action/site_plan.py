@@ -11,7 +11,7 @@ import os
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
@@ -37,7 +37,7 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         variables = task_vars or {}
         cluster = ClusterTasks()
-        hosts = json.loads(json.dumps(params["hosts"]))
+        hosts = untagged(params["hosts"])
         made = plan_host(self, variables, cluster)
         plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
         data = plan.result()

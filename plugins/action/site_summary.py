@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import Summary, summary
 
@@ -23,7 +22,7 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        planned = json.loads(json.dumps(params["planned"] or {}))
+        planned = untagged(params["planned"] or {})
         if planned.get("summary"):
             self._display.display(Summary(**planned["summary"]).text())
             return {"changed": False, "summary": planned["summary"]}

@@ -22,6 +22,7 @@ from ...module_utils._kube.client import Kube, RealKube, auth_arguments
 from ...module_utils._kube.refs import KINDS, Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm
+from .._actions.base import untagged
 from .._actions.connection import Connection
 from .._scheduler.kubeadm_plan import machines_of, plan_of
 
@@ -95,8 +96,7 @@ def validated(arguments: JsonObject, options: JsonObject, rules: t.Mapping[str, 
     :param rules: ``required_if`` and the like.
     :raises BadInput: they are invalid.
     """
-    # Ansible's values carry tags, which the libraries for configuration files don't support.
-    result = ArgumentSpecValidator(arguments, **(rules or {})).validate(json.loads(json.dumps(options)))
+    result = ArgumentSpecValidator(arguments, **(rules or {})).validate(untagged(options))
     if result.error_messages:
         raise BadInput("; ".join(result.error_messages))
     return t.cast(JsonObject, result.validated_parameters)
