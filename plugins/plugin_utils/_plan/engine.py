@@ -130,7 +130,7 @@ def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks |
     walk = Walk(AnsibleEngine(action), TaskPredictions(action, cluster), ROLES, variables)
     steps = walk_stages(walk, groups, cluster is not None, trust_as_template)
     return {
-        "steps": [one.result() for one in steps],
+        "steps": steps,
         "refusal": walk.refusal.result() if walk.refusal else None,
         "groups": sorted({*groups, *walk.groups}),
         "notes": walk.notes,

@@ -77,6 +77,8 @@ def test_the_stages_are_the_plays_of_the_playbooks():
             entries.append(stages.Entry(included["name"].rpartition(".")[2], tasks=included["tasks_from"]))
         assert tuple(entries) == stage.entries
         assert (play.get("serial") == 1) == stage.serial
+        if not stage.serial:
+            assert f"default('{':'.join(stage.groups) or stages.LOCALHOST}')" in play["hosts"]
 
 
 def steps(found):
