@@ -21,6 +21,9 @@ TOO_OLD = re.compile(r"requires (?:a minimum of )?Python (?:version )?([\d.]*\d)
 SYNTAX = re.compile(r"SyntaxError|'type' object is not subscriptable")
 NOT_FOUND = re.compile(r"interpreter .* was not found|python\S*: (?:No such file or directory|(?:command )?not found)")
 
+# Options that the module doesn't get.
+OWN = ("report_trouble", "control_plane", "patches_dir")
+
 # Of a reason in the words of others.
 MOST_CHARACTERS = 300
 
@@ -62,17 +65,20 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
             user = str(self._get_remote_user() or "")
             return {"id": "unreachable", "user": user, "reason": _one_line(str(error))}
         name = str(asked.get("stdout", "")).strip()
-        if self._connection.become is not None:
-            try:
-                root = self._low_level_execute_command("id -u")
-                refused = (
-                    "" if str(root.get("stdout", "")).strip() == "0" else str(root.get("stderr", "")) or "not root"
-                )
-            except AnsibleError as error:
-                refused = str(error)
-            if refused:
-                return {"id": "no-escalation", "user": name, "reason": _one_line(refused)}
+        refused = self._refused_root() if self._connection.become is not None else ""
+        if refused:
+            return {"id": "no-escalation", "user": name, "reason": _one_line(refused)}
         return {"id": "no-facts", "user": name, "reason": _one_line(reason)}
+
+    def _refused_root(self) -> str:
+        """Return why the user can't become root; empty where it can."""
+        try:
+            answer = self._low_level_execute_command("id -u")
+        except AnsibleError as error:
+            return str(error)
+        if str(answer.get("stdout", "")).strip() == "0":
+            return ""
+        return str(answer.get("stderr", "")) or "not root"
 
     def _message(self, output: str, host: str) -> str:
         """Return the error message; empty where the interpreter is new enough and the error has another cause."""
@@ -91,12 +97,10 @@ def module_of(args: t.Mapping[str, t.Any]) -> tuple[str, JsonObject]:
 
     :param args: the task's options.
     """
-    given = {name: value for name, value in args.items() if name != "report_trouble"}
-    with_control_plane = boolean(given.pop("control_plane", False))
-    patches = {name: given.pop(name) for name in ("patches_dir",) if name in given}
-    if not with_control_plane:
-        return "kubegpu.share.gpu_node_info", given
-    return "kubegpu.share.control_plane_info", {**patches, "node": given}
+    node = {name: value for name, value in args.items() if name not in OWN}
+    if not boolean(args.get("control_plane", False)):
+        return "kubegpu.share.gpu_node_info", node
+    return "kubegpu.share.control_plane_info", {"patches_dir": args.get("patches_dir"), "node": node}
 
 
 def _one_line(text: str) -> str:

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import json
-
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm import ARGUMENTS, NAME
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm_plan import machines_of, plan_of
 
 # Options that the module doesn't use.
@@ -24,8 +22,7 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        # Ansible's values carry tags, which the YAML library can't represent.
-        params = json.loads(json.dumps(params))
+        params = untagged(params)
         machines = machines_of(params)
         for _attempt in range(ATTEMPTS):
             read = self._module({}, task_vars)

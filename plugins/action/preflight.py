@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import typing as t
 
@@ -20,7 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import module as _container_runtime
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
@@ -145,8 +144,7 @@ def _runtime(host: str, facts: GpuNode, variables: t.Mapping[str, t.Any]) -> t.I
         for name, spec in _container_runtime.ARGUMENTS.items()
     }
     try:
-        # Ansible's values carry tags, which the libraries for configuration files don't support.
-        plain = json.loads(json.dumps({"runtimes": facts["runtimes"], "kubelet": facts["kubelet"], "params": params}))
+        plain = untagged({"runtimes": facts["runtimes"], "kubelet": facts["kubelet"], "params": params})
         wanted = _container_runtime.options_of(plain["params"])
         planned = make_plan(plain["params"]["runtime"], wanted, plain["runtimes"], plain["kubelet"])
     except ShareError as error:

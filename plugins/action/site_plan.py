@@ -11,8 +11,8 @@ import os
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
@@ -37,7 +37,7 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         variables = task_vars or {}
         cluster = ClusterTasks()
-        hosts = json.loads(json.dumps(params["hosts"]))
+        hosts = untagged(params["hosts"])
         made = plan_host(self, variables, cluster)
         plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
         data = plan.result()
@@ -55,9 +55,8 @@ class ActionModule(ShareAction):
             return {"changed": False, "failed": True, "msg": f"The run would be refused, as listed above: {refused}"}
         if plan.empty:
             # The nodes that the plan has read: without changes nothing else is there at the end.
-            asked = {name: params[name] for name in auth_arguments()}
-            found = cluster.predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
-            result["summary"] = dataclasses.asdict(summary(found["resources"], data, False)) if found else None
+            nodes = cluster.nodes(params)
+            result["summary"] = None if nodes is None else dataclasses.asdict(summary(nodes, data, False))
         return result
 
 

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import K8S_INFO, ClusterTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import Summary, summary
 
 ARGUMENTS: JsonObject = {**client.auth_arguments(), "planned": {"type": "dict"}}
@@ -23,17 +22,16 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        planned = json.loads(json.dumps(params["planned"] or {}))
+        planned = untagged(params["planned"] or {})
         if planned.get("summary"):
             self._display.display(Summary(**planned["summary"]).text())
             return {"changed": False, "summary": planned["summary"]}
-        asked = {name: params[name] for name in client.auth_arguments()}
-        found = ClusterTasks().predict(K8S_INFO, {**asked, "api_version": "v1", "kind": "Node"})
-        if found is None:
+        nodes = ClusterTasks().nodes(params)
+        if nodes is None:
             self._display.display(
                 f"The nodes weren't read: ansible-playbook's Python lacks a library: {client.MISSING}"
             )
             return {"changed": False, "summary": None}
-        made = summary(found["resources"], planned.get("plan"), bool(self._task.check_mode))
+        made = summary(nodes, planned.get("plan"), bool(self._task.check_mode))
         self._display.display(made.text())
         return {"changed": False, "summary": dataclasses.asdict(made)}

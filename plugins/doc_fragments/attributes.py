@@ -113,6 +113,9 @@ options:
     description: The groups as whose member to act. By default the environment variable C(K8S_AUTH_IMPERSONATE_GROUPS), separated by commas.
     type: list
     elements: str
+requirements:
+  - python >= 3.9
+  - kubernetes >= 24.2.0
 attributes:
   action_group:
     description: Use C(group/kubegpu.share.cluster) in C(module_defaults) to set options for this module.

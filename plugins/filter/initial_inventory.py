@@ -57,16 +57,18 @@ _value:
 
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare, nvidia_plugin
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONTROL_PLANE_LABELS
+
 # Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
 GPU_LABELS = (
     "nvidia.com/gpu.present",
     "feature.node.kubernetes.io/pci-10de.present",
     "feature.node.kubernetes.io/pci-0300_10de.present",
     "feature.node.kubernetes.io/pci-0302_10de.present",
-    "gpushare",
+    gpushare.NODE_LABEL,
 )
-GPU_RESOURCES = ("nvidia.com/gpu", "aliyun.com/gpu-mem")
-CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+GPU_RESOURCES = (nvidia_plugin.RESOURCE, gpushare.RESOURCE_MEMORY)
 UNCHANGEABLE = ("CoreOS", "Bottlerocket", "Talos", "Flatcar", "Container-Optimized OS")
 
 

@@ -54,9 +54,6 @@ options:
         description: Namespace of a dedicated scheduler.
         type: str
         default: gpushare-scheduler
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -66,8 +66,6 @@ options:
     type: str
     default: kubegpu-share
 requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
   - PyYAML >= 3.11
 author:
   - The kubegpu.share authors (@kubegpu)

@@ -52,9 +52,6 @@ attributes:
     description: Target systems.
     platforms: posix
     support: full
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 options:
   suite:
     description: The suite to run.

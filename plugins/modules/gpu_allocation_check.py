@@ -130,9 +130,6 @@ options:
       - Seconds between two samples. Younger pods aren't compared with the extender's cache.
     type: int
     default: 30
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

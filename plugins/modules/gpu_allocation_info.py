@@ -33,9 +33,6 @@ options:
     elements: str
     choices: [table, wide]
     default: [table]
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 notes:
   - A kubeconfig whose user has a token or a certificate is read without the Kubernetes client, whose start takes longer than the lists of a
     small cluster. The client is used for everything else, such as exec plugins, passwords, proxies and impersonation.

@@ -39,9 +39,6 @@ options:
     description: Seconds that the operator has to become ready.
     type: int
     default: 900
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

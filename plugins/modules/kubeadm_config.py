@@ -26,7 +26,6 @@ description:
     Copy it from another one before C(kubeadm join --control-plane), which otherwise fails to start kube-scheduler there.
 requirements:
   - kubernetes.core
-  - kubernetes
   - PyYAML (on the controller)
 author:
   - The kubegpu.share authors (@kubegpu)

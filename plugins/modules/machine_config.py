@@ -60,9 +60,6 @@ options:
     description: Seconds that all nodes of the pool together have to drain, reboot and become ready.
     type: int
     default: 3600
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -25,9 +25,6 @@ options:
     type: list
     elements: str
     required: true
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -99,9 +99,7 @@ options:
     description: Set by the action plugin.
     type: dict
 requirements:
-  - python >= 3.9
   - openshift >= 0.13.2 (or kubernetes alone, see O(library))
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

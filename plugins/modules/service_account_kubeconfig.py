@@ -40,9 +40,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

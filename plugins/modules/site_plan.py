@@ -36,9 +36,6 @@ options:
   output:
     description: Path of a JSON file for the plan, relative to the current directory. It is written in check mode, too.
     type: path
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -20,9 +20,6 @@ options:
   planned:
     description: The result of M(kubegpu.share.site_plan) with which the run began. Without changes its nodes aren't read again.
     type: dict
-requirements:
-  - python >= 3.9
-  - kubernetes >= 24.2.0
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -69,7 +69,7 @@ TROUBLE = {
         "is reached as {user}, who can't become root: {reason}",
         "run with --ask-become-pass or set ansible_become_password to {user}'s, or let {user} use sudo without one",
     ),
-    "no-facts": ("doesn't tell its facts: {reason}", ""),
+    "no-facts": ("returns no facts: {reason}", ""),
 }
 
 # Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.

@@ -23,6 +23,7 @@ from .constants import (
     ADMISSION_BETA_SINCE,
     ADMISSION_SINCE,
     AUTO,
+    CONTROL_PLANE_LABELS,
     DEDICATED,
     DEDICATED_NAME,
     EXTENDER,
@@ -37,7 +38,6 @@ from .constants import (
 from .pods import is_mirror, scheduler_container
 
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
-CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
 # Modes and names of the distributions whose servers have a mode, by a mark of their kubelets' versions.
 SERVERS = {"+k3s": (K3S, "k3s"), "+rke2": (RKE2, "RKE2")}

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import typing as t
 from abc import abstractmethod
@@ -16,6 +17,11 @@ from ansible.plugins.action import ActionBase
 
 from ...module_utils._core.errors import ShareError
 from ...module_utils._core.types import JsonObject
+
+
+def untagged(value: t.Any) -> t.Any:
+    """Return a copy without the tags of Ansible's values, which the libraries for configuration files don't support."""
+    return json.loads(json.dumps(value))
 
 
 class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types

@@ -12,14 +12,13 @@ plan contains a digest of each file's old text; the module refuses to replace a 
 
 from __future__ import annotations
 
-import json
 import typing as t
 from abc import abstractmethod
 
 from ...module_utils._core.errors import ShareError
 from ...module_utils._core.plan import Plan
 from ...module_utils._core.types import JsonObject
-from .base import ShareAction
+from .base import ShareAction, untagged
 
 
 class ControllerPlan(ShareAction):
@@ -48,7 +47,7 @@ class ControllerPlan(ShareAction):
         return self.execute_module({**arguments, "plan": plan}, task_vars)
 
     def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
-        plan, module_plan = self.make_plan(json.loads(json.dumps(params)), task_vars)
+        plan, module_plan = self.make_plan(untagged(params), task_vars)
         result: JsonObject = {"changed": not plan.empty, "diff": plan.diff(), "warnings": list(self.notices)}
         return {**result, "restarts": self.restarts(module_plan) if not plan.empty else []}
 
@@ -60,8 +59,7 @@ class ControllerPlan(ShareAction):
         return []
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        # Ansible's values carry tags, which the YAML library can't represent.
-        params = json.loads(json.dumps(params))
+        params = untagged(params)
         plan, module_plan = self.make_plan(params, task_vars)
         result: JsonObject = {"changed": not plan.empty, "diff": plan.diff()}
         if not plan.empty and not self._task.check_mode:

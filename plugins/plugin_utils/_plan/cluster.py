@@ -22,6 +22,7 @@ from ...module_utils._kube.client import Kube, RealKube, auth_arguments
 from ...module_utils._kube.refs import KINDS, Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm
+from .._actions.base import untagged
 from .._actions.connection import Connection
 from .._scheduler.kubeadm_plan import machines_of, plan_of
 
@@ -95,8 +96,7 @@ def validated(arguments: JsonObject, options: JsonObject, rules: t.Mapping[str, 
     :param rules: ``required_if`` and the like.
     :raises BadInput: they are invalid.
     """
-    # Ansible's values carry tags, which the libraries for configuration files don't support.
-    result = ArgumentSpecValidator(arguments, **(rules or {})).validate(json.loads(json.dumps(options)))
+    result = ArgumentSpecValidator(arguments, **(rules or {})).validate(untagged(options))
     if result.error_messages:
         raise BadInput("; ".join(result.error_messages))
     return t.cast(JsonObject, result.validated_parameters)
@@ -105,11 +105,17 @@ def validated(arguments: JsonObject, options: JsonObject, rules: t.Mapping[str, 
 class ClusterTasks:
     """Predicts the tasks that talk to the cluster."""
 
-    def __init__(self, connect: t.Callable[[Connection], Kube] = RealKube.of_module) -> None:
-        self._connect = connect
-        # The modules may run by another Python than ansible-playbook.
-        self._unusable = client.MISSING
+    def __init__(self) -> None:
         self._kubes: dict[str, tuple[Connection, Kube]] = {}
+
+    def nodes(self, options: JsonObject) -> list[JsonObject] | None:
+        """Return the cluster's nodes; None without the Kubernetes library in ansible-playbook's own Python.
+
+        :param options: a task's, with those of the connection.
+        :raises ShareError: they can't be read.
+        """
+        found = self.predict(K8S_INFO, {**_auth(options), "api_version": "v1", "kind": "Node"})
+        return found["resources"] if found else None
 
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
         """Return the result of a task in check mode; None where it has to be executed or another module runs.
@@ -119,7 +125,8 @@ class ClusterTasks:
         :param module: its full name.
         :raises ShareError: the task would fail.
         """
-        if self._unusable:
+        # The modules may run by another Python than ansible-playbook.
+        if client.MISSING:
             return None
         if module == K8S_INFO:
             return self._with(options, lambda kube: _read(kube, options))
@@ -133,15 +140,19 @@ class ClusterTasks:
         return self._with(params, lambda kube: work(kube, params))
 
     def _with(self, options: JsonObject, work: t.Callable[[Kube], JsonObject | None]) -> JsonObject | None:
-        auth: JsonObject = {name: options.get(name) for name in auth_arguments()}
+        auth = _auth(options)
         key = json.dumps(auth, sort_keys=True)
         if key not in self._kubes:
             connection = Connection(auth)
             with connection.masked():
-                self._kubes[key] = (connection, ReadOnce(self._connect(connection)))
+                self._kubes[key] = (connection, ReadOnce(RealKube.of_module(connection)))
         connection, kube = self._kubes[key]
         with connection.masked():
             return work(kube)
+
+
+def _auth(options: JsonObject) -> JsonObject:
+    return {name: options.get(name) for name in auth_arguments()}
 
 
 def _read(kube: Kube, options: JsonObject) -> JsonObject | None:

@@ -35,7 +35,6 @@ class AnsibleEngine:
         self._templar = action._templar.copy_with_new_env()
         self._loader = action._loader
         self._loaded: dict[str, t.Any] = {}
-        self._query = trust_as_template("{{ query('ansible.builtin.first_found', terms_of_the_plan) }}")
 
     def template(self, value: t.Any, variables: t.Mapping[str, t.Any]) -> t.Any:
         self._templar.available_variables = dict(variables)
@@ -50,9 +49,6 @@ class AnsibleEngine:
             return bool(self._templar.evaluate_conditional(condition))
         except AnsibleUndefinedVariable as error:
             raise Undefined(str(error)) from error
-
-    def found(self, terms: t.Any, variables: t.Mapping[str, t.Any]) -> list[str]:
-        return list(self.template(self._query, {**variables, "terms_of_the_plan": terms}))
 
     def load(self, path: str) -> t.Any:
         if path not in self._loaded:
@@ -134,7 +130,7 @@ def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks |
     walk = Walk(AnsibleEngine(action), TaskPredictions(action, cluster), ROLES, variables)
     steps = walk_stages(walk, groups, cluster is not None, trust_as_template)
     return {
-        "steps": [one.result() for one in steps],
+        "steps": steps,
         "refusal": walk.refusal.result() if walk.refusal else None,
         "groups": sorted({*groups, *walk.groups}),
         "notes": walk.notes,

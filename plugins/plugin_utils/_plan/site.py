@@ -79,8 +79,8 @@ class SitePlan:
         found: dict[str, list[str]] = {}
         for host, step in self.steps:
             for name in step["restarts"]:
-                found[name] = [*(one for one in found.get(name, []) if one != host), host]
-        return found
+                found.setdefault(name, []).append(host)
+        return {name: list(dict.fromkeys(hosts)) for name, hosts in found.items()}
 
     @property
     def drained(self) -> list[str]:
@@ -110,8 +110,8 @@ class SitePlan:
                 hosts = [host for host in self.schedulers if host in self.hosts and _of(self.hosts[host], until)]
             else:
                 # An earlier play may have changed machines that aren't in this one's groups.
-                inside = {host for host, plan in self.hosts.items() if set(plan["groups"]) & set(stage.groups)}
-                hosts = [host for host, plan in self.hosts.items() if host in inside and _of(plan, until)]
+                inside = {host: plan for host, plan in self.hosts.items() if set(plan["groups"]) & set(stage.groups)}
+                hosts = [host for host, plan in inside.items() if _of(plan, until)]
             found[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
         found["verify"] = [LOCALHOST] if self.verify or not self.empty else nobody(LOCALHOST)
         return found

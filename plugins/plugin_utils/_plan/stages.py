@@ -11,10 +11,8 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .walk import Step, Walk
-
-if t.TYPE_CHECKING:
-    from ...module_utils._core.types import JsonObject
+from ...module_utils._core.types import JsonObject
+from .walk import Walk
 
 LOCALHOST = "localhost"
 MAINTENANCE = "kubegpu_maintenance"
@@ -47,11 +45,6 @@ class Stage:
     groups: tuple[str, ...]
     entries: tuple[Entry, ...]
     serial: bool = False
-
-    @property
-    def everybody(self) -> str:
-        """The pattern of all hosts that the play may run on."""
-        return ":".join(self.groups) or LOCALHOST
 
 
 STAGES = (
@@ -89,34 +82,22 @@ STAGES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class StageStep:
-    """A step and the stage to which it belongs."""
-
-    stage: str
-    step: Step
-
-    def result(self) -> JsonObject:
-        """Return the step as data."""
-        return {"stage": self.stage, **self.step.result()}
-
-
 def walk_stages(
     walk: Walk, groups: t.Collection[str], cluster: bool, trusted: t.Callable[[str], str]
-) -> list[StageStep]:
-    """Plan the stages of a host.
+) -> list[JsonObject]:
+    """Plan the stages of a host and return the steps as data, each with its stage.
 
     :param walk: of the host.
     :param groups: the inventory's groups in which the host is.
     :param cluster: plan the stages of localhost.
     :param trusted: marks a condition as one that may be evaluated.
     """
-    found: list[StageStep] = []
+    found: list[JsonObject] = []
     for stage in STAGES:
         if not (cluster if not stage.groups else (set(groups) | walk.groups) & set(stage.groups)):
             continue
         before = len(walk.steps)
         for entry in stage.entries:
             walk.role(entry.role, entry.given, trusted(entry.when) if entry.when else None, entry.tasks)
-        found += [StageStep(stage.name, step) for step in walk.steps[before:]]
+        found += [{"stage": stage.name, **step.result()} for step in walk.steps[before:]]
     return found

@@ -23,24 +23,21 @@ COLLECTION = "kubegpu.share."
 GROUP = "group/kubegpu.share.cluster"
 # The collection whose group of modules that one extends.
 EXTENDED = "kubernetes.core."
-BUILTIN = ("ansible.builtin.", "ansible.legacy.")
-# A task's keywords that have no effect on its prediction, and those that `_task` and its helpers read.
+BUILTIN = "ansible.builtin."
+# A task's keywords that have no effect on its prediction, and those that `_task` and its helpers read. The roles use no
+# others; `_list` reads those of a block.
 IGNORED = frozenset(
     (
-        *("become", "become_user", "delegate_facts", "delegate_to", "environment", "ignore_errors", "no_log", "notify"),
-        *("ignore_unreachable", "run_once", "tags", "throttle", "until", "retries", "delay", "any_errors_fatal"),
+        *("check_mode", "delegate_to", "no_log", "ignore_unreachable", "run_once", "throttle"),
+        *("until", "retries", "delay"),
     )
 )
 READ = frozenset(
-    (
-        *("name", "when", "vars", "loop", "with_first_found", "loop_control", "register", "args", "failed_when"),
-        *("check_mode", "changed_when", "module_defaults", "block", "rescue", "always"),
-    )
+    ("name", "when", "vars", "loop", "loop_control", "register", "failed_when", "changed_when", "module_defaults")
 )
+BLOCK = frozenset(("name", "when", "vars", "module_defaults", "block", "rescue"))
 # The name of a step that stands for the rest of a role.
 LATER = "Plan the rest when the steps before have run"
-# Actions that change nothing and whose results no condition of a role reads.
-SILENT = frozenset(("add_host", "meta", "pause", "set_stats"))
 
 
 class Undefined(Exception):
@@ -61,9 +58,6 @@ class Engine(t.Protocol):
 
         :raises Undefined: it names a value that doesn't exist.
         """
-
-    def found(self, terms: t.Any, variables: t.Mapping[str, t.Any]) -> list[str]:
-        """Return the result of the lookup ``first_found``."""
 
     def load(self, path: str) -> t.Any:
         """Return a YAML file's content, whose texts may be templates; None if the file doesn't exist."""
@@ -259,7 +253,6 @@ class Walk:
             if "block" in task:
                 # A failure that `rescue` would handle is reported as it is.
                 self._list(task["block"], scope.inner(task))
-                self._list(task.get("always") or [], scope.inner(task))
             else:
                 self._task(task, scope)
 
@@ -269,47 +262,36 @@ class Walk:
         if action.endswith("import_tasks"):
             self._file(self._path(task[action], scope), scope)
             return
-        register = task.get("register")
-        looped = [word for word in ("loop", "with_first_found") if word in task]
-        if not looped:
+        if "loop" in task:
+            variable = (task.get("loop_control") or {}).get("loop_var", "item")
+            results = [self._once(task, action, scope, {variable: item}) for item in self._items(task["loop"], scope)]
+            changed = any(one.get("changed") for one in results)
+            result: JsonObject = {"results": results, "changed": changed, "skipped": not results}
+        else:
             result = self._once(task, action, scope, {})
-            if register:
-                self.facts[register] = result
-            return
+        if "register" in task:
+            self.facts[task["register"]] = result
+
+    def _items(self, loop: t.Any, scope: _Scope) -> list[t.Any]:
         try:
-            items = self._items(task, scope)
+            return list(self._engine.template(loop, self._variables(scope)))
         except Undefined:
             # As in Ansible: without its loop's value a task is still skipped by conditions that don't need it.
             if self._all(scope.conditions, scope):
                 raise
-            items = []
-        variable = (task.get("loop_control") or {}).get("loop_var", "item")
-        results = [self._once(task, action, scope, {variable: item}) for item in items]
-        if register:
-            changed = any(one.get("changed") for one in results)
-            self.facts[register] = {"results": results, "changed": changed, "skipped": not results}
-
-    def _items(self, task: t.Mapping[str, t.Any], scope: _Scope) -> list[t.Any]:
-        variables = self._variables(scope)
-        if "loop" in task:
-            return list(self._engine.template(task["loop"], variables))
-        return list(self._engine.found(task["with_first_found"], variables))
+            return []
 
     def _once(self, task: t.Mapping[str, t.Any], action: str, scope: _Scope, item: t.Mapping[str, t.Any]) -> JsonObject:
         """Evaluate a task for one item of its loop and return its result."""
         if not self._all(scope.conditions, scope, item):
             return {"changed": False, "skipped": True}
         variables = self._variables(scope, item)
-        short = action
-        for prefix in BUILTIN:
-            short = short.removeprefix(prefix)
-        handler = getattr(self, f"_do_{short}", None) if "." not in short else None
-        if handler is not None:
-            handler(task[action], task, scope, variables)
-            return {"changed": False}
-        if short in SILENT:
-            return {"changed": False}
-        return self._module(task, action, scope, variables)
+        short = action.removeprefix(BUILTIN)
+        handler = getattr(self, f"_do_{short}", None)
+        if handler is None:
+            return self._module(task, action, scope, variables)
+        handler(task[action], task, scope, variables)
+        return {"changed": False}
 
     def _name(self, task: t.Mapping[str, t.Any], action: str, variables: t.Mapping[str, t.Any]) -> str:
         try:
@@ -371,7 +353,7 @@ class Walk:
         )
 
     def _do_include_vars(self, given: t.Any, task: t.Any, scope: _Scope, variables: JsonObject) -> None:
-        path = self._engine.template(given["file"] if isinstance(given, dict) else given, variables)
+        path = self._engine.template(given["file"], variables)
         self.facts.update(self._engine.load(path if path.startswith("/") else f"{scope.folder}/vars/{path}") or {})
 
     def _do_group_by(self, given: t.Any, task: t.Any, scope: _Scope, variables: JsonObject) -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import os
@@ -101,9 +102,7 @@ def examine(
             found.setdefault((one.id, one.severity, one.text), (one, []))[1].append(host.host)
     return Findings(
         # What is wrong everywhere is no matter of a host.
-        Finding(one.id, one.severity, one.what, one.action, "", one.variable, one.fields, "", tuple(names))
-        if len(names) < len(hosts)
-        else one
+        dataclasses.replace(one, hosts=tuple(names)) if len(names) < len(hosts) else one
         for one, names in found.values()
     )
 

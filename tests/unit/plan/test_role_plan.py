@@ -11,6 +11,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import (
+    BLOCK,
     GROUP,
     LATER,
     Undefined,
@@ -27,7 +28,8 @@ REGISTRY = {"gpushare_image_delivery": "registry", "driver_repo_url": "http://re
 def tasks_of(entries):
     for one in entries:
         if "block" in one:
-            for part in ("block", "rescue", "always"):
+            assert set(one) <= BLOCK
+            for part in ("block", "rescue"):
                 yield from tasks_of(one.get(part) or [])
         else:
             yield one
@@ -75,6 +77,8 @@ def test_the_stages_are_the_plays_of_the_playbooks():
             entries.append(stages.Entry(included["name"].rpartition(".")[2], tasks=included["tasks_from"]))
         assert tuple(entries) == stage.entries
         assert (play.get("serial") == 1) == stage.serial
+        if not stage.serial:
+            assert f"default('{':'.join(stage.groups) or stages.LOCALHOST}')" in play["hosts"]
 
 
 def steps(found):
@@ -174,9 +178,6 @@ class Roles:
             return bool(eval(condition, {}, dict(variables)))
         except NameError as error:
             raise Undefined(str(error)) from error
-
-    def found(self, terms, variables):
-        return terms
 
     def load(self, path):
         return self.files.get(path)

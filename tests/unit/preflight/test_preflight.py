@@ -294,7 +294,7 @@ def test_hosts_with_the_same_finding_share_an_entry():
         ("unreachable", "", "host gpu1 can't be reached: No route to host;", False),
         ("not-root", "kube", "host gpu1 runs modules as kube, and the roles need root there; set ansible_become", True),
         ("no-escalation", "kube", "host gpu1 is reached as kube, who can't become root: No route to host; run", True),
-        ("no-facts", "root", "host gpu1 doesn't tell its facts: No route to host", False),
+        ("no-facts", "root", "host gpu1 returns no facts: No route to host", False),
     ],
 )
 def test_a_host_without_facts_is_a_finding_among_the_others(id, user, words, ignorable):

@@ -79,5 +79,5 @@ def test_sudo_is_never_called_on_localhost(
         _code, text = run_playbook(tmp_path, playbook, "-i", "hosts.yml", *words)
     finally:
         api.close()
-    assert not calls.exists() and "sudo" not in text, text
+    assert not calls.exists(), calls.read_text()
     assert "TASK [" in text, text
