@@ -135,13 +135,5 @@ def _is_upstream(node: t.Any) -> bool:
         return False
 
 
-def host_of(kube: t.Any) -> str:
-    """Return the API server's address."""
-    try:
-        return str(kube.api_client.configuration.host)
-    except AttributeError:
-        return ""
-
-
 def _now() -> int:
     return int(datetime.datetime.now(datetime.timezone.utc).timestamp())
