@@ -34,7 +34,7 @@ from .errors import (
     refused,
     unreachable,
 )
-from .options import AUTH_ARG_SPEC, auth_arguments, hide_credentials
+from .options import auth_arguments, hide_credentials
 from .refs import KINDS, Ref, ref_of
 
 try:
@@ -54,7 +54,6 @@ except ImportError as error:
     MISSING = MISSING or str(error)
 
 __all__ = [
-    "AUTH_ARG_SPEC",
     "MISSING",
     "TIMEOUT",
     "Kube",
