@@ -48,10 +48,6 @@ _value:
 from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import resolve
 
 
-def image_delivery(delivery: str, reference: str, archive: str = "") -> str:
-    return resolve(delivery, reference, archive)
-
-
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"image_delivery": image_delivery}
+        return {"image_delivery": resolve}

@@ -243,7 +243,7 @@ requests:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._check.collect import ARGUMENTS, check, host_of
+from ansible_collections.kubegpu.share.plugins.module_utils._check.collect import ARGUMENTS, check
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
@@ -254,7 +254,7 @@ def main() -> None:
 
     def work() -> JsonObject:
         kube = RealKube.of_module(module)
-        return check(kube, module.params, cluster=host_of(kube))
+        return check(kube, module.params, cluster=kube.server)
 
     run_module(module, work)
 

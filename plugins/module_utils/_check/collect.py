@@ -105,10 +105,9 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
 
 
 def _options(params: JsonObject) -> Options:
-    names = ("allowed_processes", "allowed_pods", "schedulers", "hami_schedulers")
+    names = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers", "hami_schedulers")
     lists = {name: tuple(params[name]) for name in names}
-    exempt = tuple(params["exempt_namespaces"])
-    return Options(**lists, exempt=exempt, grace_seconds=params["grace_seconds"], extender=params["extender"])
+    return Options(**lists, grace_seconds=params["grace_seconds"], extender=params["extender"])
 
 
 def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject]) -> Servers | None:
@@ -133,14 +132,6 @@ def _is_upstream(node: t.Any) -> bool:
         return RESOURCE_COUNT in (node["status"].get("capacity") or {}) and not annotations.get(NODE_CARDS)
     except (AttributeError, KeyError, TypeError):
         return False
-
-
-def host_of(kube: t.Any) -> str:
-    """Return the API server's address."""
-    try:
-        return str(kube.api_client.configuration.host)
-    except AttributeError:
-        return ""
 
 
 def _now() -> int:

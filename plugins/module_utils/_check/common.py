@@ -158,7 +158,7 @@ def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> No
         if not pod.active or is_exempt(pod, snapshot.options.allowed_pods):
             continue
         result.count()
-        reported = has_gpus(node) and pod.key.partition("/")[0] not in snapshot.options.exempt
+        reported = has_gpus(node) and pod.key.partition("/")[0] not in snapshot.options.exempt_namespaces
         for one in pod.containers:
             if one.init and pod.phase == "Running":
                 continue

@@ -60,7 +60,7 @@ class Options:
 
     :param allowed_processes: names of processes outside pods that may use GPUs.
     :param allowed_pods: ``namespace/name`` patterns of pods that may use GPUs without requesting them.
-    :param exempt: namespaces of nodes' own components, whose pods may be privileged.
+    :param exempt_namespaces: namespaces of nodes' own components, whose pods may be privileged.
     :param schedulers: schedulers that call gpushare's extender.
     :param hami_schedulers: schedulers that call HAMi's extender.
     :param grace_seconds: between two samples.
@@ -70,7 +70,7 @@ class Options:
 
     allowed_processes: tuple[str, ...] = ()
     allowed_pods: tuple[str, ...] = ()
-    exempt: tuple[str, ...] = ()
+    exempt_namespaces: tuple[str, ...] = ()
     schedulers: tuple[str, ...] = ()
     hami_schedulers: tuple[str, ...] = ()
     grace_seconds: int = 30

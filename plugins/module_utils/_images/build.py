@@ -295,9 +295,12 @@ def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:
     if not params["sources"]:
         raise BadInput("sources: the module runs only through its action plugin, which sets this option")
     build = ImageBuild(system, params)
-    predict = check_mode or not params["context"]
-    result = run(build, predict)
-    if predict and result["changed"]:
-        build.engine(build.plan(build.observe()))
+    if check_mode or not params["context"]:
+        plan = build.plan(build.observe())
+        if not plan.empty:
+            build.engine(plan)
+        result: JsonObject = {"changed": not plan.empty, "diff": plan.diff()}
+    else:
+        result = run(build, check=False)
     paths = {platform: archive_of(params, platform) for platform in params["platforms"]}
     return {**result, "archives": paths, "bills": {platform: bill_of(path) for platform, path in paths.items()}}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import typing as t
 
 AUTO, BUILD, IMPORT, REGISTRY = "auto", "build", "import", "registry"
-DELIVERIES = (AUTO, BUILD, IMPORT, REGISTRY)
 # Those by which an image gets into the node's store without being pulled.
 IMPORTED = (BUILD, IMPORT)
 PLATFORMS = ("linux/amd64", "linux/arm64")
@@ -19,7 +18,7 @@ PLATFORMS = ("linux/amd64", "linux/arm64")
 LOCAL = "localhost/"
 
 
-def resolve(delivery: str, reference: str, archive: str) -> str:
+def resolve(delivery: str, reference: str, archive: str = "") -> str:
     """Return the delivery that ``auto`` stands for; any other value unchanged.
 
     :param reference: the image's name.

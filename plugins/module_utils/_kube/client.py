@@ -34,7 +34,7 @@ from .errors import (
     refused,
     unreachable,
 )
-from .options import AUTH_ARG_SPEC, auth_arguments, hide_credentials
+from .options import auth_arguments, hide_credentials
 from .refs import KINDS, Ref, ref_of
 
 try:
@@ -54,7 +54,6 @@ except ImportError as error:
     MISSING = MISSING or str(error)
 
 __all__ = [
-    "AUTH_ARG_SPEC",
     "MISSING",
     "TIMEOUT",
     "Kube",
@@ -148,7 +147,7 @@ class RealKube:
     @property
     def server(self) -> str:
         """The API server's URL."""
-        return self._host
+        return str(self._client.configuration.host)
 
     @classmethod
     def of_module(cls, module: t.Any) -> RealKube:
@@ -214,7 +213,7 @@ class RealKube:
         self._demand(ref)
         path = self._path(ref)
         self.requests["GET"] += 1
-        with api_errors(self._host, f"GET {path}"):
+        with api_errors(self.server, f"GET {path}"):
             answer = self._client.request(
                 "GET",
                 path,
@@ -296,7 +295,7 @@ class RealKube:
         try:
             return t.cast(JsonObject, json.loads(self._send(request)) or {})
         except ValueError as error:
-            raise not_kubernetes(self._host) from error
+            raise not_kubernetes(self.server) from error
 
     def _find(self, request: _Request) -> JsonObject | None:
         """Return the answer; None if the API server doesn't have what is requested."""
@@ -310,7 +309,7 @@ class RealKube:
     def _send(self, request: _Request) -> str:
         """Return the answer as text."""
         self.requests[request.method] += 1
-        with api_errors(self._host, request.subject or f"{request.method} {request.path}"):
+        with api_errors(self.server, request.subject or f"{request.method} {request.path}"):
             answer = self._client.request(
                 request.method,
                 request.path,
@@ -322,10 +321,6 @@ class RealKube:
             )
         text = answer.data
         return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-
-    @property
-    def _host(self) -> str:
-        return str(self._client.configuration.host)
 
 
 class _NoDiscovery:

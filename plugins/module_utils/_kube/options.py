@@ -20,8 +20,6 @@ except ImportError:
     # RealKube reports it.
     AUTH_ARG_SPEC = {}
 
-__all__ = ["AUTH_ARG_SPEC", "auth_arguments", "hide_credentials"]
-
 
 def auth_arguments() -> JsonObject:
     """Return kubernetes.core's connection options."""

@@ -73,9 +73,8 @@ class ApiAccounts:
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": seconds},
         }
-        client = self._kube.api_client
-        with api_errors(str(client.configuration.host), f"token for service account {namespace}/{name}"):
-            done = CoreV1Api(client).create_namespaced_service_account_token(
+        with api_errors(self._kube.server, f"token for service account {namespace}/{name}"):
+            done = CoreV1Api(self._kube.api_client).create_namespaced_service_account_token(
                 name, namespace, body, _request_timeout=TIMEOUT
             )
         return str(done.status.token)
@@ -88,7 +87,7 @@ class ApiAccounts:
             trust = {"certificate-authority": about.ssl_ca_cert} if about.ssl_ca_cert else {}
         name, proxy = getattr(about, "tls_server_name", None), getattr(about, "proxy", None)
         named = {**({"tls-server-name": name} if name else {}), **({"proxy-url": proxy} if proxy else {})}
-        return {"server": str(about.host), **trust, **named}
+        return {"server": self._kube.server, **trust, **named}
 
 
 # --------------------------------------------------------------------------- a token

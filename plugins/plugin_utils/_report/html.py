@@ -22,6 +22,7 @@ from pathlib import Path
 import jinja2
 
 from ...module_utils._allocation.compute import natural
+from ...module_utils._contracts import gpushare as contract
 from . import model
 from .html_bars import COLORS, OTHER, Bar, Segment, bars
 from .values import amount, mib, number, percent, plural
@@ -38,9 +39,10 @@ MANY_FINDINGS = 40
 MANY_NAMESPACES = 12
 # Marks of what a device plugin announces about memory limits.
 LIMITS = {
-    "enforced": ("PASS", "limits enforced"),
-    "unenforced": ("WARN", "limits not enforced"),
-    "off": ("none", "limits off"),
+    contract.LIMIT_ENFORCED: ("PASS", "limits enforced"),
+    # A reason follows.
+    contract.LIMIT_UNENFORCED.partition(":")[0]: ("WARN", "limits not enforced"),
+    contract.LIMIT_OFF: ("none", "limits off"),
 }
 SOURCES = {
     "api": "Kubernetes API",
@@ -283,7 +285,6 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
 
 def _limit(announced: str) -> tuple[str, str]:
     """Return the mark of a node's memory limits: whether its pods are kept to their shares."""
-    # A reason follows the state of a node that can't enforce them.
     return LIMITS.get(announced.partition(":")[0], ("UNKNOWN", "limits unknown"))
 
 
@@ -311,8 +312,10 @@ def _card(card: model.Card, view: model.View) -> CardBox:
 
 def _row(place: int, pod: model.Pod, shown: str) -> Row:
     over = pod.used_mib is not None and pod.claimed is not None and pod.unit == "MiB" and pod.used_mib > pod.claimed
-    memory = pod.claimed is not None and pod.unit == "MiB"
-    claimed = number(pod.claimed or 0, shown) if memory else amount(pod.claimed, pod.unit)
+    if pod.claimed is not None and pod.unit == "MiB":
+        claimed = number(pod.claimed, shown)
+    else:
+        claimed = amount(pod.claimed, pod.unit)
     return Row(
         kind=f"p{place % COLORS}",
         key=str(place + 1),

@@ -216,13 +216,9 @@ def _present(
             "remove these settings or rename the file so that it sorts before"
         )
     deleted = _deleted_runc(observed, others, trees.get(kept, {})) if wanted.default else None
-    again: dict[str, str | None] = {}
-    if deleted:
-        document = toml.Document("", HEADER)
-        _add_runtime(document, RUNC, deleted)
-        again[kept] = document.checked()
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it, and runc is never missing.
-    return {**_low_level(observed, program), **again, drop_in: text, kept: again.get(kept)}, warnings
+    texts = {kept: _kept_text(deleted), drop_in: text} if deleted else {drop_in: text, kept: None}
+    return {**_low_level(observed, program), **texts}, warnings
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool) -> tuple[str, ...]:
@@ -278,6 +274,12 @@ def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
     if wanted.default:
         document.add_table(("crio", "runtime"), {"default_runtime": RUNTIME_NAME})
     _add_runtime(document, RUNTIME_NAME, ours)
+    return document.checked()
+
+
+def _kept_text(table: JsonObject) -> str:
+    document = toml.Document("", HEADER)
+    _add_runtime(document, RUNC, table)
     return document.checked()
 
 

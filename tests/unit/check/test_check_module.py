@@ -24,7 +24,7 @@ class Kube:
     """Lists a world's objects; listing a kind in ``refused`` raises its error."""
 
     def __init__(self, world: JsonObject, **refused: ShareError) -> None:
-        self.world, self.refused = world, refused
+        self.world, self.refused, self.server = world, refused, "https://192.0.2.1:6443"
         self.requests: collections.Counter[str] = collections.Counter()
         self.listed: list[tuple[str, str, str]] = []
 
@@ -58,6 +58,7 @@ def test_a_healthy_cluster(run: Run) -> None:
     kube = Kube(recorded("ours_envvar"))
     done = run(kube)
     assert (done["report"]["result"], done.get("changed", False), done["requests"]) == ("PASS", False, {"GET": 2})
+    assert done["report"]["cluster"] == kube.server
     assert kube.listed == [("Node", "", ""), ("Pod", "", UNFINISHED)]
     again = run(kube, before=done["report"])
     assert (again["report"]["samples"], again["report"]["result"]) == (2, "PASS")

@@ -123,7 +123,7 @@ def test_a_pods_own_device_node_and_those_of_a_nodes_own_component_are_its_right
     component["metadata"]["namespace"] = "storage"
     world["pods"].append(component)
     has_devices(world, component, 0, 1)
-    clean(world, exempt=("storage",))
+    clean(world, exempt_namespaces=("storage",))
     mine = only(world, "WARN", "C8", "privileged")
     assert (mine["pod"], mine["node"]) == (contract.pod_key(component), NODE)
     # One that is exempt for its name, as NVIDIA's exporter, needs no namespace.

@@ -220,11 +220,14 @@ def test_changed_inputs_rebuild_the_archive(tmp_path, change):
 
 
 @pytest.mark.parametrize("loss", ["gone", "other"])
-def test_a_changed_archive_is_rebuilt(tmp_path, loss):
+def test_a_changed_archive_is_rebuilt(tmp_path, loss, monkeypatch):
     machine, given = Machine(tmp_path), params(tmp_path)
     archive = Path(work(machine, given)["archives"]["linux/arm64"])
     archive.unlink() if loss == "gone" else archive.write_bytes(b"x")
+    read, digest_of = [], subject.archives.digest_of
+    monkeypatch.setattr(subject.archives, "digest_of", lambda path: read.append(path) or digest_of(path))
     assert [one["after_header"] for one in work(machine, given, check=True)["diff"]] == [str(archive)]
+    assert len(read) == len(given["platforms"]), "a prediction reads each archive once"
     work(machine, given)
     assert machine.builds == 3 and not work(machine, given)["changed"]
 

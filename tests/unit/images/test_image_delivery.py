@@ -140,7 +140,10 @@ def test_the_image_is_built_once_and_imported_where_it_is_missing(nodes):
         archive.unlink()
     # Now no module can run on a node, nothing can build, and there is no archive.
     nodes.tool("podman", "#!/bin/sh\nexit 1\n")
-    assert changes(nodes.play(python="/nonexistent")) == {"one": "0", "two": "0"}
+    again = nodes.play(python="/nonexistent")
+    assert changes(again) == {"one": "0", "two": "0"}
+    asked = re.findall(r"TASK \[[^]]* on [^]]* for the machines that lack it\].*\n((?:skipping: .*\n)*)", again.text)
+    assert asked == ["skipping: [one]\n"] * 2, "which machines lack it is determined once, not by each"
     assert findings(predicted_by(nodes.play(tasks=VALIDATE, python="/nonexistent"))) == []
 
 

@@ -9,7 +9,7 @@ import threading
 import types
 
 import kubernetes.client
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import AUTH_ARG_SPEC, RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 SECRET = "c2VjcmV0LXRva2Vu"
 
@@ -91,7 +91,7 @@ def kubeconfig(url):
 
 
 def module(**params):
-    return types.SimpleNamespace(params={**dict.fromkeys(AUTH_ARG_SPEC), **params}, no_log_values=set())
+    return types.SimpleNamespace(params={**dict.fromkeys(auth_arguments()), **params}, no_log_values=set())
 
 
 def connect(url):
