@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -17,21 +16,12 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ".ci/release.py"
 VERSION = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("release", ROOT / SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = load()
+sys.path.append(str(ROOT / ".ci"))
+import release  # noqa: E402
 
 
 def git(folder, *arguments):
-    author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    command = ["git", *author, *arguments]
+    command = ["git", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
