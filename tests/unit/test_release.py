@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,13 @@ def test_what_a_release_refuses(checkout, tmp_path):
     refused = run(checkout, *target)
     assert refused.returncode == 1 and "isn't empty" in refused.stderr
     assert not (tmp_path / "out" / "SHA256SUMS").exists()
+
+
+def test_every_default_with_the_version_is_compared():
+    files = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("roles/*/defaults/main.yml")}
+    assert {name for name, text in files.items() if VERSION in text} <= set(release.VERSIONS)
+    for name, pattern in release.VERSIONS.items():
+        assert re.findall(pattern, (ROOT / name).read_text(), re.MULTILINE) == [VERSION], name
 
 
 CHANGELOG = r"""# kubegpu\.share Release Notes
