@@ -22,25 +22,20 @@ BIN = Path(sys.executable).parent
 PAGES = ROOT / "docs" / "reference"
 
 
-def generate(folder: Path) -> None:
-    """Write the pages of the collection in reStructuredText that code hosts show as it is."""
+def antsibull(folder: Path, *options: str) -> None:
+    """Write a page per module, plugin and role by antsibull-docs.
+
+    :param options: further ones of ``antsibull-docs collection``.
+    """
+    command = ("antsibull-docs", "collection", "--use-current", "--squash-hierarchy", "--fail-on-error", *options)
     subprocess.run(
-        [
-            str(BIN / "antsibull-docs"),
-            "collection",
-            "--use-current",
-            "--squash-hierarchy",
-            "--output-format=simplified-rst",
-            "--fail-on-error",
-            f"--dest-dir={folder}",
-            "kubegpu.share",
-        ],
+        [str(BIN / command[0]), *command[1:], f"--dest-dir={folder}", "kubegpu.share"],
         check=True,
-        env=dict(
-            os.environ,
-            ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".collections"),
-            PATH=f"{BIN}:{os.environ['PATH']}",
-        ),
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        },
         stdin=subprocess.DEVNULL,
     )
 
@@ -63,7 +58,8 @@ def main() -> int:
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as name:
         new = Path(name)
-        generate(new)
+        # reStructuredText that code hosts show as it is.
+        antsibull(new, "--output-format=simplified-rst")
         for file, page in code_tables.PAGES.items():
             (new / file).write_text(page())
         stale = differences(PAGES, new)

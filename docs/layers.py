@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from html import escape
 from pathlib import Path
@@ -12,9 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import drawing
+
 from tests import layers
 
-PICTURE = ROOT / "docs" / "layers.svg"
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 118, 44, 22, 64, 24
 TITLES = {
     "module_utils": "plugins/module_utils (nodes and controller)",
@@ -98,26 +98,8 @@ def drawn() -> str:
         ".name{font-size:13px;text-anchor:middle}.size{font-size:9px;text-anchor:middle;fill:#666}"
         "rect{fill:#eef3fa;stroke:#5b7db1}line{stroke:#9aa7b8;marker-end:url(#end)}"
     )
-    arrow = (
-        '<marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z" fill="#9aa7b8"/></marker>'
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    ground = f'<rect width="{width}" height="{height}" style="fill:#fff;stroke:none"/>'
-    return "\n".join([head, f"<style>{style}</style>", f"<defs>{arrow}</defs>", ground, *lines, "</svg>"]) + "\n"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the picture isn't current")
-    picture = drawn()
-    if parser.parse_args().check:
-        current = PICTURE.exists() and PICTURE.read_text() == picture
-        print(f"docs/layers.svg: {'current' if current else 'not current; run `make docs`'}")
-        return int(not current)
-    PICTURE.write_text(picture)
-    return 0
+    return drawing.svg((width, height), style, "#9aa7b8", lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(drawing.main(__doc__, {"layers.svg": drawn}))

@@ -6,7 +6,6 @@ With ``--check`` nothing is written, and a picture that isn't current is an erro
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import textwrap
@@ -14,6 +13,7 @@ import typing as t
 from html import escape
 from pathlib import Path
 
+import drawing
 import yaml
 from code_tables import code
 
@@ -23,18 +23,8 @@ STYLE = (
     ".text{font-size:12px}.note{font-size:10px;fill:#666}rect{fill:#eef3fa;stroke:#5b7db1}"
     ".lane{fill:#fff;stroke:#d5dce6}line{stroke:#6b7c93;marker-end:url(#end)}.number{font-size:12px;fill:#888}"
 )
-ARROW = (
-    '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    '<path d="M0,0 L8,4 L0,8 z" fill="#6b7c93"/></marker></defs>'
-)
+ARROW = "#6b7c93"
 MARGIN, HEAD, LINE = 16, 40, 15
-
-
-def svg(width: int, height: int, lines: t.Iterable[str]) -> str:
-    """Return a picture of this size in pixels, on white ground."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    ground = f'<rect width="{width}" height="{height}" style="fill:#fff;stroke:none"/>'
-    return "\n".join([head, f"<style>{STYLE}</style>", ARROW, ground, *lines, "</svg>"]) + "\n"
 
 
 def paragraph(at: tuple[int, int], rows: t.Iterable[str], kind: str = "text") -> list[str]:
@@ -108,7 +98,7 @@ def order_of_site() -> str:
         )
         lines.append(f'<text x="{middle}" y="{MARGIN + 24}" class="head">{escape(title)}</text>')
     width = MARGIN + 24 + len(LANES) * (LANE_WIDTH + LANE_GAP) - LANE_GAP + MARGIN
-    return svg(width, top + MARGIN, [*lines, *boxes])
+    return drawing.svg((width, top + MARGIN), STYLE, ARROW, [*lines, *boxes])
 
 
 # ------------------------------------------------------------------ from pod to card
@@ -161,27 +151,11 @@ def share_to_card() -> str:
             'style="fill:#fff;stroke:none"/>'
         )
         lines += paragraph((left, begin), rows)
-    return svg(2 * MARGIN + len(actors) * SWIM_WIDTH, bottom + MARGIN, lines)
+    return drawing.svg((2 * MARGIN + len(actors) * SWIM_WIDTH, bottom + MARGIN), STYLE, ARROW, lines)
 
 
 PICTURES: dict[str, t.Callable[[], str]] = {"site.svg": order_of_site, "share.svg": share_to_card}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a picture isn't current")
-    check = parser.parse_args().check
-    stale = []
-    for name, draw in PICTURES.items():
-        file, picture = ROOT / "docs" / name, draw()
-        if not check:
-            file.write_text(picture)
-        elif not file.exists() or file.read_text() != picture:
-            stale.append(f"docs/{name}")
-    if check:
-        print(f"pictures: {'not current: ' + ', '.join(stale) + '; run `make docs`' if stale else 'current'}")
-    return int(bool(stale))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(drawing.main(__doc__, PICTURES))

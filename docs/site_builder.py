@@ -11,20 +11,20 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zlib
 from pathlib import Path
 
+import generate
 import yaml
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 from sphinx.util.console import nocolor
 
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
 BUILD = ROOT / ".cache" / "docs-site"
 COLLECTION = "kubegpu.share"
+GALAXY = yaml.safe_load((ROOT / "galaxy.yml").read_text())
 # What is copied, besides the folder docs.
 OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "lab/README.md")
 INDEX = "docs/README.md"
@@ -66,17 +66,7 @@ def reference(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # antsibull-docs refuses a folder that others may write to.
     folder.chmod(0o755)
-    command = ["antsibull-docs", "collection", "--use-current", "--squash-hierarchy", "--fail-on-error"]
-    subprocess.run(
-        [str(BIN / command[0]), *command[1:], f"--dest-dir={folder}", COLLECTION],
-        check=True,
-        env={
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-        },
-        stdin=subprocess.DEVNULL,
-    )
+    generate.antsibull(folder)
     for page in folder.glob("*.rst"):
         page.write_text(CONTENTS.sub("", page.read_text()))
 
@@ -145,8 +135,7 @@ def outside(file: Path) -> None:
 
 def stage(folder: Path) -> None:
     """Put everything that Sphinx reads into an empty folder."""
-    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
-    home = f"{galaxy['repository']}/blob/{galaxy['version']}"
+    home = f"{GALAXY['repository']}/blob/{GALAXY['version']}"
     reference(folder / "docs" / "reference")
     names = pages()
     staged = {str(path.relative_to(folder)) for path in folder.rglob("*.rst")} | {str(name) for name in names}
@@ -178,7 +167,6 @@ def build(folder: Path) -> Path:
     outside(folder / "ansible.inv")
     (folder / "static").mkdir()
     (folder / "static" / "site.css").write_text(STYLE)
-    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
     nocolor()
     site = Sphinx(
         srcdir=folder / "source",
@@ -190,10 +178,10 @@ def build(folder: Path) -> Path:
             **CONFIGURATION,
             "html_static_path": [str(folder / "static")],
             "intersphinx_mapping": {"ansible": (ANSIBLE, str(folder / "ansible.inv"))},
-            "version": galaxy["version"],
-            "release": galaxy["version"],
-            "html_title": f"{COLLECTION} {galaxy['version']}",
-            "copyright": ", ".join(galaxy["authors"]),
+            "version": GALAXY["version"],
+            "release": GALAXY["version"],
+            "html_title": f"{COLLECTION} {GALAXY['version']}",
+            "copyright": ", ".join(GALAXY["authors"]),
         },
         warningiserror=True,
         status=None,

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,21 +17,12 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ".ci/release.py"
 VERSION = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("release", ROOT / SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = load()
+sys.path.append(str(ROOT / ".ci"))
+import release  # noqa: E402
 
 
 def git(folder, *arguments):
-    author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    command = ["git", *author, *arguments]
+    command = ["git", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -107,6 +98,13 @@ def test_what_a_release_refuses(checkout, tmp_path):
     refused = run(checkout, *target)
     assert refused.returncode == 1 and "isn't empty" in refused.stderr
     assert not (tmp_path / "out" / "SHA256SUMS").exists()
+
+
+def test_every_default_with_the_version_is_compared():
+    files = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("roles/*/defaults/main.yml")}
+    assert {name for name, text in files.items() if VERSION in text} <= set(release.VERSIONS)
+    for name, pattern in release.VERSIONS.items():
+        assert re.findall(pattern, (ROOT / name).read_text(), re.MULTILINE) == [VERSION], name
 
 
 CHANGELOG = r"""# kubegpu\.share Release Notes

@@ -59,7 +59,7 @@ class Field:
         if value is None:
             return "" if self.null or self.kind in ("str", "bool") else "This field may not be null."
         kinds = {"str": str, "bool": bool, "int": int, "dict": dict, "id": int}
-        if not isinstance(value, kinds[self.kind]) or (self.kind in ("int", "id") and isinstance(value, bool)):
+        if not exactly(value, kinds[self.kind]):
             return f"Not a valid {self.kind}: {value!r}."
         if self.choices and value not in self.choices:
             return f'"{value}" is not a valid choice.'
@@ -681,10 +681,10 @@ class Controller:
             case "POST", "projects", ["update"]:
                 return 202, {**self._sync(stored), "project_update": stored["id"]}
             case "POST", "workflow_job_template_nodes", ["create_approval_template"]:
-                unknown = {"workflow_job_template": stored["workflow_job_template"]}
-                approval = self._store(
-                    "workflow_approval_templates", {**self._check("workflow_approval_templates", body, None), **unknown}
-                )
+                made = self._check("workflow_approval_templates", body, None)
+                # Its field, which no request sets.
+                made["workflow_job_template"] = stored["workflow_job_template"]
+                approval = self._store("workflow_approval_templates", made)
                 stored["unified_job_template"] = approval["id"]
                 stored["related"]["unified_job_template"] = approval["url"]
                 return 201, approval
@@ -817,9 +817,7 @@ class StandIn:
         if headers.get("Authorization") not in allowed:
             raise Refused(401, {"detail": "Authentication credentials were not provided."})
         if method == "POST" and parts.path == f"{API}tokens/":
-            number = len(controller.written) + len(controller.tokens) + 1
-            while number in controller.tokens:
-                number += 1
+            number = max(controller.tokens, default=0) + 1
             controller.tokens[number] = f"token-{number}"
             return 201, {"id": number, "token": controller.tokens[number]}
         if method == "DELETE" and parts.path.startswith(f"{API}tokens/"):

@@ -148,8 +148,8 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
     rc, text = configure(stand_in, folder, *again)
     assert rc == 0, text
     assert changed(text) == [
-        "Store the kubeconfigs",
-        "Store the account on the machines",
+        "Store the kubeconfigs as credentials",
+        "Store the machines' SSH account as a credential",
         "Create the job templates",
         "Connect the workflow's steps",
     ]

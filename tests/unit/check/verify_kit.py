@@ -55,7 +55,7 @@ TAKES = {
         **LISTS,
         **{"scope": "str", "grace_seconds": "int"},
     },
-    "gpu_acceptance": {**AUTH, **NAMES, "timeout": "int", "allocate_command": "list"},
+    "gpu_acceptance": {**AUTH, **NAMES, "timeout": "int", "allocate_command": "list", "node_selector": "dict"},
 }
 
 

@@ -160,7 +160,7 @@ def test_every_commented_option_exists_and_shows_its_default():
             name = found[1]
             named.add(name)
             # Of the whole collection, and described with the roles that take it.
-            if name in ("gpu_maintenance",):
+            if name == "gpu_maintenance":
                 assert found[2] == "never"
             elif not example:
                 assert yaml.safe_load(found[2]) == options[name].get("default"), name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""README.md's commands, as far as they need no cluster with nodes; tests/lab/test_80_installed.py types all of them."""
+"""README.md's commands, as far as they need no cluster with nodes; tests/lab/test_95_readme.py types the others."""
 
 from __future__ import annotations
 
