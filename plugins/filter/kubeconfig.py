@@ -17,8 +17,8 @@ description:
 options:
   _input:
     description:
-      - The variable's value. It stays empty if it is empty and the environment has only absolute paths, which the client
-        finds.
+      - The variable's value. It stays empty if it is empty and the environment has only absolute paths, which the
+        client finds.
       - Anything that is no text, such as the content of a kubeconfig, is returned as it is.
     type: raw
     required: true
