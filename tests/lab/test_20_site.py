@@ -15,9 +15,9 @@ SITE = "playbooks/site.yml"
 
 # A line of the output, and how many seconds after it everything is killed: in the middle of what that role does.
 MOMENTS = [
+    (r"^TASK \[kubegpu\.share\.image : ", 3.0),
     (r"^TASK \[kubegpu\.share\.driver : ", 8.0),
     (r"^TASK \[kubegpu\.share\.runtime : ", 2.0),
-    (r"^TASK \[kubegpu\.share\.image : ", 3.0),
     (r"^PLAY \[Configure kube-scheduler to use the extender", 6.0),
     (r"^PLAY \[Deploy the device plugin", 3.0),
 ]
@@ -80,6 +80,11 @@ def test_only_kubeadms_four_manifests(lab: Lab, after_kills: JsonObject) -> None
             "kube-controller-manager.yaml",
             "kube-scheduler.yaml",
         ]
+
+
+def test_no_change_is_left_without_checks(lab: Lab, after_kills: JsonObject) -> None:
+    found = lab.kubectl("get", "configmap", "kubegpu-share-unverified", "-n", "kube-system", "--ignore-not-found")
+    assert found == ""
 
 
 def test_every_card_is_announced(lab: Lab, after_kills: JsonObject) -> None:
