@@ -48,7 +48,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transacti
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS, SETTINGS
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
@@ -386,9 +386,7 @@ def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool, takes_effe
     """
     plugins = (containerd.CRI_PLUGIN[3], containerd.CRI_PLUGIN[2])
     ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
-    ours |= {
-        ("plugins", one, *key) for one in plugins for key in (("containerd", "default_runtime_name"), ("enable_cdi",))
-    }
+    ours |= {("plugins", one, *key) for one in plugins for key in SETTINGS}
     tables = [("plugins", one, "containerd", "runtimes", "nvidia") for one in plugins]
     if hidden:
         tables += [("plugins", one) for one in CRI_PARTS]
