@@ -11,7 +11,16 @@ from __future__ import annotations
 import json
 import typing as t
 
-from .containerd import CRI_PLUGIN, DEFAULT_RUNTIME, DEFAULT_TABLE, RUNC_SHIMS, RUNTIME_NAME, EffectiveConfig, Flat, Options
+from .containerd import (
+    CRI_PLUGIN,
+    DEFAULT_RUNTIME,
+    DEFAULT_TABLE,
+    RUNC_SHIMS,
+    RUNTIME_NAME,
+    EffectiveConfig,
+    Flat,
+    Options,
+)
 from .types import Loss
 
 # Of the CRI plugin's, those that this collection sets beside its runtime.
