@@ -104,6 +104,11 @@ _MASKING = Masking(credentials)
 mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
+def drop_in(main: str) -> str:
+    """Return the path of our drop-in, by that of the main configuration file."""
+    return posixpath.join(posixpath.dirname(main), "conf.d", DROP_IN_NAME)
+
+
 def version_of(text: str) -> str:
     """Parse the output of ``containerd --version``; empty without a version.
 

@@ -46,6 +46,7 @@ from .containerd_files import (
     missing_imports,
     newest_format,
     own_format,
+    reads_one_format,
 )
 
 NEW_FILE = f"{toml.MARK}, new file"
@@ -146,9 +147,8 @@ class _Edit:
         self.replacement: tuple[str, ...] = ()
         self._main = observed["config_path"]
         self._release = containerd.release(observed["version"])
-        folder = posixpath.join(posixpath.dirname(self._main), "conf.d")
-        self.drop_in = posixpath.join(folder, containerd.DROP_IN_NAME)
-        self._pattern = posixpath.join(folder, DROP_IN_PATTERN)
+        self.drop_in = containerd.drop_in(self._main)
+        self._pattern = posixpath.join(posixpath.dirname(self.drop_in), DROP_IN_PATTERN)
         files = observed["files"]
         if not options.present:
             # Files without anything of ours are left alone, whatever they are.
@@ -210,7 +210,7 @@ class _Edit:
         version = self._format(theirs)
         plain = _without_ours(theirs)
         self.users_default, named = self._users_default(plain)
-        seen = self._with_default_runtime(self._as_enabled(theirs), plain)
+        seen = self._with_default_runtime(self._enabled(theirs, version), plain)
         self._check_linux_settings(seen, theirs)
         self.replacement = self._check_replacement(seen)
         settings = runtime_settings(seen, self._options.binary, self._model(seen, named, plain))
@@ -258,12 +258,24 @@ class _Edit:
                 )
             document.put(("disabled_plugins",), [one for one in disabled if one not in CRI_NAMES])
 
-    def _as_enabled(self, documents: Documents) -> EffectiveConfig:
-        """Return the effective configuration with the CRI plugin enabled; the dump of a disabled one lacks it."""
+    def _enabled(self, documents: Documents, version: int) -> EffectiveConfig:
+        """Return the effective configuration with the CRI plugin enabled, as containerd reads it beside our settings.
+
+        :param version: the format of our settings.
+        """
         seen, release = self.effective, self._release
         off = seen.flat.get(("disabled_plugins",)) or []
-        if seen.plugin and seen.plugin not in off and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3]):
+        ours = self._observed["files"].get(self.drop_in)
+        # Since our drop-in was written, the user has converted his files, and the dump has them in the former format.
+        outdated = own_format(toml.parse(self.drop_in, ours or "")) not in (0, version) and reads_one_format(release)
+        if (
+            not outdated
+            and seen.plugin
+            and seen.plugin not in off
+            and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3])
+        ):
             return seen
+        # The dump lacks a disabled plugin.
         flat: containerd.Flat = {}
         for path, name in self._sections(documents):
             flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))

@@ -27,6 +27,11 @@ def newest_format(release: tuple[int, int]) -> int:
     return next(number for since, number in NEWEST_FORMAT if release >= since)
 
 
+def reads_one_format(release: tuple[int, int]) -> bool:
+    """Return whether a release merges all files deeply, and migrates the result from one format."""
+    return DEEP_MERGE_SINCE <= release < EACH_FILE_ITS_FORMAT
+
+
 def own_format(tree: JsonObject) -> int:
     """Return the version that a file names; 0 for none, which means 1."""
     found = tree.get("version", 0)
@@ -60,14 +65,14 @@ def cri_sections(release: tuple[int, int], trees: t.Mapping[str, JsonObject]) ->
             names = [CRI_PLUGIN[merged]]
         else:
             # A file of the newest format isn't migrated, and neither are tables under older names in it.
-            old = (merged if release < EACH_FILE_ITS_FORMAT else own) < newest_format(release)
+            old = (merged if reads_one_format(release) else own) < newest_format(release)
             names = [*([CRI_PLUGIN[1]] if old and own < 2 else []), *([CRI_PLUGIN[2]] if old else []), CRI_PLUGIN[3]]
         plugins = tree.get("plugins")
         found += [(path, name) for name in names if isinstance(plugins, dict) and isinstance(plugins.get(name), dict)]
     if release < DEEP_MERGE_SINCE:
         return found[-1:]
     # Where all files are migrated together, a setting under the new name wins wherever it is.
-    return found if release >= EACH_FILE_ITS_FORMAT else sorted(found, key=lambda one: one[1] == CRI_PLUGIN[3])
+    return sorted(found, key=lambda one: one[1] == CRI_PLUGIN[3]) if reads_one_format(release) else found
 
 
 def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:

@@ -220,7 +220,8 @@ def results(releases: tuple[str, ...], compare: bool = False) -> dict[tuple[str,
         ]
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
             return {
-                (cell.row.name, cell.release): cell for cell in pool.map(_cell, *zip(*cells, strict=True), chunksize=8)
+                (cell.row.name, cell.release): cell
+                for cell in pool.map(configured, *zip(*cells, strict=True), chunksize=8)
             }
 
 
@@ -230,7 +231,12 @@ def there(release: str) -> bool:
     return False
 
 
-def _cell(row: Row, release: str, folder: Path, compare: bool) -> Cell:
+def configured(row: Row, release: str, folder: Path, compare: bool = False) -> Cell:
+    """Configure one row on one release, and validate the result.
+
+    :param folder: for the node's files, which are removed.
+    :param compare: configure it by nvidia-ctk too.
+    """
     root = folder / f"{row.name}-{release}"
     node = Node(row, release, root)
     before = node.texts()
