@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import re
+import subprocess
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -113,3 +117,36 @@ def test_files_that_the_user_converts_under_our_drop_in(
     node.put(converted)
     drive(node, ABSENT)
     assert node.texts() == alone
+
+
+# The daemon's own report of its configuration, as 1.x and 2.x write it.
+STARTING = re.compile(r"(?i)start(?:ing)? cri plugin.*?defaultRuntimeName\W+(\w+)")
+TABLE = (
+    'runtime_type = "io.containerd.runc.v2"\n[plugins.cri.containerd.default_runtime.options]\nSystemdCgroup = true\n'
+)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="containerd only starts as root")
+@pytest.mark.parametrize("release", real_containerd.RELEASES)
+@pytest.mark.parametrize("main", [text(0, 1, 111), f"[plugins.cri.containerd.default_runtime]\n{TABLE}"])
+def test_a_daemon_starts_with_a_file_of_version_1(main: str, release: str) -> None:
+    """The dump validates nothing of the CRI plugin; a daemon does."""
+    binary = real_containerd.of(release)
+    with tempfile.TemporaryDirectory() as folder:
+        # NRI has a socket of the machine.
+        node = Node(
+            written({MAIN: f'{main}[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n'}),
+            release,
+            Path(folder) / "n",
+        )
+        drive(node, PRESENT)
+        command = [binary, "--config", f"{node.root}{MAIN}", "--address", f"{folder}/s"]
+        command += ["--root", f"{folder}/root", "--state", f"{folder}/state"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+            log = "".join(
+                itertools.takewhile(lambda line: "containerd successfully booted" not in line, daemon.stderr or ())
+            )
+            daemon.terminate()
+    assert not re.search("invalid plugin config|failed to load plugin.*cri", log), log
+    assert [found[1] for found in STARTING.finditer(log)] == ["nvidia"], log
