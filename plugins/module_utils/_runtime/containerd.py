@@ -307,7 +307,8 @@ class EffectiveConfig:
 
     def is_table(self, name: str) -> bool:
         """Return whether a runtime is the default one as a table, which has no type where ours replaces it."""
-        return name == DEFAULT_TABLE and (self.default_runtime == name or name not in self.runtimes())
+        has_type = bool(self.value("containerd", DEFAULT_RUNTIME, "runtime_type"))
+        return name == DEFAULT_TABLE and (has_type or name not in self.runtimes())
 
     def models(self) -> list[str]:
         """Return the runtimes that ours can be a copy of, because they use runc's shim: runc first."""

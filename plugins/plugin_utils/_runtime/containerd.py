@@ -183,9 +183,10 @@ class _Edit:
     def _check_formats(self) -> None:
         newest, release = newest_format(self._release), _dotted(self._release)
         for path, tree in self._trees(self._documents).items():
-            own = own_format(tree)
-            if tree.get("version", 0) is not own or own not in (0, *CRI_PLUGIN):
-                raise BadInput(f"{path}: version {tree['version']!r} of containerd's configuration isn't supported")
+            own = tree.get("version", 0)
+            # To Python, true and false are numbers.
+            if type(own) is not int or own not in (0, *CRI_PLUGIN):
+                raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't supported")
             if own > newest:
                 # 1.6 ignores the file without an error.
                 raise BadInput(f"{path} has version {own}, and containerd {release} reads nothing newer than {newest}")
@@ -309,11 +310,11 @@ class _Edit:
 
         :param plain: the files without our settings.
         """
-        if self.users_default != containerd.DEFAULT_TABLE:
-            return seen
-        ((path, name),) = self._sections(plain)
         key = ("containerd", *DEFAULT_TYPE)
-        return EffectiveConfig({**seen.flat, (*seen.base, *key): plain[path].get(("plugins", name, *key))}, seen.plugin)
+        types = [plain[path].get(("plugins", name, *key)) for path, name in self._sections(plain)]
+        if self._release >= DEEP_MERGE_SINCE or not any(types):
+            return seen
+        return EffectiveConfig({**seen.flat, (*seen.base, *key): types[-1]}, seen.plugin)
 
     def _check_linux_settings(self, seen: EffectiveConfig, documents: Documents) -> None:
         """Refuse settings of 1.x with which the CRI plugin doesn't load, which no dump shows."""
@@ -471,7 +472,7 @@ class _Edit:
         merged = merged_format(self._release, trees.values())
         for path, tree in trees.items():
             for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
-                section = (tree.get("plugins") or {}).get(name)
+                section = plain[path].get(("plugins", name))
                 if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
                     continue
                 own = own_format(tree)
