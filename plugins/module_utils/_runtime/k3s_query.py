@@ -36,15 +36,19 @@ def effective(system: System, data: str) -> containerd.EffectiveConfig:
     if not found.plugin and any(path[:2] == old for path in found.flat):
         # A template of version 1, which is valid with containerd 1.
         found = containerd.EffectiveConfig(found.flat, old[1])
-    default = {(*found.base, "containerd", "default_runtime_name"): name for name in imported(system, data).values()}
+    defaults = _own_defaults(_imported(system, data)).values()
+    default = {(*found.base, "containerd", "default_runtime_name"): name for name in defaults}
     return containerd.EffectiveConfig({**found.flat, **default}, found.plugin) if found.plugin else found
 
 
-def imported(system: System, data: str) -> dict[str, str]:
-    """Return the files that containerd's configuration imports and that set the default runtime; the last one wins."""
-    main = k3s.rendered(data)
-    texts = {path: text for path, text in read_files(system, main).items() if path != main}
+def _own_defaults(texts: dict[str, str]) -> dict[str, str]:
+    """Return the default runtime of each file of containerd's that sets one; the last one wins."""
     return {path: name for path, text in texts.items() if (name := k3s.own_default(text))}
+
+
+def _imported(system: System, data: str) -> dict[str, str]:
+    main = k3s.rendered(data)
+    return {path: text for path, text in read_files(system, main).items() if path != main}
 
 
 def observe(system: System, kind: k3s.Kind) -> K3sState | None:
@@ -60,13 +64,15 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
     texts = {path: system.read(path) or "" for path in [kind.config, *_drop_ins(system, kind)] if system.exists(path)}
     template = _template(system, data, version)
     own = {template.path: template.default} if template and template.default else {}
+    imported = _imported(system, data)
+    read = [*texts, *([template.path] if template else []), *imported]
     return {
         "version": version,
         "unit": daemon.name,
         "drop_in": system.read(kind.drop_in),
         "defaults": {path: value for path, text in texts.items() if (value := k3s.setting(text, k3s.KEY))},
         "flag": {"values": daemon.values(f"--{k3s.KEY}"), "file": naming(system, daemon, f"--{k3s.KEY}")},
-        "containerd_defaults": {**own, **imported(system, data)},
+        "containerd_defaults": {**own, **_own_defaults(imported)},
         "template": _facts(template) if template else None,
         "default_runtime": found.default_runtime,
         "runtimes": {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()},
@@ -74,7 +80,7 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
         "low_level": low_level(system),
         "cgroup_driver": _cgroup_driver(found),
         "service_active": daemon.active,
-        "stale": daemon.active and stale(system, daemon.pid, list(texts)),
+        "stale": daemon.active and stale(system, daemon.pid, read),
         "ours": system.exists(kind.drop_in),
         "pending": system.exists(kind.record),
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),

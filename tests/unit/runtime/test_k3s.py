@@ -367,6 +367,23 @@ def test_a_default_that_the_user_sets_for_containerd_needs_no_file(version: str,
     assert {**made.files, rendered: ""} == {**before, rendered: ""}
 
 
+@pytest.mark.parametrize("path", [V3, f"{V3[:-5]}.d/10-site.toml"])
+def test_what_containerd_reads_at_its_start_makes_the_service_stale(path: str) -> None:
+    made, service = node()
+    made.files[path] = '{{ template "base" . }}\n' if path == V3 else "# none\n"
+    service.restart()
+    # Booted at 1000, started at 1090.
+    made.files |= {
+        f"/proc/{service.pid}/stat": f"10 (k3s) S {' '.join(['0'] * 18)} 9000 0",
+        "/proc/uptime": "100.00 50.00\n",
+    }
+    made.answers |= {
+        "stat": lambda argv: Done(0, "".join(f"{1095 if one == path else 900}\n" for one in argv[4:]), ""),
+        "date": lambda _argv: Done(0, "1100.000000000\n", ""),
+    }
+    assert observe(made)["stale"] is True and not make_plan(K3S, AVAILABLE, observe(made)).plan.empty
+
+
 def test_a_commented_default_of_a_template_is_none() -> None:
     made, _service = node(version="1.28.4")
     made.files[V2] = SETS_DEFAULT.replace("  default", "  # default")
