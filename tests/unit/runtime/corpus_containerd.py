@@ -345,8 +345,8 @@ def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Out
     name = "default" if tables.get("default_runtime", {}).get("runtime_type") else tables.get("default_runtime_name")
     if name != "nvidia":
         outcome.wrong.append(f"the default is {name or 'none'}")
-    elif cri.get("systemd_cgroup"):
-        outcome.wrong.append("the CRI doesn't load: systemd_cgroup")
+    elif old_setting := [key for key, table in (("systemd_cgroup", cri), ("no_pivot", tables)) if table.get(key)]:
+        outcome.wrong.append(f"the CRI doesn't load: {old_setting[0]}")
     ours = tables.get("runtimes", {}).get("nvidia")
     if ours is None:
         outcome.wrong.append("no runtime nvidia: the CRI doesn't load" if name == "nvidia" else "no runtime nvidia")
