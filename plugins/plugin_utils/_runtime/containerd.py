@@ -477,12 +477,15 @@ class _Edit:
                     continue
                 own = own_format(tree)
                 number = merged if any(own_format(one) > 1 for one in trees.values()) else 2
-                table, newer = (f"[plugins.{written_key((one,))}]" for one in (name, CRI_PLUGIN[number]))
+                table, newer = (f"[plugins.{written_key((one,))}]" for one in (name, CRI_PLUGIN[2]))
+                names = (
+                    f"{newer} as the table's name" if number == 2 else "its tables as in `containerd config default`"
+                )
                 self.warnings.append(
                     f"containerd {_dotted(self._release)} ignores {table} of {path}, which has "
                     f"{f'version {own}' if own else 'no version'}, as it did before NVIDIA's runtime was added; to "
                     f"bring it into effect convert the file to version {number} by hand (`version = {number}`, and "
-                    f"{newer} as the table's name; `containerd config migrate` would drop its settings) and run again"
+                    f"{names}; `containerd config migrate` would drop its settings) and run again"
                 )
 
     # ----------------------------------------------------------------- before 2.0

@@ -335,8 +335,8 @@ def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Out
         outcome.wrong.append(f"containerd doesn't start: {words}")
         return outcome
     was, now = tomllib.loads(dumped) if dumped else {}, tomllib.loads(text)
-    outcome.cri = cri = _cri(now)
-    old = _cri(was)
+    outcome.cri = cri = cri_of(now)
+    old = cri_of(was)
     tables = cri.get("containerd", {})
     disabled = [one for one in now.get("disabled_plugins") or [] if one == "cri" or ".cri" in one]
     if disabled or not cri:
@@ -377,7 +377,7 @@ def _systemd(runtime: dict[str, t.Any]) -> set[bool]:
     return {bool(value) for key, value in runtime.get("options", {}).items() if key.lower() == "systemdcgroup"}
 
 
-def _cri(dump: dict[str, t.Any]) -> dict[str, t.Any]:
+def cri_of(dump: dict[str, t.Any]) -> dict[str, t.Any]:
     plugins = dump.get("plugins", {})
     return dict(plugins.get(containerd.CRI_PLUGIN[3]) or plugins.get(containerd.CRI_PLUGIN[2]) or {})
 

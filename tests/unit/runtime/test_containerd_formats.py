@@ -74,7 +74,7 @@ def test_our_settings_change_nothing_of_what_counts(
         trees = {path: tomllib.loads(one) for path, one in row.files}
         sections = cri_sections(tuple(map(int, release.split("."))), trees)  # type: ignore[arg-type]
         counts = [trees[path]["plugins"][name]["max_container_log_line_size"] for path, name in sections] or [BUILT_IN]
-        assert corpus_containerd._cri(tomllib.loads(dumped))["max_container_log_line_size"] == counts[-1]
+        assert corpus_containerd.cri_of(tomllib.loads(dumped))["max_container_log_line_size"] == counts[-1]
     cell = corpus_containerd.configured(row, release, tmp_path)
     # 1.x reads no file of version 3, and no short name in one of version 2.
     assert bool(cell.ours.refused) is (release < "2" and (bool(error) or 3 in (main[0], drop_in and drop_in[0])))
@@ -82,14 +82,37 @@ def test_our_settings_change_nothing_of_what_counts(
     assert corpus_containerd.lost_comments(before, cell.ours.files or before) == []
 
 
-def test_ignored_settings_stay_ignored_and_the_warning_says_how_they_take_effect(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("main", "drop_in", "words"),
+    [
+        ((0, 1), None, "[plugins.cri] of {}, which has no version, as"),
+        ((1, 1), None, "[plugins.cri] of {}, which has version 1, as"),
+        (
+            (0, 1),
+            None,
+            """version 2 by hand (`version = 2`, and [plugins."io.containerd.grpc.v1.cri"] as the table's""",
+        ),
+        ((2, 2), (3, 3), '[plugins."io.containerd.grpc.v1.cri"] of {}, which has version 2, as'),
+        ((2, 2), (3, 3), "version 3 by hand (`version = 3`, and its tables as in `containerd config default`;"),
+    ],
+)
+def test_ignored_settings_are_named(
+    main: tuple[int, int], drop_in: tuple[int, int] | None, words: str, tmp_path: Path
+) -> None:
     real_containerd.of("2.2")
-    node = Node(written({MAIN: text(0, 1, 111)}), "2.2", tmp_path / "node")
+    node = Node(written(merged(main, drop_in)), "2.2", tmp_path / "node")
     (warning,) = drive(node, PRESENT).warnings
-    assert f"containerd 2.2 ignores [plugins.cri] of {node.root}{MAIN}, which has no version" in warning
-    table = '[plugins."io.containerd.grpc.v1.cri"]'
-    assert f"to version 2 by hand (`version = 2`, and {table} as the table's name" in warning
+    assert warning.startswith("containerd 2.2 ignores ") and words.format(f"{node.root}{MAIN}") in warning
     assert drive(node, PRESENT).plan.empty
+
+
+def test_containerds_own_migration_drops_what_it_ignores(tmp_path: Path) -> None:
+    binary = real_containerd.of("2.2")
+    path = tmp_path / "config.toml"
+    path.write_text(text(0, 1, 111))
+    command = [binary, "--config", str(path), "config", "migrate"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert corpus_containerd.cri_of(tomllib.loads(done.stdout))["max_container_log_line_size"] == BUILT_IN
 
 
 @pytest.mark.parametrize("release", ["2.2", pytest.param("2.0", marks=pytest.mark.long)])
@@ -105,10 +128,10 @@ def test_files_that_the_user_converts_under_our_drop_in(
     alone = {MAIN: text(*new, 111).encode()}
     converted = {**node.texts(), MAIN: f"{imports}\n{text(*new, 111)}".encode()}
     node.put(alone)
-    cri = corpus_containerd._cri(tomllib.loads(node.dump()[0]))
+    cri = corpus_containerd.cri_of(tomllib.loads(node.dump()[0]))
     node.put(converted)
     drive(node, PRESENT)
-    after = corpus_containerd._cri(tomllib.loads(node.dump()[0]))
+    after = corpus_containerd.cri_of(tomllib.loads(node.dump()[0]))
     nvidia = after["containerd"]["runtimes"].pop("nvidia")
     assert after.pop("enable_cdi") is True and after["containerd"].pop("default_runtime_name") == "nvidia"
     del cri["enable_cdi"], cri["containerd"]["default_runtime_name"]
