@@ -23,7 +23,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (20, 130),
     "cluster_objects": (15, 100),
-    "container_runtime": (28, 135),
+    "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 260),
     "driver_runfile": (11, 30),
@@ -35,7 +35,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "image_build": (9, 35),
     "image_import": (16, 70),
     "kernel_driver": (15, 50),
-    "kube_scheduler": (25, 155),
+    "kube_scheduler": (25, 160),
     "kubeadm_config": (9, 35),
     "kubelet_devices_info": (12, 47),
     "machine_config": (12, 65),

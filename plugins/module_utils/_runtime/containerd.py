@@ -24,6 +24,9 @@ from .._core.secrets import URL, Masking, Span, in_words, is_secret, without_ove
 Flat = dict[tuple[str, ...], t.Any]
 
 RUNTIME_NAME = "nvidia"
+# In 1.x a default runtime as a table, and the name under which containerd runs it.
+DEFAULT_RUNTIME = "default_runtime"
+DEFAULT_TABLE = "default"
 DROP_IN_NAME = "99-kubegpu-nvidia.toml"
 PENDING_PATH = "/var/lib/kubegpu-share/containerd.json"
 DEFAULT_CONFIG = "/etc/containerd/config.toml"
@@ -99,6 +102,11 @@ def credentials(text: str) -> list[Span]:
 
 _MASKING = Masking(credentials)
 mask, unmask = _MASKING.mask, _MASKING.unmask
+
+
+def drop_in(main: str) -> str:
+    """Return the path of our drop-in, by that of the main configuration file."""
+    return posixpath.join(posixpath.dirname(main), "conf.d", DROP_IN_NAME)
 
 
 def version_of(text: str) -> str:
@@ -266,8 +274,8 @@ class EffectiveConfig:
     @property
     def default_runtime(self) -> str:
         # In 1.x this older table overrides the name; the dump has both.
-        if self.value("containerd", "default_runtime", "runtime_type"):
-            return "default"
+        if self.value("containerd", DEFAULT_RUNTIME, "runtime_type"):
+            return DEFAULT_TABLE
         return str(self.value("containerd", "default_runtime_name") or "")
 
     @property
@@ -293,13 +301,19 @@ class EffectiveConfig:
 
     def runtime(self, name: str) -> Flat:
         """Return one runtime's settings without empty strings, zeros and empty lists."""
-        base = (*self.base, "containerd", "runtimes", name)
+        base = (*self.base, "containerd", *((DEFAULT_RUNTIME,) if self.is_table(name) else ("runtimes", name)))
         found = {_spelled(path[len(base) :]): value for path, value in self.flat.items() if path[: len(base)] == base}
         return {path: value for path, value in found.items() if path and value not in ("", 0, [], {})}
 
+    def is_table(self, name: str) -> bool:
+        """Return whether a runtime is the default one as a table, which has no type where ours replaces it."""
+        has_type = bool(self.value("containerd", DEFAULT_RUNTIME, "runtime_type"))
+        return name == DEFAULT_TABLE and (has_type or name not in self.runtimes())
+
     def models(self) -> list[str]:
         """Return the runtimes that ours can be a copy of, because they use runc's shim: runc first."""
-        names = [name for name in self.runtimes() if name != RUNTIME_NAME]
+        names = {name for name in self.runtimes() if name != RUNTIME_NAME}
+        names |= {DEFAULT_TABLE} & {self.default_runtime}
         fitting = [name for name in names if self.runtime(name).get(("runtime_type",), RUNC_SHIMS[0]) in RUNC_SHIMS]
         return sorted(fitting, key=lambda name: (name != "runc", name))
 

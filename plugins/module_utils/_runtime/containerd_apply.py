@@ -74,6 +74,9 @@ class ContainerdEngine(Engine):
     def config_on_disk(self) -> ConfigOnDisk:
         return ConfigOnDisk(*dump(self._system, self._binary, self._config))
 
+    def own_files(self) -> list[str]:
+        return [containerd.drop_in(self._config)]
+
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
         return unmet_requirements(containerd.effective(after.value), self._wanted, self._users_default)
 

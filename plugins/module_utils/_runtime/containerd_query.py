@@ -74,7 +74,7 @@ def observe(system: System) -> ContainerdState | None:
     config = config_path(daemon)
     texts = read_files(system, config)
     text, error = dump(system, binary, config) if version else ("", "")
-    drop_in = system.read(posixpath.join(posixpath.dirname(config), "conf.d", containerd.DROP_IN_NAME))
+    drop_in = system.read(containerd.drop_in(config))
     return {
         "version": version,
         "config_path": config,

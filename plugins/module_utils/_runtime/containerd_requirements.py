@@ -11,9 +11,24 @@ from __future__ import annotations
 import json
 import typing as t
 
-from .containerd import CRI_PLUGIN, RUNC_SHIMS, RUNTIME_NAME, EffectiveConfig, Flat, Options
+from .containerd import (
+    CRI_PLUGIN,
+    DEFAULT_RUNTIME,
+    DEFAULT_TABLE,
+    RUNC_SHIMS,
+    RUNTIME_NAME,
+    EffectiveConfig,
+    Flat,
+    Options,
+)
 from .types import Loss
 
+# Of the CRI plugin's, those that this collection sets beside its runtime.
+SETTINGS = (
+    ("containerd", "default_runtime_name"),
+    ("containerd", DEFAULT_RUNTIME, "runtime_type"),
+    ("enable_cdi",),
+)
 CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
 
 
@@ -26,7 +41,8 @@ def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
     if settings.get(("sandboxer",)) == "podsandbox":
         # The built-in value, which only the dump has.
         del settings[("sandboxer",)]
-    if settings.get(("runtime_type",)) not in RUNC_SHIMS:
+    if settings.get(("runtime_type",)) not in RUNC_SHIMS or seen.is_table(model):
+        # The default runtime as a table has no type any more once ours replaces it.
         settings[("runtime_type",)] = RUNC_SHIMS[0]
     settings[("options", "BinaryName")] = binary
     settings[("options", "SystemdCgroup")] = bool(settings.get(("options", "SystemdCgroup"), False))
@@ -49,6 +65,7 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: st
         found.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
     # A copy of any runtime; of itself, where no other is configured, or where it is the user's default.
     models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() or users_default == RUNTIME_NAME else [])
+    models += [users_default] if users_default == DEFAULT_TABLE and seen.is_table(users_default) else []
     found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
     if wanted.cdi and seen.cdi is False:
         found.append("enable_cdi is false")
@@ -85,7 +102,7 @@ def losses(
     ours: set[tuple[str, ...]] = {("imports",), ("version",)}
     hidden: list[tuple[str, ...]] = []
     for plugin in plugins:
-        ours |= {("plugins", plugin, "containerd", "default_runtime_name"), ("plugins", plugin, "enable_cdi")}
+        ours |= {("plugins", plugin, *key) for key in SETTINGS}
         hidden.append(("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME))
     was_off, is_off = (cri_disabled(one) or not one.plugin for one in (before, after))
     if (wanted.enable_cri and was_off) or (not wanted.present and is_off and not was_off):

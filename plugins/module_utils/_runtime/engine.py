@@ -88,6 +88,10 @@ class Engine:
         """Query the effective configuration of the files on disk."""
         return ConfigOnDisk(None)
 
+    def own_files(self) -> list[str]:
+        """Return the paths of files that hold settings of this collection alone, and that may be empty."""
+        return []
+
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
         """List the reasons to reject new files that no daemon has read yet."""
         return []
@@ -179,10 +183,17 @@ class ConfigUpdate:
         engine.check_preconditions()
         check_unchanged(changes, self._redacted)
         before, ran_with = engine.config_on_disk(), engine.running_config()
-        backups = self._write(engine.add_managed_files([self._unredacted(one) for one in changes]))
+        new = engine.add_managed_files([self._unredacted(one) for one in changes])
+        backups = self._write(new)
         after = engine.config_on_disk()
         wrong = [after.error] if after.error else engine.validate_new_config(before, after) if changes else []
         lost = engine.losses(before, after) if changes and not wrong and before.value else []
+        if lost:
+            # What an earlier file of ours made of the user's settings isn't what he wrote.
+            self._transaction.restore(backups)
+            lost = engine.losses(self._users_config(before), after)
+            if not lost:
+                backups = self._write(new)
         if wrong or lost:
             # No daemon has read the new files yet, so restoring the old ones is enough.
             self._transaction.restore(backups)
@@ -199,6 +210,22 @@ class ConfigUpdate:
                 # rmdir refuses a directory that holds other files.
                 self._system.run(["rmdir", posixpath.dirname(one.path)])
         return engine.result()
+
+    def _users_config(self, now: ConfigOnDisk) -> ConfigOnDisk:
+        """Query the effective configuration of the user's files alone, while ours are empty.
+
+        :param now: that of all files, which is the same where none of ours exists.
+        """
+        texts = {path: self._system.read(path) for path in self._engine.own_files()}
+        empty = [Replacement(path, digest(text), "") for path, text in texts.items() if text is not None]
+        if not empty:
+            return now
+        backups = self._transaction.backup(empty)
+        try:
+            self._transaction.replace(empty, backups)
+            return self._engine.config_on_disk()
+        finally:
+            self._transaction.restore(backups)
 
     def _redacted(self, path: str) -> str | None:
         text = self._system.read(path)

@@ -13,14 +13,25 @@ setting for the default one. https://github.com/k3s-io/k3s/blob/v1.34.1%2Bk3s1/p
 from __future__ import annotations
 
 import dataclasses
+import math
 import posixpath
 import re
 
-from .containerd import RUNTIME_NAME
+from .containerd import CRI_PLUGIN
 
 DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
 KEY = "default-runtime"
 SOCKET = "/run/k3s/containerd/containerd.sock"
+# The first patch releases of minor ones with the setting KEY; every release since 1.29 has it.
+HAVE_KEY = {(1, 26): 12, (1, 27): 9, (1, 28): 5, (1, 29): 0}
+# The same for containerd 2, which has a template of its own.
+HAVE_CONTAINERD_2 = {(1, 31): 6, (1, 32): 2, (1, 33): 0}
+# The files of a user's template, and the version of the base template that each includes.
+TEMPLATES = {"config-v3.toml.tmpl": 3, "config.toml.tmpl": 2}
+_COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", re.DOTALL)
+_BASE = re.compile(r"template\s+([\"`])base\1")
+_DEFAULT = re.compile(r"(?m)^[^#\n]*\bdefault_runtime_name\s*=\s*([\"'])([^\"'{}\n]+)\1")
+_VERSION = re.compile(r"(?m)^\s*version\s*=\s*[2-9]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +93,21 @@ def setting(text: str, key: str) -> str:
     return str(found[-1]).strip("\"'") if found else ""
 
 
-def templates(data: str) -> list[str]:
-    """Return the paths of a user's own template for containerd's configuration."""
+def since(version: str, first: dict[tuple[int, int], int]) -> bool:
+    """Return whether a release is one of those that have something.
+
+    :param first: by minor release its first patch release that has it; the last one stands for all that follow.
+    """
+    found = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
+    major, minor, patch = map(int, found.groups()) if found else (0, 0, 0)
+    return (major, minor) > max(first) or patch >= first.get((major, minor), math.inf)
+
+
+def templates(data: str, version: str) -> list[str]:
+    """Return the paths of a user's own template for containerd's configuration; the first one that exists counts."""
     folder = f"{data}/agent/etc/containerd"
-    return [f"{folder}/config-v3.toml.tmpl", f"{folder}/config.toml.tmpl"]
+    newest = 3 if since(version, HAVE_CONTAINERD_2) else 2
+    return [f"{folder}/{name}" for name, number in TEMPLATES.items() if number <= newest]
 
 
 def rendered(data: str) -> str:
@@ -93,11 +115,47 @@ def rendered(data: str) -> str:
     return f"{data}/agent/etc/containerd/config.toml"
 
 
-def renders_default(template: str) -> bool:
-    """Return whether a template renders the setting: it includes the base template, or names the setting."""
-    return bool(re.search(r"template\s+([\"`])base\1", template)) or "DefaultRuntime" in template
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A user's template, without its comments for Go.
+
+    :param path: the file.
+    :param version: of k3s or RKE2.
+    """
+
+    path: str
+    text: str
+    version: str
+
+    @classmethod
+    def parse(cls, path: str, text: str, version: str) -> Template:
+        return cls(path, _COMMENT.sub("", text), version)
+
+    @property
+    def has_base(self) -> bool:
+        return bool(_BASE.search(self.text))
+
+    @property
+    def renders_default(self) -> bool:
+        """Return whether it renders the setting: it includes the base template, or names the setting."""
+        return self.has_base or "DefaultRuntime" in self.text
+
+    @property
+    def default(self) -> str:
+        """Return the default runtime that it sets by itself, or nothing."""
+        if since(self.version, HAVE_CONTAINERD_2) and not self.has_base and not _VERSION.search(self.text):
+            # Without a version containerd 2.0 to 2.2 ignores it.
+            return ""
+        return own_default(self.text)
+
+    def repeats(self, runtime: str) -> bool:
+        """Return whether it has a runtime's table that the base template has too, once the runtime is installed."""
+        plugin = re.escape(CRI_PLUGIN[TEMPLATES[posixpath.basename(self.path)]])
+        table = rf"plugins\.[\"']{plugin}[\"']\.containerd\.runtimes\.[\"']?{re.escape(runtime)}[\"']?"
+        return self.has_base and bool(re.search(rf"(?m)^\s*\[\s*{table}\s*\]", self.text))
 
 
-def sets_default(template: str) -> bool:
-    """Return whether a template itself makes NVIDIA's runtime the default one; a comment doesn't count."""
-    return bool(re.search(rf"(?m)^[^#\n]*\bdefault_runtime_name\s*=\s*([\"']){RUNTIME_NAME}\1", template))
+def own_default(text: str) -> str:
+    """Return the default runtime that a file of containerd's or a template sets by itself; a comment doesn't count."""
+    found = _DEFAULT.findall(text)
+    return found[-1][1] if found else ""

@@ -13,7 +13,7 @@ import posixpath
 from .._host.system import System
 from .._host.systemd import Unit, naming, stale, unit
 from . import containerd, k3s
-from .containerd_query import low_level
+from .containerd_query import low_level, read_files
 from .types import K3sState, K3sTemplate
 
 
@@ -30,8 +30,25 @@ def data_folder(system: System, kind: k3s.Kind, daemon: Unit) -> str:
 
 
 def effective(system: System, data: str) -> containerd.EffectiveConfig:
-    """Return the configuration that containerd was started with."""
-    return containerd.effective(system.read(k3s.rendered(data)) or "")
+    """Return the configuration that containerd was started with, of imported files only the default runtime."""
+    found = containerd.effective(system.read(k3s.rendered(data)) or "")
+    old = ("plugins", containerd.CRI_PLUGIN[1])
+    if not found.plugin and any(path[:2] == old for path in found.flat):
+        # A template of version 1, which is valid with containerd 1.
+        found = containerd.EffectiveConfig(found.flat, old[1])
+    defaults = _own_defaults(_imported(system, data)).values()
+    default = {(*found.base, "containerd", "default_runtime_name"): name for name in defaults}
+    return containerd.EffectiveConfig({**found.flat, **default}, found.plugin) if found.plugin else found
+
+
+def _own_defaults(texts: dict[str, str]) -> dict[str, str]:
+    """Return the default runtime of each file of containerd's that sets one; the last one wins."""
+    return {path: name for path, text in texts.items() if (name := k3s.own_default(text))}
+
+
+def _imported(system: System, data: str) -> dict[str, str]:
+    main = k3s.rendered(data)
+    return {path: text for path, text in read_files(system, main).items() if path != main}
 
 
 def observe(system: System, kind: k3s.Kind) -> K3sState | None:
@@ -45,33 +62,43 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
     data = data_folder(system, kind, daemon)
     found = effective(system, data)
     texts = {path: system.read(path) or "" for path in [kind.config, *_drop_ins(system, kind)] if system.exists(path)}
+    template = _template(system, data, version)
+    own = {template.path: template.default} if template and template.default else {}
+    imported = _imported(system, data)
+    read = [*texts, *([template.path] if template else []), *imported]
     return {
         "version": version,
         "unit": daemon.name,
         "drop_in": system.read(kind.drop_in),
         "defaults": {path: value for path, text in texts.items() if (value := k3s.setting(text, k3s.KEY))},
         "flag": {"values": daemon.values(f"--{k3s.KEY}"), "file": naming(system, daemon, f"--{k3s.KEY}")},
-        "template": _template(system, data),
+        "containerd_defaults": {**own, **_own_defaults(imported)},
+        "template": _facts(template) if template else None,
         "default_runtime": found.default_runtime,
         "runtimes": {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()},
         "types": {name: str(found.runtime(name).get(("runtime_type",), "")) for name in found.runtimes()},
         "low_level": low_level(system),
         "cgroup_driver": _cgroup_driver(found),
         "service_active": daemon.active,
-        "stale": daemon.active and stale(system, daemon.pid, list(texts)),
+        "stale": daemon.active and stale(system, daemon.pid, read),
         "ours": system.exists(kind.drop_in),
         "pending": system.exists(kind.record),
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
     }
 
 
-def _template(system: System, data: str) -> K3sTemplate | None:
+def _template(system: System, data: str, version: str) -> k3s.Template | None:
     """Read the user's own template, where there is one."""
-    path = next((path for path in k3s.templates(data) if system.exists(path)), "")
-    if not path:
-        return None
-    text = system.read(path) or ""
-    return {"path": path, "renders_default": k3s.renders_default(text), "sets_default": k3s.sets_default(text)}
+    path = next((path for path in k3s.templates(data, version) if system.exists(path)), "")
+    return k3s.Template.parse(path, system.read(path) or "", version) if path else None
+
+
+def _facts(template: k3s.Template) -> K3sTemplate:
+    return {
+        "path": template.path,
+        "renders_default": template.renders_default,
+        "repeats_nvidia": template.repeats(containerd.RUNTIME_NAME),
+    }
 
 
 def _drop_ins(system: System, kind: k3s.Kind) -> list[str]:

@@ -100,24 +100,27 @@ class DockerState(Daemon):
 class K3sTemplate(t.TypedDict):
     """A user's template for containerd's configuration.
 
-    ``renders_default``: it uses ``default-runtime``; ``sets_default``: it makes NVIDIA's runtime the default by itself.
+    ``renders_default``: it uses ``default-runtime``; ``repeats_nvidia``: it has the table of NVIDIA's runtime, and the
+    base template that it includes has it too.
     """
 
     path: str
     renders_default: bool
-    sets_default: bool
+    repeats_nvidia: bool
 
 
 class K3sState(Daemon):
     """State of k3s or RKE2.
 
-    ``defaults`` are the files that set the default runtime, the last one wins; ``runtimes`` has each runtime's program,
-    ``types`` its type.
+    ``defaults`` are the files that set the default runtime, the last one wins; ``containerd_defaults`` are the user's
+    template and the files that containerd imports, where they set it for containerd itself, likewise; ``runtimes`` has
+    each runtime's program, ``types`` its type.
     """
 
     unit: str
     drop_in: str | None
     defaults: dict[str, str]
+    containerd_defaults: dict[str, str]
     flag: Flag
     template: K3sTemplate | None
     default_runtime: str

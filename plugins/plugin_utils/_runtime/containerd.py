@@ -27,6 +27,7 @@ from ...module_utils._runtime.containerd import CRI_PLUGIN, RUNTIME_NAME, Effect
 from ...module_utils._runtime.containerd_requirements import runtime_settings, unmet_requirements
 from ...module_utils._runtime.types import ContainerdState
 from .._documents import toml_editor as toml
+from .._documents.toml_tree import written_key
 from .base import (
     HEADER,
     FileChange,
@@ -37,14 +38,22 @@ from .base import (
     refuse_operator,
     restart_reason,
 )
-from .containerd_files import EACH_FILE_ITS_FORMAT, deprecated_settings, load_order, missing_imports, newest_format
+from .containerd_files import (
+    DEEP_MERGE_SINCE,
+    cri_sections,
+    load_order,
+    merged_format,
+    missing_imports,
+    newest_format,
+    own_format,
+    reads_one_format,
+)
 
 NEW_FILE = f"{toml.MARK}, new file"
 # A pattern, so that containerd still starts when somebody deletes our file and leaves the import.
 DROP_IN_PATTERN = "99-kubegpu-*.toml"
 # The dump of 1.4 leaves out every runtime's options.
 DUMP_HAS_OPTIONS = (1, 6)
-DEEP_MERGE_SINCE = (2, 0)
 # In disabled_plugins.
 CRI_NAMES = {"cri", *CRI_PLUGIN.values()}
 BUILTIN_DEFAULT = "runc"
@@ -53,6 +62,23 @@ IMAGES_PLUGIN = "io.containerd.cri.v1.images"
 MOVED = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
 # A file without any of these means the same in every format, except for the names in its lists.
 SECTIONS = ("plugins", "proxy_plugins", "stream_processors")
+# In the CRI plugin's section of version 2, settings of its server, which keep this name in version 3.
+OF_THE_SERVER = {
+    "disable_tcp_service",
+    "stream_server_address",
+    "stream_server_port",
+    "stream_idle_timeout",
+    "enable_tls_streaming",
+    "x509_key_pair_streaming",
+}
+# Of the default runtime as a table of 1.x, its type, below "containerd".
+DEFAULT_TYPE = (containerd.DEFAULT_RUNTIME, "runtime_type")
+# Shim of 1.0, for which some settings of 1.x are.
+LINUX_SHIM = "io.containerd.runtime.v1.linux"
+# These settings, and their names in the options of newer shims.
+LINUX_SETTINGS = {("systemd_cgroup",): "SystemdCgroup", ("containerd", "no_pivot"): "NoPivotRoot"}
+# A runtime's program, the first one that is set; the others are of the shim of 1.0.
+PROGRAMS = (("options", "BinaryName"), ("runtime_engine",), ("options", "Runtime"))
 UNIT = "containerd.service"
 
 Documents = dict[str, toml.Document]
@@ -121,9 +147,8 @@ class _Edit:
         self.replacement: tuple[str, ...] = ()
         self._main = observed["config_path"]
         self._release = containerd.release(observed["version"])
-        folder = posixpath.join(posixpath.dirname(self._main), "conf.d")
-        self.drop_in = posixpath.join(folder, containerd.DROP_IN_NAME)
-        self._pattern = posixpath.join(folder, DROP_IN_PATTERN)
+        self.drop_in = containerd.drop_in(self._main)
+        self._pattern = posixpath.join(posixpath.dirname(self.drop_in), DROP_IN_PATTERN)
         files = observed["files"]
         if not options.present:
             # Files without anything of ours are left alone, whatever they are.
@@ -148,22 +173,23 @@ class _Edit:
     def _order(self, documents: Documents) -> list[str]:
         return load_order(self._main, {path: one.text for path, one in documents.items()})
 
+    def _trees(self, documents: Documents) -> dict[str, JsonObject]:
+        """Return the files' values, in the order in which containerd merges them."""
+        return {path: documents[path].tree for path in self._order(documents)}
+
+    def _sections(self, documents: Documents) -> list[tuple[str, str]]:
+        return cri_sections(self._release, self._trees(documents))
+
     def _check_formats(self) -> None:
-        newest, version, release = newest_format(self._release), 0, _dotted(self._release)
-        for path in self._order(self._documents):
-            own = self._documents[path].tree.get("version", 0)
+        newest, release = newest_format(self._release), _dotted(self._release)
+        for path, tree in self._trees(self._documents).items():
+            own = tree.get("version", 0)
             # To Python, true and false are numbers.
-            if not isinstance(own, int) or isinstance(own, bool) or own not in (0, *CRI_PLUGIN):
+            if type(own) is not int or own not in (0, *CRI_PLUGIN):
                 raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't supported")
             if own > newest:
                 # 1.6 ignores the file without an error.
                 raise BadInput(f"{path} has version {own}, and containerd {release} reads nothing newer than {newest}")
-            if own and version and own != version and self._release < EACH_FILE_ITS_FORMAT:
-                raise BadInput(
-                    f"{path} has version {own} and a file that is merged with it has version {version}: containerd "
-                    f"{release} reads both in one format and loses settings; convert them to the same version"
-                )
-            version = version or own
 
     def _with_options(self) -> EffectiveConfig:
         """Add the runtimes' options from the files to a dump that leaves them out."""
@@ -183,31 +209,31 @@ class _Edit:
         theirs = self._documents
         self._enable_cri(theirs)
         version = self._format(theirs)
-        seen = self._as_enabled(theirs, version)
-        for key, why in deprecated_settings(seen) if self._options.default else []:
-            raise BadInput(f"runtime_set_default: in {self._holder(theirs, key)} {why}")
         plain = _without_ours(theirs)
-        self.users_default, named = self._users_default(plain, version)
+        self.users_default, named = self._users_default(plain)
+        seen = self._with_default_runtime(self._enabled(theirs, version), plain)
+        self._check_linux_settings(seen, theirs)
         self.replacement = self._check_replacement(seen)
         settings = runtime_settings(seen, self._options.binary, self._model(seen, named, plain))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
                 document.restore_all(SECTIONS)
-            self._note_moved({path: one.tree for path, one in plain.items()})
+            self._note_moved(self._trees(plain))
+            self._note_ignored(plain)
             self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
             ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
             self._override(theirs, ours)
-            for document in theirs.values():
-                _set_misspelled_options(document, settings)
+            for path, name in self._sections(theirs):
+                _set_misspelled_options(theirs[path], name, settings)
             drop_in = ours.text
         else:
             self._unimport(theirs.get(self._main))
-            target = self._section_file(theirs, version)
+            target = self._section_file(theirs)
             if target == self._main:
                 theirs.setdefault(self._main, toml.Document(self._main, ""))
             self._edit_in_place(theirs, target, version, seen, settings)
-            _set_misspelled_options(theirs[target], settings)
+            _set_misspelled_options(theirs[target], CRI_PLUGIN[version], settings)
         return {self.drop_in: drop_in, **{path: one.checked() for path, one in theirs.items()}}
 
     def _format(self, documents: Documents) -> int:
@@ -219,21 +245,7 @@ class _Edit:
             mark = toml.MARK if document is not None else NEW_FILE
             documents.setdefault(self._main, toml.Document(self._main, "")).set(("version",), version, mark)
             return version
-        order = self._order(documents)
-        named = [version for path in order if (version := int(documents[path].tree.get("version", 0))) > 1]
-        if named:
-            return named[0]
-        # Without a version a file has version 1.
-        if self._release < (2, 0):
-            return 1
-        if self._release < EACH_FILE_ITS_FORMAT:
-            for path in order:
-                if set(SECTIONS) & set(documents[path].tree):
-                    raise BadInput(
-                        f"{path} has no version, and containerd {_dotted(self._release)} ignores plugins' settings of "
-                        "such a file; convert it with 'containerd config migrate'"
-                    )
-        return 3
+        return merged_format(self._release, self._trees(documents).values())
 
     def _enable_cri(self, documents: Documents) -> None:
         for path, document in documents.items():
@@ -247,18 +259,27 @@ class _Edit:
                 )
             document.put(("disabled_plugins",), [one for one in disabled if one not in CRI_NAMES])
 
-    def _as_enabled(self, documents: Documents, version: int) -> EffectiveConfig:
-        """Return the effective configuration with the CRI plugin enabled; the dump of a disabled one lacks it."""
+    def _enabled(self, documents: Documents, version: int) -> EffectiveConfig:
+        """Return the effective configuration with the CRI plugin enabled, as containerd reads it beside our settings.
+
+        :param version: the format of our settings.
+        """
         seen, release = self.effective, self._release
         off = seen.flat.get(("disabled_plugins",)) or []
-        if seen.plugin and seen.plugin not in off and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3]):
+        ours = self._observed["files"].get(self.drop_in)
+        # Since our drop-in was written, the user has converted his files, and the dump has them in the former format.
+        outdated = own_format(toml.parse(self.drop_in, ours or "")) not in (0, version) and reads_one_format(release)
+        if (
+            not outdated
+            and seen.plugin
+            and seen.plugin not in off
+            and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3])
+        ):
             return seen
+        # The dump lacks a disabled plugin.
         flat: containerd.Flat = {}
-        for path in self._order(documents):
-            for name in sorted({CRI_PLUGIN[version], CRI_PLUGIN[1]}):
-                section = documents[path].get(("plugins", name))
-                if isinstance(section, dict):
-                    flat.update(_flatten(section, ("plugins", CRI_PLUGIN[3])))
+        for path, name in self._sections(documents):
+            flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))
         found = EffectiveConfig(flat, CRI_PLUGIN[3])
         runc = ("plugins", found.plugin, "containerd", "runtimes", "runc")
         if release == (1, 7) and "runc" not in found.runtimes():
@@ -269,30 +290,63 @@ class _Edit:
             flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
         return found
 
-    def _users_default(self, plain: Documents, version: int) -> tuple[str, set[str]]:
+    def _users_default(self, plain: Documents) -> tuple[str, set[str]]:
         """Return the default runtime of the user's files and the runtimes that they name.
 
         :param plain: the files without our settings.
-        :param version: the format of the file that counts before 2.0.
         """
-        # Before 2.0 only one file's section counts.
-        deep = self._release >= DEEP_MERGE_SINCE
-        order = self._order(plain) if deep else [self._section_file(plain, version)]
         default, named = BUILTIN_DEFAULT, set()
-        # A later name overrides an earlier one also where that is in a later file.
-        for name in CRI_PLUGIN.values():
-            for path in [one for one in order if one in plain]:
-                default = plain[path].get(("plugins", name, "containerd", "default_runtime_name")) or default
-                runtimes = plain[path].get(("plugins", name, "containerd", "runtimes"))
-                named |= set(runtimes) if isinstance(runtimes, dict) else set()
+        for path, name in self._sections(plain):
+            table: toml.Path = ("plugins", name, "containerd")
+            default = plain[path].get((*table, "default_runtime_name")) or default
+            if self._release < DEEP_MERGE_SINCE and plain[path].get((*table, *DEFAULT_TYPE)):
+                default = containerd.DEFAULT_TABLE
+            runtimes = plain[path].get((*table, "runtimes"))
+            named |= set(runtimes) if isinstance(runtimes, dict) else set()
         return str(default), named
+
+    def _with_default_runtime(self, seen: EffectiveConfig, plain: Documents) -> EffectiveConfig:
+        """Return an effective configuration with the type of the user's default_runtime, which ours replaces.
+
+        :param plain: the files without our settings.
+        """
+        key = ("containerd", *DEFAULT_TYPE)
+        types = [plain[path].get(("plugins", name, *key)) for path, name in self._sections(plain)]
+        if self._release >= DEEP_MERGE_SINCE or not any(types):
+            return seen
+        return EffectiveConfig({**seen.flat, (*seen.base, *key): types[-1]}, seen.plugin)
+
+    def _check_linux_settings(self, seen: EffectiveConfig, documents: Documents) -> None:
+        """Refuse settings of 1.x with which the CRI plugin doesn't load, which no dump shows."""
+        kind = seen.runtime(str(self.users_default)).get(("runtime_type",), "")
+        for key, option in LINUX_SETTINGS.items():
+            if not seen.value(*key) or self._release >= DEEP_MERGE_SINCE:
+                continue
+            found = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
+            instead = (
+                f"take it out, and give each runtime the type {containerd.RUNC_SHIMS[0]} and the option {option} = true"
+            )
+            if kind != LINUX_SHIM:
+                raise BadInput(f"{found} doesn't load beside a default runtime of the type {kind!r}: {instead}")
+            if self._options.default:
+                raise BadInput(
+                    f"runtime_set_default: {found} only loads beside a default runtime of the type {LINUX_SHIM}, which "
+                    f"NVIDIA's can't be: {instead}"
+                )
 
     def _check_replacement(self, seen: EffectiveConfig) -> tuple[str, ...]:
         name = self.users_default or BUILTIN_DEFAULT
         runtime = seen.runtime(name) if name != RUNTIME_NAME else {}
-        kind, program = runtime.get(("runtime_type",), ""), runtime.get(("options", "BinaryName"), "")
-        lost = sandbox.replaced(name, str(kind), str(program))
+        kind = runtime.get(("runtime_type",), "")
+        programs = (runtime.get(key, "") for key in PROGRAMS)
+        lost = sandbox.replaced(name, str(kind), str(next(filter(None, programs), "")))
         done = self.effective.default_runtime == RUNTIME_NAME
+        if lost and not runtime and not done and self._options.default and not self._options.replace_default:
+            raise BadInput(
+                f"{self._holder(self._documents, ('containerd', 'default_runtime_name'))} has default_runtime_name = "
+                f"{json.dumps(name)}, and no runtime of this name is configured, so that containerd's CRI plugin "
+                "doesn't load; correct the name, or configure this runtime"
+            )
         return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
 
     def _model(self, seen: EffectiveConfig, named: set[str], plain: Documents) -> str:
@@ -306,31 +360,40 @@ class _Edit:
             if not named & set(seen.models()):
                 # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
                 return RUNTIME_NAME
-            if _by_systemd(plain) and not seen.runtime(model).get(("options", "SystemdCgroup")):
+            if self._by_systemd(plain) and not seen.runtime(model).get(("options", "SystemdCgroup")):
                 # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
                 return RUNTIME_NAME
         return model
 
+    def _by_systemd(self, plain: Documents) -> bool:
+        """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
+        found = [
+            plain[path].get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
+            for path, name in self._sections(plain)
+        ]
+        return any(
+            key.lower() == "systemdcgroup" and value is True
+            for one in found
+            if isinstance(one, dict)
+            for key, value in one.items()
+        )
+
     def _holder(self, documents: Documents, key: toml.Path) -> str:
         """Return the file that sets a key of the CRI plugin."""
-        having = [
-            path
-            for path, one in documents.items()
-            for name in CRI_PLUGIN.values()
-            if one.get(("plugins", name, *key)) is not None
-        ]
+        sections = self._sections(documents)
+        having = [path for path, name in sections if documents[path].get(("plugins", name, *key)) is not None]
         return having[-1] if having else self._main
 
     def _override(self, documents: Documents, ours: toml.Document) -> None:
         """Change the keys of files that are merged after our drop-in and would override it."""
         order = self._order({**documents, self.drop_in: ours})
+        later = order[order.index(self.drop_in) + 1 :]
         values = {key: value for one in ours.tree["plugins"].values() for key, value in _flatten(one, ()).items()}
-        for path in order[order.index(self.drop_in) + 1 :]:
-            for name in sorted(set(CRI_PLUGIN.values())):
-                for key, value in values.items():
-                    full = ("plugins", name, *key)
-                    if documents[path].get(full) not in (None, value):
-                        documents[path].put(full, value)
+        for path, name in [one for one in self._sections(documents) if one[0] in later]:
+            for key, value in values.items():
+                full = ("plugins", name, *key)
+                if documents[path].get(full) not in (None, value):
+                    documents[path].put(full, value)
 
     def _import(self, document: toml.Document) -> None:
         imports = document.get(("imports",))
@@ -379,12 +442,14 @@ class _Edit:
         return document.checked()
 
     def _note_moved(self, trees: t.Mapping[str, JsonObject]) -> None:
-        """Note the settings that containerd 2 moves to another plugin only beside a table of runtimes, like ours."""
+        """Note the settings that containerd 2 moves to another plugin only beside a table of runtimes, like ours.
+
+        :param trees: the user's files in the order in which containerd merges them.
+        """
         found: dict[str, tuple[t.Any, str]] = {}
-        for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
-            for path, tree in trees.items():
-                values = {key: _flatten(tree, ()).get(("plugins", name, "containerd", key)) for key in MOVED}
-                found |= {key: (value, path) for key, value in values.items() if value is not None}
+        for path, name in cri_sections(self._release, trees):
+            table = trees[path]["plugins"][name].get("containerd") if name != CRI_PLUGIN[3] else {}
+            found |= {key: (table[key], path) for key in MOVED if isinstance(table, dict) and key in table}
         for key, (value, path) in found.items():
             moved = ("plugins", IMAGES_PLUGIN, key)
             now = self.effective.flat.get(moved)
@@ -397,13 +462,37 @@ class _Edit:
                     f"runtimes was beside it; with NVIDIA's runtime it takes effect, instead of {json.dumps(now)}"
                 )
 
+    def _note_ignored(self, plain: Documents) -> None:
+        """Note the settings that containerd ignores in the format in which it reads them, as it did before.
+
+        :param plain: the user's files without our settings.
+        """
+        trees = self._trees(plain)
+        counted = cri_sections(self._release, trees)
+        merged = merged_format(self._release, trees.values())
+        for path, tree in trees.items():
+            for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
+                section = plain[path].get(("plugins", name))
+                if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
+                    continue
+                own = own_format(tree)
+                number = merged if any(own_format(one) > 1 for one in trees.values()) else 2
+                table, newer = (f"[plugins.{written_key((one,))}]" for one in (name, CRI_PLUGIN[2]))
+                names = (
+                    f"{newer} as the table's name" if number == 2 else "its tables as in `containerd config default`"
+                )
+                self.warnings.append(
+                    f"containerd {_dotted(self._release)} ignores {table} of {path}, which has "
+                    f"{f'version {own}' if own else 'no version'}, as it did before NVIDIA's runtime was added; to "
+                    f"bring it into effect convert the file to version {number} by hand (`version = {number}`, and "
+                    f"{names}; `containerd config migrate` would drop its settings) and run again"
+                )
+
     # ----------------------------------------------------------------- before 2.0
 
-    def _section_file(self, documents: Documents, version: int) -> str:
-        """Return the file whose CRI section counts: the last one, which replaces those before it."""
-        plugin = ("plugins", CRI_PLUGIN[version])
-        having = [path for path in self._order(documents) if documents[path].get(plugin) is not None]
-        return having[-1] if having else self._main
+    def _section_file(self, documents: Documents) -> str:
+        """Return the file whose CRI section counts, or that gets one."""
+        return self._sections(documents)[-1][0] if self._sections(documents) else self._main
 
     def _edit_in_place(
         self, documents: Documents, target: str, version: int, seen: EffectiveConfig, settings: containerd.Flat
@@ -420,8 +509,11 @@ class _Edit:
         name_key, cdi_key = (*plugin, "containerd", "default_runtime_name"), (*plugin, "enable_cdi")
         document = documents[target]
         plain = _without_ours({target: document})[target]
-        ours = [key for key in (name_key, cdi_key) if document.get(key) != plain.get(key)]
-        if (name_key in ours and not self._options.default) or (cdi_key in ours and not self._options.cdi):
+        # A default runtime as a table overrides the name, unless it has no type.
+        type_key = (*plugin, "containerd", *DEFAULT_TYPE)
+        ours = [key for key in (name_key, type_key, cdi_key) if document.get(key) != plain.get(key)]
+        is_default = name_key in ours or type_key in ours
+        if (is_default and not self._options.default) or (cdi_key in ours and not self._options.cdi):
             # What is no longer requested is taken back with all of ours, so that the file is as if it had never been.
             document = documents[target] = plain
         cdi_is_off = seen.cdi is False or cdi_key in ours
@@ -429,6 +521,8 @@ class _Edit:
             document.put(cdi_key, True)
         if self._options.default:
             document.put(name_key, RUNTIME_NAME)
+            if document.get(type_key):
+                document.put(type_key, "")
         runtimes = (*plugin, "containerd", "runtimes")
         # Before 2.0 the first runtime in a file removes the built-in ones.
         for name in [one for one in seen.runtimes() if one != RUNTIME_NAME]:
@@ -457,8 +551,9 @@ class _Edit:
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
         if self._concerned and self._release >= DEEP_MERGE_SINCE:
-            texts = self._observed["files"].items()
-            self._note_moved({path: toml.parse(path, text) for path, text in texts if path != self.drop_in})
+            texts = self._observed["files"]
+            order = [path for path in load_order(self._main, texts) if path != self.drop_in]
+            self._note_moved({path: toml.parse(path, texts[path]) for path in order})
         self._unimport(self._documents.get(self._main))
         after: dict[str, str | None] = {}
         for path, document in self._documents.items():
@@ -525,21 +620,6 @@ def _parse(path: str, text: str) -> toml.Document:
         raise
 
 
-def _by_systemd(plain: Documents) -> bool:
-    """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
-    found = [
-        document.get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
-        for document in plain.values()
-        for name in CRI_PLUGIN.values()
-    ]
-    return any(
-        key.lower() == "systemdcgroup" and value is True
-        for one in found
-        if isinstance(one, dict)
-        for key, value in one.items()
-    )
-
-
 def _dotted(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
 
@@ -559,15 +639,17 @@ def _keys(settings: containerd.Flat, table: toml.Path) -> JsonObject:
     return {path[-1]: settings[path] for path in sorted(settings) if path[:-1] == table}
 
 
-def _set_misspelled_options(document: toml.Document, settings: containerd.Flat) -> None:
-    """Set our values also for options of our runtime in another case, which may override ours."""
-    for name in sorted(set(CRI_PLUGIN.values())):
-        table = ("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options")
-        written = document.get(table)
-        for key in list(written) if isinstance(written, dict) else []:
-            proper = containerd.OPTIONS.get(key.lower(), key)
-            if proper != key:
-                document.put((*table, key), settings[("options", proper)])
+def _set_misspelled_options(document: toml.Document, plugin: str, settings: containerd.Flat) -> None:
+    """Set our values also for options of our runtime in another case, which may override ours.
+
+    :param plugin: the CRI plugin's name in this file.
+    """
+    table = ("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME, "options")
+    written = document.get(table)
+    for key in list(written) if isinstance(written, dict) else []:
+        proper = containerd.OPTIONS.get(key.lower(), key)
+        if proper != key:
+            document.put((*table, key), settings[("options", proper)])
 
 
 def _without_ours(documents: Documents) -> Documents:

@@ -9,9 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import posixpath
-import re
 
 from ...module_utils._core.errors import BadInput
 from ...module_utils._runtime import k3s
@@ -34,8 +32,6 @@ TEXT = f"{HEADER}{k3s.KEY}: {RUNTIME_NAME}\n"
 # Where k3s and RKE2 search for NVIDIA's runtime, and the name by which they detect it.
 SEARCHED = (OPERATOR_TOOLKIT, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 BINARY_NAME = "nvidia-container-runtime"
-# The first patch releases of minor ones that have the setting; every release since 1.29 has it.
-DEFAULT_RUNTIME_SINCE: dict[tuple[int, ...], int] = {(1, 26): 12, (1, 27): 9, (1, 28): 5}
 
 
 def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> RuntimePlan:
@@ -47,7 +43,7 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
         return refuse_missing(kind.title, wanted)
     warnings = _refuse(kind, wanted, observed) if wanted.present else ()
     # A user's own setting needs no drop-in of ours.
-    set_already = _users_default(kind, observed) == RUNTIME_NAME or _template_sets(observed)
+    set_already = RUNTIME_NAME in (_users_default(kind, observed), _containerd_default(observed)[1])
     after = TEXT if wanted.present and wanted.default and not set_already else None
     change = FileChange(kind.drop_in, observed["drop_in"], after)
     differs = (wanted.default and observed["default_runtime"] != RUNTIME_NAME) or (
@@ -68,9 +64,9 @@ def _users_default(kind: k3s.Kind, observed: K3sState) -> str:
     return ([*files, *observed["flag"]["values"]] or [""])[-1]
 
 
-def _template_sets(observed: K3sState) -> bool:
-    """Return whether a template of the user's makes NVIDIA's runtime the default."""
-    return observed["template"] is not None and observed["template"]["sets_default"]
+def _containerd_default(observed: K3sState) -> tuple[str, str]:
+    """Return the file that sets the default runtime for containerd itself, and the runtime; empty without one."""
+    return (list(observed["containerd_defaults"].items()) or [("", "")])[-1]
 
 
 def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, ...]:
@@ -83,18 +79,32 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, .
             f"runtime_nvidia_binary: {name} detects NVIDIA's runtime by itself, as {BINARY_NAME} in one of "
             f"{', '.join(SEARCHED[1:])}, and can't be configured with {wanted.binary}"
         )
-    if not wanted.default or _template_sets(observed):
+    template = observed["template"]
+    if template and template["repeats_nvidia"]:
+        raise BadInput(
+            f"{template['path']} has a table of the runtime {RUNTIME_NAME} beside {name}'s base template, which has it "
+            "wherever NVIDIA's runtime is installed, and containerd doesn't start with the same table twice; take that "
+            "table out of it"
+        )
+    holder, own = _containerd_default(observed)
+    if not wanted.default or own == RUNTIME_NAME:
         return ()
-    if not has_default_runtime(observed["version"]):
+    if not k3s.since(observed["version"], k3s.HAVE_KEY):
         raise BadInput(
             f"runtime_set_default: {name} {observed['version']} has no setting {k3s.KEY} (1.26.12, 1.27.9, 1.28.5 and "
             "all since 1.29 have it); upgrade it, or set runtime_set_default: false and give pods a runtime class"
         )
-    template = observed["template"]
     if template and not template["renders_default"]:
         raise BadInput(
             f"runtime_set_default: {template['path']} replaces {name}'s own template and ignores {k3s.KEY}; begin it "
             'with {{ template "base" . }}, or set default_runtime_name = "nvidia" in it'
+        )
+    lost = replaced(own, observed["types"].get(own, ""), observed["runtimes"].get(own, ""))
+    check_replacement(name, own, lost, wanted, False, observed["low_level"])
+    if own:
+        raise BadInput(
+            f'runtime_set_default: {holder} sets default_runtime_name = "{own}" for {name}\'s containerd, beside '
+            f'{k3s.KEY}; take that line out, or set it to "{RUNTIME_NAME}"'
         )
     flag = observed["flag"]
     if flag["values"] and flag["values"][-1] != RUNTIME_NAME:
@@ -114,10 +124,3 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, .
     lost = replaced(default, observed["types"].get(default, ""), observed["runtimes"].get(default, ""))
     done = observed["defaults"].get(kind.drop_in) == RUNTIME_NAME
     return check_replacement(name, default, lost, wanted, done, observed["low_level"])
-
-
-def has_default_runtime(version: str) -> bool:
-    """Return whether a release has the setting."""
-    found = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
-    number = tuple(map(int, found.groups())) if found else (0, 0, 0)
-    return number >= (1, 29) or number[2] >= DEFAULT_RUNTIME_SINCE.get(number[:2], math.inf)

@@ -48,7 +48,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transacti
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS, SETTINGS
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
 from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
@@ -220,7 +220,8 @@ def results(releases: tuple[str, ...], compare: bool = False) -> dict[tuple[str,
         ]
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
             return {
-                (cell.row.name, cell.release): cell for cell in pool.map(_cell, *zip(*cells, strict=True), chunksize=8)
+                (cell.row.name, cell.release): cell
+                for cell in pool.map(configured, *zip(*cells, strict=True), chunksize=8)
             }
 
 
@@ -230,7 +231,12 @@ def there(release: str) -> bool:
     return False
 
 
-def _cell(row: Row, release: str, folder: Path, compare: bool) -> Cell:
+def configured(row: Row, release: str, folder: Path, compare: bool = False) -> Cell:
+    """Configure one row on one release, and validate the result.
+
+    :param folder: for the node's files, which are removed.
+    :param compare: configure it by nvidia-ctk too.
+    """
     root = folder / f"{row.name}-{release}"
     node = Node(row, release, root)
     before = node.texts()
@@ -329,8 +335,8 @@ def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Out
         outcome.wrong.append(f"containerd doesn't start: {words}")
         return outcome
     was, now = tomllib.loads(dumped) if dumped else {}, tomllib.loads(text)
-    outcome.cri = cri = _cri(now)
-    old = _cri(was)
+    outcome.cri = cri = cri_of(now)
+    old = cri_of(was)
     tables = cri.get("containerd", {})
     disabled = [one for one in now.get("disabled_plugins") or [] if one == "cri" or ".cri" in one]
     if disabled or not cri:
@@ -339,8 +345,8 @@ def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Out
     name = "default" if tables.get("default_runtime", {}).get("runtime_type") else tables.get("default_runtime_name")
     if name != "nvidia":
         outcome.wrong.append(f"the default is {name or 'none'}")
-    elif cri.get("systemd_cgroup"):
-        outcome.wrong.append("the CRI doesn't load: systemd_cgroup")
+    elif old_setting := [key for key, table in (("systemd_cgroup", cri), ("no_pivot", tables)) if table.get(key)]:
+        outcome.wrong.append(f"the CRI doesn't load: {old_setting[0]}")
     ours = tables.get("runtimes", {}).get("nvidia")
     if ours is None:
         outcome.wrong.append("no runtime nvidia: the CRI doesn't load" if name == "nvidia" else "no runtime nvidia")
@@ -371,7 +377,7 @@ def _systemd(runtime: dict[str, t.Any]) -> set[bool]:
     return {bool(value) for key, value in runtime.get("options", {}).items() if key.lower() == "systemdcgroup"}
 
 
-def _cri(dump: dict[str, t.Any]) -> dict[str, t.Any]:
+def cri_of(dump: dict[str, t.Any]) -> dict[str, t.Any]:
     plugins = dump.get("plugins", {})
     return dict(plugins.get(containerd.CRI_PLUGIN[3]) or plugins.get(containerd.CRI_PLUGIN[2]) or {})
 
@@ -386,9 +392,7 @@ def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool, takes_effe
     """
     plugins = (containerd.CRI_PLUGIN[3], containerd.CRI_PLUGIN[2])
     ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
-    ours |= {
-        ("plugins", one, *key) for one in plugins for key in (("containerd", "default_runtime_name"), ("enable_cdi",))
-    }
+    ours |= {("plugins", one, *key) for one in plugins for key in SETTINGS}
     tables = [("plugins", one, "containerd", "runtimes", "nvidia") for one in plugins]
     if hidden:
         tables += [("plugins", one) for one in CRI_PARTS]

@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine impo
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, run_plan
 from fake_clock import FakeClock
 from fake_node import FakeNode, killed
-from runtime_kit import BINARY, show_unit
+from runtime_kit import BINARY, kill_steps, show_unit
 from runtime_kit import PRESENT as WANTED
 
 MAIN = "/etc/containerd/config.toml"
@@ -184,6 +184,41 @@ def test_the_run_after_a_killed_one_finishes(at: int) -> None:
         with pytest.raises(NotInEffect):
             apply(made, left)
         assert_as_before(made)
+
+
+GID = "[grpc]\ngid = 5\n"
+
+
+def converted() -> FakeNode:
+    """Return a node whose user has converted his file to version 2 under our drop-in of version 3, which hides it."""
+
+    def dump(made: FakeNode) -> str:
+        ours = made.files.get(DROP_IN, "")
+        return WITH if "version = 3" in ours else (WITH if ours else PLAIN) + GID
+
+    made = node(dump)
+    made.files[DROP_IN] = "version = 3\n"
+    return made
+
+
+def test_what_our_earlier_file_hid_is_no_loss() -> None:
+    new = "version = 2\n"
+    for made, _daemon in kill_steps(
+        lambda: (converted(), None), lambda made: apply(made, planned(made, new)), least=15
+    ):
+        assert made.files[MAIN] == OLD and made.files.get(DROP_IN) in ("version = 3\n", "", new)
+        apply(made, planned(made, new))
+        assert made.files[DROP_IN] == new and containerd.PENDING_PATH not in made.files
+    made = converted()
+    made.answers["ctr"] = lambda argv: Done(0, "" if made.files[DROP_IN] == new else OK, "")
+    with pytest.raises(NotInEffect, match="rolled back"):
+        apply(made, planned(made, new))
+    assert made.files[DROP_IN] == "version = 3\n" and made.files[MAIN] == OLD
+
+
+def planned(made: FakeNode, text: str) -> list[Replacement]:
+    now = made.files.get(DROP_IN)
+    return [Replacement(DROP_IN, digest(now), text)] if now != text else []
 
 
 def _mask(text: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 import typing as t
 from collections.abc import Sequence
 
@@ -16,18 +17,19 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd 
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, has_default_runtime, make_plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, make_plan
 from fake_node import FakeNode
 from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
+BASE = "plugins.'io.containerd.cri.v1.runtime'.containerd"
 BOTH = pytest.mark.parametrize("kind", [K3S, RKE2], ids=lambda kind: kind.name)
 
 
 class Service:
     """A simulated k3s or RKE2: the last file with a default runtime wins; a restart regenerates containerd's file."""
 
-    def __init__(self, node: FakeNode, kind: Kind, unit: str) -> None:
-        self.node, self.kind, self.unit = node, kind, unit
+    def __init__(self, node: FakeNode, kind: Kind, unit: str, version: str) -> None:
+        self.node, self.kind, self.unit, self.version = node, kind, unit, version
         self.pid = 9
         self.flags = ""
         self.rejects: t.Callable[[str], bool] = lambda default: False
@@ -44,20 +46,32 @@ class Service:
             self.pid = 0
             return 1
         self.pid += 1
-        template = next((self.node.files[one] for one in k3s.templates(self.kind.data) if one in self.node.files), "{{")
-        if "{{" not in template:
-            self.node.files[k3s.rendered(self.kind.data)] = template
-            return 0
-        base = "plugins.'io.containerd.cri.v1.runtime'.containerd"
-        lines = ["version = 3", f"[{base}]", *([f'default_runtime_name = "{default}"'] if default else [])]
+        template = next(
+            (self.node.files[one] for one in k3s.templates(self.kind.data, self.version) if one in self.node.files),
+            "{{",
+        )
+        # Everything in braces stands for the base template, but a comment.
+        rendered = re.sub(r"(?s)\{\{/\*.*?\*/\}\}", "", template)
+        rendered = re.sub(r"\{\{.*", lambda _found: self.base(default), rendered)
+        try:
+            tomllib.loads(rendered)
+        except tomllib.TOMLDecodeError:
+            self.pid = 0
+            return 1
+        self.node.files[k3s.rendered(self.kind.data)] = rendered
+        return 0
+
+    def base(self, default: str) -> str:
+        folder = f"{self.kind.data}/agent/etc/containerd/config-v3.toml.d"
+        lines = ["version = 3", f'imports = ["{folder}/*.toml"]']
+        lines += [f"[{BASE}]", f'default_runtime_name = "{default}"'] if default else []
         for name, binary in (("runc", ""), ("nvidia", self.finds)):
             if name == "nvidia" and not (binary and self.node.exists(binary)):
                 continue
-            lines += [f'[{base}.runtimes."{name}"]', 'runtime_type = "io.containerd.runc.v2"']
-            lines += [f'[{base}.runtimes."{name}".options]', *([f'BinaryName = "{binary}"'] if binary else [])]
+            lines += [f'[{BASE}.runtimes."{name}"]', 'runtime_type = "io.containerd.runc.v2"']
+            lines += [f'[{BASE}.runtimes."{name}".options]', *([f'BinaryName = "{binary}"'] if binary else [])]
             lines += ["SystemdCgroup = true"]
-        self.node.files[k3s.rendered(self.kind.data)] = "\n".join(lines) + "\n"
-        return 0
+        return "\n".join(lines) + "\n"
 
     def info(self) -> Done:
         if not self.pid:
@@ -74,7 +88,7 @@ class Service:
 
 def node(kind: Kind = K3S, agent: bool = False, version: str = "1.32.4") -> tuple[FakeNode, Service]:
     made = FakeNode({BINARY: "", kind.config: "write-kubeconfig-mode: '0644'\n"})
-    service = Service(made, kind, kind.units[1 if agent else 0])
+    service = Service(made, kind, kind.units[1 if agent else 0], version)
     service.restart()
 
     def systemctl(argv: Sequence[str]) -> Done:
@@ -215,14 +229,13 @@ def test_the_run_after_a_killed_one_finishes(wanted: Options) -> None:
     ],
 )
 def test_releases_with_the_setting(version: str, has_setting: bool) -> None:
-    assert has_default_runtime(version) is has_setting
+    assert k3s.since(version, k3s.HAVE_KEY) is has_setting
 
 
 @pytest.mark.parametrize(
     ("files", "flags", "version", "message"),
     [
         ({}, "", "1.28.4", "k3s 1.28.4.k3s1 has no setting default-runtime"),
-        ({k3s.templates(K3S.data)[0]: "version = 3\n"}, "", "1.32.4", "config-v3.toml.tmpl replaces"),
         ({f"{K3S.folder}/99-z.yaml": "default-runtime: crun\n"}, "", "1.32.4", "99-z.yaml is read after"),
         ({}, "--default-runtime=crun", "1.32.4", "starts k3s with --default-runtime=crun"),
         ({"/run/nvidia/toolkit/toolkit.pid": "1"}, "", "1.32.4", "GPU Operator"),
@@ -242,17 +255,79 @@ def test_another_binary_is_refused() -> None:
         make_plan(K3S, Options(True, binary="/opt/nvidia-container-runtime"), observe(made))
 
 
+V3, V2 = (f"{K3S.data}/agent/etc/containerd/{name}" for name in k3s.TEMPLATES)
+# As k3s' documentation has it.
+CUSTOM = f"""
+[{BASE}.runtimes.'custom']
+  runtime_type = "io.containerd.runc.v2"
+[{BASE}.runtimes.'custom'.options]
+  BinaryName = "/usr/bin/custom-container-runtime"
+  SystemdCgroup = true
+"""
+OTHER_DEFAULT = f'[{BASE}]\n  default_runtime_name = "%s"\n'
+
+
+@BOTH
 @pytest.mark.parametrize(
     "template",
-    ['{{ template "base" . }}\n[x]\n', "{{ template `base` . }}\n", "{{- if .NodeConfig.DefaultRuntime }}x{{ end }}"],
+    [
+        '{{ template "base" . }}\n' + CUSTOM,
+        "    {{- template `base` . -}}\n",
+        '{{/* ours: default_runtime_name = "crun" */}}\n# [site]\n{{ template "base" . }}\n',
+        "{{- if .NodeConfig.DefaultRuntime }}x{{ end }}",
+    ],
 )
-def test_a_template_that_renders_the_setting(template: str) -> None:
-    made, _service = node()
-    made.files[k3s.templates(K3S.data)[1]] = template
-    assert not make_plan(K3S, PRESENT, observe(made)).plan.empty
+def test_a_template_that_renders_the_setting(kind: Kind, template: str) -> None:
+    made, service = node(kind)
+    made.files[k3s.templates(kind.data, "1.32.4")[1]] = template
+    service.restart()
+    before = dict(made.files)
+    assert run(made, PRESENT, kind)["effective"]["default_runtime"] == "nvidia"
+    assert "custom" not in template or "custom" in observe(made, kind)["runtimes"]
+    assert run(made, PRESENT, kind) == {"changed": False}
+    run(made, ABSENT, kind)
+    assert made.files == before
 
 
-BASE = "plugins.'io.containerd.cri.v1.runtime'.containerd"
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({V3: "version = 3\n"}, "config-v3.toml.tmpl replaces k3s's own template"),
+        ({V2: '{{/* {{ template "base" . */}}\nversion = 2\n'}, "config.toml.tmpl replaces k3s's own template"),
+        # Without a version containerd 2 ignores it.
+        ({V2: '[plugins.cri.containerd]\ndefault_runtime_name = "nvidia"\n'}, "config.toml.tmpl replaces"),
+        (
+            {V3: '{{ template "base" . }}\n' + OTHER_DEFAULT % "custom" + CUSTOM},
+            'tmpl sets default_runtime_name = "custom"',
+        ),
+        (
+            {V3: '{{ template "base" . }}\n' + OTHER_DEFAULT % "kata"},
+            "runtime_replace_default: .* default runtime is kata",
+        ),
+        ({V3: "{{ template `base` . }}\n" + CUSTOM.replace("custom'", "nvidia'")}, "has a table of the runtime nvidia"),
+        ({f"{V3[:-5]}.d/50-site.toml": OTHER_DEFAULT % "runc"}, '50-site.toml sets default_runtime_name = "runc"'),
+    ],
+)
+def test_templates_and_imported_files_that_are_refused(files: dict[str, str], message: str) -> None:
+    made, service = node()
+    made.files.update(files)
+    service.restart()
+    with pytest.raises(BadInput, match=message):
+        run(made, PRESENT)
+    assert K3S.drop_in not in made.files and "systemctl restart k3s.service" not in made.log
+
+
+def test_containerd_1_has_no_template_of_version_3() -> None:
+    refused, base = "version = 2\n", "{{ template `base` . }}"
+    for version, counts, other in (("1.31.5", V2, V3), ("1.31.6", V3, V2), ("1.34.1", V3, V2)):
+        made, _service = node(version=version)
+        made.files |= {counts: base, other: refused}
+        assert not make_plan(K3S, PRESENT, observe(made)).plan.empty
+        made.files |= {counts: refused, other: base}
+        with pytest.raises(BadInput, match=f"{counts} replaces"):
+            make_plan(K3S, PRESENT, observe(made))
+
+
 SETS_DEFAULT = f"""version = 3
 [{BASE}]
   # default_runtime_name = "runc"
@@ -264,20 +339,54 @@ SETS_DEFAULT = f"""version = 3
 [{BASE}.runtimes.nvidia.options]
   BinaryName = "{BINARY}"
 """
+V1 = SETS_DEFAULT.replace(BASE, "plugins.cri.containerd").replace("version = 3\n", "")
 
 
-@pytest.mark.parametrize("quote", ['"', "'"])
-def test_a_template_that_sets_the_default_needs_no_file(quote: str) -> None:
-    made, service = node(version="1.28.4")
-    made.files[k3s.templates(K3S.data)[0]] = SETS_DEFAULT.replace('"nvidia"', f"{quote}nvidia{quote}")
+@pytest.mark.parametrize(
+    ("version", "path", "text"),
+    [
+        ("1.32.4", V3, SETS_DEFAULT),
+        ("1.32.4", V2, SETS_DEFAULT.replace('"nvidia"', "'nvidia'")),
+        ("1.32.4", V3, '{{ template "base" . }}\n' + OTHER_DEFAULT % "nvidia"),
+        # It was valid for containerd 1, as the first templates for NVIDIA's runtime were written.
+        ("1.25.16", V2, V1),
+        ("1.32.4", f"{V3[:-5]}.d/99-nvidia.toml", OTHER_DEFAULT % "nvidia"),
+    ],
+)
+def test_a_default_that_the_user_sets_for_containerd_needs_no_file(version: str, path: str, text: str) -> None:
+    made, service = node(version=version)
+    made.files[path] = text
     before = dict(made.files)
-    # The service renders the template at its next start.
-    assert run(made, PRESENT)["effective"]["default_runtime"] == "nvidia"
-    assert K3S.drop_in not in made.files and made.log.count("systemctl restart k3s.service") == 1
+    # The service renders a template at its next start.
+    done = run(made, PRESENT)
+    assert path.endswith(".tmpl") is (done != {"changed": False})
+    assert observe(made)["default_runtime"] == "nvidia"
+    assert K3S.drop_in not in made.files and service.pid == (10 if path.endswith("99-nvidia.toml") else 11)
     assert run(made, PRESENT) == {"changed": False}
     rendered = k3s.rendered(K3S.data)
-    assert {**made.files, rendered: ""} == {**before, rendered: ""} and service.pid
-    made.files[k3s.templates(K3S.data)[0]] = SETS_DEFAULT.replace("  default", "  # default")
+    assert {**made.files, rendered: ""} == {**before, rendered: ""}
+
+
+@pytest.mark.parametrize("path", [V3, f"{V3[:-5]}.d/10-site.toml"])
+def test_what_containerd_reads_at_its_start_makes_the_service_stale(path: str) -> None:
+    made, service = node()
+    made.files[path] = '{{ template "base" . }}\n' if path == V3 else "# none\n"
+    service.restart()
+    # Booted at 1000, started at 1090.
+    made.files |= {
+        f"/proc/{service.pid}/stat": f"10 (k3s) S {' '.join(['0'] * 18)} 9000 0",
+        "/proc/uptime": "100.00 50.00\n",
+    }
+    made.answers |= {
+        "stat": lambda argv: Done(0, "".join(f"{1095 if one == path else 900}\n" for one in argv[4:]), ""),
+        "date": lambda _argv: Done(0, "1100.000000000\n", ""),
+    }
+    assert observe(made)["stale"] is True and not make_plan(K3S, AVAILABLE, observe(made)).plan.empty
+
+
+def test_a_commented_default_of_a_template_is_none() -> None:
+    made, _service = node(version="1.28.4")
+    made.files[V2] = SETS_DEFAULT.replace("  default", "  # default")
     with pytest.raises(BadInput, match="has no setting default-runtime"):
         run(made, PRESENT)
 
@@ -300,8 +409,7 @@ def test_a_sandbox_is_replaced_only_where_the_user_allows_it(runtime_type: str, 
 def test_another_data_directory() -> None:
     made, _service = node()
     made.files[K3S.config] += "data-dir: /srv/k3s\n"
-    text = made.files[k3s.rendered(K3S.data)]
-    made.files[k3s.rendered("/srv/k3s")] = text.replace("]\n", ']\ndefault_runtime_name = "x"\n', 1)
+    made.files[k3s.rendered("/srv/k3s")] = "version = 3\n" + OTHER_DEFAULT % "x"
     assert observe(made)["default_runtime"] == "x"
 
 
