@@ -44,7 +44,7 @@ def test_memory_counts_the_reserve_and_the_processes(driver: Driver) -> None:
     first = [[16384, 12128, 4256], [16384, 256, 12128, 4000]]
     # The processes' sum is capped at the card's memory.
     second = [[8192, 0, 8192], [8192, 256, 0, 7936]]
-    assert answer == [[first, second], 25]
+    assert answer == [[first, second], 13]
 
 
 def test_a_buffer_that_is_too_small_returns_the_required_size(driver: Driver) -> None:
