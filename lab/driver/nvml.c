@@ -20,7 +20,8 @@
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
  *   limits misc|dmem|off             how limits per cgroup are kept, since branch 615; misc by default (see limits.c)
  *
- * As with the real one, a caller has the cards whose /dev/nvidia<minor> is there, numbered anew: in a container only its own. (Under
+ * As with the real one, a caller has the cards whose /dev/nvidia<minor> is there, numbered anew: in a container only its own. And
+ * as with that, a caller without /dev/nvidiactl has no driver. (Under
  * $KUBEGPU_SIM_CARDS it has all, unless $KUBEGPU_SIM_DEV names a folder in the place of /dev.)
  *
  * On a lab node the simulated kernel module counts too, as it does on a real one: its version file missing means "driver not loaded" (9),
@@ -474,10 +475,14 @@ static void refresh(void)
     }
 }
 
-/* What the simulated kernel module of a lab node says; a container and a test have none to ask. */
+/* What the simulated kernel module of a lab node says; a container and a test have none to ask. Without its control device there is none. */
 static Return module_state(void)
 {
     char text[512] = "";
+    const char *folder = dev_folder();
+    snprintf(text, sizeof text, "%s/nvidiactl", folder ? folder : "");
+    if (folder && access(text, F_OK))
+        return DRIVER_NOT_LOADED;
     if (strcmp(cards_path(), HARDWARE))
         return OK;
     FILE *file = fopen(MODULE_VERSION_FILE, "re");

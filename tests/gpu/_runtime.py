@@ -123,6 +123,7 @@ class Runtime:
         toolkit: str = "accepting",
         options: t.Sequence[str] = (),
         identifier: str = "",
+        root: Path | None = None,
     ) -> list[str]:
         """The command line that runs a container to its end.
 
@@ -131,10 +132,12 @@ class Runtime:
         :param devices: CDI names.
         :param toolkit: with which of the toolkit's configurations.
         :param options: further ones of ctr.
+        :param root: its file system; by default a copy of one with a shell.
         """
         number = next(self._numbers)
-        root = self.folder / f"rootfs{number}"
-        shutil.copytree(self._image, root, symlinks=True)
+        if root is None:
+            root = self.folder / f"rootfs{number}"
+            shutil.copytree(self._image, root, symlinks=True)
         words = ["ctr", "--address", str(self._socket), "--namespace", "test", "run", "--rm", "--rootfs"]
         # Nothing here is about the processor; controlling it needs a controller.
         words += ["--cpu-shares", "0"]
@@ -143,9 +146,12 @@ class Runtime:
             words += ["--env", f"{name}={value}"]
         for one in devices:
             words += ["--device", one]
-        path = "PATH=/bin:/usr/bin:/usr/local/nvidia/bin"
-        words += ["--env", path, str(root), identifier or f"c{number}", *command]
+        words += ["--env", "PATH=/bin:/usr/bin:/usr/local/bin:/usr/local/nvidia/bin"]
+        words += [str(root), identifier or f"c{number}", *command]
         return ["unshare", "--mount", "sh", "-c", WITH_CDI, "sh", str(self.specifications), *words]
+
+    def kill(self, identifier: str) -> None:
+        self._ctr("tasks", "kill", "--signal", "9", identifier)
 
     def run(self, *command: str, **how: t.Any) -> Ran:
         done = subprocess.run(
@@ -162,8 +168,8 @@ class Runtime:
         return (self.folder / "containerd.log").read_text()
 
     def stop(self) -> None:
-        for line in self._ctr("tasks", "list", "--quiet").stdout.split():
-            self._ctr("tasks", "kill", "--signal", "9", line)
+        for one in self._ctr("tasks", "list", "--quiet").stdout.split():
+            self.kill(one)
         self._containerd.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._containerd.wait(10)

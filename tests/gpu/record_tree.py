@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-LOG = re.compile(r"NVRM|nvidia|nouveau", re.IGNORECASE)
+LOG = re.compile(r"(?:^|\] )(?:NVRM|nvidia|nouveau)")
 # Files that list everything of a folder: only these entries count.
 COUNTED = {"/dev": re.compile(r"nvidia.*")}
 
@@ -96,8 +96,8 @@ def tree(seen: Recorder, node: JsonObject) -> JsonObject:
         elif program == "dpkg-query":
             made["dpkg"] = [row for row in packages(done.out) if row[0] in node["packages"]]
         else:
-            lines = [one for one in done.out.splitlines(True) if program != "dmesg" or LOG.search(one)]
-            commands[line] = {"rc": done.rc, "out": "".join(lines), "err": done.err}
+            lines = [one.rstrip() for one in done.out.splitlines() if program != "dmesg" or LOG.search(one)]
+            commands[line] = {"rc": done.rc, "out": "\n".join([*lines, ""]), "err": done.err}
     below = {path for path in (*seen.files, *seen.links)}
     folders = sorted(one for one in seen.folders if not any(path.startswith(f"{one}/") for path in below))
     files = {path: text for path, text in sorted(seen.files.items()) if path not in seen.links}

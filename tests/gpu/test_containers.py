@@ -6,8 +6,11 @@ Of the attacks of docs/gpushare.md those that one card shows: who has no share, 
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
+import tarfile
 import typing as t
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +21,8 @@ from _attacks import TABLE, Outcome
 from _card import CGROUPFS, facts, first, place, record
 from _runtime import Ran, Runtime
 from check_worlds import pod_uid
-from plugin_fakes import make_pod, until
-from test_plugin import OnCards
+from plugin_fakes import NODE, make_pod, until
+from test_plugin import FAULT_XID, OnCards
 
 VISIBLE, LEGACY, LIMIT = "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "NVIDIA_GPU_MEMORY_LIMIT"
 IDENTIFIER = "4" * 64
@@ -49,7 +52,7 @@ Answers = dict[str, Answer]
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> Answers:
     """By the way of injection; the third is the second with another toolkit."""
-    process = OnCards(tmp_path_factory.mktemp("a"), Path())
+    process = OnCards(tmp_path_factory.mktemp("a"))
     node = process.node
     try:
         node.kubelet.start()
@@ -116,7 +119,7 @@ def test_what_the_plugin_answers_gives_the_card_and_cuda_runs(runtime: Runtime, 
             said.append(line.strip())
         seen = facts()["cards"][0]["processes"]
     finally:
-        runtime._ctr("tasks", "kill", "--signal", "9", IDENTIFIER)
+        runtime.kill(IDENTIFIER)
         process.wait(30)
     record(f"container-{mode}", {"said": said, "processes": seen})
     assert f"card {card['uuid']}" in said and "computed" in said, said
@@ -124,6 +127,77 @@ def test_what_the_plugin_answers_gives_the_card_and_cuda_runs(runtime: Runtime, 
     (row,) = [one for one in seen if one["name"] == "hold"]
     assert (row["where"], row["pod_uid"], row["container_id"]) == ("pod", uid, IDENTIFIER)
     assert row["used_mib"] >= 2048
+
+
+# containerd's capabilities of a container.
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),
+    *("NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
+)
+
+
+class InContainer(OnCards):
+    """The plugin of the servers' image, with the rights and mounts of the DaemonSet where no limits are kept."""
+
+    def __init__(self, folder: Path, runtime: Runtime, image: Path) -> None:
+        super().__init__(folder)
+        self._runtime, self._image, self._folder = runtime, image, folder
+
+    def _launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        options = [word for one in CAPABILITIES for word in ("--cap-drop", f"CAP_{one}")]
+        for folder, how in ((self._folder, "rw"), (Path("/sys/fs/cgroup"), "ro")):
+            options += ["--mount", f"type=bind,src={folder},dst={folder},options=rbind:{how}"]
+        options += ["--mount", "type=tmpfs,src=tmpfs,dst=/tmp,options=rw", "--net-host", "--read-only", "--seccomp"]
+        words = self._runtime.command(
+            *("/opt/gpushare/bin/gpushare-device-plugin", "--node-name", NODE, "--log-format", "json"),
+            *("--kubelet-dir", str(self.node.kubelet.root), *self._account),
+            *("--cdi-folders", str(self.node.specifications), *arguments),
+            environment={VISIBLE: "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"},
+            options=options, identifier="plugin", root=self._image,
+        )  # fmt: skip
+        with self._log.open("ab") as stream:
+            self._process = subprocess.Popen(words, stderr=stream, stdin=subprocess.DEVNULL)
+        return self._process
+
+    def close(self) -> None:
+        self._runtime.kill("plugin")
+        super().close()
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file system of the servers' image, from its archive."""
+    archive = os.environ.get("KUBEGPU_GPU_IMAGE")
+    if not archive:
+        pytest.skip("KUBEGPU_GPU_IMAGE isn't the path of an archive of the servers' image")
+    folder = tmp_path_factory.mktemp("i")
+    with tarfile.open(archive) as file:
+        file.extractall(folder / "archive", filter="tar")
+    (about,) = json.loads((folder / "archive" / "manifest.json").read_text())
+    for layer in about["Layers"]:
+        with tarfile.open(folder / "archive" / layer) as file:
+            file.extractall(folder / "root", filter="tar")
+    return folder / "root"
+
+
+def test_the_servers_image_serves_the_card(
+    runtime: Runtime, image: Path, tmp_path_factory: pytest.TempPathFactory, program: Path
+) -> None:
+    process = InContainer(tmp_path_factory.mktemp("s"), runtime, image)
+    node = process.node
+    try:
+        node.kubelet.start()
+        process.start()
+        until(lambda: node.kubelet.healthy and process.ready() == "ok", 60)
+        pod = node.run(make_pod("pod", 3, booked=0))
+        until(lambda: node.agrees(pod), 60)
+        assert process.gauge("card_memory_bytes") == first()["memory"]["total_mib"] << 20
+        subprocess.run([program, "fault"], capture_output=True, check=False, timeout=60)
+        until(lambda: f"XID {FAULT_XID} of card" in process.log, 20)
+        record("image", {"log": process.log})
+        assert "Traceback" not in process.log
+    finally:
+        process.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -24,8 +24,25 @@ from unix_http import ask_socket
 FAULT_XID = 31
 
 
+# A process whose /dev has no device of NVIDIA's, and which can't make one, as the library would.
+WITHOUT_DEVICES = """
+set -e
+mount --make-rprivate /
+for name in null zero urandom random; do cp -a /dev/$name "$1/$name"; done
+mount --bind "$1" /dev
+shift
+exec setpriv --bounding-set=-mknod --inh-caps=-mknod "$@"
+"""
+
+
 class OnCards(Process):
     """The plugin on this machine's own cards."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, Path())
+        library = NvidiaMl()
+        self.node.nvml.found = library.cards()
+        library.close()
 
     @property
     def driver_environment(self) -> dict[str, str]:
@@ -41,8 +58,7 @@ class OnCards(Process):
 
 @pytest.fixture
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnCards]:
-    one = OnCards(tmp_path_factory.mktemp("p"), Path())
-    one.node.nvml.found = NvidiaMl().cards()
+    one = OnCards(tmp_path_factory.mktemp("p"))
     one.node.kubelet.start()
     yield one
     one.close()
@@ -113,6 +129,23 @@ def test_no_right_of_roots_is_needed(process: OnCards) -> None:
     until(lambda: process.node.agrees(pod), 60)
     assert process.gauge("card_memory_bytes") == card["memory"]["total_mib"] << 20
     assert "NVML reports no events" not in process.log and "Traceback" not in process.log
+
+
+def test_the_driver_comes_after_the_plugin(process: OnCards) -> None:
+    """The devices appear later, as when the driver's modules are loaded late; the library was refused before."""
+    hidden = process.node.kubelet.root / "dev"
+    hidden.mkdir()
+    process.started_by = ("unshare", "-m", "sh", "-c", WITHOUT_DEVICES, "sh", str(hidden))
+    process.start()
+    until(lambda: process.ready() == "NVIDIA's driver doesn't answer: Driver Not Loaded", 60)
+    assert process.node.kubelet.registrations == 0
+    for device in Path("/dev").glob("nvidia*"):
+        if device.is_char_device():
+            about = device.stat()
+            os.mknod(hidden / device.name, about.st_mode, about.st_rdev)
+            os.chmod(hidden / device.name, 0o666)
+    until(lambda: process.ready() == "ok" and process.node.kubelet.healthy, 60)
+    assert "Traceback" not in process.log
 
 
 def test_an_error_of_an_application_is_read_and_keeps_the_card(process: OnCards, program: Path) -> None:
