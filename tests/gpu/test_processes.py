@@ -17,9 +17,10 @@ from _card import ALONE, CGROUPFS, CGROUPS, CRIO, MIB, SYSTEMD, Holders, facts, 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, failing, found
 from check_worlds import NODE, our_entries, our_node, our_pod, pod_uid, world
+from gpushare.kubelet.pod_resources import Entry
 from gpushare.nvml.limits import NvidiaLimits
 from gpushare.plugin.cgroups import NodeCgroups
-from gpushare.plugin.limit_enforcer import UNACCOUNTED_SECONDS, LimitEnforcer
+from gpushare.plugin.limit_enforcer import SLACK_MIB, UNACCOUNTED_SECONDS, LimitEnforcer
 from gpushare.shared._contracts import gpushare as contract
 
 # What a context of CUDA takes beside what its program asks for, at most.
@@ -88,7 +89,10 @@ def test_verify_finds_who_holds_memory_without_a_share(holders: Holders) -> None
     seen = facts()
     one = seen["cards"][0]
     shared = contract.units_of(one["memory"]["total_mib"] - one["memory"]["reserved_mib"], "GiB")
-    card = contract.Card(0, one["uuid"], one["minor"], one["memory"]["total_mib"], shared, True, one["name"])
+    card = contract.Card(
+        *(0, one["uuid"], one["minor"], one["memory"]["total_mib"], shared, True, one["name"]),
+        reserved_mib=one["memory"]["reserved_mib"],
+    )
     pods = [our_pod(at + 1, [card], UNITS[at]) for at in range(3)]
     entries = [row for at in range(3) for row in our_entries(at + 1, [card], [card], UNITS[at])]
     registered = {
@@ -176,9 +180,24 @@ def test_a_driver_before_the_limits_says_so_and_foreign_memory_is_found(holders:
     assert enforcer.environment({card.uuid: 3}) == {} and enforcer.refusal(card.uuid) is None
     assert not limits.divided(card.uuid)
     assert enforcer.once([card], [], []) == [] and enforcer.violations == ()
-    holders.start(2048)
-    enforcer.once([card], [], [])
-    now[0] += UNACCOUNTED_SECONDS + 1
-    events = enforcer.once([card], [], [])
-    record("unaccounted", [event.message for event in events])
-    assert [one.code for one in enforcer.violations] == [contract.Reason.UNACCOUNTED_MEMORY_HELD]
+    holders.start(2048, place(SYSTEMD, pod_uid(1), IDS[0]))
+
+    def violated(*units: int) -> list[contract.Reason]:
+        """What is found if pods have shares of so many units."""
+        short = contract.short_uuids([card.uuid])[card.uuid]
+        slots = iter(range(sum(units)))
+        listing = [
+            Entry(f"default/{at}", {"x": tuple(contract.device_id(short, next(slots)) for _unit in range(one))})
+            for at, one in enumerate(units)
+        ]
+        for _pass in range(2):
+            now[0] += UNACCOUNTED_SECONDS + 1
+            events = enforcer.once([card], [], listing)
+        record(f"unaccounted-{sum(units)}", [event.message for event in events])
+        return [one.code for one in enforcer.violations]
+
+    assert violated() == [contract.Reason.UNACCOUNTED_MEMORY_HELD]
+    assert violated(3) == []
+    # A program that allocates the whole share: its context may be more than what isn't reported.
+    context = first()["processes"][0]["used_mib"] - 2048
+    assert bool(violated(2)) == (context > SLACK_MIB)
