@@ -27,10 +27,15 @@ CGROUPFS = "kubepods/besteffort/pod{uid}/{id}"
 CRIO = "kubepods.slice/kubepods-pod{unit}.slice/crio-{id}.scope/container"
 # As module nvml_info does it.
 FACTS = """
-import json, sys, time
+import json, os, sys, time
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import binding, facts, host, protocol, worker
+module, user = binding.load(sys.argv[1]), int(sys.argv[2])
+if user:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
 def work(request, send):
-    protocol.read(lambda: binding.Library(binding.load(sys.argv[1])), host.NodeHost(), request, send)
+    protocol.read(lambda: binding.Library(module), host.NodeHost(), request, send)
 print(json.dumps(facts.facts(worker.ForkedWorker(work), time.monotonic, 30)))
 """
 # In a PID namespace of its own, with its own /proc.
@@ -43,13 +48,13 @@ def record(name: str, content: t.Any) -> None:
         (Path(folder) / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def facts() -> JsonObject:
-    """What module nvml_info returns.
+def facts(user: int = 0) -> JsonObject:
+    """What module nvml_info returns to a user of this number.
 
     In a new process, as on a node: this one may have initialised the library, whose files the module's worker closes.
     """
     done = subprocess.run(
-        [sys.executable, "-c", FACTS, str(pynvml.__file__)],
+        [sys.executable, "-c", FACTS, str(pynvml.__file__), str(user)],
         capture_output=True, text=True, check=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT / ".collections")},
     )  # fmt: skip

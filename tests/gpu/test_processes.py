@@ -25,6 +25,8 @@ from gpushare.shared._contracts import gpushare as contract
 
 # What a context of CUDA takes beside what its program asks for, at most.
 CONTEXT_MIB = 1024
+# A user without any right.
+NOBODY = 65534
 SIZES = (1024, 3072, 8192)
 IDS = tuple(f"{number}" * 64 for number in (1, 2, 3))
 FORMS = (SYSTEMD, CGROUPFS, CRIO)
@@ -117,6 +119,16 @@ def test_verify_finds_who_holds_memory_without_a_share(holders: Holders) -> None
     texts = [text for text in found(wrong, "FAIL") if text.startswith("C2 ")]
     assert len(texts) == 2 and any(str(pids[2]) in text for text in texts), texts
     assert any(str(host.pid) in text for text in texts), texts
+
+
+@needs_v2
+def test_another_user_lacks_the_kernels_log_and_the_maps_only(holders: Holders) -> None:
+    holders.start(512, place(SYSTEMD, pod_uid(1), IDS[0]))
+    root, other = facts()["cards"][0], facts(NOBODY)["cards"][0]
+    assert root["health"].pop("xids") is not None and other["health"].pop("xids") is None
+    assert [row.pop("libvgpu") for row in root["processes"]] == [False]
+    assert [row.pop("libvgpu") for row in other["processes"]] == [None]
+    assert other == root
 
 
 def test_a_pid_namespace_has_its_own_processes_only(holders: Holders) -> None:
