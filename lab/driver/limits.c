@@ -414,7 +414,7 @@ API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
     int own = own_folder();
     if (own >= 0 && (at = limited_from(own, card, &limit)) >= 0 && (used_mib(limits_fd, at, card, 0) + mib) * MIB > limit->hard)
         code = INSUFFICIENT_MEMORY;
-    if (described_mib(card) + allocated_in(limits_fd, card) + mib > card->memory_mib - reserved_mib(card))
+    if (described_mib(card) + allocated_in(limits_fd, card) + mib > card->memory_mib - card->reserved_mib)
         code = INSUFFICIENT_MEMORY;
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", limits_fd);

@@ -12,6 +12,7 @@
  *   driver 580.95.05                 what the lab offers; not read here: a library knows its own version
  *   cuda 13000                       what the driver says of CUDA
  *   card <index> uuid=GPU-... minor=<n> memory=<MiB> bus=0000:01:00.0 name=Simulated_GPU [mig=disabled|enabled] [mode=<0 to 3>]
+ *        [reserved=<MiB>]            what driver and firmware keep of the memory; 256 by default
  *        [ecc=<volatile>:<aggregate>] [remapped=<correctable>:<uncorrectable>:<pending>:<failed>]     "not supported" without them
  *   process <index> <pid> <MiB> [compute|graphics|mps]
  *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code> | hang:init | hang:<index>
@@ -19,7 +20,8 @@
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
  *   limits misc|dmem|off             how limits per cgroup are kept, since branch 615; misc by default (see limits.c)
  *
- * As with the real one, a caller has the cards whose /dev/nvidia<minor> is there, numbered anew: in a container only its own. (Under
+ * As with the real one, a caller has the cards whose /dev/nvidia<minor> is there, numbered anew: in a container only its own. And
+ * as with that, a caller without /dev/nvidiactl has no driver. (Under
  * $KUBEGPU_SIM_CARDS it has all, unless $KUBEGPU_SIM_DEV names a folder in the place of /dev.)
  *
  * On a lab node the simulated kernel module counts too, as it does on a real one: its version file missing means "driver not loaded" (9),
@@ -67,6 +69,7 @@ enum {
 #define MIB 1048576ULL
 #define NO_INSTANCE 0xFFFFFFFFu
 #define EVENT_XID 0x8ULL
+#define EVENT_TYPES 0xFF9FULL /* that can be registered for; only XIDs ever happen here */
 #define FLAG_NO_GPUS 1u
 
 typedef int Return;
@@ -80,13 +83,13 @@ enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
+    FUNCTION_NOT_FOUND = 13,
     GPU_IS_LOST = 15,
     OPERATING_SYSTEM = 17,
     LIB_RM_VERSION_MISMATCH = 18,
     IN_USE = 19,
     INSUFFICIENT_MEMORY = 20,
     INSUFFICIENT_RESOURCES = 23,
-    ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999
 };
 
@@ -99,7 +102,8 @@ struct card {
     int position; /* among those that the caller has */
     char uuid[UUID_SIZE], name[NAME_SIZE];
     unsigned minor, domain, bus, device;
-    uint64_t memory_mib;
+    uint64_t memory_mib, reserved_mib;
+    int has_reserved;
     enum mig mig;
     int mode; /* compute mode */
     int has_ecc, has_remapped;
@@ -149,6 +153,7 @@ typedef struct event_set {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;        /* init calls without their shutdown */
+static pid_t users_pid; /* the process of these calls: its copy by fork() begins anew */
 static unsigned flags;   /* of the last init */
 static struct hardware hw, fresh;
 static Return hw_state = DRIVER_NOT_LOADED;
@@ -232,6 +237,10 @@ static const char *parse_card(struct hardware *h, char **words, int count)
             has_minor = 1;
         } else if (!strcmp(words[i], "memory") && whole(value, 1 << 24, &number) && number)
             card->memory_mib = number;
+        else if (!strcmp(words[i], "reserved") && whole(value, 1 << 24, &number)) {
+            card->reserved_mib = number;
+            card->has_reserved = 1;
+        }
         else if (!strcmp(words[i], "bus") && parse_bus(value, &card->domain, &card->bus, &card->device))
             has_bus = 1;
         else if (!strcmp(words[i], "mig") && (!strcmp(value, "disabled") || !strcmp(value, "enabled")))
@@ -247,6 +256,10 @@ static const char *parse_card(struct hardware *h, char **words, int count)
     }
     if (!*card->uuid || !*card->name || !card->memory_mib || !has_minor || !has_bus)
         return "a card needs uuid, minor, memory, bus and name";
+    if (!card->has_reserved)
+        card->reserved_mib = card->memory_mib >= 2048 ? 256 : card->memory_mib / 8;
+    if (card->reserved_mib > card->memory_mib)
+        return "a card can't keep more memory than it has";
     for (int i = 0; i < h->card_count; i++) {
         const struct card *other = &h->cards[i];
         if (other->index == card->index || other->minor == card->minor || !strcmp(other->uuid, card->uuid)
@@ -462,10 +475,14 @@ static void refresh(void)
     }
 }
 
-/* What the simulated kernel module of a lab node says; a container and a test have none to ask. */
+/* What the simulated kernel module of a lab node says; a container and a test have none to ask. Without its control device there is none. */
 static Return module_state(void)
 {
     char text[512] = "";
+    const char *folder = dev_folder();
+    snprintf(text, sizeof text, "%s/nvidiactl", folder ? folder : "");
+    if (folder && access(text, F_OK))
+        return DRIVER_NOT_LOADED;
     if (strcmp(cards_path(), HARDWARE))
         return OK;
     FILE *file = fopen(MODULE_VERSION_FILE, "re");
@@ -508,7 +525,7 @@ static void take(void)
 static Return enter(void)
 {
     take();
-    return users ? OK : leave(UNINITIALIZED);
+    return users && users_pid == getpid() ? OK : leave(UNINITIALIZED);
 }
 
 static int present(void)
@@ -592,10 +609,11 @@ API const char *nvmlErrorString(Return code)
         "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions", "Already Initialized", "Not Found",
         "Insufficient Size", "Insufficient External Power", "Driver Not Loaded", "Timeout", "Interrupt Request Issue",
         "NVML Shared Library Not Found", "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires reset",
-        "The operating system has blocked the request", "Driver/library version mismatch", "In use by another client",
-        "Insufficient Memory", "No data", "The requested vgpu operation is not available on target device, because ECC is enabled",
-        "Insufficient Resources", "Frequency not supported", "Argument version mismatch", "Deprecated", "Not Ready", "GPU not found",
-        "Invalid state"};
+        "GPU access blocked by the operating system", "Driver/library version mismatch", "In use by another client",
+        "Insufficient Memory", "No data", "vGPU ECC not supported", "Insufficient Resources", "Invalid Frequency",
+        "Argument version mismatch", "Requested functionality has been deprecated", "System is not in ready state",
+        "No supported GPUs were found", "Resource not in correct state to perform requested operation",
+        "Reset type is not supported for given device"};
     return code >= 0 && code < (int)(sizeof words / sizeof *words) ? words[code] : "Unknown Error";
 }
 
@@ -608,6 +626,11 @@ API Return nvmlInitWithFlags(unsigned wanted)
     if (!code)
         code = module_state();
     if (!code) {
+        if (users_pid != getpid()) {
+            users = 0;
+            memset(sets, 0, sizeof sets);
+        }
+        users_pid = getpid();
         users++;
         flags = wanted;
     }
@@ -679,7 +702,10 @@ API Return nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
         return leave(NOT_FOUND);
     size_t got = fread(text, 1, sizeof text - 1, file);
     fclose(file);
-    return leave(got ? put(name, length, text) : NOT_FOUND);
+    if (!got)
+        return leave(NOT_FOUND);
+    snprintf(name, length, "%s", text); /* as much as there is room for */
+    return leave(OK);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- finding a device */
@@ -717,9 +743,29 @@ API Return nvmlDeviceGetHandleByUUID(const char *uuid, Handle **handle)
     if (!uuid || !handle)
         return leave(INVALID_ARGUMENT);
     for (int i = 0; i < present(); i++)
-        if (!strcmp(shown[i]->uuid, uuid))
+        if (!strcmp(shown[i]->uuid, uuid) || (!strncmp(shown[i]->uuid, "GPU-", 4) && !strcmp(shown[i]->uuid + 4, uuid)))
             return leave(handle_for(shown[i], handle));
     return leave(NOT_FOUND);
+}
+
+/* Domain and function may be left out. */
+static int parse_address(const char *text, unsigned *domain, unsigned *bus, unsigned *device)
+{
+    unsigned function = 0;
+    int used = 0;
+    *domain = 0;
+    if (sscanf(text, "%8x:%2x:%2x%n", domain, bus, device, &used) != 3) {
+        *domain = 0;
+        if (sscanf(text, "%2x:%2x%n", bus, device, &used) != 2)
+            return 0;
+    }
+    if (text[used] == '.') {
+        int more = 0;
+        if (sscanf(text + used, ".%1x%n", &function, &more) != 1)
+            return 0;
+        used += more;
+    }
+    return !text[used] && function == 0;
 }
 
 API Return nvmlDeviceGetHandleByPciBusId_v2(const char *address, Handle **handle)
@@ -728,7 +774,7 @@ API Return nvmlDeviceGetHandleByPciBusId_v2(const char *address, Handle **handle
     Return code = enter();
     if (code)
         return code;
-    if (!address || !handle || !parse_bus(address, &domain, &bus, &device))
+    if (!address || !handle || !parse_address(address, &domain, &bus, &device))
         return leave(INVALID_ARGUMENT);
     for (int i = 0; i < present(); i++)
         if (shown[i]->domain == domain && shown[i]->bus == bus && shown[i]->device == device)
@@ -760,11 +806,16 @@ Return nvmlDeviceGetHandleByPciBusId(const char *address, Handle **handle) SAME_
     }
 
 /* A question that this card's kind has no answer to. */
-static Return unsupported(Handle *handle)
+static Return unsupported_if(_Bool valid, Handle *handle)
 {
     struct card *card;
-    Return code = enter_card(handle, &card);
+    Return code = enter_card_if(valid, handle, &card);
     return code ? code : leave(NOT_SUPPORTED);
+}
+
+static Return unsupported(Handle *handle)
+{
+    return unsupported_if(1, handle);
 }
 
 TEXT(nvmlDeviceGetName, card->name)
@@ -783,7 +834,7 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, 70000)
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, 9000)
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, 3)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, 16)
-NUMBER(nvmlDeviceGetSupportedEventTypes, uint64_t, EVENT_XID)
+NUMBER(nvmlDeviceGetSupportedEventTypes, uint64_t, EVENT_TYPES)
 
 API Return nvmlDeviceGetCudaComputeCapability(Handle *handle, int *major, int *minor)
 {
@@ -813,7 +864,7 @@ API Return nvmlDeviceGetMaxClockInfo(Handle *handle, int type, unsigned *mhz)
 
 API Return nvmlDeviceGetClockInfo(Handle *handle, int type, unsigned *mhz)
 {
-    return typed(handle, type, 3, type == 2 ? 405 : 300, mhz);
+    return type > 3 ? unsupported(handle) : typed(handle, type, 3, type == 2 ? 405 : 300, mhz);
 }
 
 API Return nvmlDeviceGetTemperature(Handle *handle, int sensor, unsigned *celsius)
@@ -869,12 +920,6 @@ struct memory_v2 {
     uint64_t total, reserved, free, used;
 };
 
-/* What driver and firmware keep for themselves. */
-static uint64_t reserved_mib(const struct card *card)
-{
-    return card->memory_mib >= 2048 ? 256 : card->memory_mib / 8;
-}
-
 #if DRIVER_MAJOR >= 615
 static uint64_t allocated_mib(const struct card *card);
 static int own_limit(const struct card *card, uint64_t *hard, uint64_t *used);
@@ -895,7 +940,7 @@ static uint64_t described_mib(const struct card *card)
 /* All that is held of a card, never more than there is to hold. */
 static uint64_t held_mib(const struct card *card)
 {
-    uint64_t sum = described_mib(card) + allocated_mib(card), most = card->memory_mib - reserved_mib(card);
+    uint64_t sum = described_mib(card) + allocated_mib(card), most = card->memory_mib - card->reserved_mib;
     return sum < most ? sum : most;
 }
 
@@ -907,7 +952,7 @@ API Return nvmlDeviceGetMemoryInfo(Handle *handle, struct memory *memory)
     if (code)
         return code;
     memory->total = card->memory_mib * MIB;
-    memory->used = (reserved_mib(card) + held_mib(card)) * MIB;
+    memory->used = (card->reserved_mib + held_mib(card)) * MIB;
     memory->free = memory->total - memory->used;
     return leave(OK);
 }
@@ -919,9 +964,9 @@ API Return nvmlDeviceGetMemoryInfo_v2(Handle *handle, struct memory_v2 *memory)
     if (code)
         return code;
     if (memory->version != (sizeof *memory | 2u << 24))
-        return leave(ARGUMENT_VERSION_MISMATCH);
+        return leave(FUNCTION_NOT_FOUND);
     memory->total = card->memory_mib * MIB;
-    memory->reserved = reserved_mib(card) * MIB;
+    memory->reserved = card->reserved_mib * MIB;
     memory->used = held_mib(card) * MIB;
     memory->free = memory->total - memory->reserved - memory->used;
 #if DRIVER_MAJOR >= 615
@@ -983,15 +1028,17 @@ static void add_holders(const struct card *card, struct filling *list);
 static Return list_processes(Handle *handle, enum kind kind, unsigned *count, void *list, int version)
 {
     struct card *card;
-    Return code = enter_card_if(count && (!*count || list), handle, &card);
+    Return code = enter_card_if(count, handle, &card);
     if (code)
         return code;
-    struct filling filling = {list, *count, 0, version};
+    struct filling filling = {list, list ? *count : 0, 0, version};
     for (int i = 0; i < hw.process_count; i++)
         if (hw.processes[i].index == card->index && hw.processes[i].kind == kind)
             add_process(&filling, hw.processes[i].pid, hw.processes[i].mib);
     if (kind == COMPUTE)
         add_holders(card, &filling);
+    if (*count && !list && filling.found)
+        return leave(INVALID_ARGUMENT);
     *count = filling.found;
     return leave(filling.found > filling.size ? INSUFFICIENT_SIZE : OK);
 }
@@ -1044,6 +1091,32 @@ API Return nvmlDeviceGetRemappedRows(Handle *handle, unsigned *corrected, unsign
     return leave(card->has_remapped ? OK : NOT_SUPPORTED);
 }
 
+struct field {
+    uint32_t id, scope;
+    int64_t time, latency;
+    uint32_t type;
+    Return code;
+    uint64_t value;
+};
+
+enum { FIELD_RECOVERY_ACTION = 230, TYPE_UNSIGNED = 1 };
+
+/* The call succeeds, and each field has a code of its own; the only one here is that no card has to be recovered. */
+API Return nvmlDeviceGetFieldValues(Handle *handle, int count, struct field *fields)
+{
+    struct card *card;
+    Return code = enter_card_if(count > 0 && fields, handle, &card);
+    if (code)
+        return code;
+    for (int i = 0; i < count; i++) {
+        int known = fields[i].id == FIELD_RECOVERY_ACTION;
+        fields[i].code = known ? OK : INVALID_ARGUMENT;
+        fields[i].type = known ? TYPE_UNSIGNED : 0;
+        fields[i].value = 0;
+    }
+    return leave(OK);
+}
+
 /* ------------------------------------------------------------------------------------------------ MIG, links, other cards */
 
 API Return nvmlDeviceGetMigMode(Handle *handle, unsigned *current, unsigned *pending)
@@ -1065,7 +1138,8 @@ API Return nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned index, H
     Return code = enter_card(handle, &card);
     if (code)
         return code;
-    if (!instance || (card->mig != MIG_NONE && index >= 7))
+    (void)index;
+    if (!instance)
         return leave(INVALID_ARGUMENT);
     return leave(card->mig == MIG_NONE ? NOT_SUPPORTED : NOT_FOUND);
 }
@@ -1073,19 +1147,29 @@ API Return nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned index, H
 #define UNSUPPORTED(name)                          \
     API Return name(Handle *handle, void *answer)  \
     {                                              \
-        (void)answer;                              \
-        return unsupported(handle);                \
+        return unsupported_if(answer, handle);     \
     }
 
 UNSUPPORTED(nvmlDeviceGetAttributes)
 UNSUPPORTED(nvmlDeviceGetAttributes_v2)
-UNSUPPORTED(nvmlDeviceGetGpuInstanceId)
-UNSUPPORTED(nvmlDeviceGetComputeInstanceId)
-UNSUPPORTED(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
+UNSUPPORTED(nvmlDeviceGetRetiredPagesPendingStatus)
 UNSUPPORTED(nvmlDeviceGetGpuFabricInfo)
 UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV)
 UNSUPPORTED(nvmlDeviceGetAddressingMode)
 UNSUPPORTED(nvmlDeviceGetPlatformInfo)
+
+/* What is asked of MIG devices, of which no handle here is one. */
+#define OF_MIG_DEVICES(name)                      \
+    API Return name(Handle *handle, void *answer) \
+    {                                             \
+        struct card *card;                        \
+        (void)answer;                             \
+        return enter_card_if(0, handle, &card);   \
+    }
+
+OF_MIG_DEVICES(nvmlDeviceGetGpuInstanceId)
+OF_MIG_DEVICES(nvmlDeviceGetComputeInstanceId)
+OF_MIG_DEVICES(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 
 API Return nvmlDeviceGetSerial(Handle *handle, char *buffer, unsigned length)
 {
@@ -1225,7 +1309,7 @@ API Return nvmlDeviceRegisterEvents(Handle *handle, uint64_t types, EventSet *se
         return code;
     if (!valid_set(set))
         return leave(INVALID_ARGUMENT);
-    if (types & ~EVENT_XID)
+    if (types & ~EVENT_TYPES)
         return leave(NOT_SUPPORTED);
     drop_removed(set);
     for (int i = 0; i < hw.xid_count; i++)
@@ -1301,3 +1385,4 @@ API Return nvmlEventSetWait_v2(EventSet *set, void *event, unsigned timeout_ms)
 
 _Static_assert(sizeof(struct memory) == 24 && sizeof(struct memory_v2) == 40 && sizeof(struct pci) == 68, "ABI of nvml.h");
 _Static_assert(sizeof(struct process_v1) == 16 && sizeof(struct process_v2) == 24 && sizeof(struct event) == 32, "ABI of nvml.h");
+_Static_assert(sizeof(struct field) == 40, "ABI of nvml.h");

@@ -18,7 +18,7 @@ description:
     nevertheless.
   - No error of NVML fails the task. Unavailable values are null or empty, and RV(nvml.problem) or the card's C(problem) has the reason, with
     NVML's text and code. Implausible values are null too.
-  - Needs root to see processes of other users and the kernel's log.
+  - Needs root for C(xids), from the kernel's log, and for C(libvgpu) of other users' processes. Everything else is shown to every user.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
 notes:
@@ -107,8 +107,8 @@ nvml:
           type: str
         memory:
           description: >-
-            C(total_mib), C(used_mib), C(free_mib), C(reserved_mib) (of driver and firmware), or null. If C(reserved_mib) is null,
-            C(used_mib) includes it.
+            C(total_mib), C(used_mib), C(free_mib), C(reserved_mib) (of driver and firmware, rounded up), or null. If C(reserved_mib) is
+            null, C(used_mib) includes it.
           type: dict
         mig:
           description: >-

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "images" / "gpushare" / "src"))
 sys.path.insert(0, str(ROOT))
 # Doubles and builders of one folder are used by the tests of others.
 sys.path += sorted({str(path.parent) for path in (ROOT / "tests" / "unit").rglob("*.py")})
-sys.path.append(str(ROOT / "tests" / "lab"))
+sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "gpu")]
 
 # Each keeps one worker busy for a minute or more; if it began last, the other worker would be idle.
 SLOW = (

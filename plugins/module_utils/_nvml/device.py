@@ -133,7 +133,8 @@ def memory(query: Query, handle: t.Any) -> Memory | None:
             f"its memory can't be {used // MIB} MiB used and {free // MIB} MiB free of {total // MIB} MiB"
         )
         return None
-    mib = None if reserved is None else reserved // MIB
+    # Up, as the device plugin and nvidia-smi: what isn't whole can't be given to a pod.
+    mib = None if reserved is None else -(-reserved // MIB)
     return {"total_mib": total // MIB, "used_mib": used // MIB, "free_mib": free // MIB, "reserved_mib": mib}
 
 

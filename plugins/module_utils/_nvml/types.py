@@ -12,7 +12,7 @@ import typing as t
 
 
 class Memory(t.TypedDict):
-    """A card's memory; ``reserved_mib`` is the driver's and the firmware's."""
+    """A card's memory; ``reserved_mib`` is the driver's and the firmware's, rounded up."""
 
     total_mib: int
     used_mib: int

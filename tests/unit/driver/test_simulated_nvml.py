@@ -44,7 +44,7 @@ def test_memory_counts_the_reserve_and_the_processes(driver: Driver) -> None:
     first = [[16384, 12128, 4256], [16384, 256, 12128, 4000]]
     # The processes' sum is capped at the card's memory.
     second = [[8192, 0, 8192], [8192, 256, 0, 7936]]
-    assert answer == [[first, second], 25]
+    assert answer == [[first, second], 13]
 
 
 def test_a_buffer_that_is_too_small_returns_the_required_size(driver: Driver) -> None:
@@ -160,15 +160,17 @@ def test_a_caller_has_only_the_cards_of_its_device_nodes(driver: Driver, tmp_pat
     answer = driver.python(
         f"""
         os.environ["KUBEGPU_SIM_DEV"] = "{tmp_path}/dev"
+        without = code(n.nvmlInit)
+        open("{tmp_path}/dev/nvidiactl", "w").close()
         n.nvmlInit()
         first = n.nvmlDeviceGetHandleByIndex(0)
         own = [n.nvmlDeviceGetCount(), n.nvmlDeviceGetUUID(first), n.nvmlDeviceGetIndex(first)]
         other = code(n.nvmlDeviceGetHandleByUUID, "{FIRST}")
         open("{tmp_path}/dev/nvidia1", "w").close()
-        report([own, other, n.nvmlDeviceGetCount(), n.nvmlDeviceGetIndex(first)])
+        report([without, own, other, n.nvmlDeviceGetCount(), n.nvmlDeviceGetIndex(first)])
         """
     )
-    assert answer == [[1, SECOND, 0], 6, 2, 1]
+    assert answer == [9, [1, SECOND, 0], 6, 2, 1]
 
 
 def test_slow_driver_delays_every_call_by_itself(driver: Driver) -> None:

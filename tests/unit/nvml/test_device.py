@@ -59,6 +59,13 @@ def test_without_version_2_used_includes_the_reserve() -> None:
     assert card["memory"] == {"total_mib": 16384, "used_mib": 1280, "free_mib": 15104, "reserved_mib": None}
 
 
+def test_a_reserve_that_is_not_whole_is_rounded_up() -> None:
+    """An H200's, recorded in tests/unit/driver/recordings; nvidia-smi and the device plugin say 616, too."""
+    recorded = memory(total=150754820096, used=0, reserved=644939776)
+    card = only(gpu(nvmlDeviceGetMemoryInfo=recorded))
+    assert card["memory"] == {"total_mib": 143771, "used_mib": 0, "free_mib": 143155, "reserved_mib": 616}
+
+
 def test_a_missing_function_is_no_problem() -> None:
     for function in set(gpu()) - set(LISTS):
         for code in (13, 3):

@@ -359,6 +359,20 @@ def test_memory_of_no_share_is_shown_where_the_driver_has_no_limits() -> None:
     assert limits == ["UnaccountedMemoryHeld", "MemoryLimitUnavailable"]
 
 
+def test_where_memory_is_not_limited_the_pods_themselves_may_use_more() -> None:
+    """A pod that allocates all of its share has CUDA's context on top, 518 MiB on an H100."""
+    node = Node()
+    node.driver.version = "580.95.05"
+    node.restart()
+    node.driver.outside[FIRST] = 3 * 1024 + 518
+    pods, listing = simple()
+    events = []
+    for node.now in (0.0, 10.1):
+        events += node_events(node, pods, listing)
+    ((_reason, text),) = events
+    assert text.startswith("UnaccountedMemoryHeld") and "by pods that use more than their shares" in text
+
+
 @pytest.mark.parametrize("fault", ["container", "card"])
 def test_a_pass_in_which_a_number_cannot_be_read_keeps_what_was_found(fault: str) -> None:
     """The foreign memory is there all the time; every third pass can't compare it."""

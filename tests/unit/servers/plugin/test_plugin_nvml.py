@@ -380,8 +380,8 @@ def error(code: str) -> Exception:
 def test_nvml_cards(library: Library) -> None:
     driver = NvidiaMl()
     assert driver.cards() == [
-        NvmlCard(0, "GPU-0", 3, 16384, "Card", 3072),
-        NvmlCard(1, "GPU-1", 4, 16384, "Card", 3072),
+        NvmlCard(0, "GPU-0", 3, 16384, "Card", 3073),
+        NvmlCard(1, "GPU-1", 4, 16384, "Card", 3073),
     ]
     driver.cards()
     assert (library.inits, library.shutdowns) == (1, 0)

@@ -145,7 +145,8 @@ class NvidiaMl:
                         minor=int(self._library.nvmlDeviceGetMinorNumber(handle)),
                         memory_mib=int(memory.total) // MIB,
                         model=str(self._library.nvmlDeviceGetName(handle)),
-                        used_mib=int(memory.used) // MIB,
+                        # Up, as the reserve, which is a part of it.
+                        used_mib=-(-int(memory.used) // MIB),
                         problem=self._problem_of(handle),
                         reserved_mib=self._reserved_mib(handle, int(memory.total)),
                     )

@@ -426,11 +426,17 @@ class LimitEnforcer:
             began = self._unaccounted[card.uuid] = since.get(card.uuid, now)
             if now - began > UNACCOUNTED_SECONDS:
                 # Rounded, so that the node's annotation doesn't change with every allocation.
+                whose = (
+                    "a process that outlived its pod, of the node itself or of a pod without limits"
+                    if card in limited
+                    # Nothing holds them to it, and CUDA's context alone takes more than the slack on some cards.
+                    else "pods that use more than their shares (each CUDA context counts), a process that outlived its "
+                    "pod, or one of the node itself"
+                )
                 findings.unaccounted(
                     card,
                     f"more than {more // SLACK_MIB * SLACK_MIB} MiB of card {card.index} ({card.uuid}) are used beyond "
-                    "its pods' shares: by a process that outlived its pod, of the node itself or of a pod without "
-                    "limits; nvidia-smi on the node shows it",
+                    f"its pods' shares: by {whose}; nvidia-smi on the node shows it",
                 )
 
     def _used_beyond(self, card: contract.Card, pods: int) -> int | None:
