@@ -163,6 +163,12 @@ class Enforcer:
             return limits.state(self.mode, problems)
 
     @property
+    def active(self) -> bool:
+        """Return whether memory of any card is limited."""
+        with self._lock:
+            return self.mode != "off" and bool(self._supported)
+
+    @property
     def violations(self) -> tuple[Violation, ...]:
         """Return the containers that the last pass couldn't hold to their memory."""
         with self._lock:

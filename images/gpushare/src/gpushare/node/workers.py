@@ -11,6 +11,8 @@ import typing as t
 
 # A thread without progress for so long hangs; only a new process helps.
 HANG_SECONDS = 120.0
+# A container gets the driver's files when it is created; for a driver installed later a new container is needed.
+NO_CARDS_SECONDS = 120.0
 
 log = logging.getLogger("gpushare.node")
 

@@ -42,7 +42,7 @@ from gpushare.node import flags
 from gpushare.node.cgroups import Cgroups, NodeCgroups
 from gpushare.node.injection import AUTO, FOLDERS, Injection
 from gpushare.node.metrics_server import serve_metrics
-from gpushare.node.workers import Workers
+from gpushare.node.workers import NO_CARDS_SECONDS, Workers
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
@@ -74,8 +74,6 @@ LIMIT_SECONDS = 30.0
 LIMIT_PAUSE = 1.0
 # Memory of no share has to be seen in two passes, so the second one follows soon.
 SUSPICIOUS_SECONDS = 5.0
-# A container gets the driver's files when it is created; for a driver installed later a new container is needed.
-NO_CARDS_SECONDS = 120.0
 
 # The plugin's own namespace, and one that tenants don't write to.
 EXEMPT = "gpushare-system,kube-system"
