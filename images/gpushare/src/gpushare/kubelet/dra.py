@@ -21,53 +21,52 @@ from gpushare.shared._contracts.pod_resources import LIST, LIST_REQUEST
 PLUGIN_TYPE, SERVICE = "DRAPlugin", "v1.DRAPlugin"
 _DRA, _REGISTRATION, _PODS = "k8s.io.kubelet.pkg.apis.dra.v1", "pluginregistration", "v1"
 
-CLASSES = wire.Messages(
-    {
-        _DRA: {
-            "Claim": {"namespace": (1, "string"), "uid": (2, "string"), "name": (3, "string")},
-            "Device": {
-                "request_names": (1, "string[]"),
-                "pool_name": (2, "string"),
-                "device_name": (3, "string"),
-                "cdi_device_ids": (4, "string[]"),
-                "share_id": (5, "string"),
-            },
-            "NodePrepareResourcesRequest": {"claims": (1, "Claim[]")},
-            "NodePrepareResourceResponse": {"devices": (1, "Device[]"), "error": (2, "string")},
-            "NodePrepareResourcesResponse": {"claims": (1, "map<string,NodePrepareResourceResponse>")},
-            "NodeUnprepareResourcesRequest": {"claims": (1, "Claim[]")},
-            "NodeUnprepareResourceResponse": {"error": (1, "string")},
-            "NodeUnprepareResourcesResponse": {"claims": (1, "map<string,NodeUnprepareResourceResponse>")},
+TABLE: wire.Table = {
+    _DRA: {
+        "Claim": {"namespace": (1, "string"), "uid": (2, "string"), "name": (3, "string")},
+        "Device": {
+            "request_names": (1, "string[]"),
+            "pool_name": (2, "string"),
+            "device_name": (3, "string"),
+            "cdi_device_ids": (4, "string[]"),
+            "share_id": (5, "string"),
         },
-        _REGISTRATION: {
-            "InfoRequest": {},
-            "PluginInfo": {
-                "type": (1, "string"),
-                "name": (2, "string"),
-                "endpoint": (3, "string"),
-                "supported_versions": (4, "string[]"),
-            },
-            "RegistrationStatus": {"plugin_registered": (1, "bool"), "error": (2, "string")},
-            "RegistrationStatusResponse": {},
+        "NodePrepareResourcesRequest": {"claims": (1, "Claim[]")},
+        "NodePrepareResourceResponse": {"devices": (1, "Device[]"), "error": (2, "string")},
+        "NodePrepareResourcesResponse": {"claims": (1, "map<string,NodePrepareResourceResponse>")},
+        "NodeUnprepareResourcesRequest": {"claims": (1, "Claim[]")},
+        "NodeUnprepareResourceResponse": {"error": (1, "string")},
+        "NodeUnprepareResourcesResponse": {"claims": (1, "map<string,NodeUnprepareResourceResponse>")},
+    },
+    _REGISTRATION: {
+        "InfoRequest": {},
+        "PluginInfo": {
+            "type": (1, "string"),
+            "name": (2, "string"),
+            "endpoint": (3, "string"),
+            "supported_versions": (4, "string[]"),
         },
-        _PODS: {
-            "CDIDevice": {"name": (1, "string")},
-            "ClaimResource": {"cdi_devices": (1, "CDIDevice[]"), "driver_name": (2, "string")},
-            "DynamicResource": {
-                "claim_name": (2, "string"),
-                "claim_namespace": (3, "string"),
-                "claim_resources": (4, "ClaimResource[]"),
-            },
-            "ContainerResources": {"name": (1, "string"), "dynamic_resources": (5, "DynamicResource[]")},
-            "PodResources": {
-                "name": (1, "string"),
-                "namespace": (2, "string"),
-                "containers": (3, "ContainerResources[]"),
-            },
-            "ListPodResourcesResponse": {"pod_resources": (1, "PodResources[]")},
+        "RegistrationStatus": {"plugin_registered": (1, "bool"), "error": (2, "string")},
+        "RegistrationStatusResponse": {},
+    },
+    _PODS: {
+        "CDIDevice": {"name": (1, "string")},
+        "ClaimResource": {"cdi_devices": (1, "CDIDevice[]"), "driver_name": (2, "string")},
+        "DynamicResource": {
+            "claim_name": (2, "string"),
+            "claim_namespace": (3, "string"),
+            "claim_resources": (4, "ClaimResource[]"),
         },
-    }
-)
+        "ContainerResources": {"name": (1, "string"), "dynamic_resources": (5, "DynamicResource[]")},
+        "PodResources": {
+            "name": (1, "string"),
+            "namespace": (2, "string"),
+            "containers": (3, "ContainerResources[]"),
+        },
+        "ListPodResourcesResponse": {"pod_resources": (1, "PodResources[]")},
+    },
+}
+CLASSES = wire.Messages(TABLE)
 
 
 def _method(package: str, service: str, name: str, request: str, response: str) -> wire.Method:

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Doubles around the DRA driver: claims in memory, a tree of cgroups, and kubelet's plugin and DRA managers over gRPC.
+
+The double of kubelet does what pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra do in v1.36.3.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import typing as t
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from gpushare.api.client import KubeError
+from gpushare.dra.claims import DRIVER
+from gpushare.kubelet import dra, wire
+from gpushare.shared._core.types import JsonObject
+
+NODE = "gpu1"
+
+
+def uid(number: int) -> str:
+    """The UID of an object in the API."""
+    return f"{number:08x}-0000-4000-8000-000000000000"
+
+
+def result(device: str, memory: str, **more: t.Any) -> JsonObject:
+    """One allocated device of a claim."""
+    return {
+        "request": "gpu",
+        "driver": DRIVER,
+        "pool": NODE,
+        "device": device,
+        "shareID": uid(0xFFFF),
+        "consumedCapacity": {"memory": memory},
+        **more,
+    }
+
+
+def make_claim(number: int, *results: JsonObject, pods: t.Sequence[int] = (), **devices: t.Any) -> JsonObject:
+    """A claim with a number as the API has it, reserved for pods; by default for the one of its own number."""
+    return {
+        "metadata": {"namespace": "default", "name": f"claim{number}", "uid": uid(number)},
+        "spec": {},
+        "status": {
+            "allocation": {"devices": {"results": list(results), **devices}},
+            "reservedFor": [
+                {"resource": "pods", "name": f"pod{one}", "uid": uid(0x1000 + one)} for one in pods or (number,)
+            ],
+        },
+    }
+
+
+def ref(number: int) -> dra.ClaimRef:
+    return dra.ClaimRef("default", uid(number), f"claim{number}")
+
+
+class ClaimKube:
+    """The claims in the API; other requests fail."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, JsonObject] = {}
+        self.error: KubeError | None = None
+        self.reads = 0
+        self.before: t.Callable[[], None] = lambda: None
+
+    def put(self, claim: JsonObject) -> None:
+        self.claims[claim["metadata"]["name"]] = claim
+
+    def get(self, path: str) -> JsonObject:
+        self.before()
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        start, _slash, name = path.rpartition("/")
+        assert start == "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        if name not in self.claims:
+            raise KubeError(404, "NotFound", f'resourceclaims "{name}" not found')
+        return self.claims[name]
+
+    def _refuse(self, *given: t.Any) -> t.Any:
+        raise AssertionError(f"the driver has no right to this: {given}")
+
+    post = put_object = patch = delete = watch = _refuse
+
+
+class CgroupTree:
+    """A folder like /sys/fs/cgroup, with systemd's names."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "kubepods.slice").mkdir(parents=True)
+        (root / "cgroup.controllers").write_text("memory misc\n")
+
+    def pod(self, number: int) -> Path:
+        """Create the cgroup of a pod, as kubelet does before it prepares claims."""
+        name = uid(0x1000 + number).replace("-", "_")
+        folder = self.root / "kubepods.slice" / f"kubepods-pod{name}.slice"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def container(self, number: int, identifier: int) -> Path:
+        """Create the cgroup of a container in a pod."""
+        folder = self.pod(number) / f"cri-containerd-{identifier:064x}.scope"
+        folder.mkdir()
+        (folder / "cgroup.procs").write_text("1\n")
+        return folder
+
+
+# --------------------------------------------------------------------------- kubelet
+
+
+class Refused(Exception):
+    """kubelet couldn't prepare or unprepare a pod's claims."""
+
+
+class Kubelet:
+    """The plugin watcher and the DRA manager; ``claims`` is its checkpoint, which outlives ``stop``.
+
+    :param root: kubelet's folder.
+    :param wipe: deletes the node's slices, as kubelet does when it starts.
+    """
+
+    def __init__(self, root: Path, wipe: t.Callable[[], None] = lambda: None) -> None:
+        self.root, self._wipe = root, wipe
+        self.registry = root / "plugins_registry"
+        self.registry.mkdir(parents=True, exist_ok=True)
+        # The devices of each claim (UID), and whether this process has prepared it.
+        self.claims: dict[str, tuple[dra.ClaimRef, list[t.Any]]] = {}
+        self._prepared: set[str] = set()
+        # The plugin's endpoint by its registration socket.
+        self._plugins: dict[tuple[str, int], str] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.registrations = 0
+        self.refusals: list[str] = []
+        self._pod_resources: grpc.Server | None = None
+        # Of PodResources: the pods that are active.
+        self.pods: dict[str, list[str]] = {}
+
+    def start(self) -> None:
+        self._wipe()
+        self._prepared, self._plugins = set(), {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True)
+        self._thread.start()
+        folder = self.root / "pod-resources"
+        folder.mkdir(exist_ok=True)
+        (folder / "kubelet.sock").unlink(missing_ok=True)
+        self._pod_resources = grpc.server(futures.ThreadPoolExecutor(2))
+        self._pod_resources.add_generic_rpc_handlers((wire.handlers({dra.PODS: self._list}),))
+        self._pod_resources.add_insecure_port(f"unix:{folder / 'kubelet.sock'}")
+        self._pod_resources.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if self._pod_resources is not None:
+            self._pod_resources.stop(0).wait(3)
+            self._pod_resources = None
+
+    @property
+    def endpoints(self) -> list[str]:
+        with self._lock:
+            return list(self._plugins.values())
+
+    def _watch(self, stop: threading.Event) -> None:
+        while not stop.wait(0.05):
+            there = {(str(one), one.stat().st_ino) for one in self.registry.iterdir() if one.is_socket()}
+            with self._lock:
+                known = set(self._plugins)
+                for gone in known - there:
+                    del self._plugins[gone]
+            for found in there - known:
+                self._register(found)
+
+    def _register(self, found: tuple[str, int]) -> None:
+        path = found[0]
+        try:
+            # kubelet's own time limit.
+            info = wire.call(path, dra.INFO, b"", 1.0)
+            assert (info.type, info.name) == ("DRAPlugin", DRIVER) and "v1.DRAPlugin" in info.supported_versions
+            status = dra.CLASSES[dra.NOTIFY.request](plugin_registered=True)
+            with self._lock:
+                if info.endpoint in self._plugins.values():
+                    status = dra.CLASSES[dra.NOTIFY.request](
+                        error=f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}"
+                    )
+                    self.refusals.append(status.error)
+                else:
+                    self._plugins[found] = info.endpoint
+                    self.registrations += 1
+            wire.call(path, dra.NOTIFY, status, 5.0)
+        except grpc.RpcError:
+            # kubelet tries again.
+            with self._lock:
+                self._plugins.pop(found, None)
+
+    def call(self, method: wire.Method, *refs: dra.ClaimRef, timeout: float = 20.0) -> t.Any:
+        """Call the newest plugin.
+
+        :raises Refused: there is none, or it doesn't answer.
+        """
+        endpoints = self.endpoints
+        if not endpoints:
+            raise Refused(f"DRA driver {DRIVER} is not registered")
+        request = dra.CLASSES[method.request](
+            claims=[dra.CLASSES["k8s.io.kubelet.pkg.apis.dra.v1.Claim"](**one._asdict()) for one in refs]
+        )
+        try:
+            return wire.call(endpoints[-1], method, request, timeout)
+        except grpc.RpcError as error:
+            raise Refused(str(error)) from error
+
+    def prepare(self, *refs: dra.ClaimRef) -> list[str]:
+        """Prepare a pod's claims.
+
+        :returns: the CDI names of a container that uses all of them.
+        :raises Refused: with the driver's message.
+        """
+        for one in refs:
+            # It is checkpointed before the call.
+            self.claims.setdefault(one.uid, (one, []))
+        todo = [one for one in refs if one.uid not in self._prepared]
+        if todo:
+            response = self.call(dra.PREPARE, *todo)
+            for one in todo:
+                assert one.uid in response.claims, "NodePrepareResources skipped a claim"
+                answer = response.claims[one.uid]
+                if answer.error:
+                    raise Refused(answer.error)
+                self.claims[one.uid][1].extend(answer.devices)
+            assert len(response.claims) == len(todo)
+            self._prepared |= {one.uid for one in todo}
+        return [name for one in refs for device in self.claims[one.uid][1] for name in device.cdi_device_ids]
+
+    def unprepare(self, *refs: dra.ClaimRef) -> None:
+        """Unprepare the claims of a pod that has ended.
+
+        :raises Refused: with the driver's message.
+        """
+        known = [one for one in refs if one.uid in self.claims]
+        if not known:
+            return
+        response = self.call(dra.UNPREPARE, *known)
+        for one in known:
+            assert one.uid in response.claims, "NodeUnprepareResources skipped a claim"
+            if response.claims[one.uid].error:
+                raise Refused(response.claims[one.uid].error)
+        for one in known:
+            del self.claims[one.uid]
+            self._prepared.discard(one.uid)
+
+    def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
+        response = dra.CLASSES[dra.PODS.response]()
+        for name, uids in self.pods.items():
+            row = response.pod_resources.add(name=name, namespace="default")
+            container = row.containers.add(name="c")
+            for one in uids:
+                known, devices = self.claims[one]
+                resource = container.dynamic_resources.add(claim_name=known.name, claim_namespace=known.namespace)
+                part = resource.claim_resources.add(driver_name=DRIVER)
+                for device in devices:
+                    for cdi in device.cdi_device_ids:
+                        part.cdi_devices.add(name=cdi)
+        return response
+
+
+def until(condition: t.Callable[[], t.Any], seconds: float = 20.0) -> t.Any:
+    """Wait for a change by other threads."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
