@@ -6,6 +6,10 @@ The double of kubelet does what pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import re
 import threading
 import time
 import typing as t
@@ -13,10 +17,18 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
-from gpushare.api.client import KubeError
-from gpushare.dra.claims import DRIVER
+from dra_cluster import Cluster
+from gpushare.api.client import KubeApi, KubeError, connect
+from gpushare.dra.claims import DRIVER, device_name
+from gpushare.dra.command import Driver, Options
 from gpushare.kubelet import dra, wire
+from gpushare.nvml.library import NvmlCard
+from gpushare.nvml.limits import Limit
 from gpushare.shared._core.types import JsonObject
+from limit_fakes import EveryFolder, FakeDriver
+from plugin_fakes import FakeNvml, seen
+from prometheus_client import CollectorRegistry
+from unix_http import ask_socket
 
 NODE = "gpu1"
 
@@ -270,11 +282,120 @@ class Kubelet:
         return response
 
 
-def until(condition: t.Callable[[], t.Any], seconds: float = 20.0) -> t.Any:
-    """Wait for a change by other threads."""
+def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: t.Callable[[], str] = str) -> t.Any:
+    """Wait for a change by other threads.
+
+    :param what: says what is there instead.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s")
+    raise AssertionError(f"not within {seconds} s: {what()}")
+
+
+# --------------------------------------------------------------------------- the driver
+
+
+class MiscDriver(FakeDriver):
+    """The driver's own accounting (``misc``): a cgroup without a limit has that of the nearest one above it."""
+
+    def get(self, uuid: str, folder: str) -> Limit | None:
+        for place in (Path(folder), *Path(folder).parents):
+            if kept := self.kept.get((uuid, str(place))):
+                return dataclasses.replace(kept, used=self.held.get((uuid, folder), 0))
+        return None
+
+    def mib_of(self, folder: Path) -> dict[str, int]:
+        """The hard limits of one folder in MiB, by card."""
+        return self.mib(str(folder))
+
+
+class DriverNode:
+    """A GPU node: the real driver between a kubelet, a real API server and simulated cards."""
+
+    def __init__(self, root: Path, cluster: Cluster, *cards: NvmlCard, driver: str = "615.71.09") -> None:
+        self.root, self.cluster = root, cluster
+        self.cgroups = CgroupTree(root / "cgroup")
+        own = root / "cgroup" / "system.slice" / "own"
+        own.mkdir(parents=True)
+        (own / "cgroup.procs").write_text(f"{os.getpid()}\n")
+        self.kubelet = Kubelet(root / "kubelet", cluster.wipe)
+        self.nvml = FakeNvml(*(cards or (seen(0), seen(1))))
+        self.limits = MiscDriver(driver, {one.uuid: one.memory_mib for one in self.nvml.found})
+        self.limits.folders = EveryFolder()
+        self.cdi = root / "cdi"
+        self.driver: Driver | None = None
+        self._kube: KubeApi | None = None
+
+    def options(self, **more: t.Any) -> Options:
+        return Options(
+            **{
+                "node": self.cluster.node,
+                "kubelet_dir": self.root / "kubelet",
+                "status_socket": str(self.root / "status.sock"),
+                "query_seconds": 0.1,
+                "cdi_folders": (self.root / "nvidia",),
+                "claim_folder": self.cdi,
+                "cgroup_root": str(self.cgroups.root),
+                "sysfs": self.root / "sys",
+                "token": self.cluster.account / "token",
+                **more,
+            }
+        )
+
+    def start(self, **more: t.Any) -> Driver:
+        self._kube = connect(self.cluster.server.url, str(self.cluster.account))
+        self.driver = Driver(self.options(**more), self._kube, self.nvml, self.limits, CollectorRegistry(), (0.05, 0.2))
+        self.driver.start()
+        return self.driver
+
+    def up(self, **more: t.Any) -> Driver:
+        """Start kubelet and the driver, and wait until it is ready."""
+        self.kubelet.start()
+        driver = self.start(**more)
+        until(lambda: self.page("/readyz")[1] == "ok", what=lambda: self.page("/readyz")[1])
+        return driver
+
+    def stop(self) -> None:
+        if self.driver is not None:
+            self.driver.stop()
+            self.driver = None
+        if self._kube is not None:
+            self._kube.close()
+            self._kube = None
+
+    def down(self) -> None:
+        self.stop()
+        self.kubelet.stop()
+
+    def page(self, path: str) -> tuple[int, str]:
+        return ask_socket(self.root / "status.sock", path)
+
+    def metric(self, name: str) -> float | None:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.M)
+        return float(found.group(1)) if found else None
+
+    def devices(self) -> list[t.Any]:
+        return [one for each in self.cluster.slices() for one in each["spec"].get("devices", [])]
+
+    def claim(self, number: int, *shares: tuple[int, str], pods: t.Sequence[int] = ()) -> dra.ClaimRef:
+        """Create an allocated claim: numbers of cards and quantities; by default for the pod of its own number."""
+        results = [
+            {**result(device_name(seen(card).uuid), memory), "pool": self.cluster.node} for card, memory in shares
+        ]
+        named = [(f"pod{one}", uid(0x1000 + one)) for one in pods or (number,)]
+        found = self.cluster.claim(f"claim{number}", *results, pods=named)
+        return dra.ClaimRef(self.cluster.namespace, found, f"claim{number}")
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The variables of a CDI device, as the container runtime finds them."""
+        found = [
+            entry["containerEdits"]["env"]
+            for file in self.cdi.glob("*.json")
+            for entry in json.loads(file.read_text())["devices"]
+            if f"gpu.kubegpu.share/claim={entry['name']}" == name
+        ]
+        assert len(found) == 1
+        return dict(one.split("=", 1) for one in found[0])

@@ -232,8 +232,14 @@ class Driver:
         working = [*(server.stop for server in self.servers), *self.workers.joins()]
         return stop_within(
             (STOP_SECONDS - 4, [self.publisher.mirror.stop, *working]),
-            (STOP_SECONDS, [self.sockets.stop, self.listing.close]),
+            (STOP_SECONDS, [self._leave, self.listing.close]),
         )
+
+    def _leave(self) -> None:
+        self.sockets.stop()
+        # Only now may another process serve kubelet.
+        if self._lock_file is not None:
+            self._lock_file.close()
 
     def unready(self) -> str | None:
         """Return why the driver isn't ready; None if it is."""

@@ -23,6 +23,8 @@ log = logging.getLogger("gpushare.dra.slices")
 
 # A write is in the mirror within milliseconds; without it, the next pass would write once more.
 REACH_SECONDS = 5.0
+# After a request that failed.
+RETRY_SECONDS = 2.0
 
 
 class Publisher:
@@ -80,15 +82,18 @@ class Publisher:
 
     def step(self, seconds: float) -> None:
         """Wait for a change, at most so many seconds, and write what differs."""
-        self._changed.wait(seconds)
+        if not self.mirror.wait_synced(seconds):
+            return
+        self._changed.wait(seconds if self.error is None else min(seconds, RETRY_SECONDS))
         self._changed.clear()
         wanted = self._wanted
-        if wanted is None or not self.mirror.synced:
+        if wanted is None:
             return
         if self._version > self.mirror.version and not self.mirror.wait_for(self._version, REACH_SECONDS):
             # The write may have been undone with an older state of etcd.
             self.mirror.relist()
             self._version = 0
+            self.wake()
             return
         try:
             self._write(slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation))
