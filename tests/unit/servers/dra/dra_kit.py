@@ -150,8 +150,8 @@ class Kubelet:
         self.registrations = 0
         self.refusals: list[str] = []
         self._pod_resources: grpc.Server | None = None
-        # Of PodResources: the pods that are active.
-        self.pods: dict[str, list[str]] = {}
+        # Of PodResources: the pods that are active, with the claims (UIDs) of each container.
+        self.pods: dict[str, list[list[str]]] = {}
 
     def start(self) -> None:
         self._wipe()
@@ -269,16 +269,18 @@ class Kubelet:
 
     def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         response = dra.CLASSES[dra.PODS.response]()
-        for name, uids in self.pods.items():
-            row = response.pod_resources.add(name=name, namespace="default")
-            container = row.containers.add(name="c")
-            for one in uids:
-                known, devices = self.claims[one]
-                resource = container.dynamic_resources.add(claim_name=known.name, claim_namespace=known.namespace)
-                part = resource.claim_resources.add(driver_name=DRIVER)
-                for device in devices:
-                    for cdi in device.cdi_device_ids:
-                        part.cdi_devices.add(name=cdi)
+        for name, containers in list(self.pods.items()):
+            row = response.pod_resources.add(name=name)
+            for uids in containers:
+                container = row.containers.add(name="c")
+                for one in uids:
+                    known, devices = self.claims[one]
+                    row.namespace = known.namespace
+                    resource = container.dynamic_resources.add(claim_name=known.name, claim_namespace=known.namespace)
+                    part = resource.claim_resources.add(driver_name=DRIVER)
+                    for device in devices:
+                        for cdi in device.cdi_device_ids:
+                            part.cdi_devices.add(name=cdi)
         return response
 
 

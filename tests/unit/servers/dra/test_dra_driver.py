@@ -7,6 +7,7 @@ import dataclasses
 import json
 import socket
 import threading
+import time
 import typing as t
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_container_cannot_widen_its_limit(node: DriverNode) -> None:
     container = node.cgroups.container(1, 1)
     node.limits.kept[FIRST, str(container)] = Limit(0, 16384 * MIB)
     node.kubelet.prepare(claim)
+    node.kubelet.pods = {"pod1": [[claim.uid]]}
     until(lambda: node.limits.mib_of(container).get(FIRST) == 4096)
     # It is raised again, also that of the pod.
     for folder in (container, node.cgroups.pod(1)):
@@ -74,11 +76,30 @@ def test_a_container_cannot_widen_its_limit(node: DriverNode) -> None:
     node.limits.held[SECOND, str(greedy)] = 3000 * MIB
     node.limits.kept[SECOND, str(greedy)] = Limit(0, 8000 * MIB)
     node.kubelet.prepare(other)
+    node.kubelet.pods["pod2"] = [[other.uid]]
     until(lambda: "MemoryLimitExceeded" in str([one["attributes"]["memoryLimit"] for one in node.devices()]))
     assert node.limits.mib_of(greedy)[SECOND] == 3000
     node.limits.held[SECOND, str(greedy)] = 0
     until(lambda: [one["attributes"]["memoryLimit"] for one in node.devices()] == [{"string": "enforced"}] * 2)
     assert node.limits.mib_of(greedy)[SECOND] == 1024
+
+
+def test_containers_of_one_pod_hold_no_more_than_its_claims(node: DriverNode) -> None:
+    """The driver counts the nearest limit only, and the toolkit has limited each container to the claim's memory."""
+    claim = node.claim(1, (0, "4Gi"))
+    containers = [node.cgroups.container(1, number) for number in range(3)]
+    node.kubelet.prepare(claim)
+    for folder in containers[1:]:
+        node.limits.kept[FIRST, str(folder)] = Limit(0, 4096 * MIB)
+    # Until kubelet lists them, nobody knows which of them have the claim.
+    time.sleep(0.6)
+    assert node.limits.mib_of(containers[1]) == {FIRST: 4096}
+    node.kubelet.pods = {"pod1": [[claim.uid], [], [claim.uid]]}
+    until(lambda: [node.limits.mib_of(folder) for folder in containers] == [{}] * 3)
+    assert node.limits.mib_of(node.cgroups.pod(1)) == {FIRST: 4096, SECOND: 1}
+    # A higher one of a container's own goes, too.
+    node.limits.kept[FIRST, str(containers[2])] = Limit(0, 9000 * MIB)
+    until(lambda: node.limits.mib_of(containers[2]) == {})
 
 
 def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., DriverNode]) -> None:
@@ -102,7 +123,7 @@ def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., D
         {"resource": "pods", "name": "pod8", "uid": str(later.name)[12:-6].replace("_", "-")}
     )
     node.cluster.server.request("PUT", f"{path}/status", claim)
-    node.kubelet.pods = {"pod9": [one.uid, two.uid], "pod8": [one.uid]}
+    node.kubelet.pods = {"pod9": [[one.uid, two.uid]], "pod8": [[one.uid]]}
     until(lambda: node.limits.mib_of(later) == {FIRST: 4096, SECOND: 1})
 
 

@@ -152,7 +152,8 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
     def work(worker: int) -> None:
         number = worker * 1000
         try:
-            while not stop.is_set():
+            while True:
+                is_last = stop.is_set()
                 number += 1
                 claim = process.claim(number, worker % 2, "8Gi")
                 until(lambda claim=claim: tried(lambda: kubelet.prepare(claim)), 90)
@@ -164,7 +165,7 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
                 }
                 if not names <= there:
                     problems.append(f"{claim.name}: {names} of {there}")
-                if stop.is_set():
+                if is_last:
                     alive[claim.uid] = claim
                     return
                 until(lambda claim=claim: tried(lambda: kubelet.unprepare(claim)), 90)

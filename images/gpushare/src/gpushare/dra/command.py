@@ -44,7 +44,7 @@ from gpushare.http.service import (
     termination_signals,
     text,
 )
-from gpushare.kubelet.dra import ClaimListing
+from gpushare.kubelet.dra import ClaimListing, PodClaims
 from gpushare.kubelet.plugin_sockets import PluginSockets
 from gpushare.kubelet.pod_resources import Unreadable
 from gpushare.node import flags
@@ -337,19 +337,22 @@ class Driver:
             self._stop.wait(PREPARED_SECONDS)
         if self._stop.is_set() or not self.preparation.restored:
             return
-        usage = self.limits.once()
+        usage = self.limits.once(self._listing() or [])
         self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, self.enforcer.violations)
 
     def _observe(self) -> None:
         if not self.preparation.restored:
             return
+        listing = self._listing()
+        if listing is not None:
+            self.metrics.forgotten(len(self.preparation.observe(listing, self._is_alive)))
+
+    def _listing(self) -> list[PodClaims] | None:
         try:
-            listing = self.listing.list()
+            return self.listing.list()
         except Unreadable as error:
-            log.warning("%s; prepared claims aren't compared with it", error)
-            return
-        undone = self.preparation.observe(listing, self._is_alive)
-        self.metrics.forgotten(len(undone))
+            log.warning("%s; claims aren't compared with it now", error)
+            return None
 
     def _is_alive(self, pod: Pod) -> bool:
         return self.limits.is_alive(pod.uid)

@@ -2,21 +2,29 @@
 """Hold pods to the memory of their claims by NVIDIA's driver.
 
 The pod's own cgroup is there before kubelet prepares its claims, and none of its containers: a limit on it holds from
-their first process on, with any version of the container toolkit. The toolkit's limit on each container makes that
+their first process on, with any version of the container toolkit. The toolkit's limit on a container makes that
 container see its share as the card's memory; it is read back and set again where it is another one.
+
+The driver may count only the nearest limit above a process. So where several containers of a pod have claims, the
+limits on these are removed: each would have the memory of all.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import typing as t
 
 from gpushare.dra.claims import Claim, ClaimRefused, device_name
+from gpushare.dra.specifications import claim_of
+from gpushare.kubelet.dra import PodClaims
 from gpushare.node.cgroups import PodCgroups
 from gpushare.node.limit_enforcer import Enforcer
 from gpushare.node.limits import Target, Usage
 from gpushare.nvml.limits import Refusal
 from gpushare.shared._contracts import gpushare as contract
+
+log = logging.getLogger("gpushare.dra.limits")
 
 
 class FolderCgroups:
@@ -62,6 +70,19 @@ def by_pod(claims: t.Iterable[Claim]) -> dict[str, tuple[str, list[Claim]]]:
     return found
 
 
+def _users(key: str, claims: t.Iterable[Claim], listing: t.Iterable[PodClaims]) -> int:
+    """Return how many containers of a pod have claims by kubelet's list; 0 if it isn't listed with these."""
+    uids = {claim.uid for claim in claims}
+    return max(
+        (
+            one.containers
+            for one in listing
+            if f"{one.namespace}/{one.name}" == key and any(claim_of(name) in uids for name in one.cdi)
+        ),
+        default=0,
+    )
+
+
 class PodLimits:
     """The limits of the pods that have claims."""
 
@@ -90,9 +111,10 @@ class PodLimits:
         if problems and self._enforcer.mode == "required":
             raise ClaimRefused(contract.Reason.MEMORY_LIMIT_FAILED, f"claim {claim.key}: {problems[0]}")
 
-    def once(self) -> dict[str, Usage]:
+    def once(self, listing: t.Sequence[PodClaims]) -> dict[str, Usage]:
         """Read all limits, and correct those that differ.
 
+        :param listing: kubelet's; of a pod that isn't listed yet only the pod itself is limited.
         :returns: the claims and their memory by card (UUID).
         """
         cards, claims = self._cards(), self._claims()
@@ -105,9 +127,15 @@ class PodLimits:
             if uid not in folders:
                 continue
             self._hold(uid, key, its)
-            mib = mib_by_card(cards, its)
-            for folder in self._cgroups.containers(folders[uid]):
-                targets.append(Target(key, uid, os.path.basename(folder), folder, mib))
+            mib, users = mib_by_card(cards, its), _users(key, its, listing)
+            for folder in self._cgroups.containers(folders[uid]) if users else ():
+                if users == 1:
+                    targets.append(Target(key, uid, os.path.basename(folder), folder, mib))
+                    continue
+                try:
+                    self._enforcer.inherit(cards, folder)
+                except Refusal as refusal:
+                    log.warning("%s of pod %s may hold more than its part: %s", folder, key, refusal)
         promised = mib_by_card(cards, claims)
         self._enforcer.enforce(cards, described, targets, promised)
         counts = {card.uuid: sum(1 for claim in claims if device_name(card.uuid) in claim.mib()) for card in cards}

@@ -154,11 +154,15 @@ def plugin_info(driver: str, endpoint: str) -> t.Any:
 
 
 class PodClaims(t.NamedTuple):
-    """The CDI names that a pod's containers have of one driver; kubelet lists pods without their UID."""
+    """The CDI names that a pod's containers have of one driver, and the number of these containers.
+
+    kubelet lists pods without their UID, and no plain init containers.
+    """
 
     namespace: str
     name: str
     cdi: frozenset[str]
+    containers: int = 1
 
 
 class ClaimListing:
@@ -182,15 +186,18 @@ class ClaimListing:
             raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be read: {describe(error)}") from error
         except DecodeError as error:
             raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be decoded: {error}") from error
-        found = (PodClaims(pod.namespace, pod.name, frozenset(self._names(pod))) for pod in answer.pod_resources)
-        return [one for one in found if one.cdi]
+        found = []
+        for pod in answer.pod_resources:
+            by_container = [names for one in pod.containers if (names := frozenset(self._names(one)))]
+            if by_container:
+                found.append(PodClaims(pod.namespace, pod.name, frozenset().union(*by_container), len(by_container)))
+        return found
 
     def close(self) -> None:
         self._connection.close()
 
-    def _names(self, pod: t.Any) -> t.Iterator[str]:
-        for container in pod.containers:
-            for resource in container.dynamic_resources:
-                for part in resource.claim_resources:
-                    if part.driver_name == self._driver:
-                        yield from (device.name for device in part.cdi_devices)
+    def _names(self, container: t.Any) -> t.Iterator[str]:
+        for resource in container.dynamic_resources:
+            for part in resource.claim_resources:
+                if part.driver_name == self._driver:
+                    yield from (device.name for device in part.cdi_devices)

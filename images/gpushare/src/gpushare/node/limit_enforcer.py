@@ -350,6 +350,17 @@ class Enforcer:
             if not _equal(wanted, now):
                 self._hold(card, folder, wanted, now, f"{folder} can't be limited on card {card.index}")
 
+    def inherit(self, cards: t.Sequence[contract.Card], folder: str) -> None:
+        """Have the limit of the cgroup above hold for this one, too, instead of a limit of its own.
+
+        :param cards: of the node.
+        :raises Refusal: the driver refuses.
+        """
+        with self._lock:
+            limited = [card for card in cards if card.uuid in self._supported and self.mode != "off"]
+        for card in limited:
+            self._backend.set(card.uuid, folder, NONE)
+
     @property
     def suspicious(self) -> bool:
         """Return whether a card has memory of no container, so that it has to be compared again soon."""
