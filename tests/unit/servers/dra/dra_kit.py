@@ -6,6 +6,7 @@ The double of kubelet does what pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -267,6 +268,24 @@ class Kubelet:
             del self.claims[one.uid]
             self._prepared.discard(one.uid)
 
+    @contextlib.contextmanager
+    def watching(self) -> t.Iterator[list[dict[str, tuple[int, str]]]]:
+        """Follow the health of the newest plugin's devices: each answer's status and message by device."""
+        found: list[dict[str, tuple[int, str]]] = []
+        with wire.connect(self.endpoints[-1]) as channel:
+            stream = channel.unary_stream(
+                dra.WATCH.path, wire.encode, wire.decoder(dra.WATCH.response, dra.WATCH.classes)
+            )(b"")
+
+            def follow() -> None:
+                with contextlib.suppress(grpc.RpcError):
+                    for answer in stream:
+                        found.append({one.device.device_name: (one.health, one.message) for one in answer.devices})
+
+            threading.Thread(target=follow, daemon=True).start()
+            yield found
+            stream.cancel()
+
     def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         response = dra.CLASSES[dra.PODS.response]()
         for name, containers in list(self.pods.items()):
@@ -282,6 +301,16 @@ class Kubelet:
                         for cdi in device.cdi_device_ids:
                             part.cdi_devices.add(name=cdi)
         return response
+
+
+def tried(call: t.Callable[[], object]) -> bool:
+    """Return whether kubelet's call succeeds; it tries again otherwise."""
+    try:
+        call()
+    except Refused as refused:
+        assert "CardFull" not in str(refused), refused
+        return False
+    return True
 
 
 def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: t.Callable[[], str] = str) -> t.Any:

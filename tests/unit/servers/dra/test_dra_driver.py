@@ -11,7 +11,7 @@ import time
 import typing as t
 
 import pytest
-from dra_kit import DriverNode, Refused, ref, until
+from dra_kit import DriverNode, Refused, ref, tried, until
 from gpushare.dra import command
 from gpushare.kubelet import dra
 from gpushare.nvml.limits import MIB, Limit
@@ -155,8 +155,7 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
         node.kubelet.prepare(late)
     node.kubelet.stop()
     node.kubelet.start()
-    until(lambda: node.kubelet.endpoints)
-    assert node.kubelet.prepare(claim)
+    until(lambda: tried(lambda: node.kubelet.prepare(claim)))
     node.nvml.found = cards
     until(lambda: not any("taints" in one for one in node.devices()))
     assert node.kubelet.prepare(late)
@@ -164,6 +163,27 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
     node.nvml.problem = "NVIDIA's driver doesn't answer"
     until(lambda: ["taints" in one for one in node.devices()] == [True, True])
     until(lambda: node.page("/readyz") == (503, "NVIDIA's driver doesn't answer"))
+
+
+def test_kubelet_is_told_of_the_cards_health(node: DriverNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows that in the status of pods, so that no right to write Events is needed."""
+    monkeypatch.setattr(command, "HEALTH_SECONDS", 0.3)
+    with node.kubelet.watching() as seen_by_kubelet:
+        healthy = {FIRST.lower(): (1, ""), SECOND.lower(): (1, "")}
+        until(lambda: seen_by_kubelet[-1:] == [healthy])
+        # It is repeated, since kubelet forgets it.
+        until(lambda: len(seen_by_kubelet) > 3)
+        cards = list(node.nvml.found)
+        node.nvml.found = cards[:1]
+        lost = 2, f"CardLost: card 1 ({SECOND}) NVML doesn't answer for it"
+        until(lambda: seen_by_kubelet[-1] == {**healthy, SECOND.lower(): lost})
+        node.nvml.found = cards
+        until(lambda: seen_by_kubelet[-1] == healthy)
+    # The stream's end frees its thread: more streams than threads.
+    for _stream in range(20):
+        with node.kubelet.watching() as more:
+            until(lambda more=more: more)
+    assert node.kubelet.prepare(node.claim(1, (0, "1Gi")))
 
 
 def test_an_xid_taints_a_card_for_a_while(make: t.Callable[..., DriverNode]) -> None:
@@ -186,8 +206,7 @@ def test_a_driver_without_cards_withdraws_the_slices_of_the_one_before(make: t.C
     node.start()
     until(lambda: node.cluster.slices() and not node.devices())
     # kubelet can still unprepare.
-    until(lambda: node.kubelet.endpoints)
-    node.kubelet.unprepare(claim)
+    until(lambda: tried(lambda: node.kubelet.unprepare(claim)))
     assert driver is not node.driver
 
 
@@ -229,6 +248,7 @@ def test_kubelet_restarts_and_wipes_the_slices(node: DriverNode) -> None:
         until(lambda: node.kubelet.endpoints)
         until(lambda: len(node.devices()) == 2)
     # It appends the devices of each first call to its checkpoint.
+    until(lambda: tried(lambda: node.kubelet.prepare(claim)))
     assert set(node.kubelet.prepare(claim)) == set(first)
     until(lambda: node.metric("gpushare_plugin_registrations") == 4)
     assert node.kubelet.refusals == []
@@ -242,8 +262,8 @@ def test_sockets_that_are_removed_are_made_again(node: DriverNode) -> None:
         (path,) = folder.glob("*.sock")
         path.unlink()
         until(path.exists)
-        until(lambda: node.kubelet.endpoints)
-        assert node.kubelet.prepare(node.claim(number, (0, "1Gi")))
+        claim = node.claim(number, (0, "1Gi"))
+        until(lambda claim=claim: tried(lambda: node.kubelet.prepare(claim)))
 
 
 def test_a_second_process_waits_for_the_first(node: DriverNode, make: t.Callable[..., DriverNode]) -> None:
@@ -259,8 +279,8 @@ def test_a_second_process_waits_for_the_first(node: DriverNode, make: t.Callable
     registrations = node.kubelet.registrations
     first.stop()
     until(lambda: second.unready() is None)
-    assert node.kubelet.registrations == registrations + 1 and len(node.kubelet.endpoints) == 1
-    node.kubelet.unprepare(claim)
+    until(lambda: node.kubelet.registrations == registrations + 1 and len(node.kubelet.endpoints) == 1)
+    until(lambda: tried(lambda: node.kubelet.unprepare(claim)))
 
 
 def test_what_a_killed_process_left(make: t.Callable[..., DriverNode]) -> None:

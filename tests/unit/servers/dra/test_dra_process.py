@@ -21,7 +21,7 @@ from pathlib import Path
 import gpushare
 import pytest
 from dra_cluster import Cluster
-from dra_kit import CgroupTree, Kubelet, Refused, result, uid, until
+from dra_kit import CgroupTree, Kubelet, result, tried, uid, until
 from gpushare.dra.specifications import claim_of
 from gpushare.kubelet import dra
 from limit_fakes import R615
@@ -197,13 +197,3 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
     assert process.specifications() == set() and kubelet.claims == {}
     assert "Traceback" not in process.log
     assert len([one for one in process.log.splitlines() if '"claim prepared"' in one]) > 12, "it was no burst"
-
-
-def tried(call: t.Callable[[], object]) -> bool:
-    """Return whether kubelet's call succeeds; it tries again otherwise."""
-    try:
-        call()
-    except Refused as refused:
-        assert "CardFull" not in str(refused), refused
-        return False
-    return True

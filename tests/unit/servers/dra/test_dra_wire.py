@@ -51,7 +51,15 @@ def test_the_registration() -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["dra/v1", "pluginregistration/v1", "podresources/v1"])
+def test_the_health_of_devices() -> None:
+    found = wire.encode(dra.health([dra.DeviceHealth("p", "d", ""), dra.DeviceHealth("p", "e", "X: y")], 7))
+    good = field(1, field(1, b"p") + field(2, b"d")) + b"\x10\x01\x18\x07"
+    bad = field(1, field(1, b"p") + field(2, b"e")) + b"\x10\x02\x18\x07" + field(5, b"X: y")
+    assert found == field(1, good) + field(1, bad)
+    assert dra.WATCH.path == "/v1alpha1.DRAResourceHealth/NodeWatchResources"
+
+
+@pytest.mark.parametrize("path", ["dra/v1", "dra-health/v1alpha1", "pluginregistration/v1", "podresources/v1"])
 def test_the_tables_agree_with_the_published_files(path: str) -> None:
     """The kubelet module that the lab's kubelet is built of has them, where Go has fetched it."""
     try:
@@ -75,6 +83,6 @@ def test_the_tables_agree_with_the_published_files(path: str) -> None:
     ours = {(message, name): given for message, fields in dra.TABLE[package].items() for name, given in fields.items()}
     assert ours
     for key, (number, kind) in ours.items():
-        plain = re.sub(r"^(repeated|optional)", "", published[key][1])
+        plain = re.sub(r"^(repeated|optional)", "", published[key][1]).replace("HealthStatus", "int32")
         repeated = published[key][1].startswith("repeated")
         assert (number, kind) == (published[key][0], plain + "[]" * repeated), key

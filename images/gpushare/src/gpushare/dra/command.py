@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 import typing as t
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from gpushare.http.service import (
     termination_signals,
     text,
 )
-from gpushare.kubelet.dra import ClaimListing, PodClaims
+from gpushare.kubelet.dra import HEALTH_SECONDS, ClaimListing, DeviceHealth, PodClaims
 from gpushare.kubelet.plugin_sockets import PluginSockets
 from gpushare.kubelet.pod_resources import Unreadable
 from gpushare.node import flags
@@ -176,7 +177,12 @@ class Driver:
             self.enforcer, cgroups, lambda: self.inventory.cards, lambda: self.preparation.prepared()
         )
         self.sockets = PluginSockets(
-            DRIVER, options.kubelet_dir / "plugins_registry", self._folder, self.preparation, self.metrics.timed
+            DRIVER,
+            options.kubelet_dir / "plugins_registry",
+            self._folder,
+            self.preparation,
+            self._watch_health,
+            self.metrics.timed,
         )
         listing = options.kubelet_dir / "pod-resources" / "kubelet.sock"
         self.listing = ClaimListing(str(listing), DRIVER)
@@ -356,6 +362,28 @@ class Driver:
 
     def _is_alive(self, pod: Pod) -> bool:
         return self.limits.is_alive(pod.uid)
+
+    def _watch_health(self, is_wanted: t.Callable[[], bool]) -> t.Iterator[list[DeviceHealth]]:
+        """Yield the cards with their health for one of kubelet's streams."""
+        changed = self.inventory.changed
+        sent: tuple[contract.Card, ...] | None = None
+        while is_wanted() and not self._stop.is_set():
+            end = time.monotonic() + HEALTH_SECONDS
+            with changed:
+                while (now := self.inventory.cards) == sent and time.monotonic() < end:
+                    # Nobody notifies of the stream's end.
+                    changed.wait(1.0)
+                    if self._stop.is_set() or not is_wanted():
+                        return
+            sent = now
+            yield [
+                DeviceHealth(
+                    self.options.node,
+                    device_name(card.uuid),
+                    "" if card.healthy else f"{card.code}: card {card.index} ({card.uuid}) {card.reason}",
+                )
+                for card in now
+            ]
 
     def _injected(self, uuids: t.Sequence[str]) -> dict[str, str]:
         return dict(zip(uuids, self.injection.devices(uuids), strict=False))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gRPC and protobuf of kubelet's DRA plugin API (v1), of its plugin registration (v1), and of claims in PodResources.
+"""gRPC and protobuf of kubelet's DRA plugin API (v1), of devices' health (v1alpha1), of its plugin registration (v1),
+and of claims in PodResources.
 
 As in ``wire``, the messages are tables of fields. A field with presence (``share_id``) is one without it here: an empty
-string isn't sent in either case. Source: kubernetes v1.36.3, staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto,
-pluginregistration/v1/api.proto and podresources/v1/api.proto.
+string isn't sent in either case. An enumeration's value is a number. Source: kubernetes v1.36.3, the files api.proto of
+dra/v1, dra-health/v1alpha1, pluginregistration/v1 and podresources/v1 in staging/src/k8s.io/kubelet/pkg/apis.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from gpushare.shared._contracts.pod_resources import LIST, LIST_REQUEST
 
 # The type and the service by which a plugin registers.
 PLUGIN_TYPE, SERVICE = "DRAPlugin", "v1.DRAPlugin"
-_DRA, _REGISTRATION, _PODS = "k8s.io.kubelet.pkg.apis.dra.v1", "pluginregistration", "v1"
+_DRA, _HEALTH = "k8s.io.kubelet.pkg.apis.dra.v1", "v1alpha1"
+_REGISTRATION, _PODS = "pluginregistration", "v1"
+# The enumeration HealthStatus.
+HEALTHY, UNHEALTHY = 1, 2
+# kubelet takes a device's health for unknown if it isn't told for half a minute.
+HEALTH_SECONDS = 10.0
 
 TABLE: wire.Table = {
     _DRA: {
@@ -37,6 +43,17 @@ TABLE: wire.Table = {
         "NodeUnprepareResourcesRequest": {"claims": (1, "Claim[]")},
         "NodeUnprepareResourceResponse": {"error": (1, "string")},
         "NodeUnprepareResourcesResponse": {"claims": (1, "map<string,NodeUnprepareResourceResponse>")},
+    },
+    _HEALTH: {
+        "NodeWatchResourcesRequest": {},
+        "DeviceIdentifier": {"pool_name": (1, "string"), "device_name": (2, "string")},
+        "DeviceHealth": {
+            "device": (1, "DeviceIdentifier"),
+            "health": (2, "int32"),
+            "last_updated_time": (3, "int64"),
+            "message": (5, "string"),
+        },
+        "NodeWatchResourcesResponse": {"devices": (1, "DeviceHealth[]")},
     },
     _REGISTRATION: {
         "InfoRequest": {},
@@ -79,6 +96,9 @@ PREPARE = _method(
 UNPREPARE = _method(
     _DRA, "DRAPlugin", "NodeUnprepareResources", "NodeUnprepareResourcesRequest", "NodeUnprepareResourcesResponse"
 )
+WATCH = _method(
+    _HEALTH, "DRAResourceHealth", "NodeWatchResources", "NodeWatchResourcesRequest", "NodeWatchResourcesResponse"
+)._replace(stream=True)
 INFO = _method(_REGISTRATION, "Registration", "GetInfo", "InfoRequest", "PluginInfo")
 NOTIFY = _method(
     _REGISTRATION, "Registration", "NotifyRegistrationStatus", "RegistrationStatus", "RegistrationStatusResponse"
@@ -146,6 +166,31 @@ def unprepared(answers: t.Mapping[str, str]) -> t.Any:
     response = CLASSES[UNPREPARE.response]()
     for uid, error in answers.items():
         response.claims[uid].error = error
+    return response
+
+
+class DeviceHealth(t.NamedTuple):
+    """A device and its health.
+
+    :param problem: why it isn't given to pods; empty if it is.
+    """
+
+    pool: str
+    name: str
+    problem: str
+
+
+def health(devices: t.Iterable[DeviceHealth], now: int) -> t.Any:
+    """Return all devices with their health.
+
+    :param now: Unix time, in seconds.
+    """
+    response = CLASSES[WATCH.response]()
+    for one in devices:
+        added = response.devices.add(
+            health=UNHEALTHY if one.problem else HEALTHY, last_updated_time=now, message=one.problem
+        )
+        added.device.pool_name, added.device.device_name = one.pool, one.name
     return response
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 import typing as t
 import uuid
 from concurrent import futures
@@ -37,6 +38,10 @@ class Handler(t.Protocol):
     def unprepare(self, refs: t.Sequence[dra.ClaimRef]) -> t.Mapping[str, str]: ...
 
 
+# Yields all devices whenever the health of one changes, and now and then; ends when the argument is false.
+Watch = t.Callable[[t.Callable[[], bool]], t.Iterator[t.Sequence[dra.DeviceHealth]]]
+
+
 class PluginSockets:
     """Both sockets; ``step`` is called a few times a second by one thread.
 
@@ -49,17 +54,25 @@ class PluginSockets:
         registry: Path,
         folder: Path,
         handler: Handler,
+        watch: Watch,
         timed: t.Callable[[str], contextlib.AbstractContextManager[None]] = lambda call: contextlib.nullcontext(),
     ) -> None:
         """
         :param driver: the driver's name.
         :param registry: kubelet's folder plugins_registry.
         :param folder: of the driver's own socket.
+        :param handler: prepares and unprepares.
+        :param watch: of the devices' health, which kubelet shows in the status of pods that have them.
         :param timed: around each answer that kubelet waits for with a pod, with the call's name.
         """
-        self._driver, self._handler, self._timed = driver, handler, timed
+        self._driver, self._handler, self._watch, self._timed = driver, handler, watch, timed
         name = uuid.uuid4().hex[:8]
         self._registry_socket, self._own_socket = registry / f"{driver}-{name}.sock", folder / f"dra-{name}.sock"
+        prepare = wire.handlers({dra.PREPARE: self._prepare, dra.UNPREPARE: self._unprepare})
+        health = wire.handlers({dra.WATCH: self._health})
+        register = wire.handlers({dra.INFO: self._info, dra.NOTIFY: self._notified})
+        # The own socket is there when kubelet is told of it.
+        self._handlers = {self._own_socket: (prepare, health), self._registry_socket: (register,)}
         self._servers: dict[Path, grpc.Server] = {}
         self._registered = False
         self._error: str | None = None
@@ -72,16 +85,13 @@ class PluginSockets:
 
     def step(self) -> None:
         """Serve, and serve again if a socket is gone."""
-        for path, methods in (
-            (self._own_socket, {dra.PREPARE: self._prepare, dra.UNPREPARE: self._unprepare}),
-            (self._registry_socket, {dra.INFO: self._info, dra.NOTIFY: self._notified}),
-        ):
+        for path, handlers in self._handlers.items():
             if path in self._servers and path.is_socket():
                 continue
             if path in self._servers:
                 log.warning("socket %s is gone; creating it again", path)
                 self._close(path)
-            if not self._serve(path, wire.handlers(methods)):
+            if not self._serve(path, handlers):
                 return
         self._sweep()
 
@@ -93,12 +103,12 @@ class PluginSockets:
         for path in (self._registry_socket, self._own_socket):
             self._close(path)
 
-    def _serve(self, path: Path, handler: grpc.GenericRpcHandler) -> bool:
+    def _serve(self, path: Path, handlers: t.Sequence[grpc.GenericRpcHandler]) -> bool:
         pool = futures.ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="kubelet")
         server = grpc.server(pool, options=wire.UNLIMITED)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            server.add_generic_rpc_handlers((handler,))
+            server.add_generic_rpc_handlers(handlers)
             server.add_insecure_port(f"unix:{path}")
             server.start()
         except (OSError, RuntimeError) as error:
@@ -137,6 +147,10 @@ class PluginSockets:
     def _unprepare(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         with self._timed("unprepare"):
             return dra.unprepared(self._handler.unprepare(dra.claims(request)))
+
+    def _health(self, request: t.Any, context: grpc.ServicerContext) -> t.Iterator[t.Any]:
+        for devices in self._watch(context.is_active):
+            yield dra.health(devices, int(time.time()))
 
     def _notified(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
         if request.plugin_registered:

@@ -132,17 +132,20 @@ def message(name: str) -> t.Any:
 
 
 class Method(t.NamedTuple):
-    """One remote procedure: its path, the messages that go in and out, and the classes of these."""
+    """One remote procedure: its path, the messages in and out, their classes, and whether it has many answers."""
 
     path: str
     request: str
     response: str
     classes: Messages = _CLASSES
+    stream: bool = False
 
 
 REGISTER = Method("/v1beta1.Registration/Register", "v1beta1.RegisterRequest", "v1beta1.Empty")
 OPTIONS = Method("/v1beta1.DevicePlugin/GetDevicePluginOptions", "v1beta1.Empty", "v1beta1.DevicePluginOptions")
-LIST_AND_WATCH = Method("/v1beta1.DevicePlugin/ListAndWatch", "v1beta1.Empty", "v1beta1.ListAndWatchResponse")
+LIST_AND_WATCH = Method(
+    "/v1beta1.DevicePlugin/ListAndWatch", "v1beta1.Empty", "v1beta1.ListAndWatchResponse", stream=True
+)
 PREFERRED = Method(
     "/v1beta1.DevicePlugin/GetPreferredAllocation",
     "v1beta1.PreferredAllocationRequest",
@@ -246,12 +249,12 @@ class Connection:
 
 
 def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext], t.Any]]) -> grpc.GenericRpcHandler:
-    """Create the handlers of one service; LIST_AND_WATCH has a generator function."""
+    """Create the handlers of one service; a method with many answers has a generator function."""
     found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
     service = ""
     for method, function in methods.items():
         _root, service, name = method.path.split("/")
-        make = grpc.unary_stream_rpc_method_handler if method is LIST_AND_WATCH else grpc.unary_unary_rpc_method_handler
+        make = grpc.unary_stream_rpc_method_handler if method.stream else grpc.unary_unary_rpc_method_handler
         found[name] = make(
             function, request_deserializer=decoder(method.request, method.classes), response_serializer=encode
         )
