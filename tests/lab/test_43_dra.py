@@ -245,7 +245,7 @@ def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str) -> None:
 
 
 def test_the_specifications_are_gone(lab: Lab, space: str) -> None:
-    """As after a restart of the machine, where /var/run is empty: they are written again for the pods that are there."""
+    """As after a restart of the machine, where /var/run is empty: they are written again for the pods there."""
     node = lab.gpu_nodes[0]
     wanted = claimed(lab, "restart", 2)
     wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}

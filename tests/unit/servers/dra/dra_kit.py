@@ -357,8 +357,9 @@ class DriverNode:
         self.limits = MiscDriver(driver, {one.uuid: one.memory_mib for one in self.nvml.found})
         self.limits.folders = EveryFolder()
         self.cdi = root / "cdi"
+        # The newest one; a test may have two.
         self.driver: Driver | None = None
-        self._kube: KubeApi | None = None
+        self._started: list[tuple[Driver, KubeApi]] = []
 
     def options(self, **more: t.Any) -> Options:
         return Options(
@@ -377,8 +378,9 @@ class DriverNode:
         )
 
     def start(self, **more: t.Any) -> Driver:
-        self._kube = connect(self.cluster.server.url, str(self.cluster.account))
-        self.driver = Driver(self.options(**more), self._kube, self.nvml, self.limits, CollectorRegistry(), (0.05, 0.2))
+        kube = connect(self.cluster.server.url, str(self.cluster.account))
+        self.driver = Driver(self.options(**more), kube, self.nvml, self.limits, CollectorRegistry(), (0.05, 0.2))
+        self._started.append((self.driver, kube))
         self.driver.start()
         return self.driver
 
@@ -390,12 +392,10 @@ class DriverNode:
         return driver
 
     def stop(self) -> None:
-        if self.driver is not None:
-            self.driver.stop()
-            self.driver = None
-        if self._kube is not None:
-            self._kube.close()
-            self._kube = None
+        for driver, kube in self._started:
+            driver.stop()
+            kube.close()
+        self._started = []
 
     def down(self) -> None:
         self.stop()

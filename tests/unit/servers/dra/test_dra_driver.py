@@ -165,6 +165,27 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
     until(lambda: node.page("/readyz") == (503, "NVIDIA's driver doesn't answer"))
 
 
+def test_a_card_that_is_lost_while_the_driver_is_away(make: t.Callable[..., DriverNode]) -> None:
+    node = make(seen(0), seen(1), seen(2))
+    node.up()
+    claim = node.claim(1, (0, "4Gi"))
+    node.kubelet.prepare(claim)
+    node.stop()
+    # NVML numbers those that are left.
+    node.nvml.found = [dataclasses.replace(seen(2), index=0)]
+    node.start()
+    names = [seen(0).uuid.lower(), seen(2).uuid.lower()]
+    until(lambda: [one["name"] for one in node.devices()] == names)
+    first, last = node.devices()
+    assert [taint["value"] for taint in first["taints"]] == ["CardLost"] and "taints" not in last
+    assert [one["attributes"]["index"]["int"] for one in (first, last)] == [0, 2]
+    # Nobody has a part of it any more.
+    until(lambda: tried(lambda: node.kubelet.unprepare(claim)))
+    node.stop()
+    node.start()
+    until(lambda: [one["name"] for one in node.devices()] == names[1:])
+
+
 def test_kubelet_is_told_of_the_cards_health(node: DriverNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows that in the status of pods, so that no right to write Events is needed."""
     monkeypatch.setattr(command, "HEALTH_SECONDS", 0.3)

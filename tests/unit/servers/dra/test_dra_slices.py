@@ -217,6 +217,21 @@ def test_a_taint_keeps_its_time_and_goes_when_the_card_is_back() -> None:
     assert all("taints" not in each for one in api.found.values() for each in one["spec"]["devices"])
 
 
+def test_the_cards_are_read_from_the_slices_again() -> None:
+    api = Api()
+    found = [card(0, 16), card(3, 1), card(1, 8)]
+    settle(api, slices.devices(found, "GiB", slices.Facts()))
+    recalled = slices.announced_cards(api.found.values(), "GiB")
+    assert [(one.index, one.uuid, one.units, one.model) for one in recalled] == [
+        (one.index, one.uuid, one.units, one.model) for one in sorted(found, key=lambda one: one.index)
+    ]
+    foreign: list[t.Any] = [
+        {},
+        {"spec": {"devices": [{"name": "x"}, {"name": "", "attributes": {"index": {"int": -1}}}]}},
+    ]
+    assert slices.announced_cards(foreign, "GiB") == []
+
+
 def test_a_node_that_was_made_again_owns_its_slices() -> None:
     api = Api()
     generation = settle(api, names(1))

@@ -20,7 +20,7 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")
 
 
 class Code(enum.StrEnum):
-    """Why a claim isn't prepared; docs/gpushare.md explains each."""
+    """Why a claim isn't prepared; docs/dra-driver.md explains each."""
 
     INVALID_REQUEST = "InvalidRequest"
     API_ERROR = "KubernetesAPIError"

@@ -73,6 +73,8 @@ LIMIT_SECONDS = 30.0
 # A container's cgroup appears within seconds after its claim is prepared.
 PREPARED_SECONDS = 3.0
 LISTING_SECONDS = 15.0
+# Without the API's answer after this time, the cards are numbered in NVML's order.
+SYNC_SECONDS = 5.0
 # Between two refreshes that are caused by errors of cards.
 REFRESH_PAUSE_SECONDS = 0.2
 
@@ -156,6 +158,9 @@ class Driver:
         self._roots: dict[str, str] = {}
         self._folder = options.kubelet_dir / "plugins" / DRIVER
         self._lock_file: t.IO[str] | None = None
+        self._started = 0.0
+        # Whether the cards of the process before are restored, and whether kubelet's list can't be read.
+        self._recalled = self._unlisted = False
         self._problem: str | None = "the prepared claims haven't been read yet"
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
@@ -217,6 +222,7 @@ class Driver:
         :raises OSError: the socket or the address of the metrics can't be bound.
         """
         start_all(self.servers)
+        self._started = time.monotonic()
         self.publisher.mirror.start()
         for name, work, pause in (
             ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.query_seconds / 2)),
@@ -251,8 +257,8 @@ class Driver:
         """Return why the driver isn't ready; None if it is."""
         return (
             self.workers.stuck()
-            or self.inventory.reason
             or self._problem
+            or self.inventory.reason
             or self.sockets.reason
             or self.publisher.reason
         )
@@ -270,6 +276,8 @@ class Driver:
         self.enforcer.probe(cards)
 
     def _refresh_cards(self) -> None:
+        if not self._recalled and not self._recall():
+            return
         self.inventory.refresh()
         cards = self.inventory.cards
         self.publisher.publish(slices.devices(cards, self.options.unit, self._facts(cards)))
@@ -277,6 +285,22 @@ class Driver:
         self._count()
         self.injection.report([card.uuid for card in cards])
         self.inventory.watch(self.options.query_seconds, self._stop)
+
+    def _recall(self) -> bool:
+        """Restore the cards that the process before announced; return false while that can't be done yet.
+
+        A card keeps its index, and one that is lost stays, with its taint, while a claim has a part of it.
+        """
+        mirror, is_late = self.publisher.mirror, time.monotonic() - self._started > SYNC_SECONDS
+        if not self.preparation.restored or not (mirror.synced or is_late):
+            return False
+        if not mirror.synced:
+            log.warning("the node's slices can't be read from the API; the cards are numbered in NVML's order")
+        cards = slices.announced_cards(mirror.items(), self.options.unit)
+        held = mib_by_card(cards, self.preparation.prepared())
+        self.inventory.restore(cards, {card.index for card in cards if card.uuid in held})
+        self._recalled = True
+        return True
 
     def _facts(self, cards: t.Sequence[contract.Card]) -> slices.Facts:
         try:
@@ -355,10 +379,14 @@ class Driver:
 
     def _listing(self) -> list[PodClaims] | None:
         try:
-            return self.listing.list()
+            found = self.listing.list()
         except Unreadable as error:
-            log.warning("%s; claims aren't compared with it now", error)
+            if not self._unlisted:
+                log.warning("%s; claims aren't compared with it now", error)
+            self._unlisted = True
             return None
+        self._unlisted = False
+        return found
 
     def _is_alive(self, pod: Pod) -> bool:
         return self.limits.is_alive(pod.uid)

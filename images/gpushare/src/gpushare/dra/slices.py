@@ -98,6 +98,25 @@ def devices(cards: t.Iterable[contract.Card], unit: str, facts: Facts) -> list[J
     return [device(card, unit, facts) for card in sorted(cards, key=lambda card: card.index) if card.units > 0]
 
 
+def announced_cards(current: t.Iterable[JsonObject], unit: str) -> list[contract.Card]:
+    """Return the cards in the node's slices, as far as these tell; devices that aren't as ours are left out.
+
+    :param current: the slices in the API.
+    :param unit: of the cluster's shares, GiB or MiB.
+    """
+    found: dict[int, contract.Card] = {}
+    for one in current:
+        for each in (one.get("spec") or {}).get("devices") or []:
+            attributes, capacity = each.get("attributes") or {}, (each.get("capacity") or {}).get(MEMORY) or {}
+            uuid = str((attributes.get("uuid") or {}).get("string", ""))
+            index = (attributes.get("index") or {}).get("int")
+            mib = contract.quantity(capacity.get("value")) >> 20
+            if device_name(uuid) == each.get("name") and isinstance(index, int) and index >= 0:
+                model = str((attributes.get("model") or {}).get("string", ""))
+                found[index] = contract.Card(index, uuid, 0, mib, contract.units_of(mib, unit), model=model)
+    return [found[index] for index in sorted(found)]
+
+
 def slice_name(node: str, number: int) -> str:
     """Return the name of a node's slice, which sorts by its number."""
     ending = f"-{DRIVER}-{number:04d}"
