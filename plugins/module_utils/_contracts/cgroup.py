@@ -86,6 +86,15 @@ def container_id(name: str) -> str:
     return found.group("id") if known else ""
 
 
+def pod_uid(name: str) -> str:
+    """Return the UID in the name of a cgroup's directory; empty if it isn't that of a pod, or of a static one.
+
+    :param name: the last element of a cgroup's path.
+    """
+    found = _POD.search(f"/{name}")
+    return found.group("uid").replace("_", "-") if found and found.end() == len(name) + 1 and not found["hash"] else ""
+
+
 def _paths(text: str) -> list[str]:
     """Return the cgroup paths, most reliable hierarchy first."""
     ranked: list[tuple[int, str]] = []

@@ -8,8 +8,8 @@ import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from gpushare.extender import command as extender_command
+from gpushare.node import limits
 from gpushare.plugin import command as plugin_command
-from gpushare.plugin import limits
 from gpushare_objects import DEFAULTS, rendered
 from role_templates import one
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gpushare.kubelet import wire
 
-MESSAGES = wire.message_classes(
+MESSAGES = wire.Messages(
     {
         "v1": {
             "ContainerDevices": {"resource_name": (1, "string"), "device_ids": (2, "string[]")},

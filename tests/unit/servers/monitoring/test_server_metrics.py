@@ -12,7 +12,7 @@ from gpushare.api.metrics import MeasuredKube
 from gpushare.extender.metrics import Page, Work, cards_text
 from gpushare.extender.state import NodeRow, State
 from gpushare.http.service import Request
-from gpushare.plugin.limits import Usage
+from gpushare.node.limits import Usage
 from gpushare.plugin.metrics import Metrics
 from gpushare.shared._contracts.gpushare import Card
 from hypothesis import given

@@ -21,8 +21,8 @@ import typing as t
 from pathlib import Path
 
 from gpushare.kubelet.pod_resources import Entry
+from gpushare.node.cgroups import NodeCgroups
 from gpushare.nvml.limits import NvidiaLimits
-from gpushare.plugin.cgroups import NodeCgroups
 from gpushare.plugin.leftovers import ENDING_SECONDS, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.shared._contracts import gpushare as contract

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from gpushare.kubelet.errors import InvalidIds
-from gpushare.plugin import injection
+from gpushare.node import injection
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
 from gpushare.shared._core.types import JsonObject

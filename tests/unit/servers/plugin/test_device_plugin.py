@@ -437,8 +437,8 @@ def test_without_the_api_a_plugin_is_alive(
         for name in ("get", "post", "patch"):
             monkeypatch.setattr(node.kube, name, lambda *_given: resume.wait(60) and {})
     began = time.monotonic()
-    until(lambda: all(when > began for when in node.running._last_active.values()), 20, "each thread works")
-    assert node.running._last_active and node.page("/healthz") == (200, "ok")
+    until(lambda: all(when > began for when in node.running.workers.last_active.values()), 20, "each thread works")
+    assert node.running.workers.last_active and node.page("/healthz") == (200, "ok")
     resume.set()
 
 

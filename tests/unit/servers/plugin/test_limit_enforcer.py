@@ -9,10 +9,11 @@ import typing as t
 
 import pytest
 from gpushare.kubelet.pod_resources import Entry
+from gpushare.node.limit_enforcer import BLOCKED, CLOSED_SECONDS
+from gpushare.node.limits import Usage
 from gpushare.nvml.limits import MIB, UNLIMITED, Limit
 from gpushare.plugin.leftovers import Holder
-from gpushare.plugin.limit_enforcer import BLOCKED, CLOSED_SECONDS, LimitEnforcer
-from gpushare.plugin.limits import Usage
+from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from hypothesis import given

@@ -12,9 +12,9 @@ import pytest
 import role_templates
 from fake_clock import FakeClock
 from gpushare.api.client import Kube, KubeError, connect
+from gpushare.node.limits import Violation
 from gpushare.nvml.limits import MIB, Limit
 from gpushare.plugin.evictions import LASTING_SECONDS, MIRROR, RETRY_SECONDS, Evictions
-from gpushare.plugin.limits import Violation
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
 from gpushare.shared._core.types import JsonObject
@@ -85,7 +85,7 @@ def test_memory_of_no_share_is_shown_at_once_where_memory_is_not_limited(
     make: t.Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state of the node is ``off`` before and after."""
-    monkeypatch.setattr("gpushare.plugin.limit_enforcer.UNACCOUNTED_SECONDS", 0.0)
+    monkeypatch.setattr("gpushare.node.limit_enforcer.UNACCOUNTED_SECONDS", 0.0)
     for name in ("LIMIT_SECONDS", "SUSPICIOUS_SECONDS"):
         monkeypatch.setattr(f"gpushare.plugin.command.{name}", 0.2)
     node = make()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from gpushare.kubelet.pod_resources import Entry
-from gpushare.plugin import cgroups as cgroups_module
+from gpushare.node import cgroups as cgroups_module
+from gpushare.node import limits as node_limits
+from gpushare.node.cgroups import NodeCgroups
 from gpushare.plugin import limits
-from gpushare.plugin.cgroups import NodeCgroups
 from gpushare.shared._contracts import gpushare as contract
 from limit_fakes import CARDS, FIRST, SECOND, entry, identifier, ids, pod
 
@@ -117,23 +118,26 @@ def test_only_running_containers_are_kept_of_a_status() -> None:
 
 
 def test_the_toolkits_variables() -> None:
-    assert limits.environment({FIRST: 3072}) == {"NVIDIA_GPU_MEMORY_LIMIT": "3072", "NVIDIA_GPU_MEMORY_REQUEST": "0"}
-    assert limits.environment({}) == {}
+    assert node_limits.environment({FIRST: 3072}) == {
+        "NVIDIA_GPU_MEMORY_LIMIT": "3072",
+        "NVIDIA_GPU_MEMORY_REQUEST": "0",
+    }
+    assert node_limits.environment({}) == {}
     # The toolkit sets one value on all cards; a lower one would take units from the pod.
-    assert limits.environment({FIRST: 2048, SECOND: 1024})["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
+    assert node_limits.environment({FIRST: 2048, SECOND: 1024})["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
 
 
 def test_drivers_with_and_without_limits() -> None:
-    assert {limits.driver_problem(version) for version in ("615.71.09", "615.0", "700.10.01")} == {None}
+    assert {node_limits.driver_problem(version) for version in ("615.71.09", "615.0", "700.10.01")} == {None}
     for version in ("610.57.04", "", "unknown", "6150"):
-        assert f"{version or 'unknown'}, and limits need 615" in (limits.driver_problem(version) or "")
+        assert f"{version or 'unknown'}, and limits need 615" in (node_limits.driver_problem(version) or "")
 
 
 def test_the_nodes_message() -> None:
-    assert limits.state("off", ["x"]) == contract.LIMIT_OFF
-    assert limits.state("auto", []) == contract.LIMIT_ENFORCED
-    assert limits.state("auto", ["the driver is old"]) == "unenforced: the driver is old"
-    assert limits.state("required", ["one isn't held", "b", "c"]) == "unenforced: one isn't held (and 2 more)"
+    assert node_limits.state("off", ["x"]) == contract.LIMIT_OFF
+    assert node_limits.state("auto", []) == contract.LIMIT_ENFORCED
+    assert node_limits.state("auto", ["the driver is old"]) == "unenforced: the driver is old"
+    assert node_limits.state("required", ["one isn't held", "b", "c"]) == "unenforced: one isn't held (and 2 more)"
 
 
 # --------------------------------------------------------------------------- the tree of cgroups
@@ -267,7 +271,7 @@ def test_the_modules_are_found_without_nvidias_library() -> None:
     """The pure modules import without a driver and open nothing."""
     script = (
         "import sys; sys.modules['pynvml'] = None; "
-        "from gpushare.plugin import limit_enforcer; print(limit_enforcer.BLOCKED.hard)"
+        "from gpushare.node import limit_enforcer; print(limit_enforcer.BLOCKED.hard)"
     )
     source = str(Path(limits.__file__).resolve().parents[2])
     done = subprocess.run(

@@ -11,7 +11,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from gpushare.plugin import limits
+from gpushare.node import limits
 from limit_fakes import FIRST, R580, R615
 from test_limits_real import CARD_LINES, HERE, hook, namespaces
 
@@ -19,7 +19,7 @@ from test_limits_real import CARD_LINES, HERE, hook, namespaces
 ENFORCER = """
 import os, sys
 from gpushare.shared._contracts import gpushare as contract
-from gpushare.plugin.cgroups import NodeCgroups
+from gpushare.node.cgroups import NodeCgroups
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.nvml.limits import NvidiaLimits
 from limit_fakes import CARDS, FIRST, entry, ids, pod

@@ -54,7 +54,7 @@ def test_another_process_serves_the_plugins_metrics(make: t.Callable[..., Node],
             assert ask(port, "unknown")[0] == 401
             node.stop_plugin()
             until(lambda: ask(port, TOKEN)[0] == 503)
-            assert "the device plugin doesn't answer on" in ask(port, TOKEN)[1]
+            assert "gpushare-device-plugin doesn't answer on" in ask(port, TOKEN)[1]
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:

@@ -7,7 +7,8 @@ import typing as t
 
 import pytest
 from gpushare.api.client import KubeError
-from gpushare.plugin import cleanup, command, limits
+from gpushare.node import limits
+from gpushare.plugin import cleanup, command
 from gpushare.plugin.command import Options
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject

@@ -310,6 +310,11 @@ class Library(types.ModuleType):
     def nvmlDeviceGetMinorNumber(self, handle: t.Any) -> int:
         return self._number(handle) + 3
 
+    def nvmlDeviceGetPciInfo(self, handle: t.Any) -> t.Any:
+        if (number := self._number(handle)) == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return types.SimpleNamespace(domain=1, bus=0xC1, device=number)
+
     nvmlDeviceGetName = Mock(return_value="Card")
 
     def nvmlDeviceGetMemoryInfo(self, handle: t.Any, version: int = 0) -> t.Any:
@@ -380,7 +385,7 @@ def error(code: str) -> Exception:
 def test_nvml_cards(library: Library) -> None:
     driver = NvidiaMl()
     assert driver.cards() == [
-        NvmlCard(0, "GPU-0", 3, 16384, "Card", 3073),
+        NvmlCard(0, "GPU-0", 3, 16384, "Card", 3073, bus="0001:c1:00.0"),
         NvmlCard(1, "GPU-1", 4, 16384, "Card", 3073),
     ]
     driver.cards()

@@ -33,7 +33,7 @@ PAGE, PAGE_BESIDE = 200, 50
 AGAIN_SECONDS = 60.0
 # The API server's reason where its cache doesn't have the version that a list asks for.
 TOO_LARGE = "ResourceVersionTooLarge"
-CLUSTER_SCOPED = ("nodes",)
+CLUSTER_SCOPED = ("nodes", "resourceslices")
 T = TypeVar("T")
 
 log = logging.getLogger("gpushare.kube")

@@ -26,8 +26,8 @@ UNLIMITED: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
 )
 
-# Message -> field -> (number, type). A type is a scalar, another message of the same package, or map<string,string>;
-# [] behind it: repeated. Fields that we neither write nor read are left out; protobuf skips them.
+# Message -> field -> (number, type). A type is a scalar, another message of the same package, or a map<string,…> to one
+# of both; [] behind it: repeated. Fields that we neither write nor read are left out; protobuf skips them.
 Fields = t.Mapping[str, tuple[int, str]]
 Table = t.Mapping[str, t.Mapping[str, Fields]]
 _TABLE: Table = {
@@ -83,31 +83,35 @@ _SCALARS: t.Mapping[str, _FIELD.Type.ValueType] = {
 }
 
 
-def message_classes(table: Table) -> dict[str, t.Any]:
-    """Create the classes of a table's messages, by ``package.Message``, in a descriptor pool of their own."""
-    pool = descriptor_pool.DescriptorPool()
-    found: dict[str, t.Any] = {}
-    for package, messages in table.items():
-        file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-        for message_name, fields in messages.items():
-            message = file.message_type.add(name=message_name)
-            for field_name, (number, kind) in fields.items():
-                _add_field(package, message, field_name, number, kind)
-        pool.Add(file)
-        for message_name in messages:
-            full = f"{package}.{message_name}"
-            found[full] = message_factory.GetMessageClass(pool.FindMessageTypeByName(full))
-    return found
+class Messages:
+    """The classes of a table's messages, by ``package.Message``, in a descriptor pool of their own."""
+
+    def __init__(self, table: Table) -> None:
+        pool = descriptor_pool.DescriptorPool()
+        self._classes: dict[str, t.Any] = {}
+        for package, messages in table.items():
+            file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+            for message_name, fields in messages.items():
+                message = file.message_type.add(name=message_name)
+                for field_name, (number, kind) in fields.items():
+                    _add_field(package, message, field_name, number, kind)
+            pool.Add(file)
+            for message_name in messages:
+                full = f"{package}.{message_name}"
+                self._classes[full] = message_factory.GetMessageClass(pool.FindMessageTypeByName(full))
+
+    def __getitem__(self, name: str) -> t.Any:
+        return self._classes[name]
 
 
 def _add_field(package: str, message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: str) -> None:
     field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
-    if kind == "map<string,string>":
+    if kind.startswith("map<string,"):
         # On the wire a map is a repeated message of key (1) and value (2).
         entry = message.nested_type.add(name=name.title().replace("_", "") + "Entry")
         entry.options.map_entry = True
         _add_field(package, entry, "key", 1, "string")
-        _add_field(package, entry, "value", 2, "string")
+        _add_field(package, entry, "value", 2, kind.removeprefix("map<string,").removesuffix(">"))
         field.label = _FIELD.LABEL_REPEATED
         field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{message.name}.{entry.name}"
         return
@@ -119,7 +123,7 @@ def _add_field(package: str, message: descriptor_pb2.DescriptorProto, name: str,
         field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
 
 
-_CLASSES = message_classes(_TABLE)
+_CLASSES = Messages(_TABLE)
 
 
 def message(name: str) -> t.Any:
@@ -128,16 +132,20 @@ def message(name: str) -> t.Any:
 
 
 class Method(t.NamedTuple):
-    """One remote procedure: its path, and the messages that go in and out."""
+    """One remote procedure: its path, the messages in and out, their classes, and whether it has many answers."""
 
     path: str
     request: str
     response: str
+    classes: Messages = _CLASSES
+    stream: bool = False
 
 
 REGISTER = Method("/v1beta1.Registration/Register", "v1beta1.RegisterRequest", "v1beta1.Empty")
 OPTIONS = Method("/v1beta1.DevicePlugin/GetDevicePluginOptions", "v1beta1.Empty", "v1beta1.DevicePluginOptions")
-LIST_AND_WATCH = Method("/v1beta1.DevicePlugin/ListAndWatch", "v1beta1.Empty", "v1beta1.ListAndWatchResponse")
+LIST_AND_WATCH = Method(
+    "/v1beta1.DevicePlugin/ListAndWatch", "v1beta1.Empty", "v1beta1.ListAndWatchResponse", stream=True
+)
 PREFERRED = Method(
     "/v1beta1.DevicePlugin/GetPreferredAllocation",
     "v1beta1.PreferredAllocationRequest",
@@ -156,9 +164,9 @@ def encode(value: t.Any) -> bytes:
     return value if isinstance(value, bytes) else t.cast(bytes, value.SerializeToString())
 
 
-def decoder(name: str) -> t.Callable[[bytes], t.Any]:
+def decoder(name: str, classes: Messages = _CLASSES) -> t.Callable[[bytes], t.Any]:
     """Return the decoder of a message; an empty name leaves the bytes as they are."""
-    return t.cast(t.Callable[[bytes], t.Any], message(name).FromString) if name else bytes
+    return t.cast(t.Callable[[bytes], t.Any], classes[name].FromString) if name else bytes
 
 
 def connect(socket: str) -> grpc.Channel:
@@ -177,7 +185,7 @@ def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:
     """
     with connect(socket) as channel:
         stub = channel.unary_unary(
-            method.path, request_serializer=encode, response_deserializer=decoder(method.response)
+            method.path, request_serializer=encode, response_deserializer=decoder(method.response, method.classes)
         )
         return stub(request, timeout=timeout)
 
@@ -222,7 +230,7 @@ class Connection:
                     channel.unary_unary(
                         self._method.path,
                         request_serializer=encode,
-                        response_deserializer=decoder(self._method.response),
+                        response_deserializer=decoder(self._method.response, self._method.classes),
                     ),
                 )
             used = self._open
@@ -241,13 +249,15 @@ class Connection:
 
 
 def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext], t.Any]]) -> grpc.GenericRpcHandler:
-    """Create the handlers of one service; LIST_AND_WATCH has a generator function."""
+    """Create the handlers of one service; a method with many answers has a generator function."""
     found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
     service = ""
     for method, function in methods.items():
         _root, service, name = method.path.split("/")
-        make = grpc.unary_stream_rpc_method_handler if method is LIST_AND_WATCH else grpc.unary_unary_rpc_method_handler
-        found[name] = make(function, request_deserializer=decoder(method.request), response_serializer=encode)
+        make = grpc.unary_stream_rpc_method_handler if method.stream else grpc.unary_unary_rpc_method_handler
+        found[name] = make(
+            function, request_deserializer=decoder(method.request, method.classes), response_serializer=encode
+        )
     return grpc.method_handlers_generic_handler(service, found)
 
 

@@ -111,12 +111,21 @@ class Inventory:
     Cards that can't be announced to kubelet (too many units, a duplicate UUID) are withheld; ``reason`` has the cause.
     """
 
-    def __init__(self, nvml: Nvml, unit: str, health: Health | None = None, reserve_mib: int = 0) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        unit: str,
+        health: Health | None = None,
+        reserve_mib: int = 0,
+        check: t.Callable[[t.Sequence[contract.Card], str], None] = contract.check_device_list,
+    ) -> None:
         """Create it without cards.
 
         :param unit: of the cluster's shares, GiB or MiB.
         :param reserve_mib: what of each card isn't given to pods, besides the reserve of driver and firmware.
+        :param check: raises :class:`contract.ContractError` for cards that can't be announced in this unit.
         """
+        self._check = check
         self._nvml = nvml
         self._unit = unit
         self._reserve_mib = reserve_mib
@@ -127,6 +136,7 @@ class Inventory:
         self._held: frozenset[int] = frozenset()
         self._seen: tuple[contract.Card, ...] = ()
         self._used: dict[str, int] = {}
+        self._buses: dict[str, str] = {}
         self._cards: tuple[contract.Card, ...] = ()
         self._withheld: frozenset[str] = frozenset()
         self._reason: str | None = "the cards haven't been read yet"
@@ -166,6 +176,12 @@ class Inventory:
             return dict(self._used)
 
     @property
+    def buses(self) -> dict[str, str]:
+        """The PCI address of each card (UUID) that has answered a query."""
+        with self.changed:
+            return dict(self._buses)
+
+    @property
     def reason(self) -> str | None:
         """Return why the present cards can't be announced; None if they can."""
         with self.changed:
@@ -195,9 +211,11 @@ class Inventory:
         """Query NVML; true if the announced cards have changed."""
         problem: str | None = None
         used: dict[str, int] = {}
+        buses: dict[str, str] = {}
         try:
             answers = [self._with_reserve(one) for one in self._nvml.cards()]
             used = {one.uuid: one.used_mib for one in answers}
+            buses = {one.uuid: one.bus for one in answers}
             self._seen = merge(self._known_cards(answers), answers, self._unit, self.held_slots)
             if not self._seen:
                 problem = "NVIDIA's driver answers, but has no card"
@@ -208,10 +226,11 @@ class Inventory:
             self.on_refresh(able)
         with self.changed:
             self._used = used
+            self._buses |= buses
             self._no_cards_since = (self._no_cards_since or time.monotonic()) if problem else None
         announce: tuple[contract.Card, ...] | None = tuple(self._with_health(card) for card in self._seen)
         try:
-            contract.check_device_list(self._seen, self._unit)
+            self._check(self._seen, self._unit)
             if announce and not any(card.units for card in announce):
                 announce, problem = None, f"no card of this node holds one whole unit of 1 {self._unit}"
             elif announce and not problem and not any(card.healthy for card in announce):

@@ -40,6 +40,7 @@ class NvmlCard:
     :param used_mib: memory in use by any process, the driver's own included, MiB.
     :param reserved_mib: what driver and firmware keep of its memory, MiB; 0 if the driver doesn't report it.
     :param problem: why it can't be shared now; None if it can.
+    :param bus: its PCI address as ``0000:01:00.0``; empty if NVML doesn't tell.
     """
 
     index: int
@@ -50,6 +51,7 @@ class NvmlCard:
     used_mib: int = 0
     problem: Refusal | None = None
     reserved_mib: int = 0
+    bus: str = ""
 
 
 class Xid(t.NamedTuple):
@@ -149,6 +151,7 @@ class NvidiaMl:
                         used_mib=-(-int(memory.used) // MIB),
                         problem=self._problem_of(handle),
                         reserved_mib=self._reserved_mib(handle, int(memory.total)),
+                        bus=self._bus(handle),
                     )
                 )
                 handles[uuid] = handle
@@ -159,6 +162,11 @@ class NvidiaMl:
                 log.warning("card %d doesn't answer: %s", index, error)
         self._watch(handles)
         return found
+
+    def _bus(self, handle: t.Any) -> str:
+        pci = self._query_optional(self._library.nvmlDeviceGetPciInfo, handle)
+        # Every GPU is function 0 of its device.
+        return f"{int(pci.domain):04x}:{int(pci.bus):02x}:{int(pci.device):02x}.0" if pci is not None else ""
 
     def _reserved_mib(self, handle: t.Any, total: int) -> int:
         """Return the reserve of driver and firmware in MiB, which version 2 of the query has (R510 and newer).

@@ -9,8 +9,6 @@ import dataclasses
 import functools
 import gc
 import logging
-import os
-import re
 import signal
 import sys
 import threading
@@ -18,7 +16,6 @@ import time
 import typing as t
 from pathlib import Path
 
-import gpushare
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
 from gpushare.api.metrics import MeasuredKube
@@ -39,22 +36,23 @@ from gpushare.http.service import (
     termination_signals,
     text,
 )
-from gpushare.http.tls import metrics_tls
 from gpushare.kubelet.pod_resources import Entry, KubeletPodResources, Unreadable
 from gpushare.kubelet.server import DevicePlugin, Registration
+from gpushare.node import flags
+from gpushare.node.cgroups import Cgroups, NodeCgroups
+from gpushare.node.injection import AUTO, FOLDERS, Injection
+from gpushare.node.metrics_server import serve_metrics
+from gpushare.node.workers import NO_CARDS_SECONDS, Workers
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits
-from gpushare.plugin import cleanup, limits, pod_facts, steering
+from gpushare.plugin import cleanup, pod_facts, steering
 from gpushare.plugin.admission import Admission, trim_pod
-from gpushare.plugin.cgroups import Cgroups, NodeCgroups
 from gpushare.plugin.evictions import Evictions
-from gpushare.plugin.injection import AUTO, FOLDERS, MODES, Injection
 from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
-from gpushare.plugin.metrics_server import PluginPage
 from gpushare.plugin.reconcile import Reconciler, trim_node
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -76,10 +74,6 @@ LIMIT_SECONDS = 30.0
 LIMIT_PAUSE = 1.0
 # Memory of no share has to be seen in two passes, so the second one follows soon.
 SUSPICIOUS_SECONDS = 5.0
-# A thread without progress for so long hangs; only a new process helps.
-HANG_SECONDS = 120.0
-# A container gets the driver's files when it is created; for a driver installed later a new container is needed.
-NO_CARDS_SECONDS = 120.0
 
 # The plugin's own namespace, and one that tenants don't write to.
 EXEMPT = "gpushare-system,kube-system"
@@ -148,8 +142,6 @@ class Plugin:
         """
         self.options = options
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._last_active: dict[str, float] = {}
         self._started = 0.0
         self._restored = False
         self._last_pass: tuple[list[JsonObject], list[Entry]] | None = None
@@ -160,6 +152,7 @@ class Plugin:
         self._left_reported: set[Holder] = set()
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
+        self.workers = Workers(self._stop, self.metrics.failed)
         self.inventory = Inventory(
             nvml, options.unit, Health(options.xid_quiet, options.ignored_xids), options.reserve_mib
         )
@@ -244,8 +237,8 @@ class Plugin:
             ("kubelet", self._register, STEP_SECONDS),
             ("limits", self._enforce_limits, LIMIT_PAUSE),
         ):
-            self._thread(name, functools.partial(self._repeat, name, work, pause))
-        self._thread("reconcile", functools.partial(self.reconciler.run, self._stop))
+            self.workers.repeat(name, work, pause)
+        self.workers.run("reconcile", functools.partial(self.reconciler.run, self._stop))
 
     def stop(self) -> bool:
         """Stop all threads and remove the plugin's socket, within ``STOP_SECONDS``; running containers aren't affected.
@@ -256,7 +249,7 @@ class Plugin:
         self._pass_done.set()
         self.reconciler.wake()
         reading = [self.pods.stop, self.node.stop, self.events.stop]
-        working = [*(server.stop for server in self.servers), *(thread.join for thread in self._threads)]
+        working = [*(server.stop for server in self.servers), *self.workers.joins()]
         return stop_within(
             (STOP_SECONDS - 4, [*reading, *working]),
             (STOP_SECONDS, [self.registration.stop, self.podresources.close]),
@@ -264,7 +257,7 @@ class Plugin:
 
     def unready(self) -> str | None:
         """Return why the plugin isn't ready; None if it is."""
-        if (hanging := self._stuck_thread()) is not None:
+        if (hanging := self.workers.stuck()) is not None:
             return hanging
         if self.inventory.reason is not None:
             return self.inventory.reason
@@ -277,33 +270,9 @@ class Plugin:
                 return f"what is known of the {what} may be outdated, since {reason}"
         return self.reconciler.error
 
-    def _thread(self, name: str, work: t.Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _repeat(self, name: str, work: t.Callable[[], None], pause: float) -> None:
-        while not self._stop.is_set():
-            self._last_active[name] = time.monotonic()
-            try:
-                work()
-            except Exception:
-                # The next run may succeed; a thread that ended never would.
-                log.exception("unexpected failure of %s", name)
-                self.metrics.failed(name)
-                self._stop.wait(1.0)
-            self._stop.wait(pause)
-
-    def _stuck_thread(self) -> str | None:
-        now = time.monotonic()
-        for name, when in list(self._last_active.items()):
-            if now - when > HANG_SECONDS:
-                return f"{name}: no answer for {now - when:.0f} s"
-        return None
-
     def _healthz(self, _request: object) -> Response:
         """Report whether kubelet should restart this container."""
-        reason = self._stuck_thread()
+        reason = self.workers.stuck()
         if reason is None and (seconds := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
             reason = f"{self.inventory.reason}, for {seconds:.0f} s; a new container may see it"
         return text("ok") if reason is None else text(reason, 500)
@@ -424,40 +393,9 @@ class Plugin:
         self.reconciler.expect_allocation()
 
 
-# Type, default and help by name.
-FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
-    "node-name": (str, "", "this node's name in the API"),
-    "memory-unit": (str, "GiB", "GiB or MiB, the same in the whole cluster"),
-    "kubelet-dir": (str, "/var/lib/kubelet", "kubelet's folder; device-plugins/ and pod-resources/ are in it"),
-    "status-socket": (
-        str,
-        "",
-        "path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none",
-    ),
-    "metrics-address": (
-        str,
-        "",
-        "where those read /metrics, and nothing else, whose token the API server allows it; unset: nowhere",
-    ),
-    "metrics-port": (int, str(METRICS_PORT), "its port"),
-    "metrics-tls-cert": (str, "", "its certificate chain, in PEM"),
-    "metrics-tls-key": (str, "", "its private key"),
+# Beside those that the servers of a node have in common.
+FLAGS: flags.Flags = {
     "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
-    "query-interval": (float, "5", "seconds after which the cards are queried again"),
-    "reserved-memory": (int, "0", "MiB of each card that pods aren't given, besides those of driver and firmware"),
-    "xid-quiet": (float, "300", "seconds without a further error after which a card is given to pods again"),
-    "ignore-xids": (
-        str,
-        "",
-        "XID errors that don't concern the card, besides those of applications; numbers with commas",
-    ),
-    "device-injection": (
-        str,
-        AUTO,
-        "how containers get their cards: cdi, envvar, or auto for cdi if kubelet and runtime can",
-    ),
-    "cdi-folders": (str, ",".join(map(str, FOLDERS)), "folders of CDI specifications, with commas; the last one wins"),
-    "memory-limit": (str, "auto", "whether the driver limits containers to their shares: auto, required or off"),
     "memory-limit-violation": (
         str,
         "report",
@@ -469,68 +407,21 @@ FLAGS: t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]] = {
         "namespaces, with commas, whose pods without a share aren't limited, as NVIDIA's own mustn't be, and whose "
         "privileged pods aren't reported",
     ),
-    "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
-    "log-format": (str, "text", "text or json"),
-    "log-level": (str, "info", "debug, info, warning or error"),
-    "api-server": (str, "", "URL; unset: the cluster's own"),
-    "service-account": (str, "", "folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod"),
 }
 
 
 def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; missing options come from the environment, then from the defaults."""
-    parser = argparse.ArgumentParser(prog=COMPONENT, description=__doc__)
-    for name, (kind, default, help_text) in FLAGS.items():
-        # The environment's values are strings, which argparse converts as those of the command line.
-        variable = "NODE_NAME" if name == "node-name" else "GPUSHARE_" + name.upper().replace("-", "_")
-        parser.add_argument(f"--{name}", type=kind, default=os.environ.get(variable, default), help=help_text)
+    parser = flags.parser(COMPONENT, __doc__, METRICS_PORT, FLAGS)
     parser.add_argument(
         "--cleanup",
         action="store_true",
         help="remove the plugin's annotations, resources and limits from this node, and exit; the plugin must not run",
     )
-    parser.add_argument(
-        "--serve-metrics",
-        action="store_true",
-        help="only serve the metrics of the plugin that has --status-socket, at --metrics-address",
-    )
-    parser.add_argument("--version", action="version", version=gpushare.__version__)
     options = parser.parse_args(arguments)
-    # argparse's choices don't check defaults, which come from the environment.
-    for name, allowed in (
-        ("memory_unit", tuple(contract.MIB_PER_UNIT)),
-        ("device_injection", MODES),
-        ("memory_limit", limits.MODES),
-        ("memory_limit_violation", ("report", "evict")),
-        ("log_format", ("text", "json")),
-        ("log_level", ("debug", "info", "warning", "error")),
-    ):
-        if getattr(options, name) not in allowed:
-            flag = "--" + name.replace("_", "-")
-            parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
-    if not options.node_name:
-        parser.error("--node-name or the environment variable NODE_NAME must name this node")
-    if not 0 <= options.metrics_port <= 65535:
-        parser.error(f"--metrics-port: {options.metrics_port} is no port")
-    where = options.metrics_address
-    try:
-        tls = metrics_tls(where, options.metrics_tls_cert, options.metrics_tls_key)
-    except ValueError as error:
-        parser.error(str(error))
-    options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
-    if options.serve_metrics and not (options.metrics and options.status_socket):
-        parser.error("--serve-metrics needs --metrics-address and --status-socket")
-    if options.reserved_memory < 0:
-        parser.error(f"--reserved-memory: {options.reserved_memory} MiB isn't an amount of memory")
-    for name, least, most in (("resync", 1, 3600), ("query_interval", 0.1, 60), ("xid_quiet", 1, 10**9)):
-        if not least <= getattr(options, name) <= most:
-            flag = "--" + name.replace("_", "-")
-            parser.error(f"{flag}: {getattr(options, name):g} isn't between {least:g} and {most:g} seconds")
-    if not re.fullmatch(r"([0-9]{1,9}(,[0-9]{1,9})*)?", options.ignore_xids):
-        parser.error(f"--ignore-xids: {options.ignore_xids!r} is no list of numbers, separated by commas")
-    folders = options.cdi_folders.split(",")
-    if not all(one.startswith("/") for one in folders):
-        parser.error(f"--cdi-folders: {options.cdi_folders!r} is no list of absolute paths, separated by commas")
+    flags.check(parser, options)
+    flags.check_choice(parser, options, "memory-limit-violation", ("report", "evict"))
+    flags.check_seconds(parser, options, "resync", 1, 3600)
     return options
 
 
@@ -557,24 +448,6 @@ def clean(options: Options, kube: Kube, nvml: Nvml, limit_backend: LimitBackend,
         log.error("%s", error)
         return 1
     return 0
-
-
-def serve_metrics(endpoint: Endpoint, status_socket: str, kube: Kube) -> int:
-    """Run ``--serve-metrics``.
-
-    :returns: the exit status.
-    """
-    signals = termination_signals()
-    service = metrics_service(f"{COMPONENT}-metrics", endpoint, PluginPage(status_socket), Reviews(kube))
-    try:
-        start_all([service])
-    except OSError as error:
-        log.error("can't serve: %s", error)
-        return 1
-    log.info("started", extra={"data": {"metrics": service.port}})
-    signal.sigwait(signals)
-    log.info("stopping")
-    return end_process(stop_within((STOP_SECONDS, [service.stop])))
 
 
 def main(arguments: t.Sequence[str] | None = None) -> int:
@@ -604,7 +477,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return 1
     if given.serve_metrics:
-        return serve_metrics(given.metrics, given.status_socket, kube)
+        return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
     if given.cleanup:
         return clean(options, kube, NvidiaMl(), NvidiaLimits())
     sys.setswitchinterval(SWITCH_SECONDS)

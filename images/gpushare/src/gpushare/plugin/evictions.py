@@ -13,7 +13,7 @@ import typing as t
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.api.evictions import evict, refused_by_budget
-from gpushare.plugin.limits import Violation
+from gpushare.node.limits import Violation
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 

@@ -18,8 +18,8 @@ import time
 import typing as t
 
 from gpushare.kubelet.pod_resources import Entry, by_pod
+from gpushare.node.cgroups import Cgroups
 from gpushare.plugin import limits, pod_facts, steering
-from gpushare.plugin.cgroups import Cgroups
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 

@@ -35,7 +35,9 @@ KUBELET_SINCE = (1, 31)
 RUNTIME_SINCE: t.Mapping[str, tuple[int, int]] = {"containerd": (2, 0), "cri-o": (1, 28)}
 
 _Loader: t.Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-Signature = tuple[tuple[str, int, int, int], ...]
+# A file's path, inode, time and size.
+FileState = tuple[str, int, int, int]
+Signature = tuple[FileState, ...]
 
 
 # --------------------------------------------------------------------------- pure
@@ -55,7 +57,7 @@ def version(text: str) -> tuple[int, int] | None:
 def obstacle(node: JsonObject) -> str:
     """Return why this node's kubelet or container runtime doesn't support CDI names; empty if both do.
 
-    :param node: as :func:`gpushare.plugin.reconcile.trim_node` returns it.
+    :param node: its object in the API, with the status.
     """
     info = (node.get("status") or {}).get("nodeInfo") or {}
     kubelet, runtime = str(info.get("kubeletVersion", "")), str(info.get("containerRuntimeVersion", ""))
@@ -133,15 +135,26 @@ def _read(path: Path) -> set[str]:
 
 
 class Injection:
-    """Chooses the injection of cards for each container when it is created."""
+    """Chooses the injection of cards for each container when it is created.
 
-    def __init__(self, mode: str = AUTO, folders: t.Sequence[Path] = FOLDERS) -> None:
+    :param mode: one of ``MODES``.
+    :param unfit: why kubelet or runtime may not support CDI names, until ``node`` is called; empty if both do.
+    """
+
+    def __init__(
+        self,
+        mode: str = AUTO,
+        folders: t.Sequence[Path] = FOLDERS,
+        unfit: str = "the node hasn't been read from the API yet",
+    ) -> None:
         self._mode = mode
         self._folders = tuple(folders)
         self._lock = threading.Lock()
-        self._signature_read: Signature | None = None
+        self._signature_read: Signature = ()
+        # The devices of each file by its row of the signature: only changed files are read again.
+        self._by_file: dict[FileState, set[str]] = {}
         self._specified: set[str] = set()
-        self._obstacle = "the node hasn't been read from the API yet"
+        self._obstacle = unfit
         self._used: tuple[str, str] | None = None
         self.on_used: t.Callable[[str], None] = lambda mode: None
 
@@ -208,6 +221,11 @@ class Injection:
         with self._lock:
             if now == self._signature_read:
                 return
-            files = [Path(row[0]) for row in now]
-            by_folder = [[_read(one) for one in files if one.parent == folder] for folder in self._folders]
+            known, self._by_file = self._by_file, {}
+            for row in now:
+                self._by_file[row] = known[row] if row in known else _read(Path(row[0]))
+            by_folder = [
+                [names for row, names in self._by_file.items() if Path(row[0]).parent == folder]
+                for folder in self._folders
+            ]
             self._specified, self._signature_read = resolve_devices(by_folder), now

@@ -17,7 +17,7 @@ import os
 import typing as t
 from pathlib import Path
 
-from gpushare.shared._contracts.cgroup import container_id
+from gpushare.shared._contracts.cgroup import container_id, pod_uid
 
 log = logging.getLogger("gpushare.cgroups")
 
@@ -43,6 +43,14 @@ class Cgroups(t.Protocol):
     def populated(self, folder: str) -> bool: ...
 
 
+class PodCgroups(Cgroups, t.Protocol):
+    """The cgroups of a node's pods; no method raises."""
+
+    def pods(self, uids: t.Collection[str]) -> dict[str, str]: ...
+
+    def containers(self, pod: str) -> list[str]: ...
+
+
 class NodeCgroups:
     """Cgroups read from the file system.
 
@@ -52,6 +60,7 @@ class NodeCgroups:
     def __init__(self, root: str = "/sys/fs/cgroup") -> None:
         self.root = root
         self._known: dict[str, str] = {}
+        self._known_pods: dict[str, str] = {}
 
     def version(self) -> int:
         """Return 2, 1 (also for a hybrid of both, since limits need version 2 at the root), or 0 without cgroups."""
@@ -84,6 +93,22 @@ class NodeCgroups:
             self._scan()
         return {one: _inner(self._known[one]) for one in containers if one in self._known}
 
+    def pods(self, uids: t.Collection[str]) -> dict[str, str]:
+        """Return the cgroups of pods by their UIDs; some may have none (any more).
+
+        However many are unknown, the tree is searched once.
+        """
+        if not all(one in self._known_pods and os.path.isdir(self._known_pods[one]) for one in uids):
+            self._scan()
+        return {one: self._known_pods[one] for one in uids if one in self._known_pods}
+
+    def containers(self, pod: str) -> list[str]:
+        """Return the cgroups that hold processes of a pod's containers, its sandbox among them.
+
+        :param pod: the pod's cgroup.
+        """
+        return sorted(_inner(one) for one in _walk(pod, 1, frozenset()) if container_id(os.path.basename(one)))
+
     def populated(self, folder: str) -> bool:
         """Return whether there are processes in a container's cgroup or below it; false if it is gone."""
         # Version 1 hasn't this file, and hides processes of other PID namespaces: the runtime removes the cgroup after
@@ -93,8 +118,9 @@ class NodeCgroups:
 
     def _scan(self) -> None:
         top = self.root if self.version() == 2 else self._version_1()
-        folders = _walk(top, DEPTH, FOREIGN) if top else ()
+        folders = list(_walk(top, DEPTH, FOREIGN) if top else ())
         self._known = {found: one for one in folders if (found := container_id(os.path.basename(one)))}
+        self._known_pods = {found: one for one in folders if (found := pod_uid(os.path.basename(one)))}
 
     def _version_1(self) -> str | None:
         folders = (os.path.join(self.root, one) for one in VERSION_1)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a ResourceClaim gives its pods of this node's cards. No I/O, no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import typing as t
+
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
+
+DRIVER = "gpu.kubegpu.share"
+# The capacity of each device.
+MEMORY = "memory"
+BYTES_PER_MIB = 1024 * 1024
+# The API server's UIDs; files are named after them.
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")
+
+
+class Code(enum.StrEnum):
+    """Why a claim isn't prepared; docs/dra-driver.md explains each."""
+
+    INVALID_REQUEST = "InvalidRequest"
+    API_ERROR = "KubernetesAPIError"
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CLAIM_REPLACED = "ClaimReplaced"
+    CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
+    CLAIM_OF_OTHER_NODE = "ClaimOfOtherNode"
+    INVALID_ALLOCATION = "InvalidAllocation"
+    UNSUPPORTED_CLAIM = "UnsupportedClaim"
+    UNKNOWN_CARD = "UnknownCard"
+    CARD_FULL = "CardFull"
+    CDI_REQUIRED = "CDIRequired"
+    STATE_NOT_WRITTEN = "StateNotWritten"
+    CALL_ENDED = "CallEnded"
+    NOT_READY = "NotReady"
+
+
+class ClaimRefused(Exception):
+    """A claim isn't prepared; the message begins with the code, since kubelet transports a string only.
+
+    :param code: one of ours, or a card's.
+    """
+
+    def __init__(self, code: Code | contract.Reason, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+
+class Pod(t.NamedTuple):
+    """A pod that a claim is reserved for."""
+
+    name: str
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A part of a card that a claim has.
+
+    :param request: the claim's request, without a subrequest's name.
+    :param device: the card's name in the slice.
+    :param share: the ID of this part; empty if the scheduler gave none.
+    :param mib: its memory.
+    """
+
+    request: str
+    device: str
+    share: str
+    mib: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A claim that is allocated to this node.
+
+    :param shares: in the order of its allocation.
+    :param pods: that it is reserved for.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    shares: tuple[Share, ...]
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def mib(self) -> dict[str, int]:
+        """Return its MiB by device."""
+        found: dict[str, int] = {}
+        for one in self.shares:
+            found[one.device] = found.get(one.device, 0) + one.mib
+        return found
+
+
+def device_name(uuid: str) -> str:
+    """Return a card's name in the slice, which is a DNS label."""
+    return uuid.lower()
+
+
+def valid_uid(uid: str) -> bool:
+    return _UID.fullmatch(uid) is not None
+
+
+def parse(obj: JsonObject, uid: str, node: str) -> Claim:
+    """Return what a claim has of this node's cards.
+
+    :param obj: the claim in the API.
+    :param uid: that kubelet names.
+    :param node: this node's name, which is its pool's, too.
+    :raises ClaimRefused: it isn't that claim, isn't allocated to this node, or asks for what isn't supported.
+    """
+    metadata = obj.get("metadata") or {}
+    key = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+    if metadata.get("uid") != uid:
+        text = f"claim {key} has the UID {metadata.get('uid')} now, and kubelet asks for {uid}: replace the pod"
+        raise ClaimRefused(Code.CLAIM_REPLACED, text)
+    status = obj.get("status") or {}
+    devices = (status.get("allocation") or {}).get("devices")
+    if devices is None:
+        raise ClaimRefused(Code.CLAIM_NOT_ALLOCATED, f"claim {key} isn't allocated; the scheduler does that")
+    for one in devices.get("config") or []:
+        if (one.get("opaque") or {}).get("driver") == DRIVER:
+            text = f"claim {key} has a configuration for {DRIVER} (source {one.get('source')}); there is none yet"
+            raise ClaimRefused(Code.UNSUPPORTED_CLAIM, text)
+    ours = [one for one in devices.get("results") or [] if one.get("driver") == DRIVER]
+    return Claim(
+        uid,
+        str(metadata.get("namespace", "")),
+        str(metadata.get("name", "")),
+        tuple(_share(one, key, node) for one in ours),
+        tuple(
+            Pod(str(one.get("name", "")), str(one.get("uid", "")))
+            for one in status.get("reservedFor") or []
+            if one.get("resource") == "pods" and not one.get("apiGroup")
+        ),
+    )
+
+
+def _share(result: t.Mapping[str, t.Any], key: str, node: str) -> Share:
+    pool, device = str(result.get("pool", "")), str(result.get("device", ""))
+    if pool != node:
+        text = f"claim {key} is allocated device {device} of pool {pool}, and this is node {node}"
+        raise ClaimRefused(Code.CLAIM_OF_OTHER_NODE, text)
+    if result.get("adminAccess"):
+        text = f"claim {key} asks for administrative access to {device}; a share's memory can't be held to that"
+        raise ClaimRefused(Code.UNSUPPORTED_CLAIM, text)
+    given = (result.get("consumedCapacity") or {}).get(MEMORY)
+    memory = contract.quantity(given)
+    if memory <= 0 or memory % BYTES_PER_MIB:
+        text = f"claim {key} is allocated {given!r} of the capacity {MEMORY} of {device}, which is no number of MiB"
+        raise ClaimRefused(Code.INVALID_ALLOCATION, text)
+    request = str(result.get("request", "")).partition("/")[0]
+    return Share(request, device, str(result.get("shareID") or ""), memory // BYTES_PER_MIB)
+
+
+def check_cards(claim: Claim, cards: t.Iterable[contract.Card], others: t.Iterable[Claim]) -> None:
+    """Check that this node's cards have room for a claim that isn't prepared yet.
+
+    The scheduler gives memory away again when the API has lost a pod; kubelet may still be ending its processes then.
+
+    :param cards: of this node.
+    :param others: the claims that are prepared, without an earlier state of this one.
+    :raises ClaimRefused: a card is missing, isn't given to pods, or has no room yet.
+    """
+    by_device = {device_name(card.uuid): card for card in cards}
+    prepared = list(others)
+    for device, mib in claim.mib().items():
+        card = by_device.get(device)
+        if card is None:
+            text = f"claim {claim.key} is allocated {device}, and this node has no such card (any more)"
+            raise ClaimRefused(Code.UNKNOWN_CARD, text)
+        if not card.healthy:
+            code = contract.Reason(card.code) if card.code else contract.Reason.CARD_LOST
+            raise ClaimRefused(code, f"claim {claim.key}: card {card.index} ({card.uuid}) {card.reason}")
+        holders = [one for one in prepared if device in one.mib()]
+        held = sum(one.mib()[device] for one in holders)
+        if held + mib > card.shared_mib:
+            names = ", ".join(sorted(one.key for one in holders)) or "no claim"
+            text = (
+                f"claim {claim.key} is allocated {mib} MiB of card {card.index}, of whose {card.shared_mib} MiB "
+                f"{held} are still held by {names}; kubelet tries again until those pods have ended"
+            )
+            raise ClaimRefused(Code.CARD_FULL, text)
+
+
+# --------------------------------------------------------------------------- JSON
+
+
+def to_json(claim: Claim) -> JsonObject:
+    """Return a claim as a value for JSON."""
+    return dataclasses.asdict(claim)
+
+
+def from_json(value: JsonObject) -> Claim:
+    """Return the claim of :func:`to_json`.
+
+    :raises ValueError: it is none.
+    """
+    try:
+        return Claim(
+            str(value["uid"]),
+            str(value["namespace"]),
+            str(value["name"]),
+            tuple(
+                Share(str(one["request"]), str(one["device"]), str(one["share"]), int(one["mib"]))
+                for one in value["shares"]
+            ),
+            tuple(Pod(str(name), str(uid)) for name, uid in value["pods"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no claim: {error!r}") from error

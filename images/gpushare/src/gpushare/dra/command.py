@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command ``gpushare-dra-driver``: offer shares of a node's GPU memory to the scheduler, and prepare claims."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import fcntl
+import gc
+import logging
+import signal
+import sys
+import threading
+import time
+import typing as t
+from pathlib import Path
+
+from gpushare.api.account import FOLDER
+from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.metrics import MeasuredKube
+from gpushare.api.reviews import Reviews
+from gpushare.dra import slices
+from gpushare.dra.claims import DRIVER, Pod, device_name
+from gpushare.dra.metrics import Metrics
+from gpushare.dra.owner import Owner
+from gpushare.dra.pod_limits import FolderCgroups, PodLimits, mib_by_card
+from gpushare.dra.preparation import Preparation
+from gpushare.dra.publisher import Publisher
+from gpushare.dra.records import Records
+from gpushare.dra.specifications import Specifications
+from gpushare.dra.topology import pcie_root
+from gpushare.http.server import Endpoint
+from gpushare.http.service import (
+    STOP_SECONDS,
+    SWITCH_SECONDS,
+    Response,
+    Service,
+    common,
+    end_process,
+    logger,
+    metrics_service,
+    start_all,
+    stop_within,
+    termination_signals,
+    text,
+)
+from gpushare.kubelet.dra import HEALTH_SECONDS, ClaimListing, DeviceHealth, PodClaims
+from gpushare.kubelet.plugin_sockets import PluginSockets
+from gpushare.kubelet.pod_resources import Unreadable
+from gpushare.node import flags
+from gpushare.node.cgroups import NodeCgroups, PodCgroups
+from gpushare.node.injection import AUTO, FOLDERS, Injection
+from gpushare.node.limit_enforcer import Enforcer
+from gpushare.node.metrics_server import serve_metrics
+from gpushare.node.workers import NO_CARDS_SECONDS, Workers
+from gpushare.nvml.health import Health
+from gpushare.nvml.inventory import Inventory
+from gpushare.nvml.library import NvidiaMl, Nvml
+from gpushare.nvml.limits import LimitBackend, NvidiaLimits, Refusal
+from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
+from prometheus_client import REGISTRY, CollectorRegistry
+
+COMPONENT = "gpushare-dra-driver"
+METRICS_PORT = 9446
+
+# Interval of checking our sockets, and for the lock of a process before us.
+STEP_SECONDS = 0.5
+# The slices are compared with the cards this often, at the least, and limits and kubelet's list with the claims.
+SLICES_SECONDS = 30.0
+LIMIT_SECONDS = 30.0
+# A container's cgroup appears within seconds after its claim is prepared.
+PREPARED_SECONDS = 3.0
+LISTING_SECONDS = 15.0
+# Without the API's answer after this time, the cards are numbered in NVML's order.
+SYNC_SECONDS = 5.0
+# Between two refreshes that are caused by errors of cards.
+REFRESH_PAUSE_SECONDS = 0.2
+
+log = logging.getLogger("gpushare.dra")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The driver's settings.
+
+    :param unit: of the cluster's shares, GiB or MiB.
+    :param metrics: where others read the metrics, with a token; None: nowhere.
+    :param status_socket: path of a Unix socket for probes; empty for none.
+    :param query_seconds: seconds after which the cards are queried again, at the latest.
+    :param reserve_mib: MiB of each card that pods aren't given, besides those of driver and firmware.
+    :param xid_quiet: seconds without a further error after which a card is given to pods again.
+    :param ignored_xids: errors that don't concern the card, in addition to those of applications.
+    :param injection: ``auto``, ``cdi`` or ``envvar``.
+    :param cdi_folders: of NVIDIA's specification.
+    :param claim_folder: of the claims' CDI specifications.
+    :param memory_limit: ``auto``, ``required`` or ``off``.
+    :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
+    :param sysfs: where sysfs is mounted.
+    :param token: the file of the account's token.
+    """
+
+    node: str
+    unit: str = "GiB"
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    metrics: Endpoint | None = None
+    status_socket: str = ""
+    query_seconds: float = 5.0
+    reserve_mib: int = 0
+    xid_quiet: float = 300.0
+    ignored_xids: tuple[int, ...] = ()
+    injection: str = AUTO
+    cdi_folders: tuple[Path, ...] = FOLDERS
+    claim_folder: Path = FOLDERS[-1]
+    memory_limit: str = "auto"
+    cgroup_root: str = "/sys/fs/cgroup"
+    sysfs: Path = Path("/sys")
+    token: Path = FOLDER / "token"
+
+
+def check_unique(cards: t.Sequence[contract.Card], unit: str) -> None:
+    """Refuse cards that would be one device.
+
+    :raises ContractError: two have the same UUID.
+    """
+    count = collections.Counter(device_name(card.uuid) for card in cards)
+    if twice := [name for name, number in count.items() if number > 1]:
+        raise contract.ContractError(f"two cards of one node have the same UUID: {', '.join(twice)}")
+
+
+class Driver:
+    """All parts of the DRA driver."""
+
+    def __init__(
+        self,
+        options: Options,
+        kube: Kube,
+        nvml: Nvml,
+        limit_backend: LimitBackend,
+        registry: CollectorRegistry = REGISTRY,
+        backoff: tuple[float, float] = (0.2, 3.0),
+        cgroups: PodCgroups | None = None,
+    ) -> None:
+        """
+        :param options: the driver's settings.
+        :param kube: the client of the API.
+        :param nvml: reads the cards.
+        :param limit_backend: sets and clears the driver's memory limits.
+        :param registry: receives the metrics.
+        :param backoff: shortest and longest pause before the API is asked again, in seconds.
+        :param cgroups: finds the pods' control groups; the node's own by default.
+        """
+        self.options = options
+        self._stop = threading.Event()
+        self._work = threading.Event()
+        self._backend = limit_backend
+        self._roots: dict[str, str] = {}
+        self._folder = options.kubelet_dir / "plugins" / DRIVER
+        self._lock_file: t.IO[str] | None = None
+        self._started = 0.0
+        # Whether the cards of the process before are restored, and whether kubelet's list can't be read.
+        self._recalled = self._unlisted = False
+        self._problem: str | None = "the prepared claims haven't been read yet"
+        kube = MeasuredKube(kube, registry)
+        self.metrics = Metrics(registry, options.node)
+        self.workers = Workers(self._stop, self.metrics.failed)
+        health = Health(options.xid_quiet, options.ignored_xids)
+        self.inventory = Inventory(nvml, options.unit, health, options.reserve_mib, check_unique)
+        # The runtime supports CDI, or no claim could be given to a container.
+        self.injection = Injection(options.injection, options.cdi_folders, unfit="")
+        cgroups = cgroups or NodeCgroups(options.cgroup_root)
+        self.enforcer = Enforcer(options.memory_limit, options.unit, limit_backend, FolderCgroups(cgroups))
+        self.preparation = Preparation(
+            options.node,
+            options.unit,
+            kube,
+            Records(self._folder / "claims"),
+            Specifications(options.claim_folder),
+        )
+        self.limits = PodLimits(
+            self.enforcer, cgroups, lambda: self.inventory.cards, lambda: self.preparation.prepared()
+        )
+        self.sockets = PluginSockets(
+            DRIVER,
+            options.kubelet_dir / "plugins_registry",
+            self._folder,
+            self.preparation,
+            self._watch_health,
+            self.metrics.timed,
+        )
+        listing = options.kubelet_dir / "pod-resources" / "kubelet.sock"
+        self.listing = ClaimListing(str(listing), DRIVER)
+        self.publisher = Publisher(kube, options.node, Owner(kube, options.node, options.token), backoff)
+        status = {**common(self.unready, registry), ("GET", "/healthz"): self._healthz}
+        self.servers: list[Service] = []
+        if options.status_socket:
+            self.servers.append(Service(f"{COMPONENT}-status", Endpoint(path=options.status_socket), status))
+        self.metrics_service: Service | None = None
+        if options.metrics is not None:
+            page = status["GET", "/metrics"]
+            self.metrics_service = metrics_service(f"{COMPONENT}-metrics", options.metrics, page, Reviews(kube))
+            self.servers.append(self.metrics_service)
+        self._wire()
+
+    def _wire(self) -> None:
+        """Connect the parts' callbacks."""
+        self.injection.on_used = self.metrics.injection
+        self.inventory.on_xid = self.metrics.xid
+        self.inventory.on_refresh = self._probe
+        self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
+        self.preparation.cards = lambda: self.inventory.cards
+        self.preparation.injected = self._injected
+        self.preparation.limits = self.enforcer.variables
+        self.preparation.hold = self.limits.hold
+        self.preparation.on_refused = self.metrics.refused
+        self.preparation.on_prepared = self._work.set
+
+    def start(self) -> None:
+        """Start all threads.
+
+        :raises OSError: the socket or the address of the metrics can't be bound.
+        """
+        start_all(self.servers)
+        self._started = time.monotonic()
+        self.publisher.mirror.start()
+        for name, work, pause in (
+            ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.query_seconds / 2)),
+            ("kubelet", self._serve, STEP_SECONDS),
+            ("slices", self._publish, 0.05),
+            ("limits", self._enforce_limits, 1.0),
+            ("claims", self._observe, LISTING_SECONDS),
+        ):
+            self.workers.repeat(name, work, pause)
+
+    def stop(self) -> bool:
+        """Stop all threads and remove the sockets, within ``STOP_SECONDS``; claims, slices and pods stay as they are.
+
+        :returns: whether all have ended.
+        """
+        self._stop.set()
+        self._work.set()
+        self.publisher.wake()
+        working = [*(server.stop for server in self.servers), *self.workers.joins()]
+        return stop_within(
+            (STOP_SECONDS - 4, [self.publisher.mirror.stop, *working]),
+            (STOP_SECONDS, [self._leave, self.listing.close]),
+        )
+
+    def _leave(self) -> None:
+        self.sockets.stop()
+        # Only now may another process serve kubelet.
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    def unready(self) -> str | None:
+        """Return why the driver isn't ready; None if it is."""
+        return (
+            self.workers.stuck()
+            or self._problem
+            or self.inventory.reason
+            or self.sockets.reason
+            or self.publisher.reason
+        )
+
+    def _healthz(self, _request: object) -> Response:
+        """Report whether kubelet should restart this container."""
+        reason = self.workers.stuck()
+        if reason is None and (seconds := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
+            reason = f"{self.inventory.reason}, for {seconds:.0f} s; a new container may see it"
+        return text("ok") if reason is None else text(reason, 500)
+
+    # The threads' work.
+
+    def _probe(self, cards: t.Sequence[contract.Card]) -> None:
+        self.enforcer.probe(cards)
+
+    def _refresh_cards(self) -> None:
+        if not self._recalled and not self._recall():
+            return
+        self.inventory.refresh()
+        cards = self.inventory.cards
+        self.publisher.publish(slices.devices(cards, self.options.unit, self._facts(cards)))
+        self.metrics.memory(self.inventory.used_mib)
+        self._count()
+        self.injection.report([card.uuid for card in cards])
+        self.inventory.watch(self.options.query_seconds, self._stop)
+
+    def _recall(self) -> bool:
+        """Restore the cards that the process before announced; return false while that can't be done yet.
+
+        A card keeps its index, and one that is lost stays, with its taint, while a claim has a part of it.
+        """
+        mirror, is_late = self.publisher.mirror, time.monotonic() - self._started > SYNC_SECONDS
+        if not self.preparation.restored or not (mirror.synced or is_late):
+            return False
+        if not mirror.synced:
+            log.warning("the node's slices can't be read from the API; the cards are numbered in NVML's order")
+        cards = slices.announced_cards(mirror.items(), self.options.unit)
+        held = mib_by_card(cards, self.preparation.prepared())
+        self.inventory.restore(cards, {card.index for card in cards if card.uuid in held})
+        self._recalled = True
+        return True
+
+    def _facts(self, cards: t.Sequence[contract.Card]) -> slices.Facts:
+        try:
+            driver = self._backend.driver()
+        except Refusal as refusal:
+            log.debug("the driver's version: %s", refusal)
+            driver = ""
+        buses = self.inventory.buses
+        for uuid, bus in buses.items():
+            if uuid not in self._roots:
+                self._roots[uuid] = pcie_root(self.options.sysfs, bus)
+        limits = {card.uuid: self.enforcer.card_limit(card.uuid)[0] for card in cards}
+        return slices.Facts(driver, buses, self._roots, limits)
+
+    def _serve(self) -> None:
+        """Serve kubelet, once no other process of the driver does, and the claims are read."""
+        if self._lock_file is None and not self._lock():
+            return
+        if not self.preparation.restored:
+            try:
+                self.preparation.restore()
+            except OSError as error:
+                self._fail(f"the prepared claims can't be read: {error}")
+                return
+        self._problem = None
+        self.sockets.step()
+        self.metrics.registered(self.sockets.registrations)
+
+    def _lock(self) -> bool:
+        path = self._folder / "lock"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            self._fail(f"{path} can't be opened: {error}")
+            return False
+        try:
+            # It ends with the process, however that ends.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            self._fail(f"another process of the driver still runs on this node and holds {path}")
+            return False
+        self._lock_file = file
+        return True
+
+    def _fail(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("%s", problem)
+        self._problem = problem
+
+    def _publish(self) -> None:
+        if self._lock_file is None:
+            # The slices are the other process's.
+            self._stop.wait(STEP_SECONDS)
+            return
+        self.publisher.step(SLICES_SECONDS)
+        self.metrics.generation(self.publisher.generation)
+
+    def _enforce_limits(self) -> None:
+        """Enforce the limits now and then, and soon after a claim was prepared."""
+        if self._work.wait(LIMIT_SECONDS):
+            self._work.clear()
+            self._stop.wait(PREPARED_SECONDS)
+        if self._stop.is_set() or not self.preparation.restored:
+            return
+        usage = self.limits.once(self._listing() or [])
+        self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, self.enforcer.violations)
+
+    def _observe(self) -> None:
+        if not self.preparation.restored:
+            return
+        listing = self._listing()
+        if listing is not None:
+            self.metrics.forgotten(len(self.preparation.observe(listing, self._is_alive)))
+
+    def _listing(self) -> list[PodClaims] | None:
+        try:
+            found = self.listing.list()
+        except Unreadable as error:
+            if not self._unlisted:
+                log.warning("%s; claims aren't compared with it now", error)
+            self._unlisted = True
+            return None
+        self._unlisted = False
+        return found
+
+    def _is_alive(self, pod: Pod) -> bool:
+        return self.limits.is_alive(pod.uid)
+
+    def _watch_health(self, is_wanted: t.Callable[[], bool]) -> t.Iterator[list[DeviceHealth]]:
+        """Yield the cards with their health for one of kubelet's streams."""
+        changed = self.inventory.changed
+        sent: tuple[contract.Card, ...] | None = None
+        while is_wanted() and not self._stop.is_set():
+            end = time.monotonic() + HEALTH_SECONDS
+            with changed:
+                while (now := self.inventory.cards) == sent and time.monotonic() < end:
+                    # Nobody notifies of the stream's end.
+                    changed.wait(1.0)
+                    if self._stop.is_set() or not is_wanted():
+                        return
+            sent = now
+            yield [
+                DeviceHealth(
+                    self.options.node,
+                    device_name(card.uuid),
+                    "" if card.healthy else f"{card.code}: card {card.index} ({card.uuid}) {card.reason}",
+                )
+                for card in now
+            ]
+
+    def _injected(self, uuids: t.Sequence[str]) -> dict[str, str]:
+        return dict(zip(uuids, self.injection.devices(uuids), strict=False))
+
+    def _count(self) -> None:
+        cards, prepared = self.inventory.cards, self.preparation.prepared()
+        unit = contract.MIB_PER_UNIT[self.options.unit]
+        held = {uuid: mib // unit for uuid, mib in mib_by_card(cards, prepared).items()}
+        self.metrics.cards(cards, held)
+        self.metrics.claims(len(prepared))
+
+
+FLAGS: flags.Flags = {
+    "claim-cdi-folder": (
+        str,
+        str(FOLDERS[-1]),
+        "folder of the claims' CDI specifications, which the container runtime reads",
+    ),
+    "sysfs": (str, "/sys", "where sysfs is mounted"),
+}
+
+
+def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; missing options come from the environment, then from the defaults."""
+    parser = flags.parser(COMPONENT, __doc__, METRICS_PORT, FLAGS)
+    options = parser.parse_args(arguments)
+    flags.check(parser, options)
+    for name in ("claim_cdi_folder", "sysfs"):
+        if not getattr(options, name).startswith("/"):
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"{flag}: {getattr(options, name)!r} is no absolute path")
+    return options
+
+
+def main(arguments: t.Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    logger("gpushare", given.log_format, given.log_level)
+    options = Options(
+        node=given.node_name,
+        unit=given.memory_unit,
+        kubelet_dir=Path(given.kubelet_dir),
+        metrics=given.metrics,
+        status_socket=given.status_socket,
+        query_seconds=given.query_interval,
+        reserve_mib=given.reserved_memory,
+        xid_quiet=given.xid_quiet,
+        ignored_xids=tuple(int(one) for one in given.ignore_xids.split(",") if one),
+        injection=given.device_injection,
+        cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
+        claim_folder=Path(given.claim_cdi_folder),
+        memory_limit=given.memory_limit,
+        cgroup_root=given.cgroup_root,
+        sysfs=Path(given.sysfs),
+        token=Path(given.service_account or FOLDER) / "token",
+    )
+    try:
+        kube = connect(given.api_server, given.service_account)
+    except KubeError as error:
+        log.error("%s", error)
+        return 1
+    if given.serve_metrics:
+        return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    signals = termination_signals()
+    driver = Driver(options, kube, NvidiaMl(), NvidiaLimits())
+    # The objects so far are permanent; collecting garbage among them would delay answers to kubelet.
+    gc.collect()
+    gc.freeze()
+    try:
+        driver.start()
+    except OSError as error:
+        log.error("can't serve: %s", error)
+        return 1
+    facts: JsonObject = {"node": options.node, "unit": options.unit}
+    if driver.metrics_service is not None:
+        facts["metrics"] = driver.metrics_service.port
+    log.info("started", extra={"data": facts})
+    signal.sigwait(signals)
+    log.info("stopping")
+    return end_process(driver.stop())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hold pods to the memory of their claims by NVIDIA's driver.
+
+The pod's own cgroup is there before kubelet prepares its claims, and none of its containers: a limit on it holds from
+their first process on, with any version of the container toolkit. The toolkit's limit on a container makes that
+container see its share as the card's memory; it is read back and set again where it is another one.
+
+The driver may count only the nearest limit above a process. So where several containers of a pod have claims, the
+limits on these are removed: each would have the memory of all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import typing as t
+
+from gpushare.dra.claims import Claim, ClaimRefused, device_name
+from gpushare.dra.specifications import claim_of
+from gpushare.kubelet.dra import PodClaims
+from gpushare.node.cgroups import PodCgroups
+from gpushare.node.limit_enforcer import Enforcer
+from gpushare.node.limits import Target, Usage
+from gpushare.nvml.limits import Refusal
+from gpushare.shared._contracts import gpushare as contract
+
+log = logging.getLogger("gpushare.dra.limits")
+
+
+class FolderCgroups:
+    """Cgroups that are named by their folders, as this package's targets are."""
+
+    def __init__(self, cgroups: PodCgroups) -> None:
+        self._cgroups = cgroups
+
+    @property
+    def root(self) -> str:
+        return self._cgroups.root
+
+    def version(self) -> int:
+        return self._cgroups.version()
+
+    def own(self) -> str | None:
+        return self._cgroups.own()
+
+    def folders(self, containers: t.Collection[str]) -> dict[str, str]:
+        return {one: one for one in containers if os.path.isdir(one)}
+
+    def populated(self, folder: str) -> bool:
+        return self._cgroups.populated(folder)
+
+
+def mib_by_card(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> dict[str, int]:
+    """Return the MiB of claims by card (UUID)."""
+    by_device = {device_name(card.uuid): card.uuid for card in cards}
+    found: dict[str, int] = {}
+    for claim in claims:
+        for device, mib in claim.mib().items():
+            if uuid := by_device.get(device):
+                found[uuid] = found.get(uuid, 0) + mib
+    return found
+
+
+def by_pod(claims: t.Iterable[Claim]) -> dict[str, tuple[str, list[Claim]]]:
+    """Return each pod's key and claims by its UID."""
+    found: dict[str, tuple[str, list[Claim]]] = {}
+    for claim in claims:
+        for pod in claim.pods:
+            found.setdefault(pod.uid, (f"{claim.namespace}/{pod.name}", []))[1].append(claim)
+    return found
+
+
+def _users(key: str, claims: t.Iterable[Claim], listing: t.Iterable[PodClaims]) -> int:
+    """Return how many containers of a pod have claims by kubelet's list; 0 if it isn't listed with these."""
+    uids = {claim.uid for claim in claims}
+    return max(
+        (
+            one.containers
+            for one in listing
+            if f"{one.namespace}/{one.name}" == key and any(claim_of(name) in uids for name in one.cdi)
+        ),
+        default=0,
+    )
+
+
+class PodLimits:
+    """The limits of the pods that have claims."""
+
+    def __init__(
+        self,
+        enforcer: Enforcer,
+        cgroups: PodCgroups,
+        cards: t.Callable[[], t.Sequence[contract.Card]],
+        claims: t.Callable[[], t.Sequence[Claim]],
+    ) -> None:
+        """
+        :param enforcer: of targets whose IDs are folders.
+        :param cgroups: of the node.
+        :param cards: returns the node's cards.
+        :param claims: returns the prepared claims.
+        """
+        self._enforcer, self._cgroups, self._cards, self._claims = enforcer, cgroups, cards, claims
+
+    def hold(self, claim: Claim) -> None:
+        """Limit the pods of a claim that is prepared now.
+
+        :raises ClaimRefused: limits are required, and one can't be set.
+        """
+        pods = by_pod(self._claims())
+        problems = [problem for pod in claim.pods if (problem := self._hold(pod.uid, *pods.get(pod.uid, ("", []))))]
+        if problems and self._enforcer.mode == "required":
+            raise ClaimRefused(contract.Reason.MEMORY_LIMIT_FAILED, f"claim {claim.key}: {problems[0]}")
+
+    def once(self, listing: t.Sequence[PodClaims]) -> dict[str, Usage]:
+        """Read all limits, and correct those that differ.
+
+        :param listing: kubelet's; of a pod that isn't listed yet only the pod itself is limited.
+        :returns: the claims and their memory by card (UUID).
+        """
+        cards, claims = self._cards(), self._claims()
+        pods = by_pod(claims)
+        folders = self._cgroups.pods(pods)
+        targets, described = [], []
+        for uid, (key, its) in pods.items():
+            namespace, _slash, name = key.partition("/")
+            described.append({"metadata": {"namespace": namespace, "name": name, "uid": uid}})
+            if uid not in folders:
+                continue
+            self._hold(uid, key, its)
+            mib, users = mib_by_card(cards, its), _users(key, its, listing)
+            for folder in self._cgroups.containers(folders[uid]) if users else ():
+                if users == 1:
+                    targets.append(Target(key, uid, os.path.basename(folder), folder, mib))
+                    continue
+                try:
+                    self._enforcer.inherit(cards, folder)
+                except Refusal as refusal:
+                    log.warning("%s of pod %s may hold more than its part: %s", folder, key, refusal)
+        promised = mib_by_card(cards, claims)
+        self._enforcer.enforce(cards, described, targets, promised)
+        counts = {card.uuid: sum(1 for claim in claims if device_name(card.uuid) in claim.mib()) for card in cards}
+        # A sandbox is a container, too; so the claims are counted.
+        return {
+            uuid: Usage(counts[uuid], promised.get(uuid, 0), found.used_mib)
+            for uuid, found in self._enforcer.usage.items()
+        }
+
+    def is_alive(self, uid: str) -> bool:
+        """Return whether a pod has a cgroup."""
+        folder = self._cgroups.pods([uid]).get(uid)
+        return folder is not None and os.path.isdir(folder)
+
+    def _hold(self, uid: str, key: str, claims: t.Sequence[Claim]) -> str:
+        """Limit a pod; return the problem, or an empty string."""
+        cards = self._cards()
+        if not self._enforcer.active:
+            return ""
+        folder = self._cgroups.pods([uid]).get(uid)
+        if folder is None:
+            return f"the cgroup of pod {key} isn't found below {self._cgroups.root}"
+        try:
+            self._enforcer.hold_group(cards, folder, mib_by_card(cards, claims))
+        except Refusal as refusal:
+            return f"pod {key} isn't limited: {refusal}"
+        return ""

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Prepare claims for kubelet, and undo that: record on disk, CDI specification, limit of the pods' cgroups.
+
+A claim's record is written first and removed last, and its specification follows it: whenever the process ends, the
+next one (:meth:`Preparation.restore`) has each specification of a record, and none besides. A repeated request finds
+the record. One claim's failure is the answer to that claim only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+import typing as t
+from urllib.parse import quote
+
+from gpushare.api.client import Kube, KubeError
+from gpushare.dra import claims, specifications
+from gpushare.dra.claims import Claim, ClaimRefused, Code, Pod
+from gpushare.dra.records import Record, Records
+from gpushare.dra.specifications import Specifications
+from gpushare.kubelet.dra import ClaimRef, Device, PodClaims
+from gpushare.kubelet.errors import RequestRefused
+from gpushare.shared._contracts import gpushare as contract
+
+log = logging.getLogger("gpushare.dra")
+
+# kubelet never prepares and unprepares one claim at a time, but a call that it has given up may still run.
+_LOCKS = 64
+# A claim that kubelet doesn't list for so many seconds may be forgotten: a pod is listed from its admission to its end.
+FORGOTTEN_SECONDS = 60.0
+
+
+class Preparation:
+    """The prepared claims of this node. Thread-safe.
+
+    :ivar cards: returns this node's cards.
+    :ivar injected: returns the names of the cards (UUIDs) in NVIDIA's CDI specification; empty where the variable names
+        them. It raises :class:`RequestRefused` if neither is possible.
+    :ivar limits: returns the variables of a hard limit, by MiB by card (UUID).
+    :ivar hold: called with each claim that is prepared, before kubelet may start its containers; it raises
+        :class:`ClaimRefused` if these mustn't start.
+    :ivar on_refused: called with the code of each claim that isn't prepared.
+    :ivar on_prepared: called after each claim that is.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        unit: str,
+        kube: Kube,
+        records: Records,
+        specs: Specifications,
+        clock: t.Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        :param node: this node's name.
+        :param unit: of the cluster's shares, GiB or MiB.
+        :param kube: reads claims.
+        :param records: of this node's claims.
+        :param specs: of the same claims.
+        :param clock: monotonic, in seconds.
+        """
+        self._node, self._unit, self._kube = node, unit, kube
+        self._records, self._specs, self._clock = records, specs, clock
+        self._lock = threading.Lock()
+        self._by_claim = tuple(threading.Lock() for _number in range(_LOCKS))
+        # None until they are restored.
+        self._prepared: dict[str, Record] | None = None
+        self._unlisted: dict[str, float] = {}
+        # The listed pods for which claims were read again, with the pods that were known then.
+        self._reread_for: dict[str, tuple[frozenset[str], tuple[Pod, ...]]] = {}
+        self.cards: t.Callable[[], t.Sequence[contract.Card]] = lambda: ()
+        self.injected: t.Callable[[t.Sequence[str]], t.Mapping[str, str]] = lambda uuids: {}
+        self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda mib: {}
+        self.hold: t.Callable[[Claim], None] = lambda claim: None
+        self.on_refused: t.Callable[[str], None] = lambda code: None
+        self.on_prepared: t.Callable[[], None] = lambda: None
+
+    # ----------------------------------------------------------------------- state
+
+    def restore(self) -> None:
+        """Read the records of the process before, and bring the specifications in line with them.
+
+        :raises OSError: a folder can't be used.
+        """
+        found = self._records.load()
+        for uid, record in found.items():
+            self._specs.put(uid, record.specification)
+        for uid in self._specs.sweep(found):
+            log.info("the CDI specification of claim %s is removed, since nobody has prepared it", uid)
+        with self._lock:
+            self._prepared = found
+        log.info("%d prepared claims", len(found))
+
+    @property
+    def restored(self) -> bool:
+        with self._lock:
+            return self._prepared is not None
+
+    def prepared(self) -> list[Claim]:
+        """Return the prepared claims."""
+        with self._lock:
+            return [record.claim for record in (self._prepared or {}).values()]
+
+    # ----------------------------------------------------------------------- kubelet's calls
+
+    def prepare(
+        self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] = lambda: True
+    ) -> dict[str, tuple[Device, ...] | str]:
+        """Prepare claims.
+
+        :param is_wanted: whether kubelet still waits for the answer.
+        :returns: the devices, or the error, by UID.
+        """
+        return {ref.uid: self._answer(ref, functools.partial(self._prepare, ref, is_wanted)) for ref in refs}
+
+    def unprepare(self, refs: t.Sequence[ClaimRef]) -> dict[str, str]:
+        """Undo the preparation of claims; one that isn't prepared is no error.
+
+        :returns: the error, empty for none, by UID.
+        """
+        answers = {ref.uid: self._answer(ref, functools.partial(self._unprepare, ref.uid)) for ref in refs}
+        return {uid: answer if isinstance(answer, str) else "" for uid, answer in answers.items()}
+
+    def _answer(self, ref: ClaimRef, work: t.Callable[[], tuple[Device, ...]]) -> tuple[Device, ...] | str:
+        fields = {"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
+        try:
+            if not claims.valid_uid(ref.uid):
+                raise ClaimRefused(Code.INVALID_REQUEST, f"kubelet names claim {ref.name} with the UID {ref.uid!r}")
+            return work()
+        except ClaimRefused as error:
+            log.error("%s", error, extra={"data": {**fields, "code": str(error.code)}})
+            self.on_refused(str(error.code))
+            return str(error)
+        except Exception as error:
+            # A failure that isn't foreseen must not fail the other claims.
+            log.exception("claim %s/%s (%s)", ref.namespace, ref.name, ref.uid)
+            self.on_refused(str(Code.NOT_READY))
+            return f"{Code.NOT_READY}: {error!r}; the driver's log has more"
+
+    def _prepare(self, ref: ClaimRef, is_wanted: t.Callable[[], bool]) -> tuple[Device, ...]:
+        with self._claim_lock(ref.uid):
+            claim = claims.parse(self._read(ref), ref.uid, self._node)
+            with self._lock:
+                if not is_wanted():
+                    text = f"kubelet has given up its call to prepare claim {claim.key}; nothing is prepared for it"
+                    raise ClaimRefused(Code.CALL_ENDED, text)
+                known, record = self._record(claim)
+                if record != known:
+                    with _written(f"the record of claim {claim.key}"):
+                        self._records.put(record)
+                    self._known()[claim.uid] = record
+                with _written(f"the CDI specification of claim {claim.key}"):
+                    self._specs.put(claim.uid, record.specification)
+            self.hold(claim)
+            if known is None or known.claim.shares != claim.shares:
+                cards = {claims.device_name(card.uuid): card.index for card in self.cards()}
+                mib = ",".join(f"{cards.get(device, device)}:{mib}" for device, mib in claim.mib().items())
+                log.info("claim prepared", extra={"data": {"claim": claim.key, "uid": claim.uid, "mib": mib}})
+            self.on_prepared()
+            return record.devices
+
+    def _record(self, claim: Claim) -> tuple[Record | None, Record]:
+        """Return a claim's record before and now; the lock is held.
+
+        :raises ClaimRefused: there is no room, or its cards can't be injected.
+        """
+        known = self._known().get(claim.uid)
+        if known is not None and known.claim.shares == claim.shares:
+            # kubelet keeps the devices of the first answer, so the answer stays; only the pods may be others.
+            return known, Record(claim, known.devices, known.specification)
+        others = [one.claim for uid, one in self._known().items() if uid != claim.uid]
+        cards = self.cards()
+        claims.check_cards(claim, cards, others)
+        mib = claim.mib()
+        uuids = {card.uuid: mib[device] for card in cards if (device := claims.device_name(card.uuid)) in mib}
+        try:
+            injected = self.injected(list(uuids))
+        except RequestRefused as error:
+            raise ClaimRefused(error.refusal.code, f"claim {claim.key}: {error.refusal.text}") from error
+        if not injected:
+            specifications.check_variable(claim, others)
+        return known, specifications.record(claim, cards, self._node, self._unit, injected, self.limits(uuids))
+
+    def _read(self, ref: ClaimRef) -> t.Any:
+        namespace, name = quote(ref.namespace, safe=""), quote(ref.name, safe="")
+        try:
+            return self._kube.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}")
+        except KubeError as error:
+            what = f"claim {ref.namespace}/{ref.name}"
+            if error.status == 404:
+                raise ClaimRefused(Code.CLAIM_NOT_FOUND, f"{what} doesn't exist any more") from error
+            raise ClaimRefused(Code.API_ERROR, f"{what} can't be read from the API: {error}") from error
+
+    def _unprepare(self, uid: str) -> tuple[Device, ...]:
+        with self._claim_lock(uid), self._lock:
+            known = self._known().get(uid)
+            with _written(f"the removal of claim {known.claim.key if known else uid}"):
+                self._specs.remove(uid)
+                self._records.remove(uid)
+            self._known().pop(uid, None)
+            self._unlisted.pop(uid, None)
+            self._reread_for.pop(uid, None)
+            if known is not None:
+                log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
+            return ()
+
+    # ----------------------------------------------------------------------- kubelet's state
+
+    def observe(self, listing: t.Sequence[PodClaims], is_alive: t.Callable[[Pod], bool]) -> list[str]:
+        """Compare the prepared claims with what kubelet lists, and undo those that it has forgotten.
+
+        kubelet unprepares each claim that its own checkpoint has. It forgets one only if that was lost, for example
+        when the node was set up again. A claim counts as forgotten if it isn't listed for ``FORGOTTEN_SECONDS``, none
+        of its pods has a process, and the API has it no more, or not on this node.
+
+        A claim that is listed with a pod which we don't know (it has several pods) is read again.
+
+        :param is_alive: whether a pod has processes.
+        :returns: the UIDs of the claims that were undone.
+        """
+        now = self._clock()
+        listed: dict[str, set[str]] = {}
+        for pod in listing:
+            for uid in {specifications.claim_of(name) for name in pod.cdi} - {""}:
+                listed.setdefault(uid, set()).add(pod.name)
+        undone = []
+        for claim in self.prepared():
+            if claim.uid in listed:
+                self._unlisted.pop(claim.uid, None)
+                strangers = frozenset(listed[claim.uid] - {pod.name for pod in claim.pods if is_alive(pod)})
+                if strangers and self._reread_for.get(claim.uid) != (strangers, claim.pods):
+                    self._reread_for[claim.uid] = strangers, claim.pods
+                    self._reread(claim)
+                continue
+            if now - self._unlisted.setdefault(claim.uid, now) < FORGOTTEN_SECONDS:
+                continue
+            if not any(is_alive(pod) for pod in claim.pods) and self._is_gone(claim):
+                log.warning("kubelet has forgotten claim %s (%s): what was prepared is removed", claim.key, claim.uid)
+                with contextlib.suppress(ClaimRefused):
+                    self._unprepare(claim.uid)
+                    undone.append(claim.uid)
+        return undone
+
+    def _reread(self, claim: Claim) -> None:
+        """Update the pods of a claim."""
+        with contextlib.suppress(ClaimRefused), self._claim_lock(claim.uid):
+            now = claims.parse(self._read(_ref(claim)), claim.uid, self._node)
+            with self._lock:
+                known = self._known().get(claim.uid)
+                if known is None or now.shares != known.claim.shares or now.pods == known.claim.pods:
+                    return
+                record = Record(now, known.devices, known.specification)
+                with _written(f"the record of claim {claim.key}"):
+                    self._records.put(record)
+                self._known()[claim.uid] = record
+            self.hold(now)
+
+    def _is_gone(self, claim: Claim) -> bool:
+        try:
+            return claims.parse(self._read(_ref(claim)), claim.uid, self._node).shares != claim.shares
+        except ClaimRefused as error:
+            return error.code in (
+                Code.CLAIM_NOT_FOUND,
+                Code.CLAIM_REPLACED,
+                Code.CLAIM_NOT_ALLOCATED,
+                Code.CLAIM_OF_OTHER_NODE,
+            )
+
+    def _known(self) -> dict[str, Record]:
+        if self._prepared is None:
+            text = "the driver has just started and hasn't read its records yet; kubelet tries again"
+            raise ClaimRefused(Code.NOT_READY, text)
+        return self._prepared
+
+    def _claim_lock(self, uid: str) -> threading.Lock:
+        return self._by_claim[hash(uid) % _LOCKS]
+
+
+def _ref(claim: Claim) -> ClaimRef:
+    return ClaimRef(claim.namespace, claim.uid, claim.name)
+
+
+@contextlib.contextmanager
+def _written(what: str) -> t.Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ClaimRefused(Code.STATE_NOT_WRITTEN, f"{what} can't be written: {error}; see the node's disk") from error

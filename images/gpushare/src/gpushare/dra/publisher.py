@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keep the node's ResourceSlices in the API as they should be.
+
+kubelet deletes them when it starts, and when the driver was away for half a minute; a person may. Each is written again
+then. They aren't removed when the driver stops: an update of it would take all cards out of the scheduler's sight, and
+kubelet removes them if it doesn't come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import typing as t
+from urllib.parse import quote
+
+from gpushare.api.client import Kube, KubeError
+from gpushare.api.mirror import Mirror
+from gpushare.dra import slices
+from gpushare.dra.claims import DRIVER
+from gpushare.shared._core.types import JsonObject
+
+log = logging.getLogger("gpushare.dra.slices")
+
+# A write is in the mirror within milliseconds; without it, the next pass would write once more.
+REACH_SECONDS = 5.0
+# After a request that failed.
+RETRY_SECONDS = 2.0
+
+
+class Publisher:
+    """Writes the slices. ``step`` is called by one thread.
+
+    :ivar written: the number of requests that changed something.
+    """
+
+    def __init__(
+        self, kube: Kube, node: str, owner: t.Callable[[], str], backoff: tuple[float, float] = (0.2, 3.0)
+    ) -> None:
+        """
+        :param kube: the client of the API.
+        :param node: this node's name.
+        :param owner: returns the UID of this node's object in the API; raises :class:`KubeError`.
+        :param backoff: shortest and longest pause before the API is asked again, in seconds.
+        """
+        self._kube, self._node, self._owner = kube, node, owner
+        self._wanted: list[JsonObject] | None = None
+        self._changed = threading.Event()
+        self._generation = 0
+        # The version of the last write.
+        self._version = 0
+        self._done = False
+        self.written = 0
+        self.error: str | None = None
+        query = {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"}
+        self.mirror: Mirror[JsonObject] = Mirror(kube, slices.PATH, query, backoff=backoff)
+        self.mirror.on_change(lambda key, before, now: self.wake())
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def publish(self, devices: list[JsonObject]) -> None:
+        """Set the node's devices."""
+        if devices != self._wanted:
+            self._wanted, self._done = devices, False
+            self.wake()
+
+    @property
+    def generation(self) -> int:
+        """The pool's generation that was written last."""
+        return self._generation
+
+    @property
+    def reason(self) -> str | None:
+        """Return why the slices in the API may not be as they should be; None if they are."""
+        if not self.mirror.synced:
+            return "the node's ResourceSlices can't be read from the API yet" + (
+                f": {self.mirror.error}" if self.mirror.error else ""
+            )
+        if stale := self.mirror.stale:
+            return f"what is known of the node's ResourceSlices may be outdated, since {stale}"
+        return self.error or (None if self._done else "the node's ResourceSlices aren't written yet")
+
+    def step(self, seconds: float) -> None:
+        """Wait for a change, at most so many seconds, and write what differs."""
+        if not self.mirror.wait_synced(seconds):
+            return
+        self._changed.wait(seconds if self.error is None else min(seconds, RETRY_SECONDS))
+        self._changed.clear()
+        wanted = self._wanted
+        if wanted is None:
+            return
+        if self._version > self.mirror.version and not self.mirror.wait_for(self._version, REACH_SECONDS):
+            # The write may have been undone with an older state of etcd.
+            self.mirror.relist()
+            self._version = 0
+            self.wake()
+            return
+        try:
+            self._write(slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation))
+        except KubeError as error:
+            text = f"the node's ResourceSlices can't be written: {error}"
+            if text != self.error:
+                log.error("%s", text)
+            self.error = text
+            if error.status in (404, 409):
+                # The mirror was behind.
+                self.mirror.relist()
+        else:
+            self.error, self._done = None, True
+
+    def _write(self, plan: slices.Plan) -> None:
+        if plan.empty:
+            self._generation = max(self._generation, plan.generation)
+            return
+        self._generation = plan.generation
+        for body in plan.create:
+            self._wrote(self._kube.post(slices.PATH, body))
+        for body in plan.replace:
+            self._wrote(self._kube.put(_path(body["metadata"]["name"]), body))
+        for name in plan.delete:
+            self._kube.delete(_path(name))
+            self.written += 1
+        log.info(
+            "slices written",
+            extra={
+                "data": {
+                    "generation": plan.generation,
+                    "created": len(plan.create),
+                    "replaced": len(plan.replace),
+                    "deleted": len(plan.delete),
+                }
+            },
+        )
+        # Once more, against what the API has made of it.
+        self.wake()
+
+    def _wrote(self, answer: JsonObject) -> None:
+        self.written += 1
+        self._version = max(self._version, int((answer.get("metadata") or {}).get("resourceVersion") or 0))
+
+
+def _path(name: str) -> str:
+    return f"{slices.PATH}/{quote(name, safe='')}"

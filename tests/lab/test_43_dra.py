@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Shares by the in-tree scheduler: gpushare_allocation: dra on the lab, with the real kubelet and NVIDIA's runtime.
+
+The module removes what site.yml had left, deploys the DRA driver instead, and restores the first state at its end.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import re
+import time
+import typing as t
+from collections.abc import Iterator
+
+import pytest
+from _hardware import fault
+from _lab import JsonObject, Lab, until
+from _pods import body, container, delete_pods
+from test_40_servers import kill
+from test_42_attacks import ADMIN, LIMIT, TOO_MUCH, VISIBLE, started, visible
+
+SITE, UNINSTALL = "playbooks/site.yml", "playbooks/uninstall.yml"
+DRIVER, COMMAND = "gpu.kubegpu.share", "gpushare-dra-driver"
+CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+GIB = 1 << 30
+SPACE = "lab-dra"
+
+pytestmark = pytest.mark.long
+
+
+# --------------------------------------------------------------------------- what is there
+
+
+def slices(lab: Lab, node: str) -> list[JsonObject]:
+    """Return the devices of a node, in the scheduler's order."""
+    found = lab.api.items(f"{SLICES}?fieldSelector=spec.nodeName%3D{node},spec.driver%3D{DRIVER}")
+    ordered = sorted(found, key=lambda one: str(one["metadata"]["name"]))
+    return [device for one in ordered for device in one["spec"].get("devices", [])]
+
+
+def gib(quantity: str) -> int:
+    """Parse a quantity of whole GiB."""
+    number = re.fullmatch(r"(\d+)Gi", quantity)
+    assert number, quantity
+    return int(number[1])
+
+
+def claims(lab: Lab) -> list[JsonObject]:
+    return lab.api.items("/apis/resource.k8s.io/v1/resourceclaims")
+
+
+def held(lab: Lab) -> dict[str, int]:
+    """Return the GiB that claims have of each device."""
+    found: collections.Counter[str] = collections.Counter()
+    for claim in claims(lab):
+        allocation = claim.get("status", {}).get("allocation") or {}
+        for one in allocation.get("devices", {}).get("results", []):
+            if one["driver"] == DRIVER:
+                found[one["device"]] += gib(one["consumedCapacity"]["memory"])
+    return dict(found)
+
+
+def files(lab: Lab, node: str) -> tuple[set[str], set[str]]:
+    """Return the UIDs of the claims that have a record, and of those that have a CDI specification."""
+    script = f"ls /var/lib/kubelet/plugins/{DRIVER}/claims /var/run/cdi 2>/dev/null; true"
+    names = lab.ssh(node, script).split()
+    specified = {name[len(DRIVER) + 7 : -5] for name in names if name.startswith(f"{DRIVER}-claim-")}
+    return {name[:-5] for name in names if re.fullmatch(r"[0-9a-f-]{36}\.json", name)}, specified
+
+
+def nothing_left(lab: Lab) -> bool:
+    """Test whether neither claims nor files of claims are left."""
+    found = {node: files(lab, node) for node in lab.gpu_nodes}
+    assert found == {node: (set(), set()) for node in lab.gpu_nodes}, found
+    assert held(lab) == {}
+    return True
+
+
+def announced(lab: Lab) -> bool:
+    """Test whether every card is offered, with all of its memory."""
+    for node in lab.gpu_nodes:
+        found = slices(lab, node)
+        assert [gib(one["capacity"]["memory"]["value"]) for one in found] == [16, 16], found
+        assert not any("taints" in one for one in found), found
+    return True
+
+
+def claimed(lab: Lab, name: str, amount: int, **more: t.Any) -> JsonObject:
+    """Return a pod with a claim of so many GiB by the template ``gib-<amount>``, of whose containers one uses it."""
+    one = container(lab, 0, **more)
+    one["resources"] = {"claims": [{"name": "gpu"}]}
+    return body(name, one, resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": f"gib-{amount}"}])
+
+
+def cards_of(lab: Lab, pod: JsonObject) -> set[str]:
+    """Return the UUIDs that a pod's container sees."""
+    text = lab.inside(SPACE, pod["metadata"]["name"], "c0", "nvidia-smi", "-L")
+    return set(re.findall(r"GPU-[0-9a-f-]+", text))
+
+
+def given(lab: Lab, pod: JsonObject) -> set[str]:
+    """Return the UUIDs of the cards that a pod's claims are allocated."""
+    names = {one["resourceClaimName"] for one in pod["status"]["resourceClaimStatuses"]}
+    return {
+        f"GPU-{result['device'][4:]}"
+        for claim in claims(lab)
+        if claim["metadata"]["name"] in names and claim["metadata"]["namespace"] == SPACE
+        for result in claim["status"]["allocation"]["devices"]["results"]
+    }
+
+
+# --------------------------------------------------------------------------- the deployment
+
+
+@pytest.fixture(scope="module")
+def dra(lab: Lab) -> Iterator[None]:
+    """The cluster in mode dra. Nothing of the control plane is changed by it."""
+    gone = lab.playbook(UNINSTALL)
+    assert gone.rc == 0, gone.out[-8000:]
+    lab.wait_ready()
+    before = {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes}
+    try:
+        done = lab.playbook(SITE, "-e", "gpushare_allocation=dra")
+        assert done.rc == 0, done.out[-8000:]
+        until(lambda: announced(lab), "every card in a slice", 120)
+        assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
+        yield
+        assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
+    finally:
+        removed = lab.playbook(UNINSTALL, "-e", "gpushare_allocation=dra")
+        restored = lab.playbook(SITE)
+        assert (removed.rc, restored.rc) == (0, 0), removed.out[-4000:] + restored.out[-4000:]
+
+
+@pytest.fixture(scope="module")
+def space(lab: Lab, dra: None) -> Iterator[str]:
+    """A namespace with templates of 1, 2, 4 and 8 GiB."""
+    with lab.api.namespace(SPACE) as name:
+        for amount in (1, 2, 4, 8):
+            request = {
+                "name": "gpu",
+                "exactly": {
+                    "deviceClassName": DRIVER,
+                    "capacity": {"requests": {"memory": f"{amount}Gi"}},
+                },
+            }
+            template = {"metadata": {"name": f"gib-{amount}"}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+            lab.api.call("POST", f"/apis/resource.k8s.io/v1/namespaces/{name}/resourceclaimtemplates", template)
+        yield name
+
+
+def make(lab: Lab, *bodies: JsonObject) -> list[str]:
+    for one in bodies:
+        lab.api.call("POST", f"/api/v1/namespaces/{SPACE}/pods", one)
+    return [one["metadata"]["name"] for one in bodies]
+
+
+# --------------------------------------------------------------------------- tests
+
+
+def test_packed_to_the_last_gib_and_nothing_beyond(lab: Lab, space: str) -> None:
+    names = make(lab, *(claimed(lab, f"pack-{number}", 4) for number in range(18)))
+
+    def full() -> list[JsonObject]:
+        found = [one for one in lab.api.pods(space) if one["status"].get("phase") == "Running"]
+        assert len(found) == 16, len(found)
+        return found
+
+    running: list[JsonObject] = until(full, "16 of 18 pods run", 180)
+    try:
+        amounts = held(lab)
+        assert sorted(amounts.values()) == [16, 16, 16, 16], amounts
+        for pod in running:
+            assert cards_of(lab, pod) == given(lab, pod)
+        # The two that wait are told why, and nobody gives them memory meanwhile.
+        waiting = [one for one in lab.api.pods(space) if one not in running and not one["spec"].get("nodeName")]
+        assert len(waiting) == 2
+        for pod in waiting:
+            until(
+                lambda pod=pod: "cannot allocate all claims" in "".join(lab.events(space, pod["metadata"]["name"])),
+                "an Event says why it waits",
+                60,
+            )
+        time.sleep(10)
+        assert held(lab) == amounts
+        # What one gives back the next one gets.
+        delete_pods(lab, space, [running[0]["metadata"]["name"]])
+        until(lambda: len(held(lab)) == 4 and sum(held(lab).values()) == 64, "the memory is used again", 60)
+    finally:
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str) -> None:
+    """200 pods are made and deleted, some by force, while both are killed: nothing leaks, and nothing is used twice."""
+    dice, alive, number = random.Random(5), list[str](), 0
+    most: collections.Counter[str] = collections.Counter()
+    for burst in range(20):
+        fresh = []
+        for _pod in range(10):
+            number += 1
+            fresh.append(claimed(lab, f"burst-{number}", dice.choice((1, 2, 4, 8))))
+        alive += make(lab, *fresh)
+        node = lab.gpu_nodes[burst % len(lab.gpu_nodes)]
+        if burst % 2:
+            kill(lab, node, COMMAND)
+        elif burst % 4 == 2:
+            lab.ssh(node, "systemctl kill --signal=KILL kubelet")
+        most |= collections.Counter(held(lab))
+        dice.shuffle(alive)
+        gone, alive = alive[:9], alive[9:]
+        for name in gone:
+            grace = {"gracePeriodSeconds": 0} if dice.random() < 0.3 else {}
+            lab.api.call("DELETE", f"/api/v1/namespaces/{space}/pods/{name}", grace)
+        time.sleep(dice.uniform(0, 3))
+    assert max(most.values()) <= 16, most
+    until(lambda: announced(lab), "every card in a slice again", 180)
+    # Those that fit run, each on its own card.
+    until(
+        lambda: all(
+            one["status"].get("phase") == "Running" for one in lab.api.pods(space) if one["spec"].get("nodeName")
+        ),
+        "all pods that have a node run",
+        240,
+    )
+    for pod in lab.api.pods(space):
+        if pod["spec"].get("nodeName"):
+            assert cards_of(lab, pod) == given(lab, pod)
+    by_node = collections.defaultdict(set)
+    for claim in claims(lab):
+        allocation = claim.get("status", {}).get("allocation") or {}
+        for result in allocation.get("devices", {}).get("results", []):
+            by_node[result["pool"]].add(claim["metadata"]["uid"])
+    for node in lab.gpu_nodes:
+        until(
+            lambda node=node: files(lab, node) == (by_node[node], by_node[node]),
+            f"the records and specifications of {node} are those of its claims",
+            120,
+        )
+    delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 180)
+
+
+def test_the_specifications_are_gone(lab: Lab, space: str) -> None:
+    """As after a restart of the machine, where /var/run is empty: they are written again for the pods there."""
+    node = lab.gpu_nodes[0]
+    wanted = claimed(lab, "restart", 2)
+    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    names = make(lab, wanted)
+    try:
+        lab.api.wait_running(space, names, 90)
+        lab.ssh(node, "rm -rf /var/run/cdi/gpu.kubegpu.share-claim-*; systemctl restart containerd kubelet")
+        kill(lab, node, COMMAND)
+        until(lambda: all(files(lab, node)), "the specification is there again", 90)
+        lab.api.wait_running(space, names, 90)
+        pod = lab.api.pod(space, "restart")
+        assert cards_of(lab, pod) == given(lab, pod)
+    finally:
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "nothing is left", 120)
+
+
+# What a pod with a claim can try, by the fields of its container.
+ATTACKS: dict[str, JsonObject] = {
+    "env: all": {"env": [{"name": VISIBLE, "value": "all"}]},
+    "env: another": {"env": [{"name": VISIBLE, "value": "another"}]},
+    "env: CUDA_VERSION": {"env": [{"name": "CUDA_VERSION", "value": "12.4.1"}]},
+    "env: all, SYS_ADMIN": {"env": [{"name": VISIBLE, "value": "all"}], "securityContext": ADMIN},
+}
+
+
+@pytest.mark.parametrize("attack", sorted(ATTACKS))
+def test_attack(lab: Lab, space: str, attack: str) -> None:
+    """The claim's specification replaces the container's own variables, so that it has its own card and no other."""
+    node = lab.gpu_nodes[-1]
+    devices = slices(lab, node)
+    more = ATTACKS[attack]
+    for one in more.get("env", []):
+        if one["value"] == "another":
+            more = {"env": [{"name": VISIBLE, "value": devices[-1]["attributes"]["uuid"]["string"]}]}
+    name = "try-" + re.sub(r"[^a-z]+", "-", attack.lower()).strip("-")
+    wanted = claimed(lab, name, 1, **more)
+    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    names = make(lab, wanted)
+    try:
+        (pod,) = lab.api.wait_running(space, names, 90)
+        assert cards_of(lab, pod) == given(lab, pod)
+        assert len(visible(lab, node)[pod["metadata"]["uid"]]) == 1
+    finally:
+        delete_pods(lab, space, names)
+
+
+def test_a_raised_limit(lab: Lab, space: str) -> None:
+    """Where the driver limits memory, the claim's value replaces the pod's; else the toolkit refuses the container."""
+    (limited,) = {one["attributes"]["memoryLimit"]["string"] for node in lab.gpu_nodes for one in slices(lab, node)}
+    names = make(lab, claimed(lab, "try-limit", 1, env=[{"name": LIMIT, "value": TOO_MUCH}]))
+    try:
+        until(lambda: started(lab.api.pod(space, "try-limit")) is not None, "it runs, or doesn't", 90)
+        assert started(lab.api.pod(space, "try-limit")) == (limited == "enforced")
+        if limited == "enforced":
+            environment = lab.inside(space, "try-limit", "c0", "sh", "-c", "tr '\\0' '\\n' </proc/1/environ")
+            assert f"{LIMIT}=1024" in environment.splitlines()
+    finally:
+        delete_pods(lab, space, names)
+
+
+def test_a_card_dies_and_comes_back(lab: Lab, space: str) -> None:
+    node = lab.gpu_nodes[0]
+    # NVML's "GPU is lost", for the second card.
+    with fault(lab, node, "card:1:15"):
+        until(
+            lambda: (
+                [[taint["value"] for taint in one.get("taints", [])] for one in slices(lab, node)] == [[], ["CardLost"]]
+            ),
+            "the card is tainted",
+            60,
+        )
+        names = make(lab, *(claimed(lab, f"sick-{number}", 8) for number in range(6)))
+        until(lambda: sum(held(lab).values()) == 48, "three healthy cards are full", 120)
+        lost = slices(lab, node)[1]["name"]
+        assert lost not in held(lab)
+        delete_pods(lab, space, names)
+    until(lambda: announced(lab), "the card is offered again", 60)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The real command as a process of its own, with the real nvidia-ml-py over the lab's simulated library.
+
+kubelet's double uses it over gRPC, and the API server is a real one; the tests kill it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import typing as t
+from pathlib import Path
+
+import gpushare
+import pytest
+from dra_cluster import Cluster
+from dra_kit import CgroupTree, Kubelet, result, tried, uid, until
+from gpushare.dra.specifications import claim_of
+from gpushare.kubelet import dra
+from limit_fakes import R615
+from unix_http import ask_socket
+
+from lab import packages
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: the NVML stand-in can't be built")
+
+UUIDS = tuple(f"GPU-{number:08x}-1111-2222-3333-444444444444" for number in range(2))
+# What the simulated driver keeps of a card.
+RESERVED_MIB = 256
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("nvml")
+    packages.compile_driver(root, R615)
+    (root / f"libnvidia-ml.so.{R615}").rename(root / "libnvidia-ml.so.1")
+    return root
+
+
+class Process:
+    """The driver's process, and all that is around it."""
+
+    def __init__(self, root: Path, cluster: Cluster, library: Path) -> None:
+        self.root, self.cluster, self._library = root, cluster, library
+        self.cgroups = CgroupTree(root / "cgroup")
+        self.kubelet = Kubelet(root / "kubelet", cluster.wipe)
+        self.cdi, self.status_socket = root / "cdi", root / "status.sock"
+        self._log = root / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        rows = [
+            f"card {number} uuid={one} minor={number} memory={16384 + RESERVED_MIB} bus=0000:0{number + 1}:00.0 "
+            "name=Simulated_GPU mig=disabled"
+            for number, one in enumerate(UUIDS)
+        ]
+        (root / "cards").write_text("\n".join([f"driver {R615}", "cuda 13000", *rows, ""]))
+
+    def start(self) -> None:
+        with self._log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "gpushare.dra.command", "--node-name", self.cluster.node),
+                    *("--log-format", "json", "--kubelet-dir", str(self.root / "kubelet")),
+                    *("--api-server", self.cluster.server.url, "--service-account", str(self.cluster.account)),
+                    *("--cdi-folders", str(self.root / "nvidia"), "--claim-cdi-folder", str(self.cdi)),
+                    *("--cgroup-root", str(self.cgroups.root), "--status-socket", str(self.status_socket)),
+                    *("--query-interval", "0.3"),
+                ],
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": str(Path(gpushare.__file__).parents[1]),
+                    "LD_LIBRARY_PATH": str(self._library),
+                    "KUBEGPU_SIM_CARDS": str(self.root / "cards"),
+                },
+                stderr=stream,
+            )
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(20)
+        self._process = None
+        return code
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def ready(self) -> str:
+        try:
+            return ask_socket(self.status_socket, "/readyz")[1]
+        except OSError as error:
+            return str(error)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.kill()
+        self.kubelet.stop()
+
+    def claim(self, number: int, card: int, memory: str) -> dra.ClaimRef:
+        share = {**result(UUIDS[card].lower(), memory), "pool": self.cluster.node}
+        found = self.cluster.claim(f"claim{number}", share, pods=[(f"pod{number}", uid(0x1000 + number))])
+        return dra.ClaimRef(self.cluster.namespace, found, f"claim{number}")
+
+    def specifications(self) -> set[str]:
+        """The UIDs of the claims that the container runtime finds."""
+        found = set()
+        for file in self.cdi.glob("*.json"):
+            for entry in json.loads(file.read_text())["devices"]:
+                found.add(claim_of(f"gpu.kubegpu.share/claim={entry['name']}"))
+        return found
+
+
+@pytest.fixture
+def process(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, library: Path) -> t.Iterator[Process]:
+    one = Process(tmp_path_factory.mktemp("p"), cluster, library)
+    yield one
+    one.close()
+
+
+def test_it_serves_and_ends(process: Process) -> None:
+    process.kubelet.start()
+    process.start()
+    until(lambda: process.ready() == "ok", 60, process.ready)
+    devices = [one for each in process.cluster.slices() for one in each["spec"]["devices"]]
+    assert [one["attributes"]["resource.kubernetes.io/pciBusID"]["string"] for one in devices] == [
+        "0000:01:00.0",
+        "0000:02:00.0",
+    ]
+    assert [one["capacity"]["memory"]["value"] for one in devices] == ["16Gi", "16Gi"]
+    assert process.kubelet.prepare(process.claim(1, 0, "4Gi"))
+    assert process.kill(signal.SIGTERM) == 0 and "Traceback" not in process.log
+    assert list((process.root / "kubelet" / "plugins_registry").iterdir()) == []
+
+
+def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None:
+    """With kubelet restarted, too: in the end all is there of the claims that are there, and nothing of others."""
+    kubelet, dice = process.kubelet, random.Random(3)
+    kubelet.start()
+    process.start()
+    until(lambda: process.ready() == "ok", 60, process.ready)
+    stop, problems = threading.Event(), list[str]()
+    # Each worker has a card's half for its claims.
+    alive: dict[str, dra.ClaimRef] = {}
+
+    def work(worker: int) -> None:
+        number = worker * 1000
+        try:
+            while True:
+                is_last = stop.is_set()
+                number += 1
+                claim = process.claim(number, worker % 2, "8Gi")
+                until(lambda claim=claim: tried(lambda: kubelet.prepare(claim)), 90)
+                names = {one.removeprefix("gpu.kubegpu.share/claim=") for one in kubelet.prepare(claim)}
+                there = {
+                    entry["name"]
+                    for file in process.cdi.glob(f"*{claim.uid}.json")
+                    for entry in json.loads(file.read_text())["devices"]
+                }
+                if not names <= there:
+                    problems.append(f"{claim.name}: {names} of {there}")
+                if is_last:
+                    alive[claim.uid] = claim
+                    return
+                until(lambda claim=claim: tried(lambda: kubelet.unprepare(claim)), 90)
+                process.cluster.release(claim.name)
+        except BaseException as error:
+            problems.append(repr(error))
+            raise
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for one in workers:
+        one.start()
+    for turn in range(8):
+        time.sleep(dice.uniform(0.3, 1.5))
+        process.kill()
+        if turn % 3 == 2:
+            kubelet.stop()
+            kubelet.start()
+        process.start()
+        until(lambda: kubelet.endpoints, 60, process.ready)
+    stop.set()
+    for one in workers:
+        one.join(120)
+    assert not problems and len(alive) == 4
+    until(lambda: process.ready() == "ok", 60, process.ready)
+    assert process.specifications() == set(alive)
+    assert {one.stem for one in (process.root / "kubelet/plugins/gpu.kubegpu.share/claims").iterdir()} == set(alive)
+    for claim in alive.values():
+        kubelet.unprepare(claim)
+    assert process.specifications() == set() and kubelet.claims == {}
+    assert "Traceback" not in process.log
+    assert len([one for one in process.log.splitlines() if '"claim prepared"' in one]) > 12, "it was no burst"
