@@ -146,15 +146,16 @@ def _patterns(text: str | None) -> tuple[str, ...]:
 
 def _selectors(shape: Shape) -> t.Iterator[str]:
     """Return conditions in CEL for a card's model; a card without one never meets them."""
-    model = f'device.attributes["{DRIVER}"].?model.orValue("").lowerAscii()'
+    # A function or an optional field in between would hide the text's length, and the API server find it too complex.
+    model = f'device.attributes["{DRIVER}"].model'
     if shape.models:
-        yield f"{model}.matches({_expression(shape.models)})"
+        yield f"has({model}) && {model}.matches({_expression(shape.models)})"
     if shape.excluded:
-        yield f'{model} != "" && !{model}.matches({_expression(shape.excluded)})'
+        yield f'has({model}) && {model} != "" && !{model}.matches({_expression(shape.excluded)})'
 
 
 def _expression(patterns: t.Iterable[str]) -> str:
     """Return a regular expression that matches what one of the patterns does, as text in CEL."""
     wild = {"*": ".*", "?": "."}
     texts = ("".join(wild.get(one) or re.escape(one) for one in pattern) for pattern in patterns)
-    return json.dumps(f"^({'|'.join(texts)})$")
+    return json.dumps(f"(?i)^({'|'.join(texts)})$")

@@ -46,6 +46,9 @@ class MeasuredKube:
     def patch(self, path: str, body: JsonObject) -> JsonObject:
         return self._measured("PATCH", lambda: self._kube.patch(path, body))
 
+    def delete(self, path: str) -> JsonObject:
+        return self._measured("DELETE", lambda: self._kube.delete(path))
+
     def watch(self, path: str) -> Stream:
         # The duration of a watch is meaningless; whether it was opened isn't.
         return self._measured("WATCH", lambda: self._kube.watch(path))
